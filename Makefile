@@ -1,0 +1,40 @@
+# Two commands from a bare machine with Python 3.11 and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+FLOOR := .venv-floor
+FLOOR_TRANSFORMERS := 5.12.0
+
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: demo test lint test-floor clean
+
+demo: $(VENV)/.installed
+	$(BIN)/farspan demo
+
+test: $(VENV)/.installed lint
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# the reader on the oldest supported transformers
+test-floor: $(FLOOR)/.installed
+	$(FLOOR)/bin/python -m pytest -n 2 tests/test_reader.py tests/test_hf.py
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "farspan needs Python 3.11 or later: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(FLOOR)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FLOOR)
+	grep -v '^\(transformers\|huggingface_hub\|tokenizers\)==' constraints.txt > $(FLOOR)/constraints.txt
+	$(FLOOR)/bin/python -m pip install -q -c $(FLOOR)/constraints.txt -e '.[dev]' transformers==$(FLOOR_TRANSFORMERS)
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(FLOOR) .mypy_cache .pytest_cache .ruff_cache

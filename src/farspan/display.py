@@ -1,0 +1,106 @@
+"""What a long measurement shows in a terminal, and what it prints when it is done."""
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from farspan.record import Row
+from farspan.report.picture import Series
+
+HEADLINE = {
+    "fine": "copies 99 %",
+    "coarse": "copies 1 point better than it guesses",
+    "half_life": "recalls half of what it could not guess",
+    "reach": "recalls a twentieth of it",
+    "span": "tokens remembered in all",
+    "paper_fine": "as fine, largest length that passes",
+    "paper_coarse": "as coarse, largest length that passes",
+}
+LINE_EVERY = 15.0  # seconds between lines where the output is no terminal
+
+
+class Display:
+    """A progress line: done/total, tokens/s, peak memory, running accuracies, time left. A context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task: Any = None
+
+    def start(self, title: str, total: int) -> None:
+        if self.task is not None:
+            self.progress.remove_task(self.task)
+        self.title, self.task = title, self.progress.add_task(title, total=total, state="")
+        self.tokens, self.started, self.printed = 0, time.monotonic(), time.monotonic()
+
+    def row(self, row: Row, done: int, total: int) -> None:
+        # each half feeds the row's length again; the reading itself is shared among lengths
+        self.tokens += 2 * row.length if row.status == "ok" else 0
+        now = time.monotonic()
+        state = f"{self.tokens / max(1e-9, now - self.started):,.0f} tokens/s, peak {row.peak_bytes / 2**30:.2f} GiB"
+        if row.status == "ok" and "copy" in row.scores:
+            state += f", L={row.length:,} copy {row.scores['copy']:.2f} control {row.scores['control']:.2f}"
+        elif row.status != "ok":
+            state += f", L={row.length:,} {row.status}"
+        self.progress.update(self.task, completed=done, total=total, state=state)
+        if not self.console.is_terminal and now - self.printed > LINE_EVERY:
+            self.printed = now
+            self.console.print(f"{self.title}: {done}/{total}, {state}", highlight=False, soft_wrap=True)
+
+    def notice(self, text: str) -> None:
+        self.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+
+def memory_table(series: list[Series]) -> Table:
+    """The memory lengths of some curves, a column each, in tokens with their 95 % intervals."""
+    table = Table(title="memory lengths (tokens to be copied, 95 % interval over repeats)", title_justify="left")
+    table.add_column("")
+    for one in series:
+        table.add_column(one.name, justify="right", overflow="fold")
+    for field, meaning in HEADLINE.items():
+        table.add_row(
+            f"{field.replace('_', ' ')}  [dim]{meaning}[/dim]", *(str(getattr(one.summary, field)) for one in series)
+        )
+    return table
+
+
+def remarks(one: Series) -> list[str]:
+    """What a reader of the numbers should know: why a length is censored, failures, contaminated windows."""
+    s = one.summary
+    lines = []
+    for name in ("fine", "coarse", "half_life", "reach"):
+        length = getattr(s, name)
+        if length.reason:
+            lines.append(f"{name}: {length.reason}")
+    if s.failed:
+        lines.append("failed lengths: " + ", ".join(f"{length:,} ({why})" for length, why in sorted(s.failed.items())))
+    if s.contaminated:
+        lines.append(
+            f"{len(s.contaminated)} windows have a control out of line with the others (text known by heart, or "
+            f"boilerplate); without them half-life is {s.without_contaminated['half_life']:,.0f}"
+        )
+    if s.nonmonotone > 0.1:
+        lines.append(f"the curve rises by up to {s.nonmonotone:.2f} above its non-rising fit: look at the picture")
+    return [f"{one.name}: {line}" for line in lines]

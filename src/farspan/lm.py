@@ -1,0 +1,208 @@
+"""A causal model with its tokenizer: loading it, saying who it is, choosing its separator."""
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from farspan import hf
+from farspan.corpus import tokenizer_hash
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class Separator:
+    """What stands before each text: the tokens, and where they come from."""
+
+    ids: tuple[int, ...]
+    kind: str  # "bos", "eos", "newline" or "given"
+
+
+@dataclass(frozen=True, eq=False)
+class LM:
+    """A causal language model, its tokenizer and its identity."""
+
+    model: Any  # a transformers causal model in eval mode
+    tokenizer: Any
+    name: str  # as the user gave it
+    separator: Separator
+    trained_length: int | None  # tokens; None where the config does not say
+    position_limit: int | None  # tokens; where learned positions end
+    identity: dict[str, Any] = field(repr=False)  # what a record says of it
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.get_input_embeddings().num_embeddings
+
+
+def load(
+    model: str | Path,
+    *,
+    dtype: Dtype = "auto",
+    device: str | torch.device | None = None,
+    attention: str | None = None,
+    trained_length: int | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+    **hub: Any,
+) -> LM:
+    """Loads a causal model and its tokenizer from a local folder or the hub.
+
+    Args:
+        model: a folder, or a hub id. With HF_HUB_OFFLINE=1 only what is cached is used.
+        dtype: of weights and activations; "auto" is the checkpoint's own.
+        device: "cpu", "cuda", "cuda:1", "mps"; default the first accelerator, else the CPU.
+        attention: transformers' name of an attention implementation; default the model's own.
+        trained_length: tokens; overrides what the config says.
+        revision: branch, tag or commit on the hub.
+        trust_remote_code: runs code that comes with the model.
+        allow_pickle: also reads .bin weights, which can run code; otherwise safetensors only.
+        hub: passed on to `from_pretrained`, such as device_map="auto", tp_plan="auto", quantization_config.
+
+    Raises:
+        ValueError: no such model, not cached while offline, gated, no safetensors, no tokenizer, not a causal
+            language model, weights missing, or a vocabulary smaller than the tokenizer's.
+    """
+    name = str(model)
+    place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    common = {"revision": revision, "trust_remote_code": trust_remote_code}
+    placed = "device_map" in hub or "tp_plan" in hub
+    try:
+        config = AutoConfig.from_pretrained(place, **common)
+        network, report = AutoModelForCausalLM.from_pretrained(
+            place,
+            config=config,
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            attn_implementation=attention,
+            use_safetensors=None if allow_pickle else True,
+            output_loading_info=True,
+            **common,
+            **hub,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(place, **common)
+    except (OSError, HFValidationError, ImportError) as error:
+        raise ValueError(_explained(name, error)) from error
+    except ValueError as error:
+        if "Unrecognized" in str(error) or "does not recognize" in str(error):
+            raise ValueError(
+                f"model {name!r} is no causal language model known to transformers {transformers.__version__}: {error}"
+            ) from error
+        raise
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ValueError(
+            f"model {name!r} lacks {len(missing)} of its weights, such as {missing[0]}: it would answer at random"
+        )
+    if not placed:
+        network = network.to(device or _default_device())
+    return wrap(network.eval(), tokenizer, name, trained_length=trained_length, place=place)
+
+
+def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = None, place: str | None = None) -> LM:
+    """An LM of a model that is already in memory. `place`: the folder it came from, for its fingerprint.
+
+    Raises:
+        ValueError: the tokenizer has more entries than the model.
+    """
+    rows = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer):,} entries, model {name!r} only {rows:,}: they do not belong together"
+        )
+    config = model.config.get_text_config(decoder=True)
+    from_config = getattr(config, "max_position_embeddings", None) or getattr(config, "context_length", None)
+    separator = choose_separator(tokenizer)
+    identity = {
+        "name": name,
+        "revision": getattr(model.config, "_commit_hash", None),
+        "architecture": type(model).__name__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "attention": getattr(model.config, "_attn_implementation", None),
+        "device": str(model.get_input_embeddings().weight.device),
+        "trained_length": trained_length or from_config,
+        "config_trained_length": from_config,
+        "separator": {"kind": separator.kind, "ids": list(separator.ids)},
+        "tokenizer": tokenizer_hash(tokenizer),
+        "fingerprint": fingerprint(model),
+    }
+    return LM(model, tokenizer, name, separator, trained_length or from_config, hf.position_limit(model), identity)
+
+
+def choose_separator(tokenizer: Any) -> Separator:
+    """What the tokenizer offers to stand before a text: its bos token, else its eos, else a newline."""
+    if tokenizer.bos_token_id is not None:
+        return Separator((tokenizer.bos_token_id,), "bos")
+    if tokenizer.eos_token_id is not None:
+        return Separator((tokenizer.eos_token_id,), "eos")
+    return Separator(tuple(tokenizer("\n", add_special_tokens=False)["input_ids"]), "newline")
+
+
+def fingerprint(model: Any) -> str:
+    """Tells two models apart: a hash over every weight's name, shape, dtype, and its first and last 16 values."""
+    digest = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        if weight.numel() and weight.device.type != "meta":
+            flat = weight.detach().reshape(-1)
+            ends = torch.cat([flat[:16], flat[-16:]]).float().cpu()
+            digest.update(ends.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _default_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _explained(name: str, error: BaseException) -> str:
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+
+    def caused_by(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(link, kinds) for link in chain)
+
+    if caused_by(GatedRepoError):
+        return (
+            f"model {name!r} is gated on the hub: ask for access on its page, then run `hf auth login` or set HF_TOKEN"
+        )
+    if Path(name).expanduser().is_dir():
+        if "safetensors" in str(error):
+            return (
+                f"folder {name} holds no safetensors weights; .bin weights can run code when they are read: "
+                "convert them, or allow it with allow_pickle=True (--allow-pickle)"
+            )
+        return f"folder {name} cannot be loaded: {error}"
+    if name.startswith((".", "/", "~")) or caused_by(HFValidationError):
+        return f"model {name!r} is neither a folder nor a hub id such as org/name"
+    offline = os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
+    if offline or caused_by(OfflineModeIsEnabled):
+        return f"model {name!r} is neither a folder nor cached, and HF_HUB_OFFLINE is set: unset it to download"
+    if caused_by(RepositoryNotFoundError):
+        return f"model {name!r} is neither a folder nor on the hub (a private one needs `hf auth login`)"
+    if caused_by(LocalEntryNotFoundError):
+        return f"model {name!r} is neither a folder nor cached, and the hub cannot be reached: {error}"
+    return f"model {name!r} cannot be loaded: {error}"

@@ -1,0 +1,195 @@
+"""The one evaluation loop: task × reader × lengths → rows. Resumes, backs off when memory runs out."""
+
+import os
+import resource
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from farspan import hf
+from farspan.lm import LM
+from farspan.methods import Method
+from farspan.reader import Reader
+from farspan.record import Row, Run
+from farspan.tasks import Example, Result, Task
+
+SMALLEST_CHUNK = 64  # tokens; below that the overhead of each forward outweighs what it frees
+TOKENS_AT_ONCE = 8192  # of one forward, over the rows of a batch
+MEMORY_SHARE = 0.3  # of what is free, for the keys of one batch
+
+
+def measure(
+    task: Task,
+    method: Method,
+    lm: LM,
+    run: Run,
+    *,
+    lengths: Sequence[int],
+    repeats: int,
+    seed: int = 0,
+    batch: int | None = None,
+    chunk: int | None = None,
+    on_row: Callable[[Row, int, int], None] | None = None,
+    on_notice: Callable[[str], None] | None = None,
+) -> list[Row]:
+    """Measures what `run` does not hold yet and returns the rows of this task, method and model, all of them.
+
+    Args:
+        lengths: tokens, ascending.
+        batch: repeats read at once; default what fits by estimate.
+        chunk: tokens of one forward; default the reader's own. Both are halved when memory runs out, the chunk
+            first; what fails with the smallest of both is a row with status "oom".
+        on_row: called with each new row, how many rows exist and how many there will be.
+        on_notice: called with what a user should know, such as a fallback.
+
+    Raises:
+        ValueError: a text too short for the lengths.
+        OSError: the disk is full.
+    """
+    notice = on_notice or (lambda text: None)
+    examples = task.examples(lm, lengths, repeats, seed)
+    wanted = {(example.id, length) for example in examples for length in example.lengths}
+    mine = [row for row in run.rows if (row.model, row.method) == (lm.name, str(method))]
+    done = {(row.example, row.length) for row in mine} & wanted
+    total = len(wanted)
+
+    def write(result: Result, seconds: float) -> None:
+        row = Row(
+            model=lm.name,
+            method=str(method),
+            task=task.name,
+            version=task.version,
+            settings=task.settings,
+            length=result.length,
+            repeat=result.example.repeat,
+            seed=seed,
+            example=result.example.id,
+            status=result.status,
+            reason=result.reason,
+            scores=result.scores,
+            num_seen=result.num_seen,
+            num_kept=result.num_kept,
+            seconds=round(seconds, 4),
+            peak_bytes=peak_bytes(lm),
+        )
+        run.append(row)
+        done.add((result.example.id, result.length))
+        if on_row is not None:
+            on_row(row, len(done), total)
+
+    def missing(example: Example) -> tuple[int, ...]:
+        return tuple(length for length in example.lengths if (example.id, length) not in done)
+
+    limit = lm.position_limit
+    for example in examples:
+        for length in missing(example):
+            context = task.num_tokens(lm, length)
+            if limit is not None and context > limit:
+                reason = f"needs {context:,} tokens, the model has {limit:,} positions"
+                write(Result(example, length, status="too_long", reason=reason), 0.0)
+
+    with method.on(lm) as reader:
+        if fallback := getattr(reader, "fallback", None):
+            notice(f"{lm.name} is read with plain forwards, slower and without a cache: {fallback}")
+        reader.chunk = chunk or reader.chunk
+        size = batch or batch_that_fits(task, lm, examples)
+        while groups := _groups([e for e in examples if missing(e)], missing, size):
+            group = groups[0]
+            try:
+                _measure_group(task, reader, group, write)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                problem = str(error).partition("\n")[0]
+            else:
+                continue
+            # out of the `except`, whose traceback keeps the tensors alive
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            if reader.chunk > SMALLEST_CHUNK:
+                reader.chunk = max(SMALLEST_CHUNK, reader.chunk // 2)
+                notice(f"out of memory: going on with chunks of {reader.chunk} tokens")
+            elif len(group) > 1:
+                size = max(1, len(group) // 2)
+                notice(f"out of memory: going on with {size} repeats at once")
+            else:
+                failed = missing(group[0])[0]
+                notice(f"out of memory at length {failed:,} even with one repeat and the smallest chunk")
+                for example in examples:
+                    tried = example.id == group[0].id
+                    reason = problem if tried else f"not tried: repeat {group[0].repeat} failed at {failed:,} tokens"
+                    for length in missing(example):
+                        if length >= failed:
+                            write(Result(example, length, status="oom", reason=reason), 0.0)
+    return [
+        row
+        for row in run.rows
+        if (row.model, row.method) == (lm.name, str(method)) and (row.example, row.length) in wanted
+    ]
+
+
+def peak_bytes(lm: LM) -> int:
+    """The most memory taken so far: of the accelerator, or of this process."""
+    if lm.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(lm.device)
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kibibytes if sys.platform == "darwin" else kibibytes * 1024
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on an accelerator or in torch's CPU allocator."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in ("DefaultCPUAllocator", "out of memory", "can't allocate memory")
+    )
+
+
+def free_bytes(lm: LM) -> int:
+    """Memory that can still be taken where the model is."""
+    if lm.device.type == "cuda":
+        return torch.cuda.mem_get_info(lm.device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _measure_group(
+    task: Task, reader: Reader, group: Sequence[Example], write: Callable[[Result, float], None]
+) -> None:
+    """Measures a batch. The results of one length come together, so the time between is shared among them."""
+    started = time.perf_counter()
+    ready: list[Result] = []
+    for result in task.run(reader, group):
+        ready.append(result)
+        if len(ready) == len(group):
+            now = time.perf_counter()
+            for finished in ready:
+                write(finished, (now - started) / len(group))
+            ready, started = [], now
+
+
+def _groups(
+    examples: Sequence[Example], missing: Callable[[Example], tuple[int, ...]], size: int
+) -> list[list[Example]]:
+    """Examples that miss the same lengths, at most `size` together, shortened to what they miss."""
+    by_lengths: dict[tuple[int, ...], list[Example]] = defaultdict(list)
+    for example in examples:
+        lengths = missing(example)
+        by_lengths[lengths].append(replace(example, lengths=lengths))
+    return [same[first : first + size] for same in by_lengths.values() for first in range(0, len(same), size)]
+
+
+def batch_that_fits(task: Task, lm: LM, examples: Sequence[Example]) -> int:
+    """Repeats to read at once: enough to keep the device busy, and their keys in a share of the free memory."""
+    work = [w for example in examples for w in task.work(lm, example)]
+    if not work:
+        return 1
+    longest = max(w.num_before + w.num_tokens for w in work)
+    keys = hf.key_bytes_per_token(lm.model) * longest * max(w.num_rows for w in work)
+    return max(
+        1,
+        min(TOKENS_AT_ONCE // max(1, min(longest, 1024)), int(free_bytes(lm) * MEMORY_SHARE / max(1, keys))),
+    )

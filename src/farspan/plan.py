@@ -1,0 +1,141 @@
+"""What a measurement will cost, said before it runs: tokens, floating-point operations, memory, time."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from farspan import hf
+from farspan.lm import LM
+from farspan.measure import batch_that_fits
+from farspan.methods import Method
+from farspan.reader import LOGITS_AT_ONCE, Reader
+from farspan.tasks import Task, Work
+
+CALIBRATION_CONTEXT = 2048  # tokens, at most
+CALIBRATION_RUNS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Predicted cost of a measurement."""
+
+    num_examples: int
+    tokens: int  # fed to the model, over all rows
+    flops: float
+    extra_bytes: int  # above the model: keys, one chunk's attention mask, one block of logits
+    seconds: float | None  # by a short calibration on the model; None when not asked for
+
+
+def plan(
+    task: Task,
+    method: Method,
+    lm: LM,
+    *,
+    lengths: Sequence[int],
+    repeats: int,
+    seed: int = 0,
+    batch: int | None = None,
+    chunk: int | None = None,
+    calibrate: bool = True,
+) -> Plan:
+    """The cost of `measure` with the same arguments.
+
+    The time is a sum over chunks of (constant + a · tokens + b · tokens · context) + c · scored positions, whose
+    four numbers are measured on the model with the run's own batch and chunk, in a few forwards.
+
+    Raises:
+        ValueError: a text too short for the lengths.
+    """
+    examples = task.examples(lm, lengths, repeats, seed)
+    work = [w for example in examples for w in task.work(lm, example)]
+    batch = min(repeats, batch or batch_that_fits(task, lm, examples))
+    with method.on(lm) as reader:
+        chunk = reader.chunk = chunk or reader.chunk
+        steps = [step for w in work for step in _chunks(w, chunk)]
+        seconds = None
+        if calibrate:
+            cost = _calibrated(reader, batch, chunk, max(s.num_before + s.num_tokens for s in steps))
+            # a batch of examples goes through the model together; ceil: the last one may be smaller
+            seconds = sum(s.num_rows * cost(s) for s in steps) / repeats * math.ceil(repeats / batch)
+    rows = batch * max(w.num_rows for w in work)
+    longest = max(w.num_before + w.num_tokens for w in work)
+    return Plan(
+        num_examples=len(examples),
+        tokens=sum(w.num_rows * w.num_tokens for w in work),
+        flops=sum(s.num_rows * flops(lm, s) for s in steps),
+        extra_bytes=rows * longest * hf.key_bytes_per_token(lm.model) * 5 // 4
+        + rows * chunk * longest
+        + 3 * 4 * LOGITS_AT_ONCE,
+        seconds=seconds,
+    )
+
+
+def flops(lm: LM, step: Work) -> float:
+    """Multiplications and additions of one row's step: matrices, attention over the whole rectangle, head."""
+    config = lm.model.config.get_text_config(decoder=True)
+    embeddings = {
+        id(p) for m in (lm.model.get_input_embeddings(), lm.model.get_output_embeddings()) if m for p in m.parameters()
+    }
+    body = sum(p.numel() for p in lm.model.parameters() if id(p) not in embeddings)
+    pairs = step.num_tokens * (step.num_before + step.num_tokens)
+    hidden = config.hidden_size
+    return (
+        2.0 * body * step.num_tokens
+        + 4.0 * config.num_hidden_layers * hidden * pairs
+        + 2.0 * hidden * lm.vocabulary * step.num_scored
+    )
+
+
+def _chunks(work: Work, chunk: int) -> list[Work]:
+    """The forwards that one stretch of tokens takes; the head's positions are its last ones."""
+    steps = []
+    for first in range(0, work.num_tokens, chunk):
+        tokens = min(chunk, work.num_tokens - first)
+        left = work.num_tokens - first - tokens
+        scored = max(0, min(tokens, work.num_scored - left))
+        steps.append(Work(work.num_rows, work.num_before + first, tokens, scored))
+    return steps
+
+
+def _calibrated(reader: Reader, batch: int, chunk: int, longest: int) -> Callable[[Work], float]:
+    """Seconds of a step of `batch` rows, from the time of a few steps of this reader."""
+    tokens = min(chunk, longest)
+    context = max(1, min(longest, CALIBRATION_CONTEXT) - tokens)
+    few = max(1, tokens // 8)
+    ids = torch.randint(3, min(1000, reader.lm.vocabulary), (batch, context + tokens))
+
+    def timed(before: int, num_tokens: int, keep: slice) -> float:
+        memory = reader.read(ids[:, :before])
+        seconds = []
+        for _ in range(CALIBRATION_RUNS + 1):
+            _wait(reader.lm)
+            started = time.perf_counter()
+            # one more token than is fed: the last of what is scored only serves as a target
+            memory.score(ids[:, : num_tokens + 1], keep)
+            _wait(reader.lm)
+            seconds.append(time.perf_counter() - started)
+        return statistics.median(seconds[1:])
+
+    nothing, everything = slice(tokens, tokens), slice(1, None)
+    short = timed(1, few, slice(few, few))
+    near = timed(1, tokens, nothing)
+    far = timed(context, tokens, nothing)
+    head = max(0.0, timed(1, tokens, everything) - near) / tokens
+    per_pair = max(0.0, far - near) / (tokens * max(1, context - 1))
+    per_token = max(0.0, near - short - per_pair * (tokens**2 - few**2)) / max(1, tokens - few)
+    constant = max(0.0, short - per_token * few)
+    return lambda s: (
+        constant
+        + per_token * s.num_tokens
+        + per_pair * s.num_tokens * (s.num_before + s.num_tokens)
+        + head * s.num_scored
+    )
+
+
+def _wait(lm: LM) -> None:
+    if lm.device.type == "cuda":
+        torch.cuda.synchronize(lm.device)

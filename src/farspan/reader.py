@@ -1,0 +1,392 @@
+"""Reading a text and asking about it: the protocols every method keeps, and the dense reader.
+
+memory = reader.read(ids)         # once
+memory.score(more)                # as often as you like: the memory is afterwards what it was before
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from farspan import hf
+from farspan.lm import LM
+
+Ids = Int[Tensor, "batch time"]  # rows of one length; -1 marks right padding, where a method allows it
+
+CHUNK = 1024  # tokens of one forward: bounds activations, and attention to [chunk, tokens read]
+LOGITS_AT_ONCE = 1 << 22  # values; the output head runs on blocks of this size
+CHECK_TEXT = (
+    "The quick brown fox jumps over the lazy dog. A reader that reads a text in pieces has to arrive where a reader "
+    "of the whole arrives: same words, same order, same expectations. Names help to see it: Ada, Grace, Alan, Kurt, "
+    "Emmy, Srinivasa; and numbers do as well: 3, 14, 159, 2653, 58979. "
+)
+
+
+@dataclass
+class Scores:
+    """How well some tokens were expected, each given the memory and the tokens before it."""
+
+    nats: Float[Tensor, "batch kept"]  # -log p(token); NaN at padding and where the model gave no numbers
+    rank: Int[Tensor, "batch kept"]  # tokens with a strictly larger logit; 0 = greedy hit; -1 where nats is NaN
+
+
+class Memory(Protocol):
+    """What a reader keeps of what it has read."""
+
+    @property
+    def num_seen(self) -> int: ...  # tokens read
+
+    @property
+    def num_kept(self) -> int: ...  # tokens still held, largest over layers
+
+    @property
+    def num_bytes(self) -> int: ...  # held for this memory
+
+    def read(self, ids: Ids) -> None: ...
+
+    def score(self, ids: Ids, keep: slice | None = None) -> Scores: ...
+
+    def generate(
+        self,
+        ids: Ids,
+        max_new_tokens: int,
+        *,
+        stop: Sequence[int] = (),
+        on_token: Callable[[Tensor], None] | None = None,
+        seed: int | None = None,
+        min_new_tokens: int = 0,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+    ) -> list[Tensor]: ...
+
+
+class Reader(Protocol):
+    """An LM under a method."""
+
+    lm: LM
+    chunk: int  # tokens of one forward; a smaller one needs less memory
+
+    def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory: ...
+
+
+@dataclass
+class DenseReader:
+    """Full attention over everything read, in chunks. Passages are joined; `weights` has no meaning here."""
+
+    lm: LM
+    chunk: int = CHUNK
+    fallback: str | None = None  # why this model is read with plain forwards instead, if it is
+
+    def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
+        """Reads `head` and the passages, in order, each [batch, time] of one batch size.
+
+        Raises:
+            ValueError: padding, different batch sizes, or more tokens than the model has positions.
+        """
+        memory = PlainMemory(self.lm) if self.fallback else CachedMemory(self.lm, self)
+        for part in ([head] if head is not None else []) + list(passages):
+            memory.read(part)
+        return memory
+
+
+def dense_reader(lm: LM) -> DenseReader:
+    """The dense reader of `lm`, with plain forwards where the self-check finds that chunks change the answer."""
+    if lm not in _CHECKED:
+        _CHECKED[lm] = self_check(lm)
+    return DenseReader(lm, fallback=_CHECKED[lm])
+
+
+_CHECKED: WeakKeyDictionary[LM, str | None] = WeakKeyDictionary()
+
+
+class _Rows:
+    """What both memories share: checks of what comes in, scoring of hidden states, generation."""
+
+    def __init__(self, lm: LM) -> None:
+        self.lm = lm
+        self.num_seen = 0
+        self.batch = 0
+
+    def _checked(self, ids: Ids, *, after: int, padded: bool) -> Ids:
+        if ids.dim() != 2 or ids.dtype != torch.long:
+            raise ValueError(f"ids must be int64 of shape [batch, time], not {ids.dtype} {tuple(ids.shape)}")
+        if not padded and bool((ids < 0).any()):
+            raise ValueError("a memory is read without padding: read rows of one length, and pad only what is scored")
+        limit = self.lm.position_limit
+        if limit is not None and after + ids.shape[1] > limit:
+            raise ValueError(f"{self.lm.name} has {limit:,} positions; {after + ids.shape[1]:,} tokens do not fit")
+        return ids.to(self.lm.device)
+
+    def _groups(self, ids: Ids, keep: slice | None) -> tuple[Tensor, range]:
+        """The k groups of rows that go to the same memory, and the positions asked for."""
+        if self.num_seen == 0:
+            raise ValueError("nothing was read yet, so nothing predicts the first token: read at least a separator")
+        ids = self._checked(ids, after=self.num_seen - 1, padded=True)
+        if ids.shape[0] % self.batch:
+            raise ValueError(f"{ids.shape[0]} rows cannot be scored on a memory of {self.batch}: give a multiple of it")
+        kept = range(*(keep or slice(None)).indices(ids.shape[1]))
+        if kept.step != 1:
+            raise ValueError(f"keep = {keep} has a step; only contiguous positions can be kept")
+        return ids.reshape(-1, self.batch, ids.shape[1]), kept
+
+
+class CachedMemory(_Rows):
+    """Keys and values, or a recurrent state, of what was read."""
+
+    def __init__(self, lm: LM, reader: DenseReader) -> None:
+        super().__init__(lm)
+        self.reader = reader
+        self.stream = hf.Stream(lm.model)
+        self.last: Tensor | None = None  # [batch, 1, hidden]: expects the first token to come
+
+    @property
+    def num_kept(self) -> int:
+        return self.stream.num_kept
+
+    @property
+    def num_bytes(self) -> int:
+        return self.stream.num_bytes
+
+    @torch.no_grad()
+    def read(self, ids: Ids) -> None:
+        """Appends ids [batch, time].
+
+        Raises:
+            ValueError: padding, another batch size than before, or more tokens than the model has positions.
+        """
+        ids = self._checked(ids, after=self.num_seen, padded=False)
+        if self.batch and ids.shape[0] != self.batch:
+            raise ValueError(f"this memory has {self.batch} rows; {ids.shape[0]} cannot be appended to it")
+        if ids.shape[1] == 0:
+            return
+        self.batch = ids.shape[0]
+        for _, hidden in self._steps(ids):
+            self.last = hidden[:, -1:].clone()
+        self.num_seen += ids.shape[1]
+
+    @torch.no_grad()
+    def score(self, ids: Ids, keep: slice | None = None) -> Scores:
+        """nats[:, i] = -log p(ids[:, i] | memory, ids[:, :i]), i = 0 included, for the positions in `keep`.
+
+        ids may have k·batch rows: row i continues row i % batch of the memory, whose keys are not copied.
+
+        Raises:
+            ValueError: an empty memory, a number of rows that does not divide, or too many tokens.
+        """
+        groups, kept = self._groups(ids, keep)
+        return _stacked([self._score_group(group, kept) for group in groups])
+
+    def _score_group(self, ids: Ids, kept: range) -> Scores:
+        parts = []
+        snapshot = self.stream.snapshot()
+        try:
+            if len(kept) and kept.start == 0:
+                assert self.last is not None
+                parts += list(_scored(self.lm, self.last, ids[:, :1], self.stream.output))
+            # the last token is asked for, never fed; hidden state t expects token t + 1
+            for first, hidden in self._steps(ids[:, : max(kept.stop - 1, 0)].clamp_min(0)):
+                low = max(kept.start - 1 - first, 0)
+                if low < hidden.shape[1]:
+                    targets = ids[:, first + low + 1 : first + hidden.shape[1] + 1]
+                    parts += list(_scored(self.lm, hidden[:, low:], targets, self.stream.output))
+        finally:
+            self.stream.restore(snapshot)
+        return _joined(parts, ids)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        ids: Ids,
+        max_new_tokens: int,
+        *,
+        stop: Sequence[int] = (),
+        on_token: Callable[[Tensor], None] | None = None,
+        seed: int | None = None,
+        min_new_tokens: int = 0,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+    ) -> list[Tensor]:
+        """New tokens after memory and ids [batch, time], a tensor [new] for each row, without the stop token.
+
+        Greedy at temperature 0, else sampled from the smallest set of tokens that holds `top_p`. The memory
+        is afterwards what it was before; `on_token` is given each step's tokens [batch].
+
+        Raises:
+            ValueError: as `score`.
+        """
+        groups, _ = self._groups(ids, None)
+        if len(groups) != 1:
+            raise ValueError(f"generate continues {self.batch} rows; {len(groups) * self.batch} were given")
+        ids = groups[0]
+        generator = None if seed is None else torch.Generator(self.lm.device).manual_seed(seed)
+        chosen: list[Tensor] = []
+        done = torch.zeros(self.batch, dtype=torch.bool, device=ids.device)
+        stops = torch.tensor(list(stop), dtype=torch.long, device=ids.device)
+        snapshot = self.stream.snapshot()
+        try:
+            last = self.last
+            for _, hidden in self._steps(ids):
+                last = hidden[:, -1:]
+            for step in range(max_new_tokens):
+                assert last is not None
+                logits = hf.logits(self.lm.model, last, self.stream.output)[:, -1].float()
+                if step < min_new_tokens:
+                    logits[:, stops] = -torch.inf
+                token = _chosen(logits, temperature, top_p, generator).to(ids.device)
+                done |= torch.isin(token, stops)
+                chosen.append(torch.where(done, -1, token))
+                if on_token is not None:
+                    on_token(chosen[-1])
+                if bool(done.all()):
+                    break
+                last = self.stream.step(token[:, None])
+        finally:
+            self.stream.restore(snapshot)
+        rows = torch.stack(chosen, 1) if chosen else ids.new_empty(self.batch, 0)
+        return [row[row >= 0] for row in rows]
+
+    def _steps(self, ids: Ids) -> Iterator[tuple[int, Tensor]]:
+        for first in range(0, ids.shape[1], self.reader.chunk):
+            yield first, self.stream.step(ids[:, first : first + self.reader.chunk])
+
+
+class PlainMemory(_Rows):
+    """The tokens themselves: every question is one forward over all of them. For models that chunks mislead."""
+
+    def __init__(self, lm: LM) -> None:
+        super().__init__(lm)
+        self.ids: Tensor | None = None
+
+    @property
+    def num_kept(self) -> int:
+        return self.num_seen
+
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self.ids is None else self.ids.nbytes
+
+    def read(self, ids: Ids) -> None:
+        """Appends ids [batch, time]; as `CachedMemory.read`."""
+        ids = self._checked(ids, after=self.num_seen, padded=False)
+        if self.batch and ids.shape[0] != self.batch:
+            raise ValueError(f"this memory has {self.batch} rows; {ids.shape[0]} cannot be appended to it")
+        self.ids = ids if self.ids is None else torch.cat([self.ids, ids], 1)
+        self.batch, self.num_seen = ids.shape[0], self.ids.shape[1]
+
+    @torch.no_grad()
+    def score(self, ids: Ids, keep: slice | None = None) -> Scores:
+        """As `CachedMemory.score`."""
+        groups, kept = self._groups(ids, keep)
+        scores = []
+        for group in groups:
+            assert self.ids is not None
+            text = torch.cat([self.ids, group[:, : max(kept.stop - 1, 0)].clamp_min(0)], 1)
+            hidden, output = hf.plain_hidden(self.lm.model, text)
+            wanted = hidden[:, self.num_seen - 1 + kept.start : self.num_seen - 1 + kept.stop]
+            scores.append(_joined(list(_scored(self.lm, wanted, group[:, kept.start : kept.stop], output)), group))
+        return _stacked(scores)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        ids: Ids,
+        max_new_tokens: int,
+        *,
+        stop: Sequence[int] = (),
+        on_token: Callable[[Tensor], None] | None = None,
+        seed: int | None = None,
+        min_new_tokens: int = 0,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+    ) -> list[Tensor]:
+        raise ValueError(f"{self.lm.name} is read with plain forwards, which do not generate; use its own generate()")
+
+
+def self_check(lm: LM) -> str | None:
+    """Why `lm` must be read with plain forwards, or None: three chunks and a fork against one plain forward.
+
+    On about 300 tokens in the dtype of the run. In float32 the largest difference of logits must be below
+    1e-3 of their spread; in lower precision 98 % of the likeliest tokens must agree and the mean KL divergence
+    stay below 0.01 nats. transformers 5.23 gives other logits in chunks for Mamba-1, FalconMamba, Jamba,
+    RecurrentGemma and Bamba, without an error.
+    """
+    tokens = lm.tokenizer(CHECK_TEXT * 8, add_special_tokens=False, verbose=False)["input_ids"]
+    length = min(300, len(tokens), lm.position_limit or 300)
+    ids = torch.tensor([tokens[:length]], device=lm.device)
+    cut = length // 3
+    with torch.no_grad():
+        hidden, output = hf.plain_hidden(lm.model, ids)
+        whole = hf.logits(lm.model, hidden, output).float()
+        full = lm.model(input_ids=ids, use_cache=False).logits.float()
+        if not torch.allclose(whole, full, rtol=1e-2, atol=1e-2 * float(full.std()), equal_nan=True):
+            raise ValueError(
+                f"{lm.name}: the output head does not give the model's own logits when it is run by itself; "
+                "this architecture cannot be read yet"
+            )
+        try:
+            stream = hf.Stream(lm.model)
+            parts = [stream.step(ids[:, :cut])]
+            snapshot = stream.snapshot()
+            stream.step(ids.flip(1)[:, : cut + 7])  # a fork, which has to leave nothing behind
+            stream.restore(snapshot)
+            parts += [stream.step(ids[:, cut : 2 * cut + 5]), stream.step(ids[:, 2 * cut + 5 :])]
+            chunked = hf.logits(lm.model, torch.cat(parts, 1), stream.output).float()
+        except torch.OutOfMemoryError:
+            raise
+        except (
+            TypeError,
+            ValueError,
+            AttributeError,
+            IndexError,
+            KeyError,
+            RuntimeError,
+            NotImplementedError,
+        ) as error:
+            return f"reading in chunks fails: {type(error).__name__}: {error}"
+    if bool(whole.isnan().any()):
+        return None  # whatever reads it, the rows will say "nan"
+    if lm.model.dtype == torch.float32:
+        difference = float((chunked - whole).abs().max() / whole.std())
+        return None if difference < 1e-3 else f"in chunks its logits differ by {difference:.2g} of their spread"
+    agreement = float((chunked.argmax(-1) == whole.argmax(-1)).float().mean())
+    log_p, log_q = whole.log_softmax(-1), chunked.log_softmax(-1)
+    divergence = float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
+    if agreement >= 0.98 and divergence < 0.01:
+        return None
+    return f"in chunks {1 - agreement:.1%} of its likeliest tokens differ (KL divergence {divergence:.2g} nats)"
+
+
+def _scored(lm: LM, hidden: Tensor, targets: Tensor, output: object) -> Iterator[Scores]:
+    """Scores of targets [batch, time] under hidden [batch, time, dim], in blocks of positions."""
+    block = max(1, LOGITS_AT_ONCE // (hidden.shape[0] * lm.vocabulary))
+    for first in range(0, hidden.shape[1], block):
+        logits = hf.logits(lm.model, hidden[:, first : first + block], output).float()
+        target = targets[:, first : first + block].to(logits.device)
+        of_target = logits.gather(-1, target.clamp_min(0)[..., None])
+        nats = (logits.logsumexp(-1) - of_target[..., 0]).masked_fill(target < 0, torch.nan)
+        rank = (logits > of_target).sum(-1).masked_fill(nats.isnan(), -1)
+        yield Scores(nats, rank)
+
+
+def _joined(parts: list[Scores], ids: Tensor) -> Scores:
+    if not parts:
+        return Scores(torch.empty(ids.shape[0], 0, device=ids.device), ids.new_empty(ids.shape[0], 0))
+    return Scores(torch.cat([p.nats for p in parts], 1), torch.cat([p.rank for p in parts], 1))
+
+
+def _stacked(groups: list[Scores]) -> Scores:
+    return Scores(torch.cat([g.nats for g in groups]), torch.cat([g.rank for g in groups]))
+
+
+def _chosen(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> Tensor:
+    if temperature == 0.0:
+        return logits.argmax(-1)
+    probabilities, order = (logits / temperature).softmax(-1).sort(-1, descending=True)
+    outside = probabilities.cumsum(-1) - probabilities >= top_p
+    picked = torch.multinomial(probabilities.masked_fill(outside, 0.0), 1, generator=generator)
+    return order.gather(-1, picked)[:, 0]

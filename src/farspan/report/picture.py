@@ -1,0 +1,120 @@
+"""The forgetting curve as a picture: accuracy against length, as figure 1 of Liu et al. 2024, with intervals."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from farspan import stats
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
+BANDS = (("fine", "#d9efd9"), ("coarse", "#fdf3d0"), ("amnesia", "#eeeeee"))
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve with its name and its numbers."""
+
+    name: str
+    curve: stats.Curve
+    summary: stats.Summary
+    trained_length: int | None = None  # tokens of the whole context
+
+
+def draw_curves(series: Sequence[Series], folder: str | Path, title: str, name: str = "curve") -> list[Path]:
+    """Draws the curves into NAME.png and NAME.svg; returns the two paths.
+
+    Copy accuracy is a full line with its 95 % interval over repeats, control a dashed one. A single curve
+    has the bands of fine memory, coarse memory and amnesia behind it; several have their half-lives marked.
+    Lengths without a good row stand as crosses at the bottom.
+    """
+    figure, axes = plt.subplots(figsize=(9, 6), layout="constrained")
+    for colour, one in zip(_cycled(len(series)), series, strict=True):
+        _draw(axes, one, colour, alone=len(series) == 1)
+    for length in {one.trained_length for one in series if one.trained_length}:
+        # a length L needs a context of 2 L and two separators
+        axes.axvline(length / 2 - 1, color="#777777", linestyle=":", linewidth=1.2)
+        axes.annotate(
+            f"context = {length:,} (trained)",
+            (length / 2 - 1, 0.5),
+            xytext=(-3, 0),
+            textcoords="offset points",
+            rotation=90,
+            va="center",
+            ha="right",
+            fontsize=8,
+            color="#555555",
+        )
+    longest = max(int(one.curve.lengths[-1]) for one in series)
+    axes.set(xlim=(0, longest), ylim=(-0.04, 1.04), xlabel="length of the text to be copied (tokens)")
+    axes.set(ylabel="accuracy (share of tokens predicted)", title=title)
+    axes.grid(alpha=0.25)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=3, frameon=False)
+    folder = Path(folder)
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    for path in paths:
+        figure.savefig(path, dpi=140)
+    plt.close(figure)
+    return paths
+
+
+def _draw(axes: Axes, one: Series, colour: str, *, alone: bool) -> None:
+    curve, summary = one.curve, one.summary
+    prefix = "" if alone else f"{one.name}: "
+    good = curve.measured
+    lengths = curve.lengths[good]
+    for values, line, what in ((curve.copy, "-", "copy"), (curve.control, "--", "control")):
+        values = values[:, good]
+        axes.plot(
+            lengths,
+            stats.measured_mean(values),
+            line,
+            color=colour,
+            marker="o",
+            markersize=3,
+            label=prefix + what,
+        )
+        if len(values) > 1:
+            low, high = stats.bands(values)
+            axes.fill_between(lengths, low, high, color=colour, alpha=0.15, linewidth=0)
+    if alone:
+        _draw_bands(axes, summary, float(curve.lengths[-1]))
+    half = summary.half_life
+    if half.value > 0 and not half.censored:
+        height = float(np.interp(half.value, lengths, stats.measured_mean(curve.copy[:, good])))
+        spread = None if half.low is None or half.high is None else [[half.value - half.low], [half.high - half.value]]
+        axes.errorbar(
+            half.value, height, xerr=spread, color=colour, marker="D", markersize=6, capsize=4, linestyle="none",
+            label=f"{prefix}half-life {half}",
+        )  # fmt: skip
+    failed = [int(length) for length in curve.lengths[~good]]
+    if failed:
+        reasons = sorted({curve.failures.get(length, "missing") for length in failed})
+        axes.plot(
+            failed,
+            [-0.02] * len(failed),
+            "x",
+            color="#cc0000",
+            clip_on=False,
+            label=f"{prefix}failed: {', '.join(reasons)}",
+        )
+
+
+def _draw_bands(axes: Axes, summary: stats.Summary, longest: float) -> None:
+    fine = longest if summary.fine.censored else summary.fine.value
+    coarse = max(fine, longest if summary.coarse.censored else summary.coarse.value)
+    starts, ends = (0.0, fine, coarse), (fine, coarse, longest)
+    names = (f"fine memory {summary.fine}", f"coarse memory {summary.coarse}", "amnesia")
+    for (_, colour), start, end, name in zip(BANDS, starts, ends, names, strict=True):
+        if end > start:
+            axes.axvspan(start, end, color=colour, zorder=0, label=name)
+
+
+def _cycled(count: int) -> list[str]:
+    return [COLOURS[i % len(COLOURS)] for i in range(count)]

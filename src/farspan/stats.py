@@ -1,0 +1,332 @@
+"""From rows to memory lengths with intervals.
+
+    C(L), M(L)   copy and control accuracy, means over repeats      G = C - M   gap
+    m = G / (1 - M)   memory index: 1 = perfect recall, 0 = what guessing gives
+
+Definitions of Liu et al. 2024, arXiv 2410.04727, section 3.3, as their Table 3 was made (`paper_fine`,
+`paper_coarse`: the largest grid length that passes), and ours: a curve that cannot rise (isotonic regression over
+the lengths from where it first passes), the crossing interpolated between its two points, and an interval from
+a bootstrap over repeats. The largest of many noisy lengths that passes grows with the number of lengths
+measured; a crossing does not.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.optimize import isotonic_regression
+
+from farspan.record import Row
+
+FINE = 0.99  # copy accuracy
+COARSE = 0.01  # gap
+HALF_LIFE = 0.5  # memory index
+REACH = 0.05  # memory index
+MIN_SCORED = 32  # tokens; a length with fewer says too little to judge a threshold by
+BOOTSTRAPS = 2000
+CONTAMINATED_CONTROL = 0.8
+CONTAMINATED_MADS = 4.0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The measured accuracies of one model under one method and one protocol."""
+
+    lengths: Int[np.ndarray, "lengths"]
+    scored: Int[np.ndarray, "lengths"]  # tokens scored at each length
+    copy: Float[np.ndarray, "repeats lengths"]  # NaN where a row failed
+    control: Float[np.ndarray, "repeats lengths"]
+    failures: dict[int, str]  # length -> status of the rows that failed there
+    context: Int[np.ndarray, "lengths"]  # tokens of the whole context
+
+    @property
+    def measured(self) -> np.ndarray:
+        """Which lengths have at least one good row."""
+        return np.isfinite(self.copy).any(0) & np.isfinite(self.control).any(0)
+
+    def kept(self, which: np.ndarray) -> "Curve":
+        return Curve(
+            self.lengths[which],
+            self.scored[which],
+            self.copy[:, which],
+            self.control[:, which],
+            self.failures,
+            self.context[which],
+        )
+
+
+@dataclass(frozen=True)
+class MemoryLength:
+    """A length in tokens with its 95 % interval."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    censored: bool = False  # the true value is larger
+    reason: str = ""  # why the measurement ended there, or why the value is 0
+    interval_censored: bool = False  # so is the upper end of the interval
+
+    def __str__(self) -> str:
+        text = f"{'>' if self.censored else ''}{self.value:,.0f}"
+        if self.low is not None and self.high is not None:
+            text += f" [{self.low:,.0f}, {'>' if self.interval_censored else ''}{self.high:,.0f}]"
+        return text
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The numbers of one curve. Lengths in tokens."""
+
+    paper_fine: MemoryLength
+    paper_coarse: MemoryLength
+    fine: MemoryLength
+    coarse: MemoryLength
+    half_life: MemoryLength
+    reach: MemoryLength
+    span: MemoryLength  # area under the memory index: tokens effectively remembered
+    gap_area: MemoryLength  # area under the gap
+    cliff: float | None  # tokens from memory index 0.9 to 0.1; None where it crosses neither
+    nonmonotone: float  # largest rise of the memory index above the fit
+    contaminated: list[dict[str, Any]]  # windows whose control is out of line
+    without_contaminated: dict[str, float]  # the headline values without these
+    repeats: int
+    failed: dict[int, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def curve(rows: Iterable[Row]) -> Curve:
+    """The curve of rows of one model, method and task setting.
+
+    Raises:
+        ValueError: no rows, or rows of several curves.
+    """
+    rows = list(rows)
+    if not rows:
+        raise ValueError("there are no rows, so there is no curve")
+    kinds = {(row.model, row.method, row.task, row.version, str(row.settings)) for row in rows}
+    if len(kinds) > 1:
+        raise ValueError(f"these rows belong to {len(kinds)} curves; one at a time")
+    lengths = sorted({row.length for row in rows})
+    repeats = sorted({row.repeat for row in rows})
+    shape = (len(repeats), len(lengths))
+    copy, control = np.full(shape, np.nan), np.full(shape, np.nan)
+    scored, context = np.zeros(len(lengths), int), np.zeros(len(lengths), int)
+    failures: dict[int, str] = {}
+    for row in rows:
+        column = lengths.index(row.length)
+        if row.status != "ok":
+            failures[row.length] = row.status
+            continue
+        copy[repeats.index(row.repeat), column] = row.scores["copy"]
+        # the control is paired with the copy of the same target, whichever repeat's memory it was asked of
+        control[repeats.index(row.scores["control_repeat"]), column] = row.scores["control"]
+        scored[column] = row.scores["scored"]
+        context[column] = row.scores["context"]
+    return Curve(np.array(lengths), scored, copy, control, failures, context)
+
+
+def curves(rows: Iterable[Row]) -> dict[tuple[str, str, str], Curve]:
+    """All curves among the rows, by (model, method, label of what was asked)."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row.task == "curve":
+            groups.setdefault((row.model, row.method, label(row.settings)), []).append(row)
+    return {key: curve(group) for key, group in groups.items()}
+
+
+def label(settings: dict[str, Any]) -> str:
+    """Protocol and texts of a curve in a few words; numbers are comparable under one label only."""
+    text = f"{settings['protocol']}{' (authors)' if settings.get('compat') else ''}, {_base(settings['target_text'])}"
+    return text + (f" behind {_base(settings['prefix_text'])}" if settings.get("prefix_text") else "")
+
+
+def _base(text: str) -> str:
+    return text if ":" in text or text.count("/") == 1 else text.rstrip("/").rpartition("/")[2]
+
+
+def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> Summary:
+    """All numbers of a curve, from the lengths that have good rows.
+
+    Raises:
+        ValueError: no good row at any length.
+    """
+    if not curve.measured.any():
+        raise ValueError(f"no length was measured; the rows say {sorted(set(curve.failures.values()))}")
+    ended = _why_it_ended(curve)
+    measured = curve.kept(curve.measured)
+    values = _headline(measured)
+    rng = np.random.default_rng(seed)
+    repeats = len(measured.copy)
+    draws = rng.integers(0, repeats, (bootstraps if repeats > 1 else 0, repeats))
+    samples = [_headline(_resampled(measured, draw)) for draw in draws]
+
+    def length(name: str) -> MemoryLength:
+        value, censored = values[name]
+        reason = ended if censored else ""
+        if value == 0.0:
+            reason = f"nothing passes; the shortest length judged is {_first_judged(measured):,.0f}"
+        if not samples:
+            return MemoryLength(value, censored=censored, reason=reason)
+        drawn = np.array([sample[name][0] for sample in samples])
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        over = float(np.mean([sample[name][1] for sample in samples])) > 0.025
+        if value == 0.0:
+            high = max(high, _first_judged(measured))
+        return MemoryLength(value, float(low), float(high), censored, reason, over)
+
+    contaminated = _contaminated(measured)
+    clean = _without(measured, contaminated)
+    G, m = gap(measured), memory_index(measured)
+    judged = _judged(measured)
+    cliff_ends = [
+        _crossing(measured.lengths[judged], m[judged], level, _weights(measured)[judged]) for level in (0.9, 0.1)
+    ]
+    return Summary(
+        paper_fine=_paper(measured, measured_mean(measured.copy) > FINE, ended),
+        paper_coarse=_paper(measured, G > COARSE, ended),
+        fine=length("fine"),
+        coarse=length("coarse"),
+        half_life=length("half_life"),
+        reach=length("reach"),
+        span=length("span"),
+        gap_area=length("gap_area"),
+        cliff=None if any(c or v == 0.0 for v, c in cliff_ends) else cliff_ends[1][0] - cliff_ends[0][0],
+        nonmonotone=float(max(0.0, np.max(m - _isotonic(m, _weights(measured))))),
+        contaminated=contaminated,
+        without_contaminated={name: value for name, (value, _) in _headline(clean).items()} if contaminated else {},
+        repeats=repeats,
+        failed=curve.failures,
+    )
+
+
+def measured_mean(values: Float[np.ndarray, "repeats lengths"]) -> Float[np.ndarray, "lengths"]:
+    """Means over the repeats that have a value."""
+    return np.nanmean(values, axis=0)
+
+
+def gap(curve: Curve) -> Float[np.ndarray, "lengths"]:
+    return measured_mean(curve.copy) - measured_mean(curve.control)
+
+
+def memory_index(curve: Curve) -> Float[np.ndarray, "lengths"]:
+    """(C - M) / (1 - M); 0 where the control is perfect and leaves nothing to remember."""
+    left = 1.0 - measured_mean(curve.control)
+    return np.divide(gap(curve), left, out=np.zeros_like(left), where=left > 0)
+
+
+def bands(values: Float[np.ndarray, "repeats lengths"], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The 95 % bootstrap interval of the mean over repeats, at each length."""
+    rng = np.random.default_rng(seed)
+    draws = rng.integers(0, len(values), (BOOTSTRAPS, len(values)))
+    means = np.array([measured_mean(values[draw]) for draw in draws])
+    low, high = np.nanquantile(means, [0.025, 0.975], axis=0)
+    return low, high
+
+
+def _headline(curve: Curve) -> dict[str, tuple[float, bool]]:
+    """Value and whether it is right-censored, by name."""
+    copy, m, G = measured_mean(curve.copy), memory_index(curve), gap(curve)
+    weights = _weights(curve)
+    judged = _judged(curve)
+    L, w = curve.lengths[judged], weights[judged]
+    area = curve.lengths
+    return {
+        "fine": _crossing(L, copy[judged], FINE, w),
+        "coarse": _crossing(L, G[judged], COARSE, w),
+        "half_life": _crossing(L, m[judged], HALF_LIFE, w),
+        "reach": _crossing(L, m[judged], REACH, w),
+        "span": (_area(area, m), False),
+        "gap_area": (_area(area, G), False),
+    }
+
+
+def _crossing(lengths: np.ndarray, values: np.ndarray, level: float, weights: np.ndarray) -> tuple[float, bool]:
+    """Where the values fall to `level`: warm-up cut off, isotonic fit, linear interpolation."""
+    passing = np.flatnonzero(values > level)
+    if len(passing) == 0:
+        return 0.0, False
+    first = passing[0]
+    lengths, fitted = lengths[first:], _isotonic(values[first:], weights[first:])
+    below = np.flatnonzero(fitted <= level)
+    if len(below) == 0:
+        return float(lengths[-1]), True
+    after = below[0]
+    if after == 0:
+        return 0.0, False  # it passed once, by less than what the lengths after it fall short
+    high, low = fitted[after - 1], fitted[after]
+    share = (high - level) / (high - low)
+    return float(lengths[after - 1] + share * (lengths[after] - lengths[after - 1])), False
+
+
+def _isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return isotonic_regression(values, weights=weights, increasing=False).x
+
+
+def _area(lengths: np.ndarray, values: np.ndarray) -> float:
+    """∫ dL from 0 to the last length; before the first one the value there holds."""
+    return float(np.trapezoid(np.concatenate([values[:1], values]), np.concatenate([[0], lengths])))
+
+
+def _weights(curve: Curve) -> np.ndarray:
+    """Repeats with a value: texts differ by more than the tokens of one text."""
+    return np.isfinite(curve.copy).sum(0).astype(float)
+
+
+def _paper(curve: Curve, passes: np.ndarray, ended: str) -> MemoryLength:
+    """Section 3.3 as the authors' Table 3 was made: the largest length measured that passes, 0 if none does."""
+    if not passes.any():
+        return MemoryLength(0.0)
+    last = int(np.flatnonzero(passes)[-1])
+    censored = last == len(passes) - 1
+    return MemoryLength(float(curve.lengths[last]), censored=censored, reason=ended if censored else "")
+
+
+def _why_it_ended(curve: Curve) -> str:
+    last = curve.lengths[curve.measured][-1]
+    later = [status for length, status in sorted(curve.failures.items()) if length > last]
+    return {"oom": "out of memory", "too_long": "the model's positions end", "nan": "NaN logits"}.get(
+        later[0] if later else "", "the longest length measured"
+    )
+
+
+def _judged(curve: Curve) -> np.ndarray:
+    """Which lengths a threshold is judged at: those with enough scored tokens, or all when none has."""
+    enough = curve.scored >= MIN_SCORED
+    return enough if enough.any() else np.ones_like(enough)
+
+
+def _first_judged(curve: Curve) -> float:
+    return float(curve.lengths[_judged(curve)][0])
+
+
+def _resampled(curve: Curve, draw: np.ndarray) -> Curve:
+    """Whole repeats, so that what is common to all lengths of a target stays together."""
+    again = Curve(curve.lengths, curve.scored, curve.copy[draw], curve.control[draw], curve.failures, curve.context)
+    return again.kept(again.measured)
+
+
+def _contaminated(curve: Curve) -> list[dict[str, Any]]:
+    """Windows a model can guess far better than the others: boilerplate, or text it knows by heart."""
+    found = []
+    for column, length in enumerate(curve.lengths):
+        values = curve.control[:, column]
+        middle = np.nanmedian(values)
+        spread = np.nanmedian(np.abs(values - middle))
+        for repeat, value in enumerate(values):
+            out_of_line = len(values) > 2 and spread > 0 and value - middle > CONTAMINATED_MADS * spread
+            if value > CONTAMINATED_CONTROL or out_of_line:
+                found.append({"length": int(length), "repeat": repeat, "control": float(value)})
+    return found
+
+
+def _without(curve: Curve, windows: Sequence[dict[str, Any]]) -> Curve:
+    copy, control = curve.copy.copy(), curve.control.copy()
+    for window in windows:
+        column = int(np.flatnonzero(curve.lengths == window["length"])[0])
+        copy[window["repeat"], column] = control[window["repeat"], column] = np.nan
+    clean = Curve(curve.lengths, curve.scored, copy, control, curve.failures, curve.context)
+    return clean.kept(clean.measured)

@@ -1,0 +1,61 @@
+"""What is asked of a memory, and how the answer is judged. One file each; the table below knows their names."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from farspan.lm import LM
+from farspan.reader import Reader
+
+
+@dataclass(frozen=True)
+class Example:
+    """One repeat over all its lengths."""
+
+    id: str  # hash of its tokens and of what is asked
+    repeat: int
+    lengths: tuple[int, ...]  # tokens, ascending
+    tokens: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an example gave at one length; `measure` makes a row of it."""
+
+    example: Example
+    length: int
+    scores: dict[str, Any] = field(default_factory=dict)
+    status: str = "ok"
+    reason: str = ""
+    num_seen: int = 0
+    num_kept: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """One stretch of tokens that some rows feed behind what they have read: what a plan adds up."""
+
+    num_rows: int
+    num_before: int  # tokens each row has read before
+    num_tokens: int  # tokens each row feeds
+    num_scored: int  # positions of these that need the output head
+
+
+class Task(Protocol):
+    name: ClassVar[str]
+    version: ClassVar[int]  # a change that moves numbers bumps it
+
+    @property
+    def settings(self) -> dict[str, Any]: ...  # resolved, for the record
+
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]: ...
+
+    def num_tokens(self, lm: LM, length: int) -> int: ...  # the whole context at this length
+
+    def work(self, lm: LM, example: Example) -> Iterable[Work]: ...  # what run will do, in order
+
+    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
+        ...
+        # yields a result per example and length, length by length, as it gets there

@@ -1,0 +1,115 @@
+"""Pre-training of a small Llama (Sparse Memory Training, appendix D.1), its tokenizer included."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from farspan.corpus import load, read_texts
+from farspan.train.batches import PackedRows, train_tokenizer
+from farspan.train.config import Settings
+from farspan.train.optimizer import OptimizerSettings
+from farspan.train.trainer import TrainerSettings, run
+
+
+class ModelSettings(Settings):
+    """[model]: the shape of a Llama."""
+
+    hidden: int = Field(512, gt=0)
+    feed_forward: int = Field(2048, gt=0)
+    layers: int = Field(12, gt=0)
+    heads: int = Field(8, gt=0)
+    key_value_heads: int = Field(8, gt=0)
+    tied: bool = False  # input and output embeddings are one matrix
+    rope_theta: float = Field(10_000.0, gt=0)
+
+
+class TokenizerSettings(Settings):
+    """[tokenizer]: an existing one (`folder`, or a hub id), or one trained on the text."""
+
+    folder: str | None = None
+    vocabulary: int = Field(32_000, gt=0)
+
+
+class DataSettings(Settings):
+    """[data]: texts, named as everywhere (see `farspan.corpus`)."""
+
+    text: str
+    held_out: str | None = None  # its loss is reported
+
+
+class LmSettings(Settings):
+    """The whole config of `farspan train lm`."""
+
+    out: str
+    data: DataSettings
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    model: ModelSettings = ModelSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    trainer: TrainerSettings
+
+
+def train(settings: LmSettings) -> dict[str, Any]:
+    """Trains, or continues a training that was stopped, and saves model and tokenizer in `settings.out`.
+
+    Returns what `training.json` in that folder holds: parameters, tokens, losses, seconds and the settings.
+
+    Raises:
+        ValueError: impossible settings, or a text that does not hold one row.
+    """
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
+
+    model_settings, length = settings.model, settings.trainer.window
+    if model_settings.hidden % model_settings.heads or model_settings.heads % model_settings.key_value_heads:
+        raise ValueError(
+            f"model.hidden = {model_settings.hidden} must be a multiple of model.heads = {model_settings.heads}, "
+            f"and that of model.key_value_heads = {model_settings.key_value_heads}"
+        )
+    out = Path(settings.out)
+    out.mkdir(parents=True, exist_ok=True)
+    source = settings.tokenizer.folder
+    if source is None:
+        source = str(out)
+        if not (out / "tokenizer.json").exists():
+            train_tokenizer(list(read_texts(settings.data.text)), settings.tokenizer.vocabulary, out)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    separator = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if separator is None:
+        raise ValueError(
+            f"tokenizer {source} has neither a beginning- nor an end-of-text token to put between documents"
+        )
+
+    def rows(text: str) -> PackedRows:
+        return PackedRows(load(text, tokenizer), length, (separator,), settings.trainer.seed)
+
+    set_seed(settings.trainer.seed)
+    model = LlamaForCausalLM._from_config(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=model_settings.hidden,
+            intermediate_size=model_settings.feed_forward,
+            num_hidden_layers=model_settings.layers,
+            num_attention_heads=model_settings.heads,
+            num_key_value_heads=model_settings.key_value_heads,
+            max_position_embeddings=length,
+            rope_parameters={"rope_type": "default", "rope_theta": model_settings.rope_theta},
+            tie_word_embeddings=model_settings.tied,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        ),
+        attn_implementation=settings.trainer.attention,
+    )
+    held_out = settings.data.held_out
+    summary = run(
+        model,
+        rows(settings.data.text),
+        rows(held_out) if held_out else None,
+        settings.optimizer,
+        settings.trainer,
+        out,
+    )
+    tokenizer.save_pretrained(out)
+    summary["settings"] = settings.model_dump(mode="json")
+    (out / "training.json").write_text(json.dumps(summary, indent=2) + "\n")
+    return summary

@@ -1,0 +1,97 @@
+"""AdamW, and Muon for the matrices with AdamW for the rest, as one optimizer for the Trainer."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+from transformers import get_wsd_schedule
+
+from farspan.train.config import Settings
+
+
+class OptimizerSettings(Settings):
+    """[optimizer]: AdamW or Muon under a warm-up, stable, decay schedule (WSD)."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    lr: float = Field(1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)  # of matrices; never of norms, biases and embeddings
+    clip: float = Field(1.0, gt=0)  # largest norm of the gradient
+    momentum: float = Field(0.95, ge=0, lt=1)  # of Muon
+    warmup_steps: int = Field(100, ge=0)
+    decay_fraction: float = Field(0.2, ge=0, le=1)  # of all steps, at the end, linearly to zero
+
+
+def build(
+    model: nn.Module, settings: OptimizerSettings, num_steps: int
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """The optimizer over the trainable parameters of `model` and its schedule over `num_steps`."""
+    embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    embeddings |= {id(p) for p in head.parameters()} if head is not None else set()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim == 2 and id(p) not in embeddings]
+    others = [p for p in trained if p.ndim != 2 or id(p) in embeddings]
+
+    adam: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+    optimizer: torch.optim.Optimizer
+    if settings.name == "adamw":
+        groups = [
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW([group for group in groups if group["params"]], **adam)
+    else:
+        # match_rms_adamw scales Muon's update to the size of AdamW's, so that one rate serves both
+        muon = torch.optim.Muon(
+            matrices,
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            momentum=settings.momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        optimizer = Together(muon, torch.optim.AdamW(others, weight_decay=0.0, **adam))
+    schedule = get_wsd_schedule(
+        optimizer,
+        num_warmup_steps=settings.warmup_steps,
+        num_decay_steps=round(num_steps * settings.decay_fraction),
+        num_training_steps=num_steps,
+        decay_type="linear",
+    )
+    return optimizer, schedule
+
+
+class Together(torch.optim.Optimizer):
+    """Several optimizers, each over its own parameters, stepped and saved as one.
+
+    `param_groups` are the parts' own groups, so a scheduler that sets a group's rate reaches the part.
+    """
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self.parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = closure() if closure else None
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self._share()
