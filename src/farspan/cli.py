@@ -292,9 +292,7 @@ def import_file(
 @train_app.command("lm")
 def train_lm(
     config: Annotated[Path, typer.Argument(help="TOML file; see configs/.")],
-    set_: Annotated[
-        list[str], typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a field; repeatable.")
-    ] = [],  # noqa: B006
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE; repeatable.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON last.")] = False,
 ) -> None:
     """Pre-trains a small Llama, tokenizer included. Repeating the command continues a training that was stopped."""
