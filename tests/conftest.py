@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
 
+from tiny import VOCABULARY, tiny_model
+
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-VOCABULARY = 300
 
 transformers.utils.logging.set_verbosity_error()
 
@@ -51,98 +52,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 20], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<s>")
-
-
-def tiny_model(architecture: str = "llama", **changes: object) -> torch.nn.Module:
-    """A two-layer model of random weights, large enough that its choices differ from token to token."""
-    torch.manual_seed(0)
-    config = tiny_config(architecture, **changes)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=0.2)
-    return model
-
-
-def tiny_config(architecture: str, **changes: object) -> transformers.PreTrainedConfig:
-    common = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-    }
-    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    mamba = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 16, "mamba_n_groups": 1}
-    linear = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
-    match architecture:
-        case "llama":
-            config = transformers.LlamaConfig, common
-        case "mistral":
-            config = transformers.MistralConfig, common | {"sliding_window": 40}
-        case "qwen3":
-            config = transformers.Qwen3Config, common | {"head_dim": 8}
-        case "gpt_neox":
-            config = transformers.GPTNeoXConfig, {k: v for k, v in common.items() if k != "num_key_value_heads"}
-        case "gpt2":
-            config = transformers.GPT2Config, {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
-            config = config[0], config[1] | {"vocab_size": VOCABULARY}
-        case "opt":
-            config = transformers.OPTConfig, {"ffn_dim": 64, "word_embed_proj_dim": 32, **common}
-            config = (
-                config[0],
-                {k: v for k, v in config[1].items() if k not in ("intermediate_size", "num_key_value_heads")},
-            )
-        case "gemma2":
-            config = (
-                transformers.Gemma2Config,
-                common | {"head_dim": 8, "sliding_window": 40, "query_pre_attn_scalar": 8},
-            )
-        case "mamba2":
-            config = (
-                transformers.Mamba2Config,
-                linear | {"num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 1, "chunk_size": 16},
-            )
-        case "mamba":
-            config = transformers.MambaConfig, linear | {"state_size": 8}
-        case "falcon_mamba":
-            config = transformers.FalconMambaConfig, linear | {"state_size": 8}
-        case "recurrent_gemma":
-            config = (
-                transformers.RecurrentGemmaConfig,
-                common
-                | {"num_hidden_layers": 3, "num_key_value_heads": 1, "lru_width": 32, "attention_window_size": 40},
-            )
-            config = config[0], {k: v for k, v in config[1].items() if k != "max_position_embeddings"}
-        case "jamba":
-            config = (
-                transformers.JambaConfig,
-                common
-                | {
-                    "use_mamba_kernels": False,
-                    "mamba_d_state": 8,
-                    "num_experts": 2,
-                    "attn_layer_period": 2,
-                    "attn_layer_offset": 1,
-                },
-            )
-        case "rwkv":
-            config = transformers.RwkvConfig, linear | {"context_length": 512}
-        case "falcon_h1":
-            config = transformers.FalconH1Config, common | mamba | {"mamba_d_ssm": 64}
-        case "granite_hybrid":
-            config = (
-                transformers.GraniteMoeHybridConfig,
-                common
-                | mamba
-                | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 32, "num_local_experts": 0},
-            )
-        case _:
-            raise AssertionError(architecture)
-    return config[0](**(config[1] | ids | changes))
 
 
 @pytest.fixture
