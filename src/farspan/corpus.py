@@ -189,7 +189,7 @@ def _documents(name: str) -> Iterator[str]:
             yield from _file_documents(file, column)
     elif path.is_file():
         yield from _file_documents(path, column)
-    elif hub := HUB_ID.fullmatch(name):
+    elif path.suffix not in FOLDER_SUFFIXES and (hub := HUB_ID.fullmatch(name)):
         yield from _hub_documents(**hub.groupdict())
     else:
         raise ValueError(

@@ -76,12 +76,24 @@ class Stream:
 
     def step(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time hidden"]:
         """Feeds the next tokens; returns the last hidden states, which `logits` turns into logits."""
+        if self.state_name == "state" and self.state is not None and ids.shape[1] == 1 and len(ids) > 1:
+            return self._step_row_by_row(ids)
         arguments = {self.state_name: self.state, "use_cache": True}
         self.output = _base_forward(self.model, ids, self.num_seen, arguments, self.parameters)
         if self.state_name == "state":
             self.state = self.output.state
         self.num_seen += ids.shape[1]
         return self.output[0]
+
+    def _step_row_by_row(self, ids: Tensor) -> Tensor:
+        """One token of several rows of RWKV, whose own code then mixes the rows (transformers 5.23)."""
+        whole, start, hidden, states = self.state, self.num_seen, [], []
+        for row in range(len(ids)):
+            self.state, self.num_seen = [part[row : row + 1] for part in whole], start
+            hidden.append(self.step(ids[row : row + 1]))
+            states.append(self.state)
+        self.state = [torch.cat(parts) for parts in zip(*states, strict=True)]
+        return torch.cat(hidden)
 
     def snapshot(self) -> Any:
         """What `restore` needs, once, to forget everything fed after this moment. Holds no copy of any keys."""

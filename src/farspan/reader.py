@@ -6,7 +6,8 @@ memory.score(more)                # as often as you like: the memory is afterwar
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import pairwise
+from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor
 from farspan import hf
 from farspan.lm import LM
 
-Ids = Int[Tensor, "batch time"]  # rows of one length; -1 marks right padding, where a method allows it
+Ids = Int[
+    Tensor, "batch _"
+]  # rows, each of one length (`_`: its own); -1 marks right padding, where a method allows it
 
 CHUNK = 1024  # tokens of one forward: bounds activations, and attention to [chunk, tokens read]
 LOGITS_AT_ONCE = 1 << 22  # values; the output head runs on blocks of this size
@@ -35,6 +38,7 @@ class Scores:
     rank: Int[Tensor, "batch kept"]  # tokens with a strictly larger logit; 0 = greedy hit; -1 where nats is NaN
 
 
+@runtime_checkable
 class Memory(Protocol):
     """What a reader keeps of what it has read."""
 
@@ -65,6 +69,7 @@ class Memory(Protocol):
     ) -> list[Tensor]: ...
 
 
+@runtime_checkable
 class Reader(Protocol):
     """An LM under a method."""
 
@@ -132,7 +137,7 @@ class _Rows:
         kept = range(*(keep or slice(None)).indices(ids.shape[1]))
         if kept.step != 1:
             raise ValueError(f"keep = {keep} has a step; only contiguous positions can be kept")
-        return ids.reshape(-1, self.batch, ids.shape[1]), kept
+        return ids.reshape(ids.shape[0] // self.batch, self.batch, ids.shape[1]), kept
 
 
 class CachedMemory(_Rows):
@@ -308,16 +313,16 @@ class PlainMemory(_Rows):
 
 
 def self_check(lm: LM) -> str | None:
-    """Why `lm` must be read with plain forwards, or None: three chunks and a fork against one plain forward.
+    """Why `lm` must be read with plain forwards, or None: chunks, one token and a fork against one plain forward.
 
-    On about 300 tokens in the dtype of the run. In float32 the largest difference of logits must be below
+    On two rows of about 300 tokens in the dtype of the run. In float32 the largest difference of logits must be below
     1e-3 of their spread; in lower precision 98 % of the likeliest tokens must agree and the mean KL divergence
     stay below 0.01 nats. transformers 5.23 gives other logits in chunks for Mamba-1, FalconMamba, Jamba,
     RecurrentGemma and Bamba, without an error.
     """
     tokens = lm.tokenizer(CHECK_TEXT * 8, add_special_tokens=False, verbose=False)["input_ids"]
     length = min(300, len(tokens), lm.position_limit or 300)
-    ids = torch.tensor([tokens[:length]], device=lm.device)
+    ids = torch.tensor([tokens[:length], tokens[:length][::-1]], device=lm.device)
     cut = length // 3
     with torch.no_grad():
         hidden, output = hf.plain_hidden(lm.model, ids)
@@ -334,7 +339,9 @@ def self_check(lm: LM) -> str | None:
             snapshot = stream.snapshot()
             stream.step(ids.flip(1)[:, : cut + 7])  # a fork, which has to leave nothing behind
             stream.restore(snapshot)
-            parts += [stream.step(ids[:, cut : 2 * cut + 5]), stream.step(ids[:, 2 * cut + 5 :])]
+            parts += [
+                stream.step(ids[:, first:last]) for first, last in pairwise((cut, 2 * cut + 5, 2 * cut + 6, length))
+            ]
             chunked = hf.logits(lm.model, torch.cat(parts, 1), stream.output).float()
         except torch.OutOfMemoryError:
             raise

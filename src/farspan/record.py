@@ -12,7 +12,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
@@ -73,7 +73,7 @@ class Run:
             before = read_header(folder)
             _refuse_differences(folder, before["settings"], header["settings"])
             header = before
-        elif folder.exists() and any(folder.iterdir()):
+        elif folder.exists() and not _only_begun(folder):
             raise ValueError(f"{folder} is not empty and holds no run (no run.json): choose another folder with --out")
         folder.mkdir(parents=True, exist_ok=True)
         header["sessions"].append({"command": sys.argv, "started": datetime.now(UTC).isoformat(), **environment()})
@@ -85,10 +85,14 @@ class Run:
         except BlockingIOError as error:
             file.close()
             raise ValueError(f"{folder} is being written by another process") from error
-        rows, end = _parse(path)
-        file.truncate(end)
-        run = cls(folder, header, rows, file)
-        run._write_header()
+        try:
+            rows, end = _parse(path)
+            file.truncate(end)
+            run = cls(folder, header, rows, file)
+            run._write_header()
+        except (ValueError, OSError):
+            file.close()
+            raise
         return run
 
     def add_model(self, identity: dict[str, Any]) -> None:
@@ -144,11 +148,14 @@ def read_header(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / "run.json"
     try:
-        return json.loads(path.read_text())
+        header = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise ValueError(f"{folder} holds no run (no run.json)") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(header, dict) or not {"settings", "models", "sessions"} <= header.keys():
+        raise ValueError(f"{path} was not written by farspan: choose another folder")
+    return header
 
 
 def read_rows(folder: str | Path) -> list[Row]:
@@ -190,6 +197,7 @@ def _git(*arguments: str) -> str | None:
 def _parse(path: Path) -> tuple[list[Row], int]:
     """The rows of a file and where the last whole one ends, in bytes."""
     known = {f.name for f in fields(Row)}
+    needed = {f.name for f in fields(Row) if f.default is MISSING and f.default_factory is MISSING}
     rows: list[Row] = []
     end = 0
     lines = path.read_bytes().splitlines(keepends=True)
@@ -200,11 +208,19 @@ def _parse(path: Path) -> tuple[list[Row], int]:
             values = None
         if values is None and number == len(lines):
             break
-        if not isinstance(values, dict) or not known.issuperset(values):
+        if not isinstance(values, dict) or not needed <= values.keys() <= known:
             raise ValueError(f"{path}, line {number} is not a row: {line[:80]!r}")
         rows.append(Row(**values))
         end += len(line)
     return rows, end
+
+
+def _only_begun(folder: Path) -> bool:
+    """Whether a folder holds nothing but what a run leaves that ended before its run.json was written."""
+    return all(
+        file.name == "run.json.part" or (file.name == "rows.jsonl" and file.stat().st_size == 0)
+        for file in folder.iterdir()
+    )
 
 
 def _plain(value: Any) -> Any:

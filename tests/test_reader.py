@@ -1,0 +1,344 @@
+"""The dense reader against one plain forward, on every way of carrying a text that transformers has."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from farspan import hf, reader
+from farspan.lm import LM, wrap
+from farspan.methods import method
+from farspan.reader import CachedMemory, DenseReader, PlainMemory, dense_reader, self_check
+
+from naive import naive_greedy
+from tiny import VOCABULARY, tiny_model
+
+CHUNKED = [
+    "llama",
+    "mistral",
+    "qwen3",
+    "gpt_neox",
+    "gpt2",
+    "opt",
+    "gemma2",
+    "mamba2",
+    "rwkv",
+    "falcon_h1",
+    "granite_hybrid",
+]
+MISLED_BY_CHUNKS = ["mamba", "falcon_mamba", "recurrent_gemma", "jamba"]
+
+
+def open_lm(architecture: str, tokenizer: Any, **changes: object) -> LM:
+    return wrap(tiny_model(architecture, **changes), tokenizer, f"tiny-{architecture}")
+
+
+def some_ids(rows: int, length: int, seed: int = 0) -> Tensor:
+    return torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def plain_scores(model: Any, text: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """nats and ranks of text[:, start:], from all logits of one forward."""
+    with torch.no_grad():
+        logits = model(input_ids=text, use_cache=False).logits.float()[:, start - 1 : -1]
+    target = text[:, start:, None]
+    of_target = logits.gather(-1, target)
+    return -logits.log_softmax(-1).gather(-1, target)[..., 0], (logits > of_target).sum(-1)
+
+
+def assert_equal(scores: reader.Scores, nats: Tensor, rank: Tensor) -> None:
+    torch.testing.assert_close(scores.nats, nats, rtol=1e-4, atol=2e-4)
+    # a rank may move by a place where two logits differ by rounding
+    assert ((scores.rank - rank).abs() <= 1).all()
+    assert (scores.rank == rank).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("architecture", CHUNKED)
+def test_chunks_forks_and_batches_score_as_one_plain_forward_does(architecture: str, tokenizer: Any) -> None:
+    lm = open_lm(architecture, tokenizer)
+    dense = dense_reader(lm)
+    assert dense.fallback is None
+    dense.chunk = 17
+    read, first, second = some_ids(2, 90), some_ids(2, 33, 1), some_ids(2, 71, 2)
+    memory = dense.read(read[:, :50], read[:, 50:])
+    assert_equal(memory.score(first), *plain_scores(lm.model, torch.cat([read, first], 1), 90))
+    # the fork left nothing behind
+    assert_equal(memory.score(second), *plain_scores(lm.model, torch.cat([read, second], 1), 90))
+    memory.read(first)
+    assert memory.num_seen == 123
+    assert_equal(memory.score(second), *plain_scores(lm.model, torch.cat([read, first, second], 1), 123))
+
+
+@pytest.mark.parametrize("architecture", MISLED_BY_CHUNKS)
+def test_models_that_chunks_mislead_are_read_with_plain_forwards(architecture: str, tokenizer: Any) -> None:
+    lm = open_lm(architecture, tokenizer)
+    dense = dense_reader(lm)
+    assert dense.fallback is not None
+    assert "in chunks" in dense.fallback
+    text = some_ids(2, 120)
+    memory = dense.read(text[:, :80])
+    assert isinstance(memory, PlainMemory)
+    scores = memory.score(torch.cat([text[:, 80:], text[:, 80:]]), slice(10, 40))
+    nats, rank = plain_scores(lm.model, text, 80)
+    torch.testing.assert_close(scores.nats[:2], nats[:, 10:], rtol=1e-4, atol=2e-4)
+    assert (scores.rank[2:] == rank[:, 10:]).float().mean() > 0.99
+
+
+def test_the_self_check_catches_a_cache_that_forgets(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf.BufferLayer, "get_seq_length", lambda self: max(0, self.length - 1))
+    assert self_check(lm) is not None
+
+
+def test_the_self_check_catches_a_fork_that_leaves_something_behind(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = open_lm("mamba2", tokenizer)
+    monkeypatch.setattr(hf, "_cloned", lambda value: value)
+    assert self_check(lm) is not None
+
+
+def test_the_self_check_accepts_bf16(tokenizer: Any) -> None:
+    lm = wrap(tiny_model().to(torch.bfloat16), tokenizer, "bf16")
+    assert self_check(lm) is None
+
+
+def test_the_self_check_falls_back_where_the_state_is_of_an_unknown_kind(
+    lm: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf, "STATE_NAMES", ("something_new",))
+    assert "TypeError" in str(self_check(lm))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 1024])
+def test_the_result_does_not_depend_on_the_chunk(chunk: int, lm: LM) -> None:
+    text = some_ids(2, 60)
+    scores = DenseReader(lm, chunk=chunk).read(text[:, :40]).score(text[:, 40:])
+    assert_equal(scores, *plain_scores(lm.model, text, 40))
+
+
+@pytest.mark.parametrize("keep", [slice(0, 1), slice(0, 0), slice(3, 9), slice(-4, None), slice(19, 20), None])
+def test_only_the_positions_asked_for_are_scored(keep: slice | None, lm: LM) -> None:
+    text = some_ids(2, 60)
+    memory = DenseReader(lm, chunk=7).read(text[:, :40])
+    everything = memory.score(text[:, 40:])
+    part = memory.score(text[:, 40:], keep)
+    torch.testing.assert_close(part.nats, everything.nats[:, keep or slice(None)])
+    assert torch.equal(part.rank, everything.rank[:, keep or slice(None)])
+
+
+def test_the_head_runs_on_no_more_positions_than_asked_for(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    original = hf.logits
+
+    def counting(model: Any, hidden: Tensor, output: Any) -> Tensor:
+        seen.append(hidden.shape[1])
+        return original(model, hidden, output)
+
+    memory = DenseReader(lm, chunk=16).read(some_ids(2, 40))
+    monkeypatch.setattr(hf, "logits", counting)
+    monkeypatch.setattr(reader, "LOGITS_AT_ONCE", 2 * VOCABULARY * 5)
+    memory.score(some_ids(2, 50), slice(30, 50))
+    assert sum(seen) == 20
+    assert max(seen) == 5
+
+
+def test_rows_beyond_the_batch_go_round_the_memory_without_copying_its_keys(lm: LM) -> None:
+    text = some_ids(2, 40)
+    memory = DenseReader(lm, chunk=16).read(text)
+    asked = some_ids(6, 20, 1)
+    held = memory.num_bytes
+    scores = memory.score(asked)
+    for i in range(6):
+        whole = torch.cat([text[i % 2], asked[i]])[None]
+        assert_equal(reader.Scores(scores.nats[i : i + 1], scores.rank[i : i + 1]), *plain_scores(lm.model, whole, 40))
+    assert memory.num_bytes <= 2 * held
+
+
+def test_padding_is_scored_as_nan_and_changes_nothing_before_it(lm: LM) -> None:
+    text = some_ids(2, 60)
+    padded = text[:, 40:].clone()
+    padded[1, 12:] = -1
+    memory = DenseReader(lm, chunk=7).read(text[:, :40])
+    whole, part = memory.score(text[:, 40:]), memory.score(padded)
+    assert part.nats[1, 12:].isnan().all()
+    assert (part.rank[1, 12:] == -1).all()
+    torch.testing.assert_close(part.nats[1, :12], whole.nats[1, :12])
+    torch.testing.assert_close(part.nats[0], whole.nats[0])
+
+
+def test_nan_logits_are_no_hits(tokenizer: Any) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    scores = DenseReader(wrap(model, tokenizer, "nan")).read(some_ids(1, 10)).score(some_ids(1, 10, 1))
+    assert scores.nats.isnan().all()
+    assert (scores.rank == -1).all()
+
+
+def test_a_bf16_memory_agrees_with_one_forward_in_all_but_a_few_tokens(tokenizer: Any) -> None:
+    lm = wrap(tiny_model().to(torch.bfloat16), tokenizer, "bf16")
+    text = some_ids(4, 400)
+    scores = DenseReader(lm, chunk=64).read(text[:, :100]).score(text[:, 100:])
+    nats, _ = plain_scores(lm.model, text, 100)
+    assert (scores.nats - nats).abs().mean() < 0.02
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "mamba2", "rwkv"])
+def test_generation_equals_plain_forwards_and_leaves_the_memory_as_it_was(architecture: str, tokenizer: Any) -> None:
+    lm = open_lm(architecture, tokenizer)
+    text = some_ids(2, 60)
+    memory = DenseReader(lm, chunk=17).read(text[:, :50])
+    before = memory.score(text[:, 50:]).nats
+    ours = memory.generate(text[:, 50:], 12)
+    assert torch.equal(torch.stack(ours), naive_greedy(lm.model, text, 12))
+    torch.testing.assert_close(memory.score(text[:, 50:]).nats, before)
+
+
+def test_generation_stops_at_a_stop_token_and_not_before_its_minimum(lm: LM) -> None:
+    text = some_ids(1, 30)
+    memory = DenseReader(lm).read(text)
+    free = memory.generate(text[:, :0], 8)[0]
+    stop = int(free[3])
+    first = free.tolist().index(stop)
+    assert memory.generate(text[:, :0], 8, stop=[stop])[0].tolist() == free[:first].tolist()
+    forced = memory.generate(text[:, :0], 8, stop=[stop], min_new_tokens=8)[0]
+    assert len(forced) == 8
+    assert stop not in forced
+
+
+def test_sampling_is_repeatable_and_told_token_by_token(lm: LM) -> None:
+    memory = DenseReader(lm).read(some_ids(2, 30))
+    told: list[Tensor] = []
+    some = memory.generate(some_ids(2, 3), 6, temperature=1.0, top_p=0.9, seed=1, on_token=told.append)
+    again = memory.generate(some_ids(2, 3), 6, temperature=1.0, top_p=0.9, seed=1)
+    other = memory.generate(some_ids(2, 3), 6, temperature=1.0, top_p=0.9, seed=2)
+    assert torch.equal(torch.stack(some), torch.stack(again))
+    assert not torch.equal(torch.stack(some), torch.stack(other))
+    assert torch.equal(torch.stack(told, 1), torch.stack(some))
+
+
+def test_a_sliding_window_keeps_no_more_keys_than_its_window(tokenizer: Any) -> None:
+    memory = DenseReader(open_lm("mistral", tokenizer), chunk=16).read(some_ids(2, 200))
+    assert memory.num_seen == 200
+    assert memory.num_kept == 39  # the window of 40 counts the current token
+
+
+def test_a_recurrent_memory_does_not_grow(tokenizer: Any) -> None:
+    dense = DenseReader(open_lm("mamba2", tokenizer), chunk=16)
+    short, long = dense.read(some_ids(1, 32)), dense.read(some_ids(1, 320))
+    assert long.num_bytes == short.num_bytes
+    assert long.num_kept == 0
+
+
+def test_reading_copies_each_key_a_bounded_number_of_times(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = 0
+    original = hf.BufferLayer._write
+
+    def counting(self: hf.BufferLayer, buffer: Tensor | None, states: Tensor, end: int) -> Tensor:
+        nonlocal moved
+        grown = original(self, buffer, states, end)
+        moved += states.shape[-2] + (self.length if grown is not buffer else 0)
+        return grown
+
+    monkeypatch.setattr(hf.BufferLayer, "_write", counting)
+    DenseReader(lm, chunk=1).read(some_ids(1, 500))
+    layers_and_kinds = 4
+    assert moved <= 7 * 500 * layers_and_kinds  # concatenation would move 250 times 500
+
+
+def test_a_memory_holds_at_most_a_quarter_more_than_its_keys(lm: LM) -> None:
+    memory = DenseReader(lm, chunk=10).read(some_ids(3, 400))
+    keys = 3 * 400 * hf.key_bytes_per_token(lm.model)
+    assert keys <= memory.num_bytes <= 1.26 * keys
+
+
+def test_an_empty_memory_cannot_be_asked(lm: LM) -> None:
+    with pytest.raises(ValueError, match="nothing was read yet"):
+        DenseReader(lm).read().score(some_ids(1, 4))
+
+
+def test_rows_that_do_not_divide_are_refused(lm: LM) -> None:
+    with pytest.raises(ValueError, match="3 rows cannot be scored on a memory of 2"):
+        DenseReader(lm).read(some_ids(2, 4)).score(some_ids(3, 4))
+
+
+def test_another_batch_size_is_refused(lm: LM) -> None:
+    memory = DenseReader(lm).read(some_ids(2, 4))
+    with pytest.raises(ValueError, match="2 rows; 3"):
+        memory.read(some_ids(3, 4))
+
+
+def test_padding_is_refused_in_what_is_read(lm: LM) -> None:
+    with pytest.raises(ValueError, match="without padding"):
+        DenseReader(lm).read(torch.tensor([[5, -1]]))
+
+
+def test_the_end_of_learned_positions_is_an_error_that_names_it(tokenizer: Any) -> None:
+    memory = DenseReader(open_lm("gpt2", tokenizer)).read(some_ids(1, 500))
+    memory.score(some_ids(1, 13))  # the last token is asked for, never fed
+    with pytest.raises(ValueError, match="512 positions; 513"):
+        memory.score(some_ids(1, 14))
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "llama", "gpt2"])
+def test_asking_leaves_the_model_as_it_was_also_after_an_error(architecture: str, tokenizer: Any) -> None:
+    lm = open_lm(architecture, tokenizer)
+    before = {name: value.clone() for name, value in lm.model.state_dict().items()}
+    attributes = {name: set(vars(module)) for name, module in lm.model.named_modules()}
+    memory = dense_reader(lm).read(some_ids(1, 20))
+    handle = lm.model.get_output_embeddings().register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        memory.score(some_ids(1, 5))
+    handle.remove()
+    assert {name: set(vars(module)) for name, module in lm.model.named_modules()} == attributes
+    assert all(torch.equal(value, before[name]) for name, value in lm.model.state_dict().items())
+
+
+def test_a_forward_that_accelerate_has_put_in_place_is_put_back(lm: LM) -> None:
+    decoder = lm.model.get_decoder()
+    original = decoder.forward
+    decoder.forward = lambda *args, **kwargs: original(*args, **kwargs)
+    placed = decoder.forward
+    DenseReader(lm).read(some_ids(1, 20)).score(some_ids(1, 5))
+    assert decoder.forward is placed
+
+
+def test_the_full_method_is_the_dense_reader_and_prints_as_it_parses(lm: LM) -> None:
+    full = method("full")
+    with full.on(lm) as opened:
+        assert isinstance(opened.read(some_ids(1, 5)), CachedMemory)
+    assert method(str(full)) == full
+
+
+@pytest.mark.parametrize("text", ["sinkz", "full:window=3", ""])
+def test_an_unknown_method_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ValueError, match=r"unknown; known are full|has no settings"):
+        method(text)
+
+
+def test_a_plain_memory_grows_and_refuses_as_a_cached_one(lm: LM) -> None:
+    memory = PlainMemory(lm)
+    memory.read(some_ids(2, 10))
+    memory.read(some_ids(2, 5, 1))
+    text = torch.cat([some_ids(2, 10), some_ids(2, 5, 1), some_ids(2, 7, 2)], 1)
+    assert_equal(memory.score(text[:, 15:]), *plain_scores(lm.model, text, 15))
+    assert (memory.num_seen, memory.num_kept) == (15, 15)
+    with pytest.raises(ValueError, match="2 rows; 3"):
+        memory.read(some_ids(3, 4))
+    with pytest.raises(ValueError, match="do not generate"):
+        memory.generate(some_ids(2, 3), 4)
+
+
+def test_a_head_that_differs_from_the_models_own_is_refused(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf, "logits", lambda model, hidden, output: 2 * model.lm_head(hidden))
+    with pytest.raises(ValueError, match="cannot be read yet"):
+        self_check(lm)
+
+
+def test_the_position_limit_is_that_of_learned_positions_only() -> None:
+    assert hf.position_limit(tiny_model("gpt2")) == 512
+    assert hf.position_limit(tiny_model("opt")) == 512
+    assert hf.position_limit(tiny_model("llama")) is None
+    assert hf.position_limit(SimpleNamespace(named_modules=list)) is None
