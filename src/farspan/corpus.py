@@ -56,8 +56,8 @@ class Corpus:
     def windows(self, length: int, count: int, seed: int) -> list[Int[np.ndarray, "length"]]:
         """`count` windows of `length` tokens that do not overlap, from as many different documents as possible.
 
-        Window i is the same whatever `count` is. When no document is long enough, the documents are read
-        as one.
+        When the documents hold fewer than `count`, they are read as one. Short of that, window i is the same
+        whatever `count` is.
 
         Raises:
             ValueError: the text holds fewer such windows.
@@ -156,7 +156,8 @@ def builtin_texts(part: str = "") -> Iterator[str]:
         except UnicodeDecodeError:
             continue  # a handful of the library's test files are in other encodings on purpose
 
-    seen: set[str] = set()
+    # what is held out stays so where the tests hold a copy of it
+    seen = set(builtin_texts("held-out")) if part == "train+tests" else set()
     for place_name in sorted(texts):
         text = texts[place_name]
         if len(text) < MIN_BUILTIN_CHARACTERS or text in seen:
@@ -175,6 +176,11 @@ def tokenizer_hash(tokenizer: Any) -> str:
     else:
         content = json.dumps([type(tokenizer).__name__, tokenizer.get_vocab()], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def offline() -> bool:
+    """Whether the user keeps the hub's libraries off the network."""
+    return os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def _documents(name: str) -> Iterator[str]:
@@ -207,7 +213,7 @@ def _file_documents(path: Path, column: str) -> Iterator[str]:
                 f"{path} has no column {column!r}; it has {parquet.schema_arrow.names}: write {path}#COLUMN"
             )
         for batch in parquet.iter_batches(columns=[column]):
-            yield from (text for text in batch.column(0).to_pylist() if text)
+            yield from (str(text) for text in batch.column(0).to_pylist() if text is not None)
         return
     try:
         if path.suffix != ".jsonl":
@@ -224,7 +230,8 @@ def _file_documents(path: Path, column: str) -> Iterator[str]:
                 if not isinstance(record, dict) or column not in record:
                     keys = sorted(record) if isinstance(record, dict) else type(record).__name__
                     raise ValueError(f"{path}, line {number} has no key {column!r}; it has {keys}: write {path}#KEY")
-                yield str(record[column])
+                if record[column] is not None:
+                    yield str(record[column])
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text ({error}): convert it first, for instance with iconv") from error
 
@@ -237,12 +244,14 @@ def _hub_documents(id: str, config: str | None, split: str | None, column: str |
         raise ValueError(
             f"hub dataset {id!r} (config {config}, split {split or 'train'}) cannot be read: {error}; "
             "a local file or folder of that name does not exist either"
+            + ("; HF_HUB_OFFLINE is set: unset it to download" if offline() else "")
         ) from error
     column = column or "text"
     if column not in rows.column_names:
         raise ValueError(f"hub dataset {id!r} has no column {column!r}; it has {rows.column_names}: write {id}#COLUMN")
     for row in rows:
-        yield str(row[column])
+        if row[column] is not None:
+            yield str(row[column])
 
 
 def _random(tokenizer: Any) -> Corpus:

@@ -76,7 +76,7 @@ class Stream:
 
     def step(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time hidden"]:
         """Feeds the next tokens; returns the last hidden states, which `logits` turns into logits."""
-        if self.state_name == "state" and self.state is not None and ids.shape[1] == 1 and len(ids) > 1:
+        if self.state_name == "state" and ids.shape[1] == 1 and len(ids) > 1:
             return self._step_row_by_row(ids)
         arguments = {self.state_name: self.state, "use_cache": True}
         self.output = _base_forward(self.model, ids, self.num_seen, arguments, self.parameters)
@@ -89,7 +89,8 @@ class Stream:
         """One token of several rows of RWKV, whose own code then mixes the rows (transformers 5.23)."""
         whole, start, hidden, states = self.state, self.num_seen, [], []
         for row in range(len(ids)):
-            self.state, self.num_seen = [part[row : row + 1] for part in whole], start
+            self.num_seen = start
+            self.state = None if whole is None else [part[row : row + 1] for part in whole]
             hidden.append(self.step(ids[row : row + 1]))
             states.append(self.state)
         self.state = [torch.cat(parts) for parts in zip(*states, strict=True)]

@@ -1,7 +1,6 @@
 """A causal model with its tokenizer: loading it, saying who it is, choosing its separator."""
 
 import hashlib
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +14,11 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from farspan import hf
-from farspan.corpus import tokenizer_hash
+from farspan.corpus import offline, tokenizer_hash
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -80,12 +80,16 @@ def load(
 
     Raises:
         ValueError: no such model, not cached while offline, gated, no safetensors, no tokenizer, not a causal
-            language model, weights missing, or a vocabulary smaller than the tokenizer's.
+            language model, weights missing, damaged or of other shapes, a vocabulary smaller than the tokenizer's,
+            or no such device.
     """
     name = str(model)
+    if Path(name).expanduser().is_file():
+        raise ValueError(f"model {name!r} is a file: give the folder it lies in")
     place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
     common = {"revision": revision, "trust_remote_code": trust_remote_code}
     placed = "device_map" in hub or "tp_plan" in hub
+    where = None if placed else _device(device)
     try:
         config = AutoConfig.from_pretrained(place, **common)
         network, report = AutoModelForCausalLM.from_pretrained(
@@ -101,19 +105,29 @@ def load(
         tokenizer = AutoTokenizer.from_pretrained(place, **common)
     except (OSError, HFValidationError, ImportError) as error:
         raise ValueError(_explained(name, error)) from error
+    except SafetensorError as error:
+        raise ValueError(
+            f"the weights of model {name!r} are damaged or incomplete ({error}): download them again"
+        ) from error
+    except RuntimeError as error:
+        if "mismatched" in str(error):
+            raise ValueError(f"the weights of model {name!r} have other shapes than its config.json says") from error
+        raise
     except ValueError as error:
         if "Unrecognized" in str(error) or "does not recognize" in str(error):
             raise ValueError(
                 f"model {name!r} is no causal language model known to transformers {transformers.__version__}: {error}"
             ) from error
+        if "backend tokenizer" in str(error):
+            raise ValueError(f"model {name!r} comes without a tokenizer that transformers can load: {error}") from error
         raise
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ValueError(
             f"model {name!r} lacks {len(missing)} of its weights, such as {missing[0]}: it would answer at random"
         )
-    if not placed:
-        network = network.to(device or _default_device())
+    if where is not None:
+        network = network.to(where)
     return wrap(network.eval(), tokenizer, name, trained_length=trained_length, place=place)
 
 
@@ -169,6 +183,16 @@ def fingerprint(model: Any) -> str:
     return digest.hexdigest()[:16]
 
 
+def _device(wanted: str | torch.device | None) -> torch.device:
+    if wanted is None:
+        return torch.device(_default_device())
+    try:
+        return torch.empty(0, device=wanted).device
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the accelerator
+        problem = str(error).partition("\n")[0]
+        raise ValueError(f"device {str(wanted)!r} cannot be used: {problem}; use cpu, or leave it out") from error
+
+
 def _default_device() -> str:
     if torch.cuda.is_available():
         return "cuda"
@@ -190,7 +214,7 @@ def _explained(name: str, error: BaseException) -> str:
             f"model {name!r} is gated on the hub: ask for access on its page, then run `hf auth login` or set HF_TOKEN"
         )
     if Path(name).expanduser().is_dir():
-        if "safetensors" in str(error):
+        if "safetensors" in str(error) and any(Path(name).expanduser().glob("*.bin")):
             return (
                 f"folder {name} holds no safetensors weights; .bin weights can run code when they are read: "
                 "convert them, or allow it with allow_pickle=True (--allow-pickle)"
@@ -198,8 +222,7 @@ def _explained(name: str, error: BaseException) -> str:
         return f"folder {name} cannot be loaded: {error}"
     if name.startswith((".", "/", "~")) or caused_by(HFValidationError):
         return f"model {name!r} is neither a folder nor a hub id such as org/name"
-    offline = os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
-    if offline or caused_by(OfflineModeIsEnabled):
+    if offline() or caused_by(OfflineModeIsEnabled):
         return f"model {name!r} is neither a folder nor cached, and HF_HUB_OFFLINE is set: unset it to download"
     if caused_by(RepositoryNotFoundError):
         return f"model {name!r} is neither a folder nor on the hub (a private one needs `hf auth login`)"

@@ -88,7 +88,7 @@ class Summary:
     span: MemoryLength  # area under the memory index: tokens effectively remembered
     gap_area: MemoryLength  # area under the gap
     cliff: float | None  # tokens from memory index 0.9 to 0.1; None where it crosses neither
-    nonmonotone: float  # largest rise of the memory index above the fit
+    nonmonotone: float  # largest rise of the memory index above the fit, over the lengths judged
     contaminated: list[dict[str, Any]]  # windows whose control is out of line
     without_contaminated: dict[str, float]  # the headline values without these
     repeats: int
@@ -111,7 +111,8 @@ def curve(rows: Iterable[Row]) -> Curve:
     if len(kinds) > 1:
         raise ValueError(f"these rows belong to {len(kinds)} curves; one at a time")
     lengths = sorted({row.length for row in rows})
-    repeats = sorted({row.repeat for row in rows})
+    # a run that is not finished may hold a control whose own repeat has not come yet
+    repeats = sorted({row.repeat for row in rows} | {r.scores["control_repeat"] for r in rows if r.status == "ok"})
     shape = (len(repeats), len(lengths))
     copy, control = np.full(shape, np.nan), np.full(shape, np.nan)
     scored, context = np.zeros(len(lengths), int), np.zeros(len(lengths), int)
@@ -160,8 +161,10 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
     measured = curve.kept(curve.measured)
     values = _headline(measured)
     rng = np.random.default_rng(seed)
-    repeats = len(measured.copy)
-    draws = rng.integers(0, repeats, (bootstraps if repeats > 1 else 0, repeats))
+    # a repeat that failed everywhere, or has only one of its halves yet, says nothing by itself
+    whole = (np.isfinite(measured.copy) & np.isfinite(measured.control)).any(1)
+    repeats = int(whole.sum())
+    draws = rng.choice(np.flatnonzero(whole), (bootstraps, repeats)) if repeats > 1 else ()
     samples = [_headline(_resampled(measured, draw)) for draw in draws]
 
     def length(name: str) -> MemoryLength:
@@ -195,7 +198,7 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
         span=length("span"),
         gap_area=length("gap_area"),
         cliff=None if any(c or v == 0.0 for v, c in cliff_ends) else cliff_ends[1][0] - cliff_ends[0][0],
-        nonmonotone=float(max(0.0, np.max(m - _isotonic(m, _weights(measured))))),
+        nonmonotone=float(max(0.0, np.max(m[judged] - _isotonic(m[judged], _weights(measured)[judged])))),
         contaminated=contaminated,
         without_contaminated={name: value for name, (value, _) in _headline(clean).items()} if contaminated else {},
         repeats=repeats,
@@ -204,8 +207,10 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
 
 
 def measured_mean(values: Float[np.ndarray, "repeats lengths"]) -> Float[np.ndarray, "lengths"]:
-    """Means over the repeats that have a value."""
-    return np.nanmean(values, axis=0)
+    """Means over the repeats that have a value; NaN where none has."""
+    found = np.isfinite(values)
+    count = found.sum(0)
+    return np.divide(np.where(found, values, 0.0).sum(0), count, out=np.full(len(count), np.nan), where=count > 0)
 
 
 def gap(curve: Curve) -> Float[np.ndarray, "lengths"]:

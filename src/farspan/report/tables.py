@@ -13,12 +13,15 @@ def series(rows: Iterable[Row], models: Mapping[str, Mapping[str, Any]]) -> list
     found = stats.curves(rows)
     several_models = len({key[0] for key in found}) > 1
     several_methods = len({key[1] for key in found}) > 1
+    several_texts = len({key[2] for key in found}) > 1
     result = []
     for (model, method, what), curve in found.items():
         if not curve.measured.any():
             continue
         short = model.rstrip("/").rpartition("/")[2]
-        name = " ".join([short if several_models else what, *([method] if several_methods else [])])
+        parts = [short] if several_models else []
+        parts += [what] if several_texts or not several_models else []
+        name = " ".join([*parts, *([method] if several_methods else [])])
         trained = models.get(model, {}).get("trained_length")
         result.append(Series(name, curve, stats.summarise(curve), trained))
     return result

@@ -66,6 +66,11 @@ def train(settings: LmSettings) -> dict[str, Any]:
             f"model.hidden = {model_settings.hidden} must be a multiple of model.heads = {model_settings.heads}, "
             f"and that of model.key_value_heads = {model_settings.key_value_heads}"
         )
+    if model_settings.hidden // model_settings.heads % 2:
+        raise ValueError(
+            f"model.hidden / model.heads = {model_settings.hidden // model_settings.heads} is odd; rotary positions "
+            "turn pairs of dimensions, so use an even one"
+        )
     out = Path(settings.out)
     out.mkdir(parents=True, exist_ok=True)
     source = settings.tokenizer.folder

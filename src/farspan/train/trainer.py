@@ -44,7 +44,6 @@ def run(
     Writes `log.jsonl`: a line each `log_every` steps. Returns parameters, tokens, losses and seconds.
     """
     from transformers import Trainer, TrainingArguments
-    from transformers.trainer_utils import get_last_checkpoint
 
     use_cpu = not torch.cuda.is_available()
     arguments = TrainingArguments(
@@ -81,8 +80,7 @@ def run(
         optimizers=build(model, optimizer_settings, settings.steps),
     )
     started = time.perf_counter()
-    checkpoints = out / "checkpoints"
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(checkpoints)) if checkpoints.exists() else None)
+    trainer.train(resume_from_checkpoint=_last_checkpoint(out / "checkpoints"))
     history = trainer.state.log_history
     final = trainer.evaluate()["eval_loss"] if held_out is not None else None
     if trainer.is_world_process_zero():
@@ -96,3 +94,9 @@ def run(
         "held_out_loss": final,  # nats per token
         "seconds": round(time.perf_counter() - started, 1),  # since the last start
     }
+
+
+def _last_checkpoint(folder: Path) -> str | None:
+    """The newest checkpoint that was written to its end; a kill can leave one without its last file."""
+    whole = [file.parent for file in folder.glob("checkpoint-*/trainer_state.json") if file.stat().st_size]
+    return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2]))) if whole else None

@@ -1,0 +1,432 @@
+"""Texts: where they are read from, how they become tokens once, and which windows are cut from them."""
+
+import copy
+import json
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from farspan.corpus import Corpus, builtin_texts, join, load, read_texts
+
+
+class Counting:
+    """A tokenizer that counts how often it is asked."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer, self.calls = tokenizer, 0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.calls += 1
+        return self.tokenizer(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+
+class Rows:
+    """What `datasets.load_dataset` returns, as far as a text needs it."""
+
+    def __init__(self, rows: Sequence[Mapping[str, object]]) -> None:
+        self.rows, self.column_names = rows, list(rows[0])
+
+    def __iter__(self) -> Iterator[Mapping[str, object]]:
+        return iter(self.rows)
+
+
+def write(path: Path, content: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, "utf-8")
+    return path
+
+
+def write_lines(path: Path, records: Sequence[object]) -> Path:
+    return write(path, "".join(json.dumps(record) + "\n" for record in records))
+
+
+def write_parquet(path: Path, **columns: Sequence[object]) -> Path:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def counted(*sizes: int) -> Corpus:
+    """Documents of these sizes whose tokens are their own places."""
+    return Corpus("counted", "hash", np.arange(sum(sizes)), np.concatenate([[0], np.cumsum(sizes)]))
+
+
+# where texts are read from
+
+
+def test_a_text_file_is_one_document(tmp_path: Path) -> None:
+    path = write(tmp_path / "book.txt", "one\n\ntwo é\n")
+    assert list(read_texts(str(path))) == ["one\n\ntwo é\n"]
+
+
+def test_a_file_with_an_unknown_ending_is_read_as_text(tmp_path: Path) -> None:
+    assert list(read_texts(str(write(tmp_path / "code.rs", "fn main")))) == ["fn main"]
+
+
+def test_jsonl_holds_a_document_a_line(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "one"}, {"text": "two\u2028lines"}])
+    assert list(read_texts(str(path))) == ["one", "two\u2028lines"]
+
+
+def test_a_column_is_named_behind_a_hash_sign(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "no", "body": "yes"}])
+    assert list(read_texts(f"{path}#body")) == ["yes"]
+
+
+def test_blank_lines_of_jsonl_are_skipped(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "one"}\n\n  \n{"text": "two"}')
+    assert list(read_texts(str(path))) == ["one", "two"]
+
+
+def test_a_null_in_jsonl_is_no_document(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"text": None}, {"text": "one"}])
+    assert list(read_texts(str(path))) == ["one"]
+
+
+def test_a_missing_key_of_jsonl_is_named_with_its_line_and_the_keys_there_are(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "one"}, {"body": "two"}])
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2 has no key 'text'; it has \['body'\]: write .*#KEY"):
+        list(read_texts(str(path)))
+
+
+def test_a_line_of_jsonl_that_is_no_object_is_named(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", ["bare"])
+    with pytest.raises(ValueError, match=r"line 1 has no key 'text'; it has str"):
+        list(read_texts(str(path)))
+
+
+def test_a_bad_line_of_jsonl_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "one"}\n{"text": \n')
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2 is not JSON"):
+        list(read_texts(str(path)))
+
+
+def test_parquet_holds_a_document_a_row(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", text=["one", None, "two"])
+    assert list(read_texts(str(path))) == ["one", "two"]
+
+
+def test_a_column_of_parquet_is_named_behind_a_hash_sign(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", text=["no"], body=["yes"])
+    assert list(read_texts(f"{path}#body")) == ["yes"]
+
+
+def test_a_missing_column_of_parquet_is_named_with_those_there_are(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", body=["yes"])
+    with pytest.raises(ValueError, match=r"a\.parquet has no column 'text'; it has \['body'\]: write .*#COLUMN"):
+        list(read_texts(str(path)))
+
+
+def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "c.parquet", text=["four"])
+    write(tmp_path / "b" / "deep.md", "three")
+    write_lines(tmp_path / "a.jsonl", [{"text": "one"}, {"text": "two"}])
+    write(tmp_path / "ignored.py", "not a text of the folder")
+    assert list(read_texts(str(tmp_path))) == ["one", "two", "three", "four"]
+
+
+def test_an_unknown_text_is_refused_with_what_a_text_can_be() -> None:
+    with pytest.raises(ValueError, match=r"text 'no such text' is neither a file, a folder, a hub dataset"):
+        list(read_texts("no such text"))
+
+
+def test_a_missing_file_is_not_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("the hub was asked"))
+    with pytest.raises(ValueError, match=r"text 'books/missing\.txt' is neither a file"):
+        list(read_texts("books/missing.txt"))
+
+
+def test_an_unknown_part_of_the_builtin_text_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'builtin:test' is unknown: use builtin, builtin:train"):
+        list(read_texts("builtin:test"))
+
+
+def test_an_empty_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"empty\.txt' holds no documents"):
+        list(read_texts(str(write(tmp_path / "empty.txt", " \n"))))
+
+
+def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no documents"):
+        list(read_texts(str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["latin.txt", "latin.jsonl"])
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes('{"text": "é"}\n'.encode("latin-1"))
+    with pytest.raises(ValueError, match=rf"{name} is not UTF-8 text .*iconv"):
+        list(read_texts(str(tmp_path / name)))
+
+
+# the hub
+
+
+def test_a_hub_dataset_is_asked_for_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    asked: list[object] = []
+
+    def load_dataset(*arguments: object, **options: object) -> Rows:
+        asked.append((arguments, options))
+        return Rows([{"body": "one"}, {"body": None}, {"body": "two"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert list(read_texts("org/name@config-1:validation#body")) == ["one", "two"]
+    assert asked == [(("org/name", "config-1"), {"split": "validation"})]
+
+
+def test_a_hub_dataset_is_its_train_split_and_text_column_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *where, split: Rows([{"text": f"{where} {split}", "other": "no"}])
+    )
+    assert list(read_texts("org/name")) == ["('org/name', None) train"]
+
+
+def test_a_missing_column_of_a_hub_dataset_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: Rows([{"body": "one"}]))
+    with pytest.raises(ValueError, match=r"'org/name' has no column 'text'; it has \['body'\]"):
+        list(read_texts("org/name"))
+
+
+def test_a_hub_dataset_that_cannot_be_read_while_offline_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # it reads the environment once
+    with pytest.raises(ValueError, match=r"hub dataset 'org/name' .*HF_HUB_OFFLINE is set"):
+        list(read_texts("org/name"))
+
+
+def test_a_hub_dataset_that_cannot_be_read_online_does_not_speak_of_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def load_dataset(*_: object, **__: object) -> Rows:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    with pytest.raises(ValueError, match="no route") as raised:
+        list(read_texts("org/name"))
+    assert "OFFLINE" not in str(raised.value)
+
+
+# tokens, and the cache
+
+
+def test_documents_keep_their_tokens_and_their_bounds(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    texts = ["the quick brown fox", "é", "jumps"]
+    corpus = load(str(write_lines(tmp_path / "a.jsonl", [{"text": text} for text in texts])), tokenizer)
+    assert corpus.num_documents == 3
+    assert [tokenizer.decode(corpus.document(i)) for i in range(3)] == texts
+
+
+def test_no_special_tokens_are_added(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    corpus = load(str(write(tmp_path / "a.txt", "the fox")), tokenizer)
+    assert tokenizer.bos_token_id not in corpus.tokens
+
+
+def test_a_special_token_spelled_out_is_text(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    corpus = load(str(write(tmp_path / "a.txt", "the <s> fox")), tokenizer)
+    assert tokenizer.bos_token_id not in corpus.tokens
+    assert tokenizer.decode(corpus.tokens) == "the <s> fox"
+
+
+def test_a_text_is_tokenised_once(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+    path = write(tmp_path / "a.txt", "the quick brown fox")
+    counting = Counting(tokenizer)
+    first = load(str(path), counting)
+    assert counting.calls == 1
+    second = load(str(path), counting)
+    assert counting.calls == 1
+    assert np.array_equal(first.tokens, second.tokens)
+
+
+def test_the_cache_is_where_farspan_cache_says(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+    corpus = load(str(write(tmp_path / "a.txt", "the fox")), tokenizer)
+    assert [path.name for path in (tmp_path / "cache" / "corpora").iterdir()] == [corpus.hash]
+
+
+def test_a_half_written_cache_is_written_again(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+    path = write(tmp_path / "a.txt", "the quick brown fox")
+    folder = tmp_path / "cache" / "corpora" / load(str(path), tokenizer).hash
+    (folder / "starts.npy").unlink()
+    (folder / "tokens.npy").write_bytes(b"half")
+    assert tokenizer.decode(load(str(path), tokenizer).tokens) == "the quick brown fox"
+
+
+def test_a_changed_file_has_another_hash(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    path = tmp_path / "a.txt"
+    first = load(str(write(path, "the fox")), tokenizer)
+    second = load(str(write(path, "the dog")), tokenizer)
+    assert first.hash != second.hash
+    assert tokenizer.decode(second.tokens) == "the dog"
+
+
+def test_the_same_text_under_another_name_has_the_same_hash(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    paths = [write(tmp_path / name, "the fox") for name in ("a.txt", "b.txt")]
+    assert load(str(paths[0]), tokenizer).hash == load(str(paths[1]), tokenizer).hash
+
+
+def test_where_documents_end_is_part_of_the_hash(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    one = write_lines(tmp_path / "one.jsonl", [{"text": "ab"}, {"text": "c"}])
+    two = write_lines(tmp_path / "two.jsonl", [{"text": "a"}, {"text": "bc"}])
+    assert load(str(one), tokenizer).hash != load(str(two), tokenizer).hash
+
+
+def test_another_tokenizer_gives_another_hash(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens(["quick brown"])
+    path = str(write(tmp_path / "a.txt", "the quick brown fox"))
+    assert load(path, tokenizer).hash != load(path, other).hash
+
+
+# the text every Python brings
+
+
+@pytest.fixture(scope="module")
+def builtin() -> dict[str, list[str]]:
+    return {part: list(builtin_texts(part)) for part in ("", "train", "held-out", "train+tests")}
+
+
+def test_builtin_train_and_held_out_are_disjoint(builtin: dict[str, list[str]]) -> None:
+    assert not set(builtin["train"]) & set(builtin["held-out"])
+
+
+def test_builtin_train_with_tests_has_nothing_held_out(builtin: dict[str, list[str]]) -> None:
+    assert not set(builtin["train+tests"]) & set(builtin["held-out"])
+
+
+def test_builtin_train_and_held_out_are_together_the_builtin_text(builtin: dict[str, list[str]]) -> None:
+    assert sorted(builtin["train"] + builtin["held-out"]) == sorted(builtin[""])
+
+
+def test_about_a_twentieth_of_the_builtin_text_is_held_out(builtin: dict[str, list[str]]) -> None:
+    assert 0.02 < len(builtin["held-out"]) / len(builtin[""]) < 0.1
+
+
+def test_builtin_has_no_duplicates_and_nothing_tiny(builtin: dict[str, list[str]]) -> None:
+    assert len(set(builtin[""])) == len(builtin[""])
+    assert min(map(len, builtin[""])) >= 200
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A standard library of our own."""
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    return tmp_path
+
+
+def test_builtin_has_no_tests_and_nothing_installed(library: Path) -> None:
+    places = ["os.py", "test/a.py", "json/tests/b.py", "idlelib/idle_test/c.py", "site-packages/d.py", "e.txt"]
+    for place in places:
+        write(library / place, f"this is {place} " * 50)
+    found = "".join(builtin_texts())
+    assert [place for place in places if f"this is {place} " in found] == ["os.py"]
+
+
+def test_builtin_leaves_out_what_is_not_utf8(library: Path) -> None:
+    (library / "latin.py").write_bytes(("é" * 300).encode("latin-1"))
+    assert not any("é" * 300 in text for text in builtin_texts())
+
+
+def test_what_is_held_out_does_not_return_as_a_copy_among_the_tests(library: Path) -> None:
+    for number in range(200):
+        text = f"module {number} " * 50
+        write(library / f"module{number}.py", text)
+        write(library / "a" / "test" / f"copy{number}.py", text)
+    held_out = {text for text in builtin_texts("held-out") if text.startswith("module")}
+    assert held_out
+    assert not held_out & set(builtin_texts("train+tests"))
+
+
+# random and shuffled tokens
+
+
+def test_random_text_has_ordinary_tokens_only_and_all_of_them(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokens = load("random", tokenizer).tokens
+    assert set(np.unique(tokens).tolist()) == set(range(len(tokenizer))) - set(tokenizer.all_special_ids)
+
+
+def test_random_text_is_the_same_each_time(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert np.array_equal(load("random", tokenizer).tokens, load("random", tokenizer).tokens)
+
+
+def test_shuffled_windows_are_permutations_of_the_plain_ones(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = str(write(tmp_path / "a.txt", "the quick brown fox jumps over the lazy dog " * 40))
+    plain, shuffled = load(path, tokenizer).windows(50, 3, 0), load(f"shuffled:{path}", tokenizer).windows(50, 3, 0)
+    for before, after in zip(plain, shuffled, strict=True):
+        assert sorted(before) == sorted(after)
+        assert not np.array_equal(before, after)
+
+
+# windows
+
+
+def test_windows_are_unbroken_stretches_of_one_document() -> None:
+    corpus = counted(23, 40, 9, 31)
+    for window in corpus.windows(10, 8, 0):
+        assert np.array_equal(window, np.arange(window[0], window[0] + 10))
+        assert np.searchsorted(corpus.starts, window[0], "right") == np.searchsorted(corpus.starts, window[-1], "right")
+
+
+@pytest.mark.parametrize("sizes", [(23, 40, 9, 31), (103,), (9,) * 11], ids=["documents", "one", "joined"])
+def test_windows_do_not_overlap(sizes: tuple[int, ...]) -> None:
+    for seed in range(5):
+        tokens = np.concatenate(counted(*sizes).windows(10, 8, seed))
+        assert len(set(tokens.tolist())) == 80
+
+
+def test_windows_come_from_different_documents_where_possible() -> None:
+    corpus = counted(100, 30, 5, 30, 30)
+    for seed in range(5):
+        starts = [window[0] for window in corpus.windows(10, 4, seed)]
+        assert len({int(np.searchsorted(corpus.starts, start, "right")) for start in starts}) == 4
+
+
+def test_a_window_does_not_depend_on_how_many_there_are() -> None:
+    corpus = counted(100, 30, 5, 30, 30)
+    few, many = corpus.windows(10, 3, 0), corpus.windows(10, 15, 0)
+    assert np.array_equal(few, many[:3])
+
+
+def test_another_seed_gives_other_windows() -> None:
+    corpus = counted(1000, 1000)
+    assert not np.array_equal(corpus.windows(10, 4, 0), corpus.windows(10, 4, 1))
+
+
+def test_documents_too_short_for_the_windows_are_read_as_one() -> None:
+    windows = counted(*[8] * 10).windows(20, 4, 0)
+    assert all(np.array_equal(window, np.arange(window[0], window[0] + 20)) for window in windows)
+
+
+def test_a_text_too_short_says_what_it_has_and_what_would_do() -> None:
+    with pytest.raises(ValueError, match=r"'counted' has 100 tokens, 1 windows of 60; 4 are needed.*at most 25 here"):
+        counted(50, 50).windows(60, 4, 0)
+
+
+def test_the_length_that_a_refusal_recommends_is_possible() -> None:
+    assert len(counted(50, 53).windows(103 // 4, 4, 0)) == 4
+
+
+def test_joined_documents_have_a_separator_before_each() -> None:
+    assert join([np.array([5, 6]), np.array([7])], (1, 2)).tolist() == [1, 2, 5, 6, 1, 2, 7]

@@ -1,0 +1,217 @@
+"""The task `curve` against a naive twin of the authors' procedure, and against readers whose curve is known."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from farspan import corpus, stats
+from farspan.compare import CurveSettings
+from farspan.corpus import Corpus
+from farspan.lm import LM, load, wrap
+from farspan.measure import measure
+from farspan.methods import method
+from farspan.record import Row, Run
+from farspan.tasks.curve import Curve, unpacked
+
+from naive import naive_half
+from tiny import tiny_model
+from toys import ToyMethod, copier, counting_text, every, toy_lm
+
+ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma2", "mamba2", "rwkv", "falcon_h1", "mamba"]
+LENGTHS = (5, 24, 60, 101)
+TIE = 1e-5  # logits
+
+
+def repetitive_text(seed: int = 0, num_documents: int = 6, length: int = 400) -> Corpus:
+    """Few different tokens, so that a model of random weights hits some of them."""
+    tokens = np.random.default_rng(seed).integers(1, 12, num_documents * length)
+    return Corpus(f"repetitive-{seed}", f"r{seed}", tokens, np.arange(num_documents + 1) * length)
+
+
+def hit_prone(model: Any) -> Any:
+    """The head prefers the few tokens of `repetitive_text`."""
+    with torch.no_grad():
+        model.get_output_embeddings().weight[12:] *= 0.05
+    return model
+
+
+def run_curve(
+    folder: Path, lm: Any, task: Curve, how: Any, lengths: tuple[int, ...] = LENGTHS, repeats: int = 3, **more: Any
+) -> list[Row]:
+    with Run.open(folder, {}) as run:
+        return measure(task, how, lm, run, lengths=lengths, repeats=repeats, **({"batch": 2} | more))
+
+
+def assert_equals_the_naive_twin(rows: list[Row], lm: LM, task: Curve, lengths: tuple[int, ...], repeats: int) -> float:
+    """Every hit token for token, ties aside; returns the share of hits."""
+    examples = {example.id: example for example in task.examples(lm, lengths, repeats, 0)}
+    separator = task.separator(lm)
+    end = (2,) if task.compat else ()
+    compared = hit = 0
+    for row in rows:
+        tokens = examples[row.example].tokens
+        target = tokens["target"][: row.length].tolist()
+        halves = {"copy": (target, target)}
+        if "prefix" in tokens:
+            halves["control"] = (tokens["prefix"][: row.length].tolist(), target)
+        else:
+            halves["control"] = (target, tokens["other"][: row.length].tolist())
+        for name, (first, second) in halves.items():
+            hits, nats, margins = naive_half(lm.model, separator, first, second, end)
+            ours = torch.from_numpy(unpacked(row.scores[f"{name}_hits"], row.scores["scored"]).astype(bool))
+            clear = margins > TIE
+            assert torch.equal(ours[clear], hits[clear])
+            assert row.scores[f"{name}_nats"] == pytest.approx(float(nats.mean()), rel=1e-3)
+            assert row.scores[name] == pytest.approx(float(ours.float().mean()))
+            compared += int(clear.sum())
+            hit += int(hits.sum())
+    assert compared > 0.98 * sum(2 * row.scores["scored"] for row in rows)
+    return hit / compared
+
+
+@pytest.mark.parametrize("protocol", ["nested", "paper"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_hits_equal_the_naive_twin_token_for_token(
+    architecture: str, protocol: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm = wrap(hit_prone(tiny_model(architecture)), tokenizer, "tiny")
+    task = Curve(repetitive_text(), protocol=protocol)
+    rows = run_curve(tmp_path, lm, task, method("full"), chunk=23)
+    assert len(rows) == 12
+    share = assert_equals_the_naive_twin(rows, lm, task, LENGTHS, 3)
+    assert 0.02 < share < 0.98  # otherwise equality would say nothing
+
+
+def test_hits_equal_the_naive_twin_with_an_irrelevant_text_of_its_own(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm = wrap(hit_prone(tiny_model()), tokenizer, "tiny")
+    task = Curve(repetitive_text(), prefix=repetitive_text(1))
+    rows = run_curve(tmp_path, lm, task, method("full"), chunk=23)
+    assert_equals_the_naive_twin(rows, lm, task, LENGTHS, 3)
+
+
+def test_hits_equal_the_naive_twin_on_a_real_model(shared_data: Path, tmp_path: Path) -> None:
+    lm = load(shared_data / "models" / "stories260K", dtype="float32")
+    task = Curve(corpus.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer))
+    rows = run_curve(tmp_path, lm, task, method("full"), lengths=(32, 150, 300), repeats=2, chunk=100)
+    assert assert_equals_the_naive_twin(rows, lm, task, (32, 150, 300), 2) > 0.1
+
+
+def test_bf16_accuracies_are_within_half_a_point_of_the_naive_twin(shared_data: Path, tmp_path: Path) -> None:
+    lm = load(shared_data / "models" / "stories260K", dtype="bfloat16")
+    task = Curve(corpus.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer))
+    rows = run_curve(tmp_path, lm, task, method("full"), lengths=(200, 400), repeats=4, chunk=100)
+    examples = {example.id: example for example in task.examples(lm, (200, 400), 4, 0)}
+    for length in (200, 400):
+        ours, theirs = [], []
+        for row in (row for row in rows if row.length == length):
+            target = examples[row.example].tokens["target"][:length].tolist()
+            ours.append(row.scores["copy"])
+            theirs.append(float(naive_half(lm.model, task.separator(lm), target, target)[0].float().mean()))
+        assert abs(np.mean(ours) - np.mean(theirs)) <= 0.005
+
+
+def test_the_authors_ids_stand_where_their_script_writes_them(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm = wrap(hit_prone(tiny_model()), tokenizer, "tiny")
+    task = Curve(repetitive_text(), protocol="paper", compat=True)
+    assert task.separator(lm) == (1,)
+    rows = run_curve(tmp_path, lm, task, method("full"))
+    # the twin feeds their last id 2 as well: nothing that is scored depends on it
+    assert_equals_the_naive_twin(rows, lm, task, LENGTHS, 3)
+
+
+def test_the_papers_protocol_draws_fresh_targets_and_ends_of_the_text_as_irrelevant() -> None:
+    text, lm = counting_text(), toy_lm()
+    examples = Curve(text, protocol="paper").examples(lm, (10, 20), 4, seed=3)
+    stream = corpus.join((text.document(i) for i in range(text.num_documents)), (0,))
+    assert len(examples) == 8
+    for example in examples:
+        (length,) = example.lengths
+        assert np.array_equal(example.tokens["prefix"], stream[-length:])
+        start = int(np.flatnonzero(stream == example.tokens["target"][0])[0])
+        assert start <= len(stream) - 3 * length
+    assert len({example.tokens["target"].tobytes() for example in examples}) == 8
+
+
+def test_half_of_an_odd_length_is_rounded_up(tmp_path: Path) -> None:
+    rows = run_curve(tmp_path, toy_lm(), Curve(counting_text()), ToyMethod(copier(10**6)), lengths=(7,))
+    assert rows[0].scores["scored"] == 4
+
+
+def test_nested_lengths_are_prefixes_and_controls_go_round_the_targets() -> None:
+    examples = Curve(counting_text()).examples(toy_lm(), (10, 20), 3, seed=0)
+    targets = [example.tokens["target"] for example in examples]
+    for i, example in enumerate(examples):
+        assert np.array_equal(example.tokens["other"], targets[i - 1])
+        assert example.tokens["other_repeat"] == (i - 1) % 3
+
+
+def test_nested_needs_another_target_for_its_control() -> None:
+    with pytest.raises(ValueError, match="--repeats 2"):
+        Curve(counting_text()).examples(toy_lm(), (10,), 1, seed=0)
+
+
+def test_a_text_too_short_for_the_papers_protocol_says_what_it_needs() -> None:
+    with pytest.raises(ValueError, match="three times the length, 3,000"):
+        Curve(counting_text(2, 400), protocol="paper").examples(toy_lm(), (1000,), 2, seed=0)
+
+
+def test_shuffled_text_belongs_to_nested() -> None:
+    shuffled = Corpus("s", "s", counting_text().tokens, counting_text().starts, shuffled=True)
+    with pytest.raises(ValueError, match="--protocol nested"):
+        Curve(shuffled, protocol="paper").examples(toy_lm(), (10,), 2, seed=0)
+
+
+@pytest.mark.parametrize("protocol", ["nested", "paper"])
+def test_a_perfect_copier_to_a_distance_has_exactly_its_memory_lengths(protocol: Any, tmp_path: Path) -> None:
+    # the copied token is one separator and L tokens back: 120 is the last length within a distance of 121
+    text = counting_text() if protocol == "nested" else counting_text(1, 5000)  # the paper's has documents joined
+    lengths = (70, 100, 120, 130, 200)
+    rows = run_curve(tmp_path, toy_lm(), Curve(text, protocol=protocol), ToyMethod(copier(121)), lengths)
+    s = stats.summarise(stats.curve(rows))
+    assert s.paper_fine.value == s.paper_coarse.value == 120
+    assert not s.paper_fine.censored
+    assert s.fine.value == pytest.approx(120 + 0.01 * 10)  # between 120 and 130 the copy falls from 1 to 0
+    assert s.half_life.value == pytest.approx(125)
+    assert s.reach.value == pytest.approx(129.5)
+    assert (s.half_life.low, s.half_life.high) == (s.half_life.value, s.half_life.value)
+    assert s.span.value == pytest.approx(120 + 5)
+
+
+def test_a_copier_without_end_is_censored(tmp_path: Path) -> None:
+    rows = run_curve(tmp_path, toy_lm(), Curve(counting_text()), ToyMethod(copier(10**6)), (70, 100, 200))
+    s = stats.summarise(stats.curve(rows))
+    for length in (s.fine, s.coarse, s.half_life, s.reach, s.paper_fine):
+        assert (length.value, length.censored) == (200, True)
+        assert length.reason == "the longest length measured"
+    assert str(s.half_life) == ">200 [200, >200]"
+
+
+def test_a_reader_that_recalls_every_fifth_token_reaches_far_but_has_no_half_life(tmp_path: Path) -> None:
+    rows = run_curve(tmp_path, toy_lm(), Curve(counting_text()), ToyMethod(every(5)), (100, 200, 300))
+    curve = stats.curve(rows)
+    assert np.allclose(curve.copy, 0.2)
+    assert np.allclose(curve.control, 0.0)
+    s = stats.summarise(curve)
+    assert (s.fine.value, s.half_life.value) == (0, 0)
+    assert s.half_life.high == 100
+    assert (s.reach.value, s.reach.censored) == (300, True)
+    assert s.span.value == pytest.approx(60)
+
+
+@pytest.mark.parametrize(("text", "kept"), [("shuffled", True), ("random", False)])
+def test_other_targets_are_chosen_by_name(text: str, kept: bool, lm: LM, tmp_path: Path) -> None:
+    file = tmp_path / "words.txt"
+    file.write_text("the quick brown fox " * 400)
+    task = CurveSettings(text=str(file), target_text=text).task(lm)
+    plain = CurveSettings(text=str(file)).task(lm)
+    ours, theirs = task.target.windows(50, 2, 0), plain.target.windows(50, 2, 0)
+    assert (sorted(ours[0]) == sorted(theirs[0])) is kept
+    assert not np.array_equal(ours[0], theirs[0])

@@ -1,0 +1,213 @@
+"""The one loop: what it writes, that it resumes, what it does when memory or positions run out."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from farspan import stats
+from farspan.lm import LM, wrap
+from farspan.measure import is_out_of_memory, measure
+from farspan.methods import method
+from farspan.record import Row, Run, read_rows
+from farspan.tasks import Example, Result
+from farspan.tasks.curve import Curve
+
+from tiny import tiny_model
+from toys import ToyMethod, ToyReader, copier, counting_text, toy_lm
+
+LENGTHS = (10, 40, 80)
+
+
+class Failing(Curve):
+    """A curve that runs out of memory where `fails` says so."""
+
+    fails: Any = None
+    calls: list[tuple[int, int, tuple[int, ...]]]
+
+    def run(self, reader: Any, batch: Sequence[Example]) -> Iterator[Result]:
+        type(self).calls.append((reader.chunk, len(batch), batch[0].lengths))
+        for result in super().run(reader, batch):
+            if type(self).fails(reader.chunk, len(batch), result.length):
+                raise torch.OutOfMemoryError("not enough memory: you tried to allocate 9 GiB")
+            yield result
+
+
+def failing(fails: Any) -> Curve:
+    kind = type("Failing", (Failing,), {"fails": staticmethod(fails), "calls": []})
+    return kind(counting_text())
+
+
+def measured(folder: Path, task: Any, repeats: int = 4, **more: Any) -> list[Row]:
+    with Run.open(folder, {}) as run:
+        return measure(
+            task, ToyMethod(copier(50)), toy_lm(more.pop("limit", None)), run, lengths=LENGTHS, repeats=repeats, **more
+        )
+
+
+def scores(rows: list[Row]) -> list[tuple[int, int, Any]]:
+    return sorted((row.repeat, row.length, json.dumps(row.scores)) for row in rows)
+
+
+def test_a_row_says_everything_about_itself(lm: LM, tmp_path: Path) -> None:
+    with Run.open(tmp_path, {}) as run:
+        measure(Curve(counting_text(2, 140)), method("full"), lm, run, lengths=(10, 20), repeats=2, seed=7)
+    row = read_rows(tmp_path)[0]
+    assert (row.model, row.method, row.task, row.version) == ("tiny-llama", "full", "curve", 1)
+    assert (row.length, row.seed) == (10, 7)
+    assert row.settings["protocol"] == "nested"
+    assert (row.num_seen, row.num_kept, row.status) == (11, 11, "ok")
+    assert row.scores["context"] == 22
+    assert row.seconds > 0
+    assert row.peak_bytes > 2**20
+
+
+def test_results_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    task = Curve(counting_text())
+    together, alone = (measured(tmp_path / str(b), task, batch=b) for b in (4, 1))
+    assert scores(together) == scores(alone)
+
+
+def test_a_finished_run_measures_nothing_again(tmp_path: Path) -> None:
+    first = measured(tmp_path, Curve(counting_text()), batch=2)
+    task = failing(lambda *_: False)
+    again = measured(tmp_path, task, batch=2)
+    assert type(task).calls == []
+    assert scores(again) == scores(first)
+
+
+@pytest.mark.parametrize("kept", [1, 5, 8, 11])
+def test_a_stopped_run_goes_on_to_the_same_rows(kept: int, tmp_path: Path) -> None:
+    whole = measured(tmp_path / "whole", Curve(counting_text()), batch=2)
+    measured(tmp_path / "cut", Curve(counting_text()), batch=2)
+    file = tmp_path / "cut" / "rows.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:kept]) + lines[kept][:40])
+    assert scores(measured(tmp_path / "cut", Curve(counting_text()), batch=2)) == scores(whole)
+    assert len(read_rows(tmp_path / "cut")) == len(whole)
+
+
+def test_a_killed_process_resumes_to_the_same_numbers(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 600)
+
+    def command(out: str) -> list[str]:
+        options = ["--text", str(tmp_path / "text.txt"), "--lengths", "20:240", "--points", "12", "--repeats", "6"]
+        start = "import sys; from farspan.cli import main; main()"
+        return [sys.executable, "-c", start, "curve", str(tmp_path / "model"), *options, "--batch", "2", "--out", out]
+
+    rows = tmp_path / "killed" / "rows.jsonl"
+    process = subprocess.Popen(command(str(tmp_path / "killed")), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (rows.exists() and rows.read_bytes().count(b"\n") >= 5):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = len(read_rows(tmp_path / "killed"))
+    assert 0 < before < 72  # it was in the middle
+    for out in ("killed", "whole"):
+        subprocess.run(command(str(tmp_path / out)), check=True, capture_output=True)
+    summaries = [stats.summarise(stats.curve(read_rows(tmp_path / out))) for out in ("killed", "whole")]
+    assert summaries[0] == summaries[1]
+    hits = [
+        sorted((row.example, row.length, row.scores["copy_hits"], row.scores["control_hits"]) for row in rows)
+        for rows in (read_rows(tmp_path / out) for out in ("killed", "whole"))
+    ]
+    assert hits[0] == hits[1]
+
+
+def test_out_of_memory_halves_the_chunk_first_then_the_batch(tmp_path: Path) -> None:
+    task = failing(lambda chunk, size, length: length == 80 and (chunk > 256 or size > 1))
+    rows = measured(tmp_path, task, batch=4)
+    assert all(row.status == "ok" for row in rows)
+    assert len(rows) == 12
+    chunks_and_sizes = [(chunk, size) for chunk, size, _ in type(task).calls]
+    assert chunks_and_sizes[:7] == [(1024, 4), (512, 4), (256, 4), (128, 4), (64, 4), (64, 2), (64, 1)]
+    # lengths that were done are not done again
+    assert type(task).calls[1][2] == (80,)
+
+
+def test_what_never_fits_is_a_row_with_a_reason_and_nothing_else_is_lost(tmp_path: Path) -> None:
+    task = failing(lambda chunk, size, length: length >= 40)
+    rows = measured(tmp_path, task, batch=2)
+    by_status = {status: sorted({r.length for r in rows if r.status == status}) for status in ("ok", "oom")}
+    assert by_status == {"ok": [10], "oom": [40, 80]}
+    assert len(rows) == 12
+    assert any("9 GiB" in row.reason for row in rows)
+    assert any("not tried" in row.reason for row in rows)
+
+
+def test_other_errors_are_not_taken_for_missing_memory(tmp_path: Path) -> None:
+    def broken(*_: Any) -> bool:
+        raise RuntimeError("shape mismatch")
+
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        measured(tmp_path, failing(broken), batch=2)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("x"), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_out_of_memory_is_told_from_other_errors(error: BaseException, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_lengths_beyond_the_positions_are_rows_and_the_others_are_measured(tmp_path: Path) -> None:
+    rows = measured(tmp_path, Curve(counting_text()), limit=100, batch=2)
+    by_length = {length: {r.status for r in rows if r.length == length} for length in LENGTHS}
+    assert by_length == {10: {"ok"}, 40: {"ok"}, 80: {"too_long"}}
+    assert "needs 162 tokens, the model has 100 positions" in [row.reason for row in rows]
+
+
+def test_nan_logits_are_rows_and_the_run_goes_on(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    text = counting_text(2, 100)
+    with Run.open(tmp_path, {}) as run:
+        rows = measure(Curve(text), method("full"), wrap(model, tokenizer, "nan"), run, lengths=(10, 20), repeats=2)
+    assert [row.status for row in rows] == ["nan"] * 4
+    assert rows[0].reason == "10 scored tokens have NaN logits"
+    assert rows[0].scores["copy"] == 0.0
+    json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[0])
+
+
+def test_a_fallback_is_said(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    lm = wrap(tiny_model("mamba"), tokenizer, "tiny-mamba")
+    said: list[str] = []
+    with Run.open(tmp_path, {}) as run:
+        measure(Curve(counting_text(2, 100)), method("full"), lm, run, lengths=(10,), repeats=2, on_notice=said.append)
+    assert len(said) == 1
+    assert "tiny-mamba is read with plain forwards" in said[0]
+
+
+def test_progress_counts_what_was_already_there(tmp_path: Path) -> None:
+    measured(tmp_path, Curve(counting_text()), batch=2)
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:9]))
+    told: list[tuple[int, int]] = []
+    measured(tmp_path, Curve(counting_text()), batch=2, on_row=lambda row, done, total: told.append((done, total)))
+    assert told == [(10, 12), (11, 12), (12, 12)]
+
+
+def test_a_toy_reader_keeps_the_protocol() -> None:
+    from farspan.reader import Memory, Reader
+
+    assert isinstance(ToyReader(toy_lm(), copier(1)), Reader)
+    assert not isinstance(object(), Memory)

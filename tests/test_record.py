@@ -1,0 +1,315 @@
+"""Rows on disk: what is written is read again, whatever ends the process that writes."""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from farspan.record import Row, Run, read_header, read_rows
+
+SETTINGS = {"task": "curve", "seed": 0, "lengths": (8, 16)}
+IDENTITY = {"name": "tiny", "dtype": "float32", "fingerprint": "abc"}
+APPENDS_FOREVER = """
+import itertools, sys
+from farspan.record import Row, Run
+
+with Run.open(sys.argv[1], {"task": "curve"}) as run:
+    for repeat in itertools.count(len(run.rows)):
+        scores = {"hits": "ab" * 5000}
+        run.append(Row("tiny", "full", "curve", 1, {}, 8, repeat, 0, f"example {repeat}", scores=scores))
+"""
+
+
+def row(repeat: int) -> Row:
+    return Row(
+        model="tiny",
+        method="full",
+        task="curve",
+        version=1,
+        settings={"protocol": "nested"},
+        length=8,
+        repeat=repeat,
+        seed=0,
+        example=f"example {repeat}",
+        scores={"copy": 0.5, "copy_nats": None},
+        seconds=0.25,
+    )
+
+
+def made(folder: Path, count: int = 3) -> Path:
+    """The rows.jsonl of a run of some rows."""
+    with Run.open(folder, SETTINGS) as run:
+        for repeat in range(count):
+            run.append(row(repeat))
+    return folder / "rows.jsonl"
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """A disk that is full once a file has `size` bytes: the write that reaches it is cut short, the next fails."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_what_is_appended_is_read_again(tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    assert read_rows(tmp_path / "run") == [row(0), row(1), row(2)]
+
+
+def test_a_row_is_on_disk_as_soon_as_it_is_appended(tmp_path: Path) -> None:
+    with Run.open(tmp_path / "run", SETTINGS) as run:
+        run.append(row(0))
+        assert read_rows(tmp_path / "run") == [row(0)]
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    with Run.open(tmp_path / "run", SETTINGS) as run:
+        assert run.rows == [row(0), row(1), row(2)]
+        run.append(row(3))
+    assert read_rows(tmp_path / "run") == [row(repeat) for repeat in range(4)]
+
+
+def test_every_start_is_recorded_with_its_command_and_versions(tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    made(tmp_path / "run", 0)
+    sessions = read_header(tmp_path / "run")["sessions"]
+    assert len(sessions) == 2
+    assert sessions[0]["command"] == sys.argv
+    assert {"started", "python", "packages", "platform", "cores", "threads", "git"} <= sessions[0].keys()
+    assert sessions[0]["packages"].keys() >= {"farspan", "torch", "transformers"}
+
+
+def test_settings_are_recorded(tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    assert read_header(tmp_path / "run")["settings"] == {"task": "curve", "seed": 0, "lengths": [8, 16]}
+
+
+def test_the_key_of_a_row_is_what_was_measured_not_how_it_went() -> None:
+    assert row(0).key == replace(row(0), seconds=9.0, status="oom").key
+    assert len({row(0).key, row(1).key, replace(row(0), length=9).key, replace(row(0), method="sinks").key}) == 4
+
+
+# what a kill leaves
+
+
+@pytest.mark.parametrize("kept", [1, 40, -1], ids=["one byte", "some bytes", "all but the newline"])
+def test_a_torn_last_line_is_dropped(tmp_path: Path, kept: int) -> None:
+    path = made(tmp_path / "run")
+    *whole, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(whole) + last[:kept])
+    assert read_rows(tmp_path / "run") == [row(0), row(1)]
+    with Run.open(tmp_path / "run", SETTINGS) as run:
+        run.append(row(2))
+    assert read_rows(tmp_path / "run") == [row(0), row(1), row(2)]
+
+
+def test_reading_does_not_touch_a_torn_last_line(tmp_path: Path) -> None:
+    path = made(tmp_path / "run")
+    path.write_bytes(path.read_bytes()[:-20])
+    before = path.read_bytes()
+    read_rows(tmp_path / "run")
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "damage", ['{"model": "ti', "[]", "{}", '{"model": "tiny", "colour": "red"}', '{"model": "tiny"}', "\x00\x00"]
+)
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, damage: str) -> None:
+    path = made(tmp_path / "run")
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], damage + "\n", *lines[1:]]))
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2 is not a row"):
+        read_rows(tmp_path / "run")
+
+
+def test_a_run_with_a_damaged_line_is_left_as_it_is_and_unlocked(tmp_path: Path) -> None:
+    path = made(tmp_path / "run")
+    good = path.read_bytes()
+    path.write_bytes(b"damaged\n" + good)
+    with pytest.raises(ValueError, match="line 1 is not a row"):
+        Run.open(tmp_path / "run", SETTINGS)
+    assert path.read_bytes() == b"damaged\n" + good
+    path.write_bytes(good)
+    with Run.open(tmp_path / "run", SETTINGS) as run:
+        assert len(run.rows) == 3
+
+
+def test_a_killed_process_leaves_a_run_that_can_be_read_and_continued(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "rows.jsonl"
+    for more in (1, 2):  # the second process continues the run of the first
+        wanted = (path.stat().st_size if path.exists() else 0) + 300_000
+        process = subprocess.Popen([sys.executable, "-c", APPENDS_FOREVER, str(tmp_path / "run")])
+        try:
+            deadline = time.monotonic() + 60
+            while not (path.exists() and path.stat().st_size > wanted):
+                assert process.poll() is None, "the process ended by itself"
+                assert time.monotonic() < deadline, "the process wrote nothing"
+                time.sleep(0.01)
+        finally:
+            process.kill()
+        assert process.wait() == -signal.SIGKILL
+        rows = read_rows(tmp_path / "run")
+        assert [one.repeat for one in rows] == list(range(len(rows)))
+        assert len(rows) >= more * 25
+    with Run.open(tmp_path / "run", {"task": "curve"}) as run:
+        assert run.rows == rows
+
+
+def test_a_start_that_ended_before_run_json_does_not_block_the_next(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").touch()
+    (tmp_path / "run.json.part").write_text('{"settings"')
+    made(tmp_path)
+    assert len(read_rows(tmp_path)) == 3
+
+
+# a full disk
+
+
+def test_a_full_disk_leaves_the_rows_before_and_says_how_many(tmp_path: Path) -> None:
+    path = made(tmp_path / "run")
+    before = path.read_bytes()
+    with Run.open(tmp_path / "run", SETTINGS) as run:
+        with files_no_larger_than(len(before) + 50), pytest.raises(OSError, match="the 3 rows before it are safe"):
+            run.append(row(3))
+        assert path.read_bytes() == before
+        assert len(run.rows) == 3
+        run.append(row(3))  # there is room again
+    assert read_rows(tmp_path / "run") == [row(repeat) for repeat in range(4)]
+
+
+def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
+    path = made(tmp_path / "run")
+    with Run.open(tmp_path / "run", SETTINGS) as run, files_no_larger_than(path.stat().st_size):
+        with pytest.raises(OSError, match="make room and repeat the command") as raised:
+            run.append(row(3))
+        assert raised.value.filename == str(path)
+        assert raised.value.errno
+
+
+def test_a_disk_full_from_the_start_does_not_block_the_repeated_command(tmp_path: Path) -> None:
+    with files_no_larger_than(10), pytest.raises(OSError, match="File too large"):
+        Run.open(tmp_path / "run", SETTINGS)
+    made(tmp_path / "run")
+    assert len(read_rows(tmp_path / "run")) == 3
+
+
+def test_a_full_disk_does_not_damage_run_json(tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    before = read_header(tmp_path / "run")
+    with files_no_larger_than(10), pytest.raises(OSError, match="File too large"):
+        Run.open(tmp_path / "run", SETTINGS)
+    assert read_header(tmp_path / "run") == before
+
+
+def test_a_row_with_nan_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with Run.open(tmp_path / "run", SETTINGS) as run, pytest.raises(ValueError, match="JSON"):
+        run.append(replace(row(0), scores={"copy": float("nan")}))
+    assert (tmp_path / "run" / "rows.jsonl").read_bytes() == b""
+
+
+# what is refused
+
+
+def test_other_settings_are_refused_with_both_values(tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"other settings: seed was 0, now 1\. Repeat .* another folder with --out"):
+        Run.open(tmp_path / "run", SETTINGS | {"seed": 1})
+
+
+def test_a_setting_that_is_new_or_gone_is_another_setting(tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"depth was None, now 2; seed was 0, now None"):
+        Run.open(tmp_path / "run", {"task": "curve", "lengths": (8, 16), "depth": 2})
+
+
+def test_settings_are_the_same_after_their_way_through_json(tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    made(tmp_path / "run")  # the lengths are a tuple here and a list there
+    assert len(read_rows(tmp_path / "run")) == 6
+
+
+def test_a_refused_run_is_left_as_it_was(tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(ValueError, match="other settings"):
+        Run.open(tmp_path / "run", SETTINGS | {"seed": 1})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_another_model_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    with Run.open(tmp_path / "run", SETTINGS) as run:
+        run.add_model(IDENTITY)
+    with (
+        Run.open(tmp_path / "run", SETTINGS) as run,
+        pytest.raises(ValueError, match=r"fingerprint was 'abc', now 'xyz'"),
+    ):
+        run.add_model(IDENTITY | {"fingerprint": "xyz"})
+    assert read_header(tmp_path / "run")["models"] == {"tiny": IDENTITY}
+
+
+def test_the_same_model_and_a_second_one_are_taken(tmp_path: Path) -> None:
+    other = IDENTITY | {"name": "other"}
+    with Run.open(tmp_path / "run", SETTINGS) as run:
+        for identity in (IDENTITY, IDENTITY, other):
+            run.add_model(identity)
+    assert read_header(tmp_path / "run")["models"] == {"tiny": IDENTITY, "other": other}
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    with Run.open(tmp_path / "run", SETTINGS) as run:
+        with pytest.raises(ValueError, match="is being written by another process"):
+            Run.open(tmp_path / "run", SETTINGS)
+        run.append(row(0))
+    made(tmp_path / "run", 0)  # free again
+    assert read_rows(tmp_path / "run") == [row(0)]
+
+
+def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match="is not empty and holds no run .*--out"):
+        Run.open(tmp_path, SETTINGS)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_rows_without_their_run_json_are_refused(tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.raises(ValueError, match=r"no run\.json"):
+        Run.open(tmp_path / "run", SETTINGS)
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    made(tmp_path)
+    assert len(read_rows(tmp_path)) == 3
+
+
+def test_a_folder_without_a_run_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no run \(no run\.json\)"):
+        read_rows(tmp_path)
+
+
+@pytest.mark.parametrize(("content", "reason"), [('{"settings', "is damaged"), ('{"lr": 1}', "not written by farspan")])
+def test_a_run_json_that_is_damaged_or_of_another_program_is_named(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "run.json").write_text(content)
+    for read in (read_rows, lambda folder: Run.open(folder, SETTINGS)):
+        with pytest.raises(ValueError, match=rf"run\.json .*{reason}"):
+            read(tmp_path)
+
+
+def test_rows_are_plain_json_that_other_programs_read(tmp_path: Path) -> None:
+    lines = made(tmp_path / "run").read_text().splitlines()
+    assert json.loads(lines[1])["repeat"] == 1
+    assert json.loads(lines[1])["scores"] == {"copy": 0.5, "copy_nats": None}
