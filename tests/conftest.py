@@ -1,11 +1,13 @@
 """What tests share: tiny models and a tiny tokenizer made in memory, and the folder of real data, if it is there."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from jaxtyping import install_import_hook
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's libraries look once, when they are imported
 # shapes in the annotations are checked while the tests run
 install_import_hook(["farspan.reader", "farspan.hf", "farspan.corpus", "farspan.stats"], "beartype.beartype")
 
@@ -24,8 +26,7 @@ transformers.utils.logging.set_verbosity_error()
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No network, one thread, a cache of the tests' own."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    """One thread, a cache of the tests' own."""
     monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     torch.set_num_threads(1)
 

@@ -252,6 +252,7 @@ def test_a_refused_run_is_left_as_it_was(tmp_path: Path) -> None:
 def test_another_model_of_the_same_name_is_refused(tmp_path: Path) -> None:
     with Run.open(tmp_path / "run", SETTINGS) as run:
         run.add_model(IDENTITY)
+        run.append(row(0))
     with (
         Run.open(tmp_path / "run", SETTINGS) as run,
         pytest.raises(ValueError, match=r"fingerprint was 'abc', now 'xyz'"),
@@ -279,7 +280,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match="is not empty and holds no run .*--out"):
+    with pytest.raises(ValueError, match=r"is not empty and holds no run .*--out"):
         Run.open(tmp_path, SETTINGS)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -313,3 +314,11 @@ def test_rows_are_plain_json_that_other_programs_read(tmp_path: Path) -> None:
     lines = made(tmp_path / "run").read_text().splitlines()
     assert json.loads(lines[1])["repeat"] == 1
     assert json.loads(lines[1])["scores"] == {"copy": 0.5, "copy_nats": None}
+
+
+def test_a_run_without_rows_is_begun_anew_with_other_settings(tmp_path: Path) -> None:
+    with Run.open(tmp_path, {"text": "a typo"}) as run:
+        run.add_model({"name": "m", "fingerprint": "1"})
+    with Run.open(tmp_path, {"text": "corrected"}) as run:
+        run.add_model({"name": "m", "fingerprint": "2"})
+    assert read_header(tmp_path)["settings"] == {"text": "corrected"}

@@ -62,34 +62,34 @@ class Run:
     def open(cls, folder: str | Path, settings: dict[str, Any]) -> Self:
         """Creates the run, or continues it when it was made with the same settings.
 
-        A torn last line, as a kill leaves it, is dropped.
+        A torn last line, as a kill leaves it, is dropped. A run without rows is begun anew.
 
         Raises:
             ValueError: the folder holds another run or something else, or another process is writing it.
         """
         folder = Path(folder)
-        header: dict[str, Any] = {"settings": _plain(settings), "models": {}, "sessions": []}
-        if (folder / "run.json").exists():
-            before = read_header(folder)
-            _refuse_differences(folder, before["settings"], header["settings"])
-            header = before
-        elif folder.exists() and not _only_begun(folder):
+        if folder.exists() and not (folder / "run.json").exists() and not _only_begun(folder):
             raise ValueError(f"{folder} is not empty and holds no run (no run.json): choose another folder with --out")
         folder.mkdir(parents=True, exist_ok=True)
-        header["sessions"].append({"command": sys.argv, "started": datetime.now(UTC).isoformat(), **environment()})
-
         path = folder / "rows.jsonl"
         file = path.open("ab", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            rows, end = _parse(path)
+            header: dict[str, Any] = {"settings": _plain(settings), "models": {}, "sessions": []}
+            if (folder / "run.json").exists():
+                before = read_header(folder)  # also where no rows are: what is not ours is not written over
+                if rows:
+                    _refuse_differences(folder, before["settings"], header["settings"])
+                    header = before
+            file.truncate(end)
+            session = {"command": sys.argv, "started": datetime.now(UTC).isoformat(), **environment()}
+            header["sessions"].append(session)
+            run = cls(folder, header, rows, file)
+            run._write_header()
         except BlockingIOError as error:
             file.close()
             raise ValueError(f"{folder} is being written by another process") from error
-        try:
-            rows, end = _parse(path)
-            file.truncate(end)
-            run = cls(folder, header, rows, file)
-            run._write_header()
         except (ValueError, OSError):
             file.close()
             raise

@@ -169,6 +169,8 @@ def read_authors_file(path: str | Path, model: str) -> list[Row]:
     """
     try:
         points = json.loads(Path(path).read_text("utf-8"))
+        if not points:
+            raise ValueError("it holds no lengths")
         return [
             Row(
                 model=model,

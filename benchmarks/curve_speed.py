@@ -1,0 +1,184 @@
+"""How much cheaper farspan's forgetting curve is than the authors' procedure, on the same sequences.
+
+    python benchmarks/curve_speed.py [--quick] [--check]
+
+The naive twin runs two full forwards per repeat and length at batch 1 with all logits, which is what the authors'
+script does. Each way of measuring runs in a process of its own, on one thread; CPU seconds are the process's, peak
+memory is what it took above the loaded model. The arithmetic bound is the ratio of floating-point operations.
+Model: d 256, 4 layers, vocabulary 32,000, fp32, random weights. Last line: the figures as JSON.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+VOCABULARY = 32_000
+BOUNDS = {"cpu_ratio": 2.0, "memory_ratio": 4.0, "plan_error": 0.25}
+
+
+def build() -> tuple[Any, Any]:
+    """The model with a tokenizer, and a text of random tokens."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from farspan.corpus import Corpus
+    from farspan.lm import wrap
+    from farspan.reader import CHECK_TEXT
+    from farspan.train.batches import train_tokenizer
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        train_tokenizer([CHECK_TEXT], 260, Path(folder))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=8192,
+    )
+    tokens = np.random.default_rng(0).integers(1, VOCABULARY, 200_000)
+    corpus = Corpus("random ids", "random", tokens, np.array([0, len(tokens)]))
+    return wrap(LlamaForCausalLM(config).eval(), tokenizer, "benchmark"), corpus
+
+
+def peak_kibibytes() -> int:
+    """The most this process has held, VmHWM."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+
+def naive(lm: Any, task: Any, lengths: tuple[int, ...], repeats: int) -> dict[str, float]:
+    """Two forwards of [bos] P [bos] S each, all logits, argmax, by length."""
+    import torch
+
+    hits: dict[str, float] = {}
+    separator = list(task.separator(lm))
+    with torch.no_grad():
+        for example in task.examples(lm, lengths, repeats, 0):
+            for length in lengths:
+                target, other = example.tokens["target"][:length].tolist(), example.tokens["other"][:length].tolist()
+                for name, first, second in (("copy", target, target), ("control", target, other)):
+                    ids = [*separator, *first, *separator, *second, *separator]
+                    best = lm.model(input_ids=torch.tensor([ids])).logits.argmax(-1)[0].tolist()
+                    scored = math.ceil(length / 2)
+                    begin = len(ids) - 1 - scored
+                    right = sum(best[i - 1] == ids[i] for i in range(begin, begin + scored))
+                    key = f"{name} {length}"
+                    hits[key] = hits.get(key, 0.0) + right
+    return hits
+
+
+def ours(lm: Any, task: Any, lengths: tuple[int, ...], repeats: int, **options: Any) -> dict[str, float]:
+    """The same hits by `measure`."""
+    from farspan.measure import measure
+    from farspan.methods import method
+    from farspan.record import Run
+
+    with tempfile.TemporaryDirectory() as folder, Run.open(Path(folder) / "run", {}) as run:
+        rows = measure(task, method("full"), lm, run, lengths=lengths, repeats=repeats, **options)
+    hits: dict[str, float] = {}
+    for row in rows:
+        for name in ("copy", "control"):
+            key = f"{name} {row.length}"
+            hits[key] = hits.get(key, 0.0) + round(row.scores[name] * row.scores["scored"])
+    return hits
+
+
+WAYS = {
+    "naive": {},
+    "nested": {"batch": 3, "chunk": 1024},
+    "nested, batch 1, chunk 256": {"batch": 1, "chunk": 256},
+}
+
+
+def child(way: str, lengths: tuple[int, ...], repeats: int) -> dict[str, Any]:
+    """One way of measuring, in this process."""
+    from farspan.methods import method
+    from farspan.plan import plan
+    from farspan.tasks.curve import Curve
+
+    lm, corpus = build()
+    task = Curve(corpus)
+    result: dict[str, Any] = {"way": way}
+    if way != "naive":
+        ours(lm, task, (8,), 2, **WAYS[way])  # the self-check and the first forwards are not what is compared
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = peak_kibibytes()
+    started, cpu = time.perf_counter(), time.process_time()
+    run = naive if way == "naive" else ours
+    result["hits"] = run(lm, task, lengths, repeats, **WAYS[way])
+    result["seconds"], result["cpu_seconds"] = time.perf_counter() - started, time.process_time() - cpu
+    result["peak_mib"] = (peak_kibibytes() - before) / 1024
+    if way != "naive":
+        cost = plan(task, method("full"), lm, lengths=lengths, repeats=repeats, **WAYS[way])
+        result |= {"planned_seconds": cost.seconds, "flops": cost.flops, "tokens": cost.tokens}
+    else:
+        result |= {"flops": naive_flops(lm, lengths, repeats)}
+    return result
+
+
+def naive_flops(lm: Any, lengths: tuple[int, ...], repeats: int) -> float:
+    from farspan.plan import flops
+    from farspan.tasks import Work
+
+    texts = [2 * length + 3 for length in lengths]
+    return 2.0 * repeats * sum(flops(lm, Work(1, 0, tokens, tokens)) for tokens in texts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="lengths to 512, two repeats")
+    parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    longest, repeats = (512, 2) if options.quick else (2048, 3)
+    lengths = tuple(longest * i // 16 for i in range(1, 17))
+    if options.child:
+        print(json.dumps(child(options.child, lengths, repeats)))
+        return
+
+    results = {}
+    for way in WAYS:
+        command = [sys.executable, __file__, "--child", way, *(["--quick"] if options.quick else [])]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        results[way] = json.loads(done.stdout.splitlines()[-1])
+        r = results[way]
+        print(f"{way:28} {r['cpu_seconds']:7.1f} CPU s  {r['peak_mib']:6.0f} MiB above the model", flush=True)
+
+    twin, full, lean = results["naive"], results["nested"], results["nested, batch 1, chunk 256"]
+    total = sum(twin["hits"].values())
+    figures = {
+        "cpu_ratio": twin["cpu_seconds"] / full["cpu_seconds"],
+        "arithmetic_bound": twin["flops"] / full["flops"],
+        "memory_ratio": twin["peak_mib"] / lean["peak_mib"],
+        "memory_ratio_default": twin["peak_mib"] / full["peak_mib"],
+        "plan_error": abs(full["planned_seconds"] / full["seconds"] - 1),
+        "hits_that_differ": sum(abs(twin["hits"][key] - full["hits"][key]) for key in twin["hits"]),
+        "hits": total,
+        "longest": longest,
+        "repeats": repeats,
+    }
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+    missed = [
+        f"{name} = {figures[name]:.2f}, bound {bound}"
+        for name, bound in BOUNDS.items()
+        if (figures[name] > bound if name == "plan_error" else figures[name] < bound)
+    ]
+    if options.check and (missed or figures["hits_that_differ"]):
+        sys.exit("missed: " + "; ".join([*missed, f"{figures['hits_that_differ']} hits differ"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""The command line: what it measures, what it refuses and in which words, what it leaves behind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from click.testing import Result
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from farspan import __version__
+from farspan.cli import app
+from farspan.record import read_header, read_rows
+from farspan.report import picture
+
+from tiny import tiny_model
+
+HEAVY = {"torch", "transformers", "numpy", "scipy", "matplotlib"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """A folder with a tiny Llama, and a tiny GPT-2 of 64 positions."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, model in (("llama", tiny_model()), ("gpt2", tiny_model("gpt2", n_positions=64))):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory of the test's own, with a text of about a thousand tokens."""
+    monkeypatch.chdir(tmp_path)
+    words = ["fox", "dog", "quick", "lazy", "brown", "jumps", "over", "the"]
+    Path("text.txt").write_text(" ".join(words[i * i % 11 % 8] + str(i) for i in range(300)))
+
+
+@pytest.fixture
+def drawn() -> None:
+    """Asked for by the tests whose pictures are drawn; the others save the time."""
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(picture, "draw_curves", lambda *_, **__: [])
+
+
+def farspan(*arguments: object) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def curve(model: Path | str, *options: object) -> Result:
+    """A small curve into run/, whose options later ones override."""
+    small = ("--text", "text.txt", "--lengths", "4,8,16", "--repeats", 2, "--device", "cpu", "--out", "run")
+    return farspan("curve", model, *small, *options)
+
+
+def refused(result: Result) -> str:
+    """What was said on the way out with exit code 2: one message, no traceback."""
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.stderr
+    return " ".join(result.stderr.split())
+
+
+def last_line(result: Result) -> Any:
+    """The JSON of the last line printed; NaN and Infinity are no JSON."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(result.stdout.splitlines()[-1], parse_constant=refuse)
+
+
+# quick answers
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["curve", "--help"], ["--version"]], ids=" ".join)
+def test_quick_answers_import_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom farspan.cli import main\n"
+        "try: main()\nexcept SystemExit as end: assert not end.code\n"
+        f"print('heavy:', sorted({HEAVY} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_the_version_is_said() -> None:
+    assert farspan("--version").stdout == f"farspan {__version__}\n"
+
+
+def test_help_names_every_command() -> None:
+    said = farspan("--help").stdout
+    assert all(command in said for command in ("demo", "curve", "import", "train"))
+
+
+# measuring
+
+
+def test_a_curve_is_measured_and_drawn(models: Path, drawn: None) -> None:
+    result = curve(models / "llama")
+    assert result.exit_code == 0, result.output
+    rows = read_rows("run")
+    assert sorted((row.length, row.repeat) for row in rows) == [(n, i) for n in (4, 8, 16) for i in (0, 1)]
+    assert {row.status for row in rows} == {"ok"}
+    assert "memory lengths" in result.stdout
+    assert list(Path("run").glob("*.png"))
+
+
+def test_the_run_says_what_it_was_made_with(models: Path) -> None:
+    curve(models / "llama", "--seed", 3)
+    header = read_header("run")
+    assert header["settings"]["lengths"] == [4, 8, 16]
+    assert header["settings"]["seed"] == 3
+    assert header["models"][str(models / "llama")]["fingerprint"]
+
+
+def test_repeating_a_finished_curve_measures_nothing_again(models: Path) -> None:
+    curve(models / "llama")
+    before = Path("run/rows.jsonl").read_bytes()
+    assert curve(models / "llama").exit_code == 0
+    assert Path("run/rows.jsonl").read_bytes() == before
+
+
+def test_repeating_a_stopped_curve_measures_what_is_missing(models: Path) -> None:
+    curve(models / "llama")
+    path = Path("run/rows.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3]) + lines[3][:30])  # as a kill leaves it
+    assert curve(models / "llama").exit_code == 0
+    assert path.read_bytes().startswith(b"".join(lines[:3]))
+    assert len({row.key for row in read_rows("run")}) == len(read_rows("run")) == 6
+
+
+def test_without_out_the_same_command_finds_its_own_run_again(models: Path) -> None:
+    command = ("curve", models / "llama", "--text", "text.txt", "--lengths", "4,8", "--repeats", 2, "--device", "cpu")
+    for _ in range(2):
+        assert farspan(*command).exit_code == 0
+    (folder,) = Path("runs").iterdir()
+    assert len(read_rows(folder)) == 4
+    assert len(read_header(folder)["sessions"]) == 2
+
+
+def test_json_is_one_line_printed_last_and_alone_on_stdout(models: Path) -> None:
+    result = curve(models / "llama", "--json")
+    assert len(result.stdout.splitlines()) == 1
+    (entry,) = last_line(result)["curves"]
+    assert (entry["model"], entry["method"], entry["lengths"]) == (str(models / "llama"), "full", [4, 8, 16])
+    assert last_line(result)["failed_rows"] == 0
+    assert "memory lengths" in result.stderr
+
+
+def test_a_plan_measures_nothing(models: Path) -> None:
+    result = curve(models / "llama", "--plan")
+    assert result.exit_code == 0, result.output
+    assert "nothing is measured yet" in result.stdout
+    assert sorted(path.name for path in Path().iterdir()) == ["text.txt"]
+
+
+def test_a_plan_as_json_is_one_line_printed_last(models: Path) -> None:
+    (plan,) = last_line(curve(models / "llama", "--plan", "--json"))["plans"]
+    assert plan["num_examples"] == 2
+    assert plan["tokens"] > 0
+    assert plan["seconds"] > 0
+    assert not Path("run").exists()
+
+
+def test_lengths_beyond_learned_positions_fail_by_themselves(models: Path, drawn: None) -> None:
+    result = curve(models / "gpt2", "--lengths", "8,16,40", "--json")
+    assert result.exit_code == 1, result.output
+    assert {(row.length, row.status) for row in read_rows("run")} == {(8, "ok"), (16, "ok"), (40, "too_long")}
+    (reason,) = {row.reason for row in read_rows("run") if row.length == 40}
+    assert reason == "needs 82 tokens, the model has 64 positions"
+    assert "2 of 6 rows failed" in result.stderr
+    assert last_line(result)["failed_rows"] == 2
+    assert last_line(result)["curves"][0]["failed"] == {"40": "too_long"}
+
+
+def test_a_curve_of_failures_only_still_ends_with_words_and_json(models: Path) -> None:
+    result = curve(models / "gpt2", "--lengths", "40,50", "--json")
+    assert result.exit_code == 1, result.output
+    assert last_line(result)["failed_rows"] == 4
+
+
+# what is refused: exit code 2, and what was given, what is allowed, what to do
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ("8,4", "lengths [8, 4] must ascend, each once: write 4,8"),
+        ("4,4", "lengths [4, 4] must ascend, each once: write 4"),
+        ("0,4", "lengths [0, 4] must be positive numbers of tokens"),
+        ("-4,8", "lengths [-4, 8] must be positive numbers of tokens"),
+        ("many", "lengths 'many' are neither like 512,1024,2048 nor like 512:16384"),
+        ("4,", "lengths '4,' are neither like 512,1024,2048 nor like 512:16384"),
+        ("", "lengths '' are neither like 512,1024,2048 nor like 512:16384"),
+        ("1:2:3", "lengths '1:2:3' are neither like 512,1024,2048 nor like 512:16384"),
+        ("8:4", "lengths 8:4 are no range: the first must be positive and not above the last"),
+        ("0:4", "lengths 0:4 are no range: the first must be positive and not above the last"),
+    ],
+)
+def test_bad_lengths_are_refused(lengths: str, said: str) -> None:
+    assert said in refused(curve("no-model", "--lengths", lengths))
+    assert not Path("run").exists()
+
+
+def test_no_repeats_are_refused() -> None:
+    assert "repeats = 0; at least 1 is needed" in refused(curve("no-model", "--repeats", 0))
+
+
+def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
+    assert "method 'nope' is unknown; known are full" in refused(curve("no-model", "--method", "nope"))
+    assert not Path("run").exists()
+
+
+def test_an_unknown_text_is_refused_with_what_a_text_can_be(models: Path) -> None:
+    said = refused(curve(models / "llama", "--text", "missing.txt"))
+    assert "text 'missing.txt' is neither a file, a folder, a hub dataset (org/name) nor a built-in text" in said
+
+
+def test_a_missing_model_is_refused() -> None:
+    assert "model './nowhere' is neither a folder nor a hub id such as org/name" in refused(curve("./nowhere"))
+
+
+def test_a_text_too_short_is_refused_with_what_would_do(models: Path) -> None:
+    said = refused(curve(models / "llama", "--lengths", "100000"))
+    assert "text 'text.txt' has" in said
+    assert "2 are needed: give a longer text, a smaller largest length (at most" in said
+
+
+def test_a_run_made_with_other_settings_is_refused_with_both_values(models: Path) -> None:
+    curve(models / "llama")
+    before = Path("run/rows.jsonl").read_bytes()
+    said = refused(curve(models / "llama", "--seed", 1))
+    assert "run holds a run made with other settings: seed was 0, now 1." in said
+    assert "choose another folder with --out" in said
+    assert Path("run/rows.jsonl").read_bytes() == before
+
+
+def test_a_run_of_another_model_of_that_name_is_refused(models: Path) -> None:
+    Path("model").symlink_to(models / "llama")
+    curve("model")
+    Path("model").unlink()
+    Path("model").symlink_to(models / "gpt2")
+    assert "architecture was 'LlamaForCausalLM', now 'GPT2LMHeadModel'" in refused(curve("model"))
+
+
+def test_a_folder_with_other_things_is_refused(models: Path) -> None:
+    assert "is not empty and holds no run" in refused(curve(models / "llama", "--out", "."))
+
+
+def test_a_device_that_is_not_there_is_refused(models: Path) -> None:
+    assert "device 'gpu' cannot be used" in refused(curve(models / "llama", "--device", "gpu"))
+
+
+def test_an_unknown_option_is_refused() -> None:
+    assert farspan("curve", "no-model", "--lenghts", "4").exit_code == 2
+
+
+# results of others
+
+
+def published(path: str) -> str:
+    points = [
+        {"length": n, "copy_accs": [1.0, 1.0, 0.9 - n / 1000], "lm_accs": [0.3, 0.4, 0.3]} for n in (8, 64, 128, 256)
+    ]
+    Path(path).write_text(json.dumps(points))
+    return path
+
+
+def test_published_results_become_a_run(drawn: None) -> None:
+    result = farspan("import", published("theirs.json"), "--out", "run", "--json")
+    assert result.exit_code == 0, result.output
+    rows = read_rows("run")
+    assert len(rows) == 12
+    assert {row.model for row in rows} == {"theirs"}
+    assert rows[2].scores["copy"] == pytest.approx(0.892)
+    assert last_line(result)["curves"][0]["lengths"] == [8, 64, 128, 256]
+    assert list(Path("run").glob("*.png"))
+
+
+def test_importing_again_adds_nothing() -> None:
+    for _ in range(2):
+        assert farspan("import", published("theirs.json"), "--out", "run").exit_code == 0
+    assert len(read_rows("run")) == 12
+
+
+@pytest.mark.parametrize(
+    "content", ['{"not": "a list"}', '[{"length": 8}]', "no JSON", '[{"length": 8, "copy_accs": [1], "lm_accs": []}]']
+)
+def test_a_file_that_is_no_result_of_the_authors_is_refused(content: str) -> None:
+    Path("wrong.json").write_text(content)
+    said = refused(farspan("import", "wrong.json", "--out", "run"))
+    assert "wrong.json is not a result file of the forgetting curve's authors, a JSON list of objects" in said
+    assert not Path("run").exists()
+
+
+def test_a_file_that_is_not_there_is_refused() -> None:
+    assert "missing.json does not exist" in refused(farspan("import", "missing.json", "--out", "run"))

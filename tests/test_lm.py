@@ -1,0 +1,293 @@
+"""Models: from a folder or the hub, who they are, and what is said when one cannot be had."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import torch
+import transformers
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from farspan.lm import LM, choose_separator, fingerprint, load, wrap
+
+from tiny import VOCABULARY, tiny_model
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # it reads the environment once
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """A tiny Llama as `save_pretrained` leaves it."""
+    tiny_model().save_pretrained(tmp_path / "tiny-llama")
+    tokenizer.save_pretrained(tmp_path / "tiny-llama")
+    return tmp_path / "tiny-llama"
+
+
+def configure(folder: Path, **changes: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def raising(error: Exception, cause: Exception | None = None) -> Callable[..., None]:
+    def raise_it(*_: object, **__: object) -> None:
+        raise error from cause
+
+    return raise_it
+
+
+def without_special_tokens(**special: str) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.WordLevel({"\n": 0, "a": 1, "</s>": 2}, unk_token="a"))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+# loading
+
+
+def test_a_folder_is_loaded(folder: Path) -> None:
+    lm = load(folder, device="cpu")
+    expected = tiny_model().state_dict()
+    assert all(torch.equal(weight, expected[name]) for name, weight in lm.model.state_dict().items())
+    assert not lm.model.training
+    assert lm.name == str(folder)
+    assert lm.vocabulary == VOCABULARY
+    assert lm.tokenizer("the fox")["input_ids"]
+
+
+def test_the_dtype_is_the_checkpoints_own_unless_given(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    tiny_model().to(torch.bfloat16).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert load(tmp_path, device="cpu").model.dtype == torch.bfloat16
+    assert load(tmp_path, device="cpu", dtype="float32").model.dtype == torch.float32
+
+
+def test_the_attention_implementation_can_be_chosen(folder: Path) -> None:
+    assert load(folder, device="cpu", attention="eager").identity["attention"] == "eager"
+
+
+def test_the_real_tiny_model_of_the_shared_data_is_loaded(shared_data: Path) -> None:
+    lm = load(shared_data / "models" / "stories260K", device="cpu")
+    assert lm.identity["architecture"] == "LlamaForCausalLM"
+    assert lm.separator.kind == "bos"
+    assert len(lm.tokenizer) <= lm.vocabulary
+    text = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
+    ids = torch.tensor([[*lm.separator.ids, *lm.tokenizer(text, add_special_tokens=False)["input_ids"]]])
+    with torch.no_grad():
+        loss = lm.model(ids, labels=ids).loss.item()
+    assert loss < 3.0  # nats a token; guessing blindly among its 512 would be 6.2
+
+
+def test_a_folder_of_bin_weights_is_refused_with_the_way_to_allow_it(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save(tiny_model().state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"holds no safetensors weights; .*allow_pickle=True \(--allow-pickle\)"):
+        load(folder, device="cpu")
+
+
+def test_bin_weights_are_read_when_allowed(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save(tiny_model().state_dict(), folder / "pytorch_model.bin")
+    assert load(folder, device="cpu", allow_pickle=True).identity["fingerprint"] == fingerprint(tiny_model())
+
+
+def test_a_model_already_placed_is_left_where_it_is(folder: Path) -> None:
+    pytest.importorskip("accelerate")
+    assert load(folder, device="no such device", device_map={"": "cpu"}).device.type == "cpu"
+
+
+# what cannot be loaded
+
+
+def test_a_missing_folder_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model '\./no/such/model' is neither a folder nor a hub id such as org/name"):
+        load("./no/such/model")
+
+
+def test_a_model_not_cached_while_offline_is_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match=r"model 'farspan-tests/none' is neither .* cached, and HF_HUB_OFFLINE is set"):
+        load("farspan-tests/none")
+
+
+def hub_error(kind: type[Any]) -> Exception:
+    return kind("refused", response=SimpleNamespace(headers={}, request=None))
+
+
+def test_a_gated_model_is_refused_with_the_way_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = raising(OSError("You are trying to access a gated repo."), hub_error(GatedRepoError))
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", error)
+    with pytest.raises(ValueError, match=r"'org/gated' is gated on the hub: .*hf auth login.* HF_TOKEN"):
+        load("org/gated")
+
+
+def test_a_model_the_hub_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    error = raising(OSError("not a valid model identifier"), hub_error(RepositoryNotFoundError))
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", error)
+    with pytest.raises(ValueError, match=r"'org/none' is neither a folder nor on the hub"):
+        load("org/none")
+
+
+def test_a_file_is_no_model(folder: Path) -> None:
+    with pytest.raises(ValueError, match="is a file: give the folder it lies in"):
+        load(folder / "model.safetensors")
+
+
+def test_missing_weights_are_refused(folder: Path) -> None:
+    configure(folder, num_hidden_layers=3)
+    with pytest.raises(ValueError, match=r"lacks 9 of its weights, such as model\.layers\.2\."):
+        load(folder, device="cpu")
+
+
+def test_tied_weights_do_not_count_as_missing(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    tiny_model(tie_word_embeddings=True).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = load(tmp_path, device="cpu").model
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_weights_of_other_shapes_are_refused(folder: Path) -> None:
+    configure(folder, intermediate_size=32)
+    with pytest.raises(ValueError, match=r"have other shapes than its config\.json says"):
+        load(folder, device="cpu")
+
+
+def test_a_download_that_stopped_halfway_is_refused(folder: Path) -> None:
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(ValueError, match=r"damaged or incomplete .* download them again"):
+        load(folder, device="cpu")
+
+
+def test_a_folder_without_weights_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"cannot be loaded: .*no file named model\.safetensors"):
+        load(folder, device="cpu")
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="comes without a tokenizer"):
+        load(tmp_path, device="cpu")
+
+
+def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:
+    transformers.T5Config(d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is no causal language model known to transformers"):
+        load(tmp_path, device="cpu")
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ValueError, match=rf"the tokenizer has {len(tokenizer)} entries, model 'small' only 200"):
+        wrap(tiny_model(vocab_size=200), tokenizer, "small")
+
+
+def test_a_model_larger_than_its_tokenizer_is_taken(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert wrap(tiny_model(vocab_size=320), tokenizer, "padded").vocabulary == 320
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(folder: Path, device: str) -> None:
+    with pytest.raises(ValueError, match=rf"device '{device}' cannot be used: .*use cpu"):
+        load(folder, device=device)
+
+
+# separators
+
+
+def test_the_separator_is_the_beginning_of_text_where_there_is_one() -> None:
+    separator = choose_separator(without_special_tokens(bos_token="a", eos_token="</s>"))
+    assert (separator.kind, separator.ids) == ("bos", (1,))
+
+
+def test_the_separator_is_else_the_end_of_text() -> None:
+    separator = choose_separator(without_special_tokens(eos_token="</s>"))
+    assert (separator.kind, separator.ids) == ("eos", (2,))
+
+
+def test_the_separator_is_else_a_newline() -> None:
+    separator = choose_separator(without_special_tokens())
+    assert (separator.kind, separator.ids) == ("newline", (0,))
+
+
+# lengths
+
+
+def test_the_trained_length_is_what_the_config_says(lm: LM) -> None:
+    assert lm.trained_length == 512
+
+
+def test_the_trained_length_can_be_given(folder: Path) -> None:
+    lm = load(folder, device="cpu", trained_length=77)
+    assert lm.trained_length == lm.identity["trained_length"] == 77
+    assert lm.identity["config_trained_length"] == 512
+
+
+def test_a_config_that_says_no_trained_length_gives_none(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert wrap(tiny_model("mamba"), tokenizer, "mamba").trained_length is None
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "opt"])
+def test_learned_positions_end(architecture: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    lm = wrap(tiny_model(architecture), tokenizer, architecture)
+    assert lm.position_limit == 512
+    with torch.no_grad():
+        assert lm.model(torch.ones(1, 512, dtype=torch.long)).logits.isfinite().all()
+        with pytest.raises(IndexError):
+            lm.model(torch.ones(1, 513, dtype=torch.long))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "mamba"])
+def test_other_positions_do_not_end(architecture: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    assert wrap(tiny_model(architecture), tokenizer, architecture).position_limit is None
+
+
+# identity
+
+
+def test_the_identity_says_what_a_record_needs(lm: LM) -> None:
+    identity = json.loads(json.dumps(lm.identity))
+    assert identity == {
+        "name": "tiny-llama",
+        "revision": None,
+        "architecture": "LlamaForCausalLM",
+        "parameters": sum(p.numel() for p in tiny_model().parameters()),
+        "dtype": "float32",
+        "attention": "sdpa",
+        "device": "cpu",
+        "trained_length": 512,
+        "config_trained_length": 512,
+        "separator": {"kind": "bos", "ids": [0]},
+        "tokenizer": identity["tokenizer"],
+        "fingerprint": fingerprint(lm.model),
+    }
+
+
+def test_another_tokenizer_is_another_identity(lm: LM) -> None:
+    tokenizer = copy.deepcopy(lm.tokenizer)
+    tokenizer.bos_token = "the"
+    tokenizer.add_special_tokens({"additional_special_tokens": ["qu"]})
+    assert wrap(lm.model, tokenizer, "tiny-llama").identity["tokenizer"] != lm.identity["tokenizer"]
+
+
+def test_a_model_has_the_same_fingerprint_each_time(folder: Path) -> None:
+    assert load(folder, device="cpu").identity["fingerprint"] == fingerprint(tiny_model())
+
+
+def test_two_models_of_one_shape_have_different_fingerprints() -> None:
+    other = tiny_model()
+    with torch.no_grad():
+        other.get_output_embeddings().weight[-1, -1] += 1e-3
+    assert fingerprint(other) != fingerprint(tiny_model())
+
+
+def test_another_dtype_is_another_fingerprint() -> None:
+    assert fingerprint(tiny_model().to(torch.bfloat16)) != fingerprint(tiny_model())
