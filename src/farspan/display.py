@@ -97,9 +97,10 @@ def remarks(one: Series) -> list[str]:
     if s.failed:
         lines.append("failed lengths: " + ", ".join(f"{length:,} ({why})" for length, why in sorted(s.failed.items())))
     if s.contaminated:
+        without = s.without_contaminated.get("half_life")
         lines.append(
             f"{len(s.contaminated)} windows have a control out of line with the others (text known by heart, or "
-            f"boilerplate); without them half-life is {s.without_contaminated['half_life']:,.0f}"
+            f"boilerplate){'' if without is None else f'; without them half-life is {without:,.0f}'}"
         )
     if s.nonmonotone > 0.1:
         lines.append(f"the curve rises by up to {s.nonmonotone:.2f} above its non-rising fit: look at the picture")

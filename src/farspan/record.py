@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from io import FileIO
@@ -80,7 +80,7 @@ class Run:
             if (folder / "run.json").exists():
                 before = read_header(folder)  # also where no rows are: what is not ours is not written over
                 if rows:
-                    _refuse_differences(folder, before["settings"], header["settings"])
+                    refuse_differences(folder, "run", before["settings"], header["settings"])
                     header = before
             file.truncate(end)
             session = {"command": sys.argv, "started": datetime.now(UTC).isoformat(), **environment()}
@@ -103,7 +103,7 @@ class Run:
         """
         identity = _plain(identity)
         before = self.header["models"].setdefault(identity["name"], identity)
-        _refuse_differences(self.folder, before, identity)
+        refuse_differences(self.folder, "run", before, identity)
         self._write_header()
 
     def _write_header(self) -> None:
@@ -228,17 +228,20 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _refuse_differences(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    old, new = dict(_flat(before)), dict(_flat(now))
+def refuse_differences(
+    folder: Path, what: str, before: dict[str, Any], now: dict[str, Any], may_change: Sequence[str] = ()
+) -> None:
+    """Raises ValueError, with both values, where two nested settings differ in other than what may change."""
+    old, new = dict(_flat(before)), dict(_flat(_plain(now)))
     found = [
         f"{name} was {old.get(name)!r}, now {new.get(name)!r}"
         for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
+        if old.get(name) != new.get(name) and name not in may_change
     ]
     if found:
         raise ValueError(
-            f"{folder} holds a run made with other settings: {'; '.join(found)}. "
-            "Repeat that run's settings to continue it, or choose another folder with --out"
+            f"{folder} holds a {what} made with other settings: {'; '.join(found)}. "
+            f"Repeat that {what}'s settings to continue it, or choose another folder (--out, or out in a config)"
         )
 
 

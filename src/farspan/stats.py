@@ -90,7 +90,7 @@ class Summary:
     cliff: float | None  # tokens from memory index 0.9 to 0.1; None where it crosses neither
     nonmonotone: float  # largest rise of the memory index above the fit, over the lengths judged
     contaminated: list[dict[str, Any]]  # windows whose control is out of line
-    without_contaminated: dict[str, float]  # the headline values without these
+    without_contaminated: dict[str, float]  # the headline values without these; empty where none or all are
     repeats: int
     failed: dict[int, str]
 
@@ -200,7 +200,11 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
         cliff=None if any(c or v == 0.0 for v, c in cliff_ends) else cliff_ends[1][0] - cliff_ends[0][0],
         nonmonotone=float(max(0.0, np.max(m[judged] - _isotonic(m[judged], _weights(measured)[judged])))),
         contaminated=contaminated,
-        without_contaminated={name: value for name, (value, _) in _headline(clean).items()} if contaminated else {},
+        without_contaminated=(
+            {name: value for name, (value, _) in _headline(clean).items()}
+            if contaminated and clean.measured.any()
+            else {}
+        ),
         repeats=repeats,
         failed=curve.failures,
     )

@@ -11,15 +11,18 @@ from farspan.report.picture import Series
 def series(rows: Iterable[Row], models: Mapping[str, Mapping[str, Any]]) -> list[Series]:
     """The curves among the rows that have at least one good row, with their numbers. `models`: as run.json has them."""
     found = stats.curves(rows)
-    several_models = len({key[0] for key in found}) > 1
+    models_found = {key[0] for key in found}
+    several_models = len(models_found) > 1
+    short_names = {model: model.rstrip("/").rpartition("/")[2] for model in models_found}
+    if len(set(short_names.values())) < len(models_found):
+        short_names = {model: model for model in models_found}
     several_methods = len({key[1] for key in found}) > 1
     several_texts = len({key[2] for key in found}) > 1
     result = []
     for (model, method, what), curve in found.items():
         if not curve.measured.any():
             continue
-        short = model.rstrip("/").rpartition("/")[2]
-        parts = [short] if several_models else []
+        parts = [short_names[model]] if several_models else []
         parts += [what] if several_texts or not several_models else []
         name = " ".join([*parts, *([method] if several_methods else [])])
         trained = models.get(model, {}).get("trained_length")

@@ -22,7 +22,7 @@ class PackedRows(Dataset[dict[str, Tensor]]):
     """
 
     def __init__(self, corpus: Corpus, length: int, separator: tuple[int, ...], seed: int) -> None:
-        order = np.random.default_rng(seed).permutation(corpus.num_documents)
+        order = np.random.default_rng(seed).permutation(corpus.num_documents).tolist()
         stream = join((corpus.document(i) for i in order), separator)
         num_rows = len(stream) // length
         if num_rows == 0:

@@ -1,11 +1,14 @@
 """One TOML file configures a training; every field can be overridden as `a.b=c`."""
 
+import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from farspan.record import refuse_differences
 
 
 class Settings(BaseModel):
@@ -41,6 +44,24 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
             f"{'.'.join(map(str, e['loc']))}: {e['msg']} (given {e.get('input')!r})" for e in error.errors()
         )
         raise ValueError(f"config {path}: {problems}") from error
+
+
+MAY_CHANGE = ("out", "trainer.steps", "trainer.log_every", "trainer.save_every", "trainer.evaluate_every")
+
+
+def refuse_other_settings(out: Path, settings: Settings) -> None:
+    """Keeps `settings.json` in a training's folder, and the folder from being continued with other settings.
+
+    Where it trains, how long, and how often it speaks may change.
+
+    Raises:
+        ValueError: the folder was begun with other settings.
+    """
+    file = out / "settings.json"
+    now = settings.model_dump(mode="json")
+    if file.exists():
+        refuse_differences(out, "training", json.loads(file.read_text()), now, MAY_CHANGE)
+    file.write_text(json.dumps(now, indent=2) + "\n")
 
 
 def _put(values: dict[str, Any], key: list[str], value: Any) -> None:

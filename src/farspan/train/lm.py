@@ -8,7 +8,7 @@ from pydantic import Field
 
 from farspan.corpus import load, read_texts
 from farspan.train.batches import PackedRows, train_tokenizer
-from farspan.train.config import Settings
+from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.optimizer import OptimizerSettings
 from farspan.train.trainer import TrainerSettings, run
 
@@ -56,7 +56,7 @@ def train(settings: LmSettings) -> dict[str, Any]:
     Returns what `training.json` in that folder holds: parameters, tokens, losses, seconds and the settings.
 
     Raises:
-        ValueError: impossible settings, or a text that does not hold one row.
+        ValueError: impossible settings, a text that does not hold one row, or `out` holds another training.
     """
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 
@@ -73,6 +73,7 @@ def train(settings: LmSettings) -> dict[str, Any]:
         )
     out = Path(settings.out)
     out.mkdir(parents=True, exist_ok=True)
+    refuse_other_settings(out, settings)
     source = settings.tokenizer.folder
     if source is None:
         source = str(out)

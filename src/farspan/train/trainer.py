@@ -42,8 +42,11 @@ def run(
     """Trains `model` and saves it in `out`; continues from the last checkpoint there, if there is one.
 
     Writes `log.jsonl`: a line each `log_every` steps. Returns parameters, tokens, losses and seconds.
+
+    Raises:
+        ValueError: a batch that is no multiple of the micro-batch, or a longer training's checkpoints in `out`.
     """
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerState, TrainingArguments
 
     use_cpu = not torch.cuda.is_available()
     arguments = TrainingArguments(
@@ -80,23 +83,36 @@ def run(
         optimizers=build(model, optimizer_settings, settings.steps),
     )
     started = time.perf_counter()
-    trainer.train(resume_from_checkpoint=_last_checkpoint(out / "checkpoints"))
+    checkpoint = _last_checkpoint(out / "checkpoints")
+    before = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")) if checkpoint else TrainerState()
+    if before.global_step > settings.steps:
+        raise ValueError(
+            f"{checkpoint} is of a longer training than trainer.steps = {settings.steps}: choose another folder for out"
+        )
+    if checkpoint and before.global_step == settings.steps:
+        # the Trainer would take one step more
+        trainer._load_from_checkpoint(str(checkpoint))
+        trainer.state = before
+    else:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     history = trainer.state.log_history
     final = trainer.evaluate()["eval_loss"] if held_out is not None else None
     if trainer.is_world_process_zero():
         (out / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in history))
         model.to(getattr(torch, settings.dtype)).save_pretrained(out)
     losses = [entry["loss"] for entry in history if "loss" in entry]
+    num_rows = trainer.num_examples(trainer.get_train_dataloader())
+    epochs, more = divmod(settings.steps, -(-num_rows // settings.batch))  # an epoch's last step has what is left
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "tokens": settings.steps * settings.batch * settings.window,
+        "tokens": (epochs * num_rows + more * settings.batch) * settings.window,
         "loss": losses[-1] if losses else None,  # nats per token, mean over the last `log_every` steps
         "held_out_loss": final,  # nats per token
         "seconds": round(time.perf_counter() - started, 1),  # since the last start
     }
 
 
-def _last_checkpoint(folder: Path) -> str | None:
+def _last_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint that was written to its end; a kill can leave one without its last file."""
     whole = [file.parent for file in folder.glob("checkpoint-*/trainer_state.json") if file.stat().st_size]
-    return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2]))) if whole else None
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)

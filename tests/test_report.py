@@ -1,0 +1,137 @@
+"""Pictures and plain data of curves, from rows alone."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+
+from farspan.record import Row
+from farspan.report.picture import draw_curves
+from farspan.report.tables import as_data, series
+
+MODELS = {"org/small": {"trained_length": 512}}
+CURVE = {100: 1.0, 200: 1.0, 300: 0.6, 400: 0.2}  # copy accuracy; control 0.2: half-life 300
+
+
+def row(length: int, repeat: int, copy: float | None, model: str = "org/small", text: str = "books") -> Row:
+    """`copy` None: a row that ran out of memory."""
+    settings = {"protocol": "nested", "compat": False, "target_text": text, "prefix_text": None}
+    values: dict[str, Any] = {"status": "oom"}
+    if copy is not None:
+        scores = {"copy": copy + 0.01 * repeat, "control": 0.2, "control_repeat": repeat}
+        values = {"scores": scores | {"scored": math.ceil(length / 2), "context": 2 * length + 2}}
+    return Row(model, "full", "curve", 1, settings, length, repeat, 0, f"{length} {repeat}", **values)
+
+
+def rows(copy: dict[int, float] = CURVE, repeats: int = 1, **changes: str) -> list[Row]:
+    return [row(length, r, value, **changes) for r in range(repeats) for length, value in copy.items()]
+
+
+def failures(*lengths: int, **changes: str) -> list[Row]:
+    return [row(length, repeat, None, **changes) for length in lengths for repeat in range(2)]
+
+
+def svg(measured: list[Row], folder: Path, title: str = "a title") -> str:
+    return draw_curves(series(measured, MODELS), folder, title)[1].read_text()
+
+
+def test_a_curve_becomes_a_png_with_something_on_it(tmp_path: Path) -> None:
+    path, _ = draw_curves(series(rows(), MODELS), tmp_path, "a title")
+    assert path.name == "curve.png"
+    assert matplotlib.image.imread(path).std() > 0.05
+
+
+def test_a_curve_becomes_an_svg_of_the_name_asked_for(tmp_path: Path) -> None:
+    _, path = draw_curves(series(rows(), MODELS), tmp_path, "a title", name="other")
+    assert path.name == "other.svg"
+    assert path.read_text().rstrip().endswith("</svg>")
+
+
+def test_the_picture_of_one_curve_names_what_it_shows(tmp_path: Path) -> None:
+    drawn = svg(rows(), tmp_path)
+    for words in ("a title", "copy", "control", "fine memory 202", "coarse memory 398", "amnesia", "half-life 300"):
+        assert f"<!-- {words} -->" in drawn
+
+
+def test_the_picture_marks_the_context_the_model_was_trained_on(tmp_path: Path) -> None:
+    assert "<!-- context = 512 (trained) -->" in svg(rows(), tmp_path)
+    assert "(trained)" not in svg(rows(model="org/other"), tmp_path)
+
+
+def test_the_picture_shows_lengths_that_failed_and_why(tmp_path: Path) -> None:
+    assert "<!-- failed: oom -->" in svg(rows() + failures(500, 600), tmp_path)
+    assert "failed" not in svg(rows(), tmp_path)
+
+
+def test_a_length_that_failed_in_one_repeat_alone_is_drawn_from_the_others(tmp_path: Path) -> None:
+    assert "failed" not in svg([*rows(), row(500, 0, 0.2), row(500, 1, None)], tmp_path)
+
+
+def test_one_repeat_is_drawn_without_an_interval(tmp_path: Path) -> None:
+    assert "<!-- half-life 300 -->" in svg(rows(repeats=1), tmp_path)
+
+
+def test_repeats_are_drawn_with_their_interval(tmp_path: Path) -> None:
+    assert "<!-- half-life 301 [300, 302] -->" in svg(rows(repeats=2), tmp_path)
+
+
+def test_a_single_length_is_drawn(tmp_path: Path) -> None:
+    assert "<!-- fine memory &gt;100 -->" in svg(rows({100: 1.0}), tmp_path)
+
+
+def test_several_curves_stand_in_one_picture_under_their_names(tmp_path: Path) -> None:
+    drawn = svg(rows() + rows({100: 1.0, 200: 0.2}, model="org/tiny") + failures(300, model="org/tiny"), tmp_path)
+    for words in ("small: copy", "small: half-life", "tiny: control", "tiny: half-life", "tiny: failed: oom"):
+        assert f"<!-- {words}" in drawn
+    assert "amnesia" not in drawn
+
+
+def test_more_curves_than_colours_are_drawn(tmp_path: Path) -> None:
+    measured = [r for i in range(8) for r in rows({100: 1.0, 200: 0.2}, model=f"org/model-{i}")]
+    assert "<!-- model-7: copy -->" in svg(measured, tmp_path)
+
+
+def test_a_curve_of_failures_alone_is_left_out_of_the_series() -> None:
+    found = series(rows() + failures(100, 200, model="org/large"), MODELS)
+    assert [one.curve.failures for one in found] == [{}]
+
+
+def test_a_series_knows_the_length_its_model_was_trained_on() -> None:
+    found = series(rows() + rows(model="org/other"), MODELS)
+    assert [one.trained_length for one in found] == [512, None]
+
+
+@pytest.mark.parametrize("models", [("org/a",), ("org/a", "org/b")])
+@pytest.mark.parametrize("texts", [("books",), ("books", "code")])
+def test_no_two_curves_have_the_same_name(models: tuple[str, ...], texts: tuple[str, ...]) -> None:
+    measured = [r for model in models for text in texts for r in rows(model=model, text=text)]
+    names = [one.name for one in series(measured, {})]
+    assert len(set(names)) == len(names) == len(models) * len(texts)
+
+
+def test_data_are_json_without_nan() -> None:
+    measured = [*rows(), row(500, 0, 0.2), row(500, 1, None), *failures(600), *failures(100, model="org/large")]
+    small, large = json.loads(json.dumps(as_data(measured), allow_nan=False))
+    assert small["summary"]["half_life"]["value"] == pytest.approx(301, abs=1)
+    assert small["failed"] == {"500": "oom", "600": "oom"}
+    assert large == {"model": "org/large", "method": "full", "task": "curve", "what": "nested, books"} | {
+        "failed": {"100": "oom"}
+    }
+
+
+def test_data_hold_the_means_of_the_repeats() -> None:
+    (found,) = as_data(rows(repeats=2) + failures(500))
+    assert found["lengths"] == [100, 200, 300, 400]
+    assert found["copy"] == pytest.approx([1.005, 1.005, 0.605, 0.205])
+    assert found["control"] == pytest.approx([0.2] * 4)
+
+
+def test_reports_do_not_import_torch() -> None:
+    code = "import sys, farspan.report.picture, farspan.report.tables; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,351 @@
+"""Memory lengths and intervals: against the published curve, against curves whose answer is known, against twins."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farspan import stats
+from farspan.record import Row
+from farspan.tasks.curve import read_authors_file
+
+LLAMA3_8B = Path(__file__).parent / "data" / "llama3_8b_forgetting_curve.json"
+SETTINGS = {"protocol": "nested", "compat": False, "target_text": "books", "prefix_text": None}
+LENGTHS = (100, 200, 300, 400)
+
+
+def row(length: int, repeat: int, copy: float, control: float, **changes: Any) -> Row:
+    scores = {"copy": copy, "control": control, "control_repeat": repeat}
+    scores |= {"scored": math.ceil(length / 2), "context": 2 * length + 2}
+    values = {"model": "m", "method": "full", "task": "curve", "version": 1, "settings": SETTINGS, "seed": 0}
+    values |= {"length": length, "repeat": repeat, "example": f"{length} {repeat}", "scores": scores}
+    return Row(**(values | changes))
+
+
+def failed(length: int, repeat: int, status: str) -> Row:
+    return row(length, repeat, 0.0, 0.0, status=status, scores={})
+
+
+def rows(copy: Any, control: Any = 0.2, lengths: tuple[int, ...] = LENGTHS, repeats: int = 2) -> list[Row]:
+    """`copy` and `control`: one number, one for each length, or repeats x lengths."""
+    shape = (np.asarray(copy).shape[0] if np.ndim(copy) == 2 else repeats, len(lengths))
+    copy, control = np.broadcast_to(copy, shape), np.broadcast_to(control, shape)
+    return [
+        row(length, repeat, float(copy[repeat, i]), float(control[repeat, i]))
+        for repeat in range(shape[0])
+        for i, length in enumerate(lengths)
+    ]
+
+
+def summary(copy: Any, control: Any = 0.2, bootstraps: int = 0, **more: Any) -> stats.Summary:
+    return stats.summarise(stats.curve(rows(copy, control, **more)), bootstraps=bootstraps)
+
+
+# the published curve
+
+
+@pytest.fixture(scope="module")
+def llama() -> stats.Summary:
+    return stats.summarise(stats.curve(read_authors_file(LLAMA3_8B, "Llama-3-8B")))
+
+
+def test_the_published_curve_has_the_fine_length_of_the_papers_table(llama: stats.Summary) -> None:
+    assert (llama.paper_fine.value, llama.paper_fine.censored) == (4134, False)
+
+
+def test_the_published_curve_has_the_coarse_length_of_the_papers_table(llama: stats.Summary) -> None:
+    assert (llama.paper_coarse.value, llama.paper_coarse.censored) == (9293, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "low", "high"),
+    [("fine", 4164, 4160, 4167), ("half_life", 4928, 4919, 4937), ("reach", 6067, 6040, 6099)],
+)
+def test_the_published_curve_crosses_where_the_notes_say(
+    llama: stats.Summary, name: str, value: int, low: int, high: int
+) -> None:
+    length = getattr(llama, name)
+    assert round(length.value) == value
+    assert length.low == pytest.approx(low, abs=0.2 * (high - low))
+    assert length.high == pytest.approx(high, abs=0.2 * (high - low))
+
+
+def test_the_published_curve_has_the_areas_of_the_notes(llama: stats.Summary) -> None:
+    # the notes leave out what lies before the first length, 8 tokens
+    assert llama.span.value == pytest.approx(5040, abs=8)
+    assert llama.gap_area.value == pytest.approx(2631, abs=8)
+
+
+def test_the_published_curves_known_passage_is_found_contaminated(llama: stats.Summary) -> None:
+    assert {"length": 1555, "repeat": 0, "control": 0.867609} in llama.contaminated
+
+
+# curves whose answer is known
+
+STEP = (1.0, 1.0, 0.6, 0.2)  # control 0.2: memory index 1, 1, 0.5, 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("paper_fine", 200),
+        ("paper_coarse", 300),
+        ("fine", 202.5),
+        ("coarse", 397.5),
+        ("half_life", 300),
+        ("reach", 390),
+        ("span", 300),
+        ("gap_area", 240),
+    ],
+)
+def test_a_step_has_exactly_its_lengths(name: str, value: float) -> None:
+    length = getattr(summary(STEP), name)
+    assert length.value == pytest.approx(value, abs=1e-9)
+    assert not length.censored
+
+
+def test_a_cliff_is_as_wide_as_it_is() -> None:
+    assert summary(STEP).cliff == pytest.approx(380 - 220)
+
+
+def test_a_curve_that_never_falls_has_no_cliff() -> None:
+    assert summary(1.0).cliff is None
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ("oom", "out of memory"),
+        ("too_long", "the model's positions end"),
+        ("nan", "NaN logits"),
+        (None, "the longest length measured"),
+    ],
+)
+@pytest.mark.parametrize("name", ["paper_fine", "paper_coarse", "fine", "coarse", "half_life", "reach"])
+def test_a_curve_that_always_passes_is_censored_and_says_why(name: str, status: str | None, reason: str) -> None:
+    beyond = [failed(500, repeat, status) for repeat in range(2)] if status else []
+    length = getattr(stats.summarise(stats.curve(rows(1.0) + beyond), bootstraps=0), name)
+    assert (length.value, length.censored, length.reason) == (400, True, reason)
+
+
+def test_a_censored_length_prints_that_it_is_larger() -> None:
+    assert (
+        str(stats.MemoryLength(9293.0, 9150.0, 9293.0, censored=True, interval_censored=True))
+        == ">9,293 [9,150, >9,293]"
+    )
+
+
+@pytest.mark.parametrize("name", ["fine", "coarse", "half_life", "reach"])
+def test_a_curve_that_never_passes_is_zero_with_an_upper_bound(name: str) -> None:
+    length = getattr(summary(0.2, bootstraps=50), name)
+    assert (length.value, length.censored) == (0.0, False)
+    assert length.high == 100
+    assert "nothing passes" in length.reason
+
+
+def test_a_length_with_few_scored_tokens_judges_no_threshold() -> None:
+    assert summary((1.0, 0.5, 0.5), lengths=(62, 200, 300)).fine.value == 0.0
+    assert summary((1.0, 0.5, 0.5), lengths=(64, 200, 300)).fine.value > 64
+
+
+def test_what_comes_before_the_first_length_that_passes_is_warm_up() -> None:
+    assert summary((0.5, 1.0, 1.0, 0.2)).fine.value == pytest.approx(300 + 100 * 0.01 / 0.8)
+
+
+def test_a_lone_late_pass_does_not_stretch_the_memory() -> None:
+    found = summary((1.0, 0.2, 0.2, 0.25))
+    assert found.paper_coarse.value == 400
+    assert found.half_life.value == pytest.approx(100 + 100 * 0.5 / (1 - 0.0625 / 3))
+
+
+def test_the_area_under_a_rectangle_is_its_area() -> None:
+    found = summary(1.0, 0.5)
+    assert (found.span.value, found.gap_area.value) == (400, 200)
+
+
+def test_a_rise_is_told_by_how_far_it_stands_above_the_fit() -> None:
+    assert summary((1.0, 0.2, 0.8, 0.0), 0.0).nonmonotone == pytest.approx(0.3)
+    assert summary((1.0, 0.8, 0.2, 0.0), 0.0).nonmonotone == 0.0
+
+
+def test_warm_up_at_lengths_too_short_to_judge_is_no_rise() -> None:
+    assert summary((0.2, 1.0, 1.0, 0.2), lengths=(8, 100, 200, 300)).nonmonotone == 0.0
+
+
+def test_the_memory_index_is_zero_where_the_control_leaves_nothing_to_remember() -> None:
+    assert stats.memory_index(stats.curve(rows(1.0, (0.5, 1.0, 1.0, 0.5)))).tolist() == [1.0, 0.0, 0.0, 1.0]
+
+
+# the fit
+
+
+def naive_isotonic(values: np.ndarray, weights: np.ndarray) -> list[float]:
+    """Pools neighbours that rise, until none does."""
+    blocks = [[value, weight, 1] for value, weight in zip(values, weights, strict=True)]
+    while rising := [i for i in range(len(blocks) - 1) if blocks[i][0] < blocks[i + 1][0]]:
+        (a, v, m), (b, w, n) = blocks[rising[0]], blocks.pop(rising[0] + 1)
+        blocks[rising[0]] = [(a * v + b * w) / (v + w), v + w, m + n]
+    return [value for value, _, count in blocks for _ in range(int(count))]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_fit_equals_its_naive_twin(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values, weights = rng.random(30), rng.integers(1, 10, 30).astype(float)
+    np.testing.assert_allclose(stats._isotonic(values, weights), naive_isotonic(values, weights), atol=1e-12)
+
+
+def test_the_papers_coarse_length_grows_with_the_lengths_measured_and_ours_does_not() -> None:
+    def mean_lengths(num_amnesia: int) -> tuple[float, float]:
+        rng = np.random.default_rng(0)
+        memory = np.arange(100, 1100, 100)
+        lengths = np.concatenate([memory, np.linspace(1200, 16_000, num_amnesia).astype(int)])
+        gap = np.concatenate([np.full(len(memory), 0.5), np.zeros(num_amnesia)])
+        found = []
+        for _ in range(40):
+            control = np.full((4, len(lengths)), 0.4)
+            copy = control + gap + rng.normal(0, 0.017, control.shape)
+            one = stats.Curve(lengths, lengths, copy, control, {}, 2 * lengths)
+            numbers = stats.summarise(one, bootstraps=0)
+            found.append((numbers.paper_coarse.value, numbers.coarse.value))
+        paper, ours = np.mean(found, 0)
+        return float(paper), float(ours)
+
+    (few_paper, few_ours), (many_paper, many_ours) = mean_lengths(8), mean_lengths(64)
+    assert many_paper > 1.5 * few_paper
+    assert many_paper > 10 * 1100
+    assert many_ours < 1.1 * few_ours
+    assert many_ours < 2 * 1100
+
+
+# intervals
+
+
+def test_one_repeat_has_no_interval() -> None:
+    half_life = summary(STEP, repeats=1, bootstraps=50).half_life
+    assert (half_life.low, half_life.high) == (None, None)
+
+
+def test_repeats_that_agree_have_an_interval_without_width() -> None:
+    half_life = summary(STEP, repeats=5, bootstraps=50).half_life
+    assert half_life.low == pytest.approx(300)
+    assert half_life.high == pytest.approx(300)
+
+
+def test_a_resample_keeps_a_repeats_lengths_together() -> None:
+    # the area of two lengths is 150 copy[0] + 50 copy[1]: here the same in each repeat
+    deviation = np.linspace(-0.1, 0.1, 8)
+    span = summary(np.stack([0.6 + deviation, 0.6 - 3 * deviation], 1), 0.0, 50, lengths=(100, 200)).span
+    assert span.low == pytest.approx(120)
+    assert span.high == pytest.approx(120)
+
+
+def test_lengths_that_vary_together_widen_the_interval_of_the_area() -> None:
+    level = np.linspace(0.4, 0.8, 8)
+    found = stats.curve(rows(np.stack([level, level], 1), 0.0, lengths=(100, 200)))
+    low, high = stats.bands(found.copy)
+    span = stats.summarise(found).span
+    assert span.high - span.low == pytest.approx(200 * (high - low)[0], rel=0.1)
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    copy = np.random.default_rng(0).random((6, 4))
+    assert summary(copy, 0.0, 50).span == summary(copy, 0.0, 50).span
+
+
+# failures and gaps
+
+
+def test_a_failed_row_is_a_gap_and_is_named() -> None:
+    found = stats.curve(
+        [*rows(STEP, repeats=1), *[row(n, 1, 0.4, 0.2) for n in (100, 300, 400)], failed(200, 1, "nan")]
+    )
+    assert np.isnan(found.copy[1]).tolist() == [False, True, False, False]
+    assert stats.measured_mean(found.copy).tolist() == pytest.approx([0.7, 1.0, 0.5, 0.3])
+    assert stats.summarise(found, bootstraps=0).failed == {200: "nan"}
+
+
+def test_a_length_where_every_repeat_failed_is_left_out_of_the_numbers() -> None:
+    found = stats.curve([r for r in rows(STEP) if r.length != 200] + [failed(200, r, "oom") for r in range(2)])
+    assert found.measured.tolist() == [True, False, True, True]
+    assert stats.summarise(found, bootstraps=0).half_life.value == pytest.approx(300)
+
+
+def test_a_repeat_that_failed_everywhere_does_not_widen_the_interval() -> None:
+    measured = rows(STEP, repeats=1) + [failed(n, 1, "nan") for n in LENGTHS]
+    alone = stats.summarise(stats.curve(measured), bootstraps=50)
+    assert (alone.half_life.value, alone.half_life.low, alone.repeats) == (pytest.approx(300), None, 1)
+
+
+def test_bands_leave_a_gap_where_a_resample_has_no_value() -> None:
+    low, high = stats.bands(np.array([[0.5, 0.5], [0.7, np.nan]]))
+    assert low.tolist() == [0.5, 0.5]
+    assert high.tolist() == [0.7, 0.5]
+
+
+def test_a_curve_of_failures_alone_has_no_numbers() -> None:
+    with pytest.raises(ValueError, match=r"no length was measured.*oom"):
+        stats.summarise(stats.curve([failed(100, 0, "oom")]))
+
+
+def test_no_rows_are_no_curve() -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        stats.curve([])
+
+
+# which rows belong together
+
+
+def ring(repeat: int, of: int) -> Row:
+    """A row of `nested`: its control was asked for the target of the repeat before it."""
+    scores = {"copy": 1.0, "control": repeat / 10, "control_repeat": (repeat - 1) % of, "scored": 50, "context": 202}
+    return row(100, repeat, 0, 0, scores=scores)
+
+
+def test_a_control_is_paired_with_the_copy_of_its_own_target() -> None:
+    found = stats.curve([ring(repeat, of=3) for repeat in range(3)])
+    assert found.control[:, 0].tolist() == [0.1, 0.2, 0.0]
+
+
+def test_a_run_that_is_not_finished_has_a_curve() -> None:
+    found = stats.summarise(stats.curve([ring(repeat, of=4) for repeat in range(2)]), bootstraps=50)
+    assert found.half_life.value == 100
+
+
+@pytest.mark.parametrize("change", [{"model": "other"}, {"method": "sinks"}, {"settings": SETTINGS | {"compat": True}}])
+def test_rows_of_two_curves_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="belong to 2 curves"):
+        stats.curve([row(100, 0, 1.0, 0.2), row(200, 0, 1.0, 0.2, **change)])
+
+
+def test_rows_are_sorted_into_their_curves() -> None:
+    found = stats.curves([row(100, 0, 1.0, 0.2, model=name) for name in "ab"] + [row(100, 0, 1.0, 0.2, task="recall")])
+    assert list(found) == [("a", "full", "nested, books"), ("b", "full", "nested, books")]
+
+
+# text known by heart
+
+
+def test_a_control_far_above_the_others_is_found_contaminated() -> None:
+    control = np.array([[0.40], [0.41], [0.42], [0.43], [0.60]])
+    found = summary(np.ones((5, 1)), control, lengths=(100,))
+    assert found.contaminated == [{"length": 100, "repeat": 4, "control": 0.60}]
+
+
+def test_a_control_that_guesses_nearly_everything_is_found_contaminated() -> None:
+    assert summary(1.0, (0.2, 0.9, 0.2, 0.2), repeats=1).contaminated == [{"length": 200, "repeat": 0, "control": 0.9}]
+
+
+def test_controls_that_agree_are_not_contaminated() -> None:
+    found = summary(1.0, 0.4)
+    assert (found.contaminated, found.without_contaminated) == ([], {})
+
+
+def test_the_numbers_without_a_contaminated_window_are_those_of_the_other_repeats() -> None:
+    copy, control = np.tile(STEP, (4, 1)), np.full((4, 4), 0.2)
+    copy[3, 2] = control[3, 2] = 0.9
+    found = summary(copy, control)
+    assert found.half_life.value != pytest.approx(300, abs=1)
+    assert found.without_contaminated["half_life"] == pytest.approx(300)

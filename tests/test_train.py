@@ -1,0 +1,519 @@
+"""Pre-training: its config, optimizer, rows, and that a training stopped and repeated ends as if it was not."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+import farspan
+import farspan.train.lm
+from farspan.corpus import Corpus, load
+from farspan.train.batches import PackedRows, train_tokenizer
+from farspan.train.config import read_config
+from farspan.train.lm import LmSettings, train
+from farspan.train.optimizer import OptimizerSettings, Together, build
+from farspan.train.trainer import TrainerSettings
+
+from tiny import tiny_config
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+TEXT = "The quick brown fox jumps over the lazy dog, and what the dog thinks of it nobody has asked. " * 40
+
+
+# the config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "a.toml"
+    path.write_text('out = "o"\n[data]\ntext = "t"\n[model]\nhidden = 64\n[trainer]\nsteps = 10\n')
+    return path
+
+
+def test_a_config_is_read_with_its_defaults(config: Path) -> None:
+    settings = read_config(config, LmSettings)
+    assert (settings.data.text, settings.model.hidden, settings.model.layers) == ("t", 64, 12)
+
+
+def test_every_field_can_be_overridden(config: Path) -> None:
+    overrides = ["trainer.steps = 7", "optimizer.betas=[0.8, 0.9]", "optimizer.lr=2e-3", "data.text=my folder"]
+    settings = read_config(config, LmSettings, overrides)
+    assert (settings.trainer.steps, settings.optimizer.betas) == (7, (0.8, 0.9))
+    assert (settings.optimizer.lr, settings.data.text) == (2e-3, "my folder")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.hiden=3", r"model\.hiden: .*not permitted"),
+        ("trainer.steps=many", r"trainer\.steps: .*integer.*'many'"),
+        ("trainer.steps=0", r"trainer\.steps: .*greater than 0"),
+        ("trainer.attention=fast", r"trainer\.attention: .*'sdpa'"),
+        ("model=3", r"model: .*given 3"),
+        ("out.deeper=3", r"out is a value, not a table"),
+        ("trainer.steps", r"not of the form table\.key=value"),
+    ],
+)
+def test_an_impossible_override_is_named(config: Path, override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_config(config, LmSettings, [override])
+
+
+def test_an_unknown_key_in_the_file_is_named(config: Path) -> None:
+    config.write_text(config.read_text() + "stepps = 3\n")
+    with pytest.raises(ValueError, match=r"a\.toml: trainer\.stepps"):
+        read_config(config, LmSettings)
+
+
+def test_a_missing_key_is_named(config: Path) -> None:
+    config.write_text('out = "o"\n[trainer]\nsteps = 1\n')
+    with pytest.raises(ValueError, match="data: Field required"):
+        read_config(config, LmSettings)
+
+
+def test_a_missing_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none\.toml does not exist"):
+        read_config(tmp_path / "none.toml", LmSettings)
+
+
+def test_a_file_that_is_not_toml_is_named(config: Path) -> None:
+    config.write_text("steps: 3\n")
+    with pytest.raises(ValueError, match=r"a\.toml is not TOML: .*line 1"):
+        read_config(config, LmSettings)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_committed_config_is_valid(path: Path) -> None:
+    read_config(path, LmSettings)
+
+
+def test_llama_83m_is_trained_as_in_the_paper() -> None:
+    settings = read_config(CONFIGS / "llama-83m.toml", LmSettings)
+    shape = {"hidden": 512, "feed_forward": 2048, "layers": 12, "heads": 8, "key_value_heads": 8, "tied": False}
+    optimizer = {"name": "adamw", "lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0}
+    assert settings.model.model_dump().items() >= shape.items()
+    assert settings.optimizer.model_dump().items() >= optimizer.items()
+    assert (settings.trainer.window, settings.trainer.batch, settings.tokenizer.vocabulary) == (1024, 256, 32_000)
+
+
+def test_llama_83m_has_83_million_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = Tokenizer(models.WordLevel({"<s>": 0} | {f"w{i}": i for i in range(1, 32_000)}, unk_token="w1"))
+    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>").save_pretrained(tmp_path)
+    (tmp_path / "a.txt").write_text("w2 " * 3000)
+    overrides = [f"out={tmp_path / 'out'}", f"tokenizer.folder={tmp_path}", f"data.text={tmp_path / 'a.txt'}"]
+    overrides += [f"data.held_out={tmp_path / 'a.txt'}", "trainer.window=2"]
+    made: list[Any] = []
+    monkeypatch.setattr(farspan.train.lm, "run", lambda model, *others: made.append(model) or {})
+    with torch.device("meta"):
+        train(read_config(CONFIGS / "llama-83m.toml", LmSettings, overrides))
+    # untied embeddings, attention, feed-forward, norms
+    parameters = 2 * 32_000 * 512 + 12 * (4 * 512 * 512 + 3 * 512 * 2048 + 2 * 512) + 512
+    assert sum(p.numel() for p in made[0].parameters()) == parameters
+    assert round(parameters / 1e6) == 83
+
+
+# optimizer and schedule
+
+
+def tiny_llama(**changes: Any) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(tiny_config("llama", **changes))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_rate_warms_up_stays_and_decays_to_zero(name: str) -> None:
+    settings = OptimizerSettings(name=name, lr=0.5, warmup_steps=10, decay_fraction=0.2)
+    optimizer, schedule = build(tiny_llama(), settings, 100)
+    rates = []
+    for _ in range(101):
+        assert len({group["lr"] for group in optimizer.param_groups}) == 1
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates[0] == 0
+    assert rates[5] == pytest.approx(0.25)
+    assert rates[10:81] == [0.5] * 71
+    assert rates[90] == pytest.approx(0.25)
+    assert rates[100] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_norms_and_embeddings_do_not_decay_and_matrices_do(name: str, tied: bool) -> None:
+    model = tiny_llama(tie_word_embeddings=tied)
+    optimizer, _ = build(model, OptimizerSettings(name=name, weight_decay=0.1), 200)
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+    for parameter_name, parameter in model.named_parameters():
+        spared = any(part in parameter_name for part in ("norm", "embed", "lm_head"))
+        assert decay[id(parameter)] == (0.0 if spared else 0.1), parameter_name
+
+
+def test_muon_turns_the_matrices_and_adamw_the_rest() -> None:
+    model = tiny_llama()
+    optimizer, _ = build(model, OptimizerSettings(name="muon"), 200)
+    muon, adamw = optimizer.parts
+    assert (type(muon), type(adamw)) == (torch.optim.Muon, torch.optim.AdamW)
+    matrices = {id(p) for layer in model.model.layers for p in layer.parameters() if p.ndim == 2}
+    assert {id(p) for group in muon.param_groups for p in group["params"]} == matrices
+
+
+def test_a_frozen_parameter_is_not_trained() -> None:
+    model = tiny_llama()
+    model.model.embed_tokens.requires_grad_(False)
+    optimizer, _ = build(model, OptimizerSettings(), 200)
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert id(model.model.embed_tokens.weight) not in trained
+
+
+def two_layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8))
+
+
+def parts(model: nn.Sequential) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    matrices, biases = ([p for p in model.parameters() if p.ndim == n] for n in (2, 1))
+    return torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(biases, lr=0.01)
+
+
+def step(model: nn.Sequential, seed: int, *optimizers: torch.optim.Optimizer) -> None:
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    model(torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))).square().sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_optimizers_together_step_as_each_by_hand() -> None:
+    by_hand, together = two_layers(), two_layers()
+    separate, joined = parts(by_hand), Together(*parts(together))
+    for seed in range(3):
+        step(by_hand, seed, *separate)
+        step(together, seed, joined)
+    assert same(by_hand, together)
+    assert not same(together, two_layers())
+
+
+def test_optimizers_together_continue_from_their_saved_state(tmp_path: Path) -> None:
+    model = two_layers()
+    before = Together(*parts(model))
+    step(model, 0, before)
+    before.param_groups[0]["lr"] = 0.03
+    torch.save([before.state_dict(), model.state_dict()], tmp_path / "state.pt")
+    state, weights = torch.load(tmp_path / "state.pt", weights_only=True)
+
+    again = two_layers()
+    again.load_state_dict(weights)
+    after = Together(*parts(again))
+    after.load_state_dict(state)
+    for seed in (1, 2):
+        step(model, seed, before)
+        step(again, seed, after)
+    assert same(model, again)
+
+
+def test_a_rate_set_after_loading_reaches_the_part() -> None:
+    model = two_layers()
+    optimizer = Together(*parts(model))
+    optimizer.load_state_dict(optimizer.state_dict())
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        group["weight_decay"] = 0.0
+    step(model, 0, optimizer)
+    assert same(model, two_layers())
+
+
+# rows and tokenizer
+
+
+def numbered(*sizes: int) -> Corpus:
+    """Documents of these sizes whose tokens count from 1 through all of them."""
+    starts = np.cumsum([0, *sizes])
+    return Corpus("numbers", "hash", np.arange(1, starts[-1] + 1, dtype=np.int32), starts)
+
+
+def flat(rows: PackedRows) -> list[int]:
+    return torch.cat([rows[i]["input_ids"] for i in range(len(rows))]).tolist()
+
+
+def test_each_document_stands_whole_behind_a_separator() -> None:
+    corpus = numbered(3, 5, 4)
+    rows = PackedRows(corpus, 5, (0,), seed=0)
+    documents = " ".join(map(str, flat(rows))).removeprefix("0 ").split(" 0 ")
+    assert len(rows) == (12 + 3) // 5
+    assert sorted(documents) == sorted(" ".join(map(str, corpus.document(i))) for i in range(3))
+
+
+def test_only_the_tail_that_fills_no_row_is_lost() -> None:
+    rows = PackedRows(numbered(30, 50, 47), 8, (0,), seed=0)
+    assert len(rows) == (127 + 3) // 8
+    assert len({token for token in flat(rows) if token}) >= 127 - 7
+
+
+def test_documents_come_in_an_order_of_the_seed() -> None:
+    orders = [flat(PackedRows(numbered(*[4] * 20), 10, (0,), seed=seed)) for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_labels_are_the_inputs() -> None:
+    row = PackedRows(numbered(9), 5, (0,), seed=0)[0]
+    assert row["labels"].tolist() == row["input_ids"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_text_shorter_than_a_row_is_refused() -> None:
+    with pytest.raises(ValueError, match="text 'numbers' has 10 tokens, less than one row of 11"):
+        PackedRows(numbered(9), 11, (0,), seed=0)
+
+
+def test_a_tokenizer_trained_on_a_text_gives_it_back(tmp_path: Path) -> None:
+    train_tokenizer([TEXT], 280, tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer(TEXT + "ünseen ✓", add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids) == TEXT + "ünseen ✓"
+    assert len(ids) < len(TEXT)
+    assert (len(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id) == (280, 0, 0)
+
+
+def test_a_vocabulary_that_does_not_hold_every_byte_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tokenizer\.vocabulary = 256 is too small; use more than 256"):
+        train_tokenizer([TEXT], 256, tmp_path)
+
+
+# training
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Callable[..., LmSettings]:
+    """A training of a second: `settings("name", "table.key=value", ...)`, in the folder of that name."""
+    (tmp_path / "a.txt").write_text(TEXT)
+    lines = ['out = "?"', "[data]", f"text = {str(tmp_path / 'a.txt')!r}", "[tokenizer]", "vocabulary = 300"]
+    lines += ["[model]", "hidden = 32", "feed_forward = 64", "layers = 2", "heads = 2", "key_value_heads = 1"]
+    lines += ["[optimizer]", "lr = 1e-2", "warmup_steps = 1", "[trainer]", "steps = 12", "window = 64", "batch = 4"]
+    lines += ["micro_batch = 2", "bf16 = false", 'dtype = "float32"', "log_every = 2", "save_every = 4"]
+    path = tmp_path / "a.toml"
+    path.write_text("\n".join(lines))
+    return lambda out, *overrides: read_config(path, LmSettings, [f"out={tmp_path / out}", *overrides])
+
+
+def weights(settings: LmSettings) -> dict[str, Tensor]:
+    return load_file(Path(settings.out) / "model.safetensors")
+
+
+def assert_same_weights(one: LmSettings, other: LmSettings) -> None:
+    a, b = weights(one), weights(other)
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_training_lowers_the_loss(settings: Callable[..., LmSettings], name: str) -> None:
+    chosen = settings("a", f"optimizer.name={name}")
+    summary = train(chosen)
+    log = [json.loads(line) for line in (Path(chosen.out) / "log.jsonl").read_text().splitlines()]
+    assert log[0]["loss"] > 5
+    assert summary["loss"] < log[0]["loss"] - 2
+
+
+def test_a_trained_folder_opens_as_a_model(settings: Callable[..., LmSettings]) -> None:
+    chosen = settings("a", "trainer.steps=1")
+    summary = train(chosen)
+    lm = farspan.load(chosen.out, device="cpu")
+    assert (lm.trained_length, lm.vocabulary, lm.separator.ids) == (64, len(lm.tokenizer), (0,))
+    assert lm.identity["parameters"] == summary["parameters"]
+
+
+def test_a_training_says_what_it_did(settings: Callable[..., LmSettings]) -> None:
+    chosen = settings("a", "trainer.steps=3")
+    summary = train(chosen)
+    assert summary["tokens"] == 3 * 4 * 64
+    assert summary["settings"]["trainer"]["steps"] == 3
+    assert json.loads((Path(chosen.out) / "training.json").read_text()) == summary
+
+
+def test_tokens_are_those_that_were_read(settings: Callable[..., LmSettings], monkeypatch: pytest.MonkeyPatch) -> None:
+    read, original = [0], transformers.Trainer.training_step
+
+    def training_step(trainer: Any, model: nn.Module, inputs: dict[str, Tensor], *others: Any) -> Tensor:
+        read[0] += inputs["input_ids"].numel()
+        return original(trainer, model, inputs, *others)
+
+    monkeypatch.setattr(transformers.Trainer, "training_step", training_step)
+    # the text's rows are no multiple of a batch: an epoch's last step is smaller
+    assert train(settings("a", "trainer.batch=8", "trainer.steps=9"))["tokens"] == read[0] < 9 * 8 * 64
+
+
+def test_the_held_out_loss_is_that_of_the_saved_model(settings: Callable[..., LmSettings], tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text(TEXT[: len(TEXT) // 3])
+    chosen = settings("a", "trainer.steps=4", f"data.held_out={tmp_path / 'b.txt'}", "trainer.evaluate_every=2")
+    summary = train(chosen)
+    lm = farspan.load(chosen.out, device="cpu")
+    rows = PackedRows(load(chosen.data.held_out, lm.tokenizer), 64, (0,), 0)
+    with torch.no_grad():
+        losses = [lm.model(rows[i]["input_ids"][None], labels=rows[i]["labels"][None]).loss for i in range(len(rows))]
+    assert summary["held_out_loss"] == pytest.approx(float(torch.stack(losses).mean()), rel=1e-4)
+
+
+def test_a_batch_in_pieces_trains_as_the_whole(settings: Callable[..., LmSettings]) -> None:
+    losses = [train(settings(f"{n}", f"trainer.micro_batch={n}", "trainer.steps=6"))["loss"] for n in (1, 4)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_model_trained_in_bf16_is_saved_in_bf16(settings: Callable[..., LmSettings]) -> None:
+    chosen = settings("a", "trainer.steps=2", "trainer.bf16=true", "trainer.dtype=bfloat16")
+    train(chosen)
+    assert {weight.dtype for weight in weights(chosen).values()} == {torch.bfloat16}
+
+
+def test_an_existing_tokenizer_is_used(
+    settings: Callable[..., LmSettings], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    chosen = settings("a", "trainer.steps=1", f"tokenizer.folder={tmp_path / 'tokenizer'}")
+    train(chosen)
+    assert farspan.load(chosen.out, device="cpu").tokenizer.get_vocab() == tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.heads=3"], r"model\.hidden = 32 must be a multiple of model\.heads = 3"),
+        (["model.heads=4", "model.key_value_heads=3"], r"that of model\.key_value_heads = 3"),
+        (["model.hidden=18", "model.heads=6"], r"model\.hidden / model\.heads = 3 is odd"),
+        (["trainer.batch=5"], r"trainer\.batch = 5 is not a multiple of trainer\.micro_batch x processes = 2"),
+        (["trainer.window=100000"], "less than one row of 100,000"),
+        (["tokenizer.vocabulary=100"], r"tokenizer\.vocabulary = 100 is too small"),
+    ],
+)
+def test_impossible_settings_are_refused(
+    settings: Callable[..., LmSettings], overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(settings("a", *overrides))
+
+
+# stopped and repeated
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts the forwards of trainings; `counted[1]` is the forward at which the user presses Ctrl-C."""
+    counts, original = [0, -1], transformers.Trainer.training_step
+
+    def training_step(*arguments: Any, **options: Any) -> Tensor:
+        counts[0] += 1
+        if counts[0] == counts[1]:
+            raise KeyboardInterrupt
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(transformers.Trainer, "training_step", training_step)
+    return counts
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_training_stopped_and_repeated_ends_with_the_same_weights(
+    settings: Callable[..., LmSettings], counted: list[int], name: str
+) -> None:
+    whole, stopped = (settings(out, f"optimizer.name={name}") for out in ("whole", "stopped"))
+    whole_summary, forwards = train(whole), counted[0]
+    counted[:] = [0, 13]  # in step 7; a checkpoint was saved after step 4, 8 forwards
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped)
+    counted[:] = [0, -1]
+    summary = train(stopped)
+    assert counted[0] == forwards - 8
+    assert summary["loss"] == whole_summary["loss"]
+    assert_same_weights(stopped, whole)
+
+
+KILLED_WHILE_IT_SAVES = """
+import os, pathlib, signal, sys, torch, transformers
+from farspan.train.config import read_config
+from farspan.train.lm import LmSettings, train
+
+torch.set_num_threads(1)
+save = transformers.Trainer.save_model
+
+def save_model(self, folder, **options):
+    save(self, folder, **options)
+    if pathlib.Path(folder).name == "checkpoint-8":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+transformers.Trainer.save_model = save_model
+train(read_config(sys.argv[1], LmSettings, sys.argv[2:]))
+"""
+
+
+def test_a_training_killed_while_it_saves_continues_from_the_checkpoint_before(
+    settings: Callable[..., LmSettings], counted: list[int], tmp_path: Path
+) -> None:
+    whole, killed = settings("whole"), settings("killed")
+    train(whole)
+    forwards = counted[0]
+    command = [sys.executable, "-c", KILLED_WHILE_IT_SAVES, str(tmp_path / "a.toml"), f"out={killed.out}"]
+    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    assert (Path(killed.out) / "checkpoints" / "checkpoint-8" / "model.safetensors").exists()
+    counted[:] = [0, -1]
+    train(killed)
+    assert counted[0] == forwards - 8
+    assert_same_weights(killed, whole)
+
+
+def test_a_training_that_is_done_and_repeated_changes_nothing(
+    settings: Callable[..., LmSettings], counted: list[int]
+) -> None:
+    chosen = settings("a", "trainer.steps=4", "optimizer.decay_fraction=0")
+    first, before = train(chosen), weights(chosen)
+    counted[0] = 0
+    again = train(chosen)
+    assert counted[0] == 0
+    assert again["loss"] == first["loss"]
+    assert all(torch.equal(weight, before[name]) for name, weight in weights(chosen).items())
+
+
+def test_checkpoints_of_a_longer_training_are_refused(settings: Callable[..., LmSettings]) -> None:
+    train(settings("a", "trainer.steps=4"))
+    with pytest.raises(ValueError, match=r"checkpoint-4 is of a longer training than trainer\.steps = 3"):
+        train(settings("a", "trainer.steps=3"))
+
+
+def test_another_seed_gives_other_weights(settings: Callable[..., LmSettings]) -> None:
+    one, other = settings("a", "trainer.steps=1"), settings("b", "trainer.steps=1", "trainer.seed=1")
+    train(one)
+    train(other)
+    assert any(not torch.equal(weights(one)[name], weight) for name, weight in weights(other).items())
+
+
+def test_a_gradient_is_cut_and_rows_have_a_window() -> None:
+    with pytest.raises(ValueError, match="clip"):
+        OptimizerSettings(clip=0)
+    with pytest.raises(ValueError, match="window"):
+        TrainerSettings(steps=1, window=1)
+
+
+def test_a_schedule_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"optimizer\.warmup_steps = 100 and a decay over 4 steps do not fit"):
+        build(torch.nn.Linear(2, 2), OptimizerSettings(), 20)
+
+
+def test_a_folder_is_not_continued_with_other_settings(settings: Any) -> None:
+    train(settings("a", "trainer.steps=4"))
+    with pytest.raises(
+        ValueError, match=r"holds a training made with other settings: optimizer\.lr was 0\.01, now 0\.02"
+    ):
+        train(settings("a", "trainer.steps=4", "optimizer.lr=0.02"))
