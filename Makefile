@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FLOOR := .venv-floor
-FLOOR_TRANSFORMERS := 5.12.0
+FLOOR_TRANSFORMERS := 5.15.0
 
 export HF_HUB_OFFLINE ?= 1
 
@@ -22,7 +22,7 @@ lint: $(VENV)/.installed
 
 # the reader on the oldest supported transformers
 test-floor: $(FLOOR)/.installed
-	$(FLOOR)/bin/python -m pytest -n 2 tests/test_reader.py tests/test_hf.py
+	$(FLOOR)/bin/python -m pytest -n 2 tests/test_reader.py tests/test_curve.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "farspan needs Python 3.11 or later: make PYTHON=python3.11")'

@@ -225,7 +225,7 @@ def test_a_row_with_nan_is_refused_before_anything_is_written(tmp_path: Path) ->
 
 def test_other_settings_are_refused_with_both_values(tmp_path: Path) -> None:
     made(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"other settings: seed was 0, now 1\. Repeat .* another folder \\(--out"):
+    with pytest.raises(ValueError, match=r"other settings: seed was 0, now 1\. Repeat .* another folder \(--out"):
         Run.open(tmp_path / "run", SETTINGS | {"seed": 1})
 
 
