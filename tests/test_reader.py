@@ -138,7 +138,7 @@ def test_the_head_runs_on_no_more_positions_than_asked_for(lm: LM, monkeypatch: 
 
     memory = DenseReader(lm, chunk=16).read(some_ids(2, 40))
     monkeypatch.setattr(hf, "logits", counting)
-    monkeypatch.setattr(reader, "LOGITS_AT_ONCE", 2 * VOCABULARY * 5)
+    monkeypatch.setitem(reader.LOGITS_AT_ONCE, "cpu", 2 * VOCABULARY * 5)
     memory.score(some_ids(2, 50), slice(30, 50))
     assert sum(seen) == 20
     assert max(seen) == 5
@@ -342,3 +342,13 @@ def test_the_position_limit_is_that_of_learned_positions_only() -> None:
     assert hf.position_limit(tiny_model("opt")) == 512
     assert hf.position_limit(tiny_model("llama")) is None
     assert hf.position_limit(SimpleNamespace(named_modules=list)) is None
+
+
+def test_room_made_at_once_moves_no_key_twice(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = DenseReader(lm, chunk=16, capacity=400)
+    memory = dense.read(some_ids(1, 10))
+    buffers = [layer.key_buffer.data_ptr() for layer in memory.stream.state.layers]
+    memory.read(some_ids(1, 390))
+    assert [layer.key_buffer.data_ptr() for layer in memory.stream.state.layers] == buffers
+    memory.read(some_ids(1, 20))  # more than was asked for is still taken in
+    assert memory.num_kept == 420

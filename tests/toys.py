@@ -66,6 +66,7 @@ class ToyReader:
     lm: Any
     rule: Rule
     chunk: int = 1024
+    capacity: int = 0
 
     def read(self, *passages: Tensor, head: Tensor | None = None, weights: Tensor | None = None) -> ToyMemory:
         memory = ToyMemory(self.rule)

@@ -27,8 +27,9 @@ class BufferLayer(DynamicLayer):
     last tokens is setting `length` back.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, capacity: int = 0, **kwargs: Any) -> None:
         super().__init__()
+        self.capacity = capacity  # tokens to make room for at the first one
         self.length = 0
         self.key_buffer: Tensor | None = None
         self.value_buffer: Tensor | None = None
@@ -45,7 +46,7 @@ class BufferLayer(DynamicLayer):
 
     def _write(self, buffer: Tensor | None, states: Tensor, end: int) -> Tensor:
         if buffer is None or end > buffer.shape[-2]:
-            capacity = end if buffer is None else max(end, buffer.shape[-2] * 5 // 4)
+            capacity = max(end, self.capacity if buffer is None else buffer.shape[-2] * 5 // 4)
             grown = states.new_empty((*states.shape[:-2], capacity, states.shape[-1]))
             if buffer is not None:
                 grown[..., : self.length, :] = buffer[..., : self.length, :]
@@ -60,17 +61,18 @@ class BufferLayer(DynamicLayer):
 class Stream:
     """A causal model in the middle of some text: what it carries from one chunk to the next.
 
-    The rows of a batch are texts of one length, without padding.
+    The rows of a batch are texts of one length, without padding. `capacity`: tokens to make room for at once;
+    more are taken in, at the price of moving what is there.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, capacity: int = 0) -> None:
         self.model = model
         self.parameters = inspect.signature(model.forward).parameters
         names = [name for name in STATE_NAMES if name in self.parameters]
         if not names:
             raise TypeError(f"{type(model).__name__}.forward takes none of {', '.join(STATE_NAMES)}")
         self.state_name = names[0]
-        self.state: Any = None if self.state_name == "state" else _new_cache(model)
+        self.state: Any = None if self.state_name == "state" else _new_cache(model, capacity)
         self.num_seen = 0
         self.output: Any = None
 
@@ -186,9 +188,9 @@ def _base_forward(model: Any, ids: Tensor, start: int, arguments: dict[str, Any]
     return model.get_decoder()(input_ids=ids, **arguments)
 
 
-def _new_cache(model: Any) -> DynamicCache:
+def _new_cache(model: Any, capacity: int) -> DynamicCache:
     cache = DynamicCache(config=model.config)
-    cache.layers = [BufferLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [BufferLayer(capacity) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     if cache.layer_class_to_replicate is DynamicLayer:
         cache.layer_class_to_replicate = BufferLayer
     return cache

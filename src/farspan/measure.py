@@ -96,6 +96,7 @@ def measure(
         if fallback := getattr(reader, "fallback", None):
             notice(f"{lm.name} is read with plain forwards, slower and without a cache: {fallback}")
         reader.chunk = chunk or reader.chunk
+        reader.capacity = max((task.num_tokens(lm, length) for length in lengths), default=0)
         size = batch or batch_that_fits(task, lm, examples)
         while groups := _groups([e for e in examples if missing(e)], missing, size):
             group = groups[0]
@@ -110,6 +111,7 @@ def measure(
             # out of the `except`, whose traceback keeps the tensors alive
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+            reader.capacity = 0  # room for the longest length may be what was too much for the others
             if reader.chunk > SMALLEST_CHUNK:
                 reader.chunk = max(SMALLEST_CHUNK, reader.chunk // 2)
                 notice(f"out of memory: going on with chunks of {reader.chunk} tokens")

@@ -11,7 +11,7 @@ from farspan import hf
 from farspan.lm import LM
 from farspan.measure import batch_that_fits
 from farspan.methods import Method
-from farspan.reader import LOGITS_AT_ONCE, Reader
+from farspan.reader import Reader, logits_at_once
 from farspan.tasks import Task, Work
 
 CALIBRATION_CONTEXT = 2048  # tokens, at most
@@ -68,7 +68,7 @@ def plan(
         flops=sum(s.num_rows * flops(lm, s) for s in steps),
         extra_bytes=rows * longest * hf.key_bytes_per_token(lm.model) * 5 // 4
         + rows * chunk * longest
-        + 3 * 4 * LOGITS_AT_ONCE,
+        + 3 * 4 * logits_at_once(lm),
         seconds=seconds,
     )
 

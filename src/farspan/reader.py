@@ -22,7 +22,8 @@ Ids = Int[
 ]  # rows, each of one length (`_`: its own); -1 marks right padding, where a method allows it
 
 CHUNK = 1024  # tokens of one forward: bounds activations, and attention to [chunk, tokens read]
-LOGITS_AT_ONCE = 1 << 22  # values; the output head runs on blocks of this size
+LOGITS_AT_ONCE = {"cpu": 1 << 21}  # values; the output head runs on blocks of this size, small ones on a CPU ...
+LOGITS_AT_ONCE_ELSEWHERE = 1 << 25  # ... and large ones where each block reads the whole matrix from slow memory
 CHECK_TEXT = (
     "The quick brown fox jumps over the lazy dog. A reader that reads a text in pieces has to arrive where a reader "
     "of the whole arrives: same words, same order, same expectations. Names help to see it: Ada, Grace, Alan, Kurt, "
@@ -75,6 +76,7 @@ class Reader(Protocol):
 
     lm: LM
     chunk: int  # tokens of one forward; a smaller one needs less memory
+    capacity: int  # tokens a memory makes room for at once; 0 where it is not known how many will come
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory: ...
 
@@ -85,6 +87,7 @@ class DenseReader:
 
     lm: LM
     chunk: int = CHUNK
+    capacity: int = 0
     fallback: str | None = None  # why this model is read with plain forwards instead, if it is
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
@@ -146,7 +149,7 @@ class CachedMemory(_Rows):
     def __init__(self, lm: LM, reader: DenseReader) -> None:
         super().__init__(lm)
         self.reader = reader
-        self.stream = hf.Stream(lm.model)
+        self.stream = hf.Stream(lm.model, reader.capacity)
         self.last: Tensor | None = None  # [batch, 1, hidden]: expects the first token to come
 
     @property
@@ -368,9 +371,14 @@ def self_check(lm: LM) -> str | None:
     return f"in chunks {1 - agreement:.1%} of its likeliest tokens differ (KL divergence {divergence:.2g} nats)"
 
 
+def logits_at_once(lm: LM) -> int:
+    """Logits that are held at a time, over the rows of a batch."""
+    return LOGITS_AT_ONCE.get(lm.device.type, LOGITS_AT_ONCE_ELSEWHERE)
+
+
 def _scored(lm: LM, hidden: Tensor, targets: Tensor, output: object) -> Iterator[Scores]:
     """Scores of targets [batch, time] under hidden [batch, time, dim], in blocks of positions."""
-    block = max(1, LOGITS_AT_ONCE // (hidden.shape[0] * lm.vocabulary))
+    block = max(1, logits_at_once(lm) // (hidden.shape[0] * lm.vocabulary))
     for first in range(0, hidden.shape[1], block):
         logits = hf.logits(lm.model, hidden[:, first : first + block], output).float()
         target = targets[:, first : first + block].to(logits.device)
