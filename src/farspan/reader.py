@@ -5,6 +5,7 @@ memory.score(more)                # as often as you like: the memory is afterwar
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
@@ -113,34 +114,103 @@ _CHECKED: WeakKeyDictionary[LM, str | None] = WeakKeyDictionary()
 
 
 class _Rows:
-    """What both memories share: checks of what comes in, scoring of hidden states, generation."""
+    """What both memories share: checks of what comes in, and generation."""
 
     def __init__(self, lm: LM) -> None:
         self.lm = lm
         self.num_seen = 0
         self.batch = 0
 
-    def _checked(self, ids: Ids, *, after: int, padded: bool) -> Ids:
+    def _to_read(self, ids: Ids) -> Ids:
+        ids = self._checked(ids, after=self.num_seen)
+        if bool((ids < 0).any()):
+            raise ValueError("a memory is read without padding: read rows of one length, and pad only what is scored")
+        if self.batch and ids.shape[0] != self.batch:
+            raise ValueError(f"this memory has {self.batch} rows; {ids.shape[0]} cannot be appended to it")
+        return ids
+
+    def _to_ask(self, ids: Ids) -> Tensor:
+        """The ids as k groups of rows that go to the same memory: [k, batch, time]."""
+        if self.num_seen == 0:
+            raise ValueError("nothing was read yet, so nothing predicts the first token: read at least a separator")
+        ids = self._checked(ids, after=self.num_seen - 1)  # the last token is asked for, never fed
+        if ids.shape[0] % self.batch:
+            raise ValueError(f"{ids.shape[0]} rows cannot be scored on a memory of {self.batch}: give a multiple of it")
+        return ids.reshape(ids.shape[0] // self.batch, self.batch, ids.shape[1])
+
+    def _checked(self, ids: Ids, *, after: int) -> Ids:
         if ids.dim() != 2 or ids.dtype != torch.long:
             raise ValueError(f"ids must be int64 of shape [batch, time], not {ids.dtype} {tuple(ids.shape)}")
-        if not padded and bool((ids < 0).any()):
-            raise ValueError("a memory is read without padding: read rows of one length, and pad only what is scored")
         limit = self.lm.position_limit
         if limit is not None and after + ids.shape[1] > limit:
             raise ValueError(f"{self.lm.name} has {limit:,} positions; {after + ids.shape[1]:,} tokens do not fit")
         return ids.to(self.lm.device)
 
-    def _groups(self, ids: Ids, keep: slice | None) -> tuple[Tensor, range]:
-        """The k groups of rows that go to the same memory, and the positions asked for."""
-        if self.num_seen == 0:
-            raise ValueError("nothing was read yet, so nothing predicts the first token: read at least a separator")
-        ids = self._checked(ids, after=self.num_seen - 1, padded=True)
-        if ids.shape[0] % self.batch:
-            raise ValueError(f"{ids.shape[0]} rows cannot be scored on a memory of {self.batch}: give a multiple of it")
+    def _fork(self) -> AbstractContextManager[Callable[[Tensor], Tensor]]:
+        """A function that feeds ids [batch, time] and gives the next token's logits [batch, vocabulary]."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def score(self, ids: Ids, keep: slice | None = None) -> Scores:
+        """nats[:, i] = -log p(ids[:, i] | memory, ids[:, :i]), i = 0 included, for the positions in `keep`.
+
+        ids may have k·batch rows: row i continues row i % batch of the memory, whose keys are not copied.
+
+        Raises:
+            ValueError: an empty memory, a number of rows that does not divide, or too many tokens.
+        """
         kept = range(*(keep or slice(None)).indices(ids.shape[1]))
         if kept.step != 1:
             raise ValueError(f"keep = {keep} has a step; only contiguous positions can be kept")
-        return ids.reshape(ids.shape[0] // self.batch, self.batch, ids.shape[1]), kept
+        groups = [self._score_group(group, kept) for group in self._to_ask(ids)]
+        return Scores(torch.cat([g.nats for g in groups]), torch.cat([g.rank for g in groups]))
+
+    def _score_group(self, ids: Tensor, kept: range) -> Scores:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def generate(
+        self,
+        ids: Ids,
+        max_new_tokens: int,
+        *,
+        stop: Sequence[int] = (),
+        on_token: Callable[[Tensor], None] | None = None,
+        seed: int | None = None,
+        min_new_tokens: int = 0,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+    ) -> list[Tensor]:
+        """New tokens after memory and ids [batch, time], a tensor [new] for each row, without the stop token.
+
+        Greedy at temperature 0, else sampled from the smallest set of tokens that holds `top_p`. The memory
+        is afterwards what it was before; `on_token` is given each step's tokens [batch], -1 in finished rows.
+
+        Raises:
+            ValueError: an empty memory, another number of rows than its own, or too many tokens.
+        """
+        groups = self._to_ask(ids)
+        if len(groups) != 1:
+            raise ValueError(f"generate continues {self.batch} rows; {len(ids)} were given")
+        chosen: list[Tensor] = []
+        with self._fork() as expect:
+            logits = expect(groups[0])
+            generator = None if seed is None else torch.Generator(logits.device).manual_seed(seed)
+            done = torch.zeros(self.batch, dtype=torch.bool, device=logits.device)
+            stops = torch.tensor(list(stop), dtype=torch.long, device=logits.device)
+            while len(chosen) < max_new_tokens:
+                if len(chosen) < min_new_tokens:
+                    logits[:, stops] = -torch.inf
+                token = _chosen(logits, temperature, top_p, generator)
+                done |= torch.isin(token, stops)
+                chosen.append(torch.where(done, -1, token))
+                if on_token is not None:
+                    on_token(chosen[-1])
+                if bool(done.all()) or len(chosen) == max_new_tokens:
+                    break
+                logits = expect(token[:, None].to(self.lm.device))
+        rows = torch.stack(chosen, 1) if chosen else ids.new_empty(self.batch, 0)
+        return [row[row >= 0] for row in rows]
 
 
 class CachedMemory(_Rows):
@@ -167,29 +237,14 @@ class CachedMemory(_Rows):
         Raises:
             ValueError: padding, another batch size than before, or more tokens than the model has positions.
         """
-        ids = self._checked(ids, after=self.num_seen, padded=False)
-        if self.batch and ids.shape[0] != self.batch:
-            raise ValueError(f"this memory has {self.batch} rows; {ids.shape[0]} cannot be appended to it")
+        ids = self._to_read(ids)
         if ids.shape[1] == 0:
             return
-        self.batch = ids.shape[0]
         for _, hidden in self._steps(ids):
             self.last = hidden[:, -1:].clone()
-        self.num_seen += ids.shape[1]
+        self.batch, self.num_seen = ids.shape[0], self.num_seen + ids.shape[1]
 
-    @torch.no_grad()
-    def score(self, ids: Ids, keep: slice | None = None) -> Scores:
-        """nats[:, i] = -log p(ids[:, i] | memory, ids[:, :i]), i = 0 included, for the positions in `keep`.
-
-        ids may have k·batch rows: row i continues row i % batch of the memory, whose keys are not copied.
-
-        Raises:
-            ValueError: an empty memory, a number of rows that does not divide, or too many tokens.
-        """
-        groups, kept = self._groups(ids, keep)
-        return _stacked([self._score_group(group, kept) for group in groups])
-
-    def _score_group(self, ids: Ids, kept: range) -> Scores:
+    def _score_group(self, ids: Tensor, kept: range) -> Scores:
         parts = []
         snapshot = self.stream.snapshot()
         try:
@@ -206,57 +261,22 @@ class CachedMemory(_Rows):
             self.stream.restore(snapshot)
         return _joined(parts, ids)
 
-    @torch.no_grad()
-    def generate(
-        self,
-        ids: Ids,
-        max_new_tokens: int,
-        *,
-        stop: Sequence[int] = (),
-        on_token: Callable[[Tensor], None] | None = None,
-        seed: int | None = None,
-        min_new_tokens: int = 0,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-    ) -> list[Tensor]:
-        """New tokens after memory and ids [batch, time], a tensor [new] for each row, without the stop token.
-
-        Greedy at temperature 0, else sampled from the smallest set of tokens that holds `top_p`. The memory
-        is afterwards what it was before; `on_token` is given each step's tokens [batch].
-
-        Raises:
-            ValueError: as `score`.
-        """
-        groups, _ = self._groups(ids, None)
-        if len(groups) != 1:
-            raise ValueError(f"generate continues {self.batch} rows; {len(groups) * self.batch} were given")
-        ids = groups[0]
-        generator = None if seed is None else torch.Generator(self.lm.device).manual_seed(seed)
-        chosen: list[Tensor] = []
-        done = torch.zeros(self.batch, dtype=torch.bool, device=ids.device)
-        stops = torch.tensor(list(stop), dtype=torch.long, device=ids.device)
+    @contextmanager
+    def _fork(self) -> Iterator[Callable[[Tensor], Tensor]]:
         snapshot = self.stream.snapshot()
-        try:
-            last = self.last
+        last = self.last
+
+        def expect(ids: Tensor) -> Tensor:
+            nonlocal last
             for _, hidden in self._steps(ids):
                 last = hidden[:, -1:]
-            for step in range(max_new_tokens):
-                assert last is not None
-                logits = hf.logits(self.lm.model, last, self.stream.output)[:, -1].float()
-                if step < min_new_tokens:
-                    logits[:, stops] = -torch.inf
-                token = _chosen(logits, temperature, top_p, generator).to(ids.device)
-                done |= torch.isin(token, stops)
-                chosen.append(torch.where(done, -1, token))
-                if on_token is not None:
-                    on_token(chosen[-1])
-                if bool(done.all()):
-                    break
-                last = self.stream.step(token[:, None])
+            assert last is not None
+            return hf.logits(self.lm.model, last, self.stream.output)[:, -1].float()
+
+        try:
+            yield expect
         finally:
             self.stream.restore(snapshot)
-        rows = torch.stack(chosen, 1) if chosen else ids.new_empty(self.batch, 0)
-        return [row[row >= 0] for row in rows]
 
     def _steps(self, ids: Ids) -> Iterator[tuple[int, Tensor]]:
         for first in range(0, ids.shape[1], self.reader.chunk):
@@ -280,39 +300,29 @@ class PlainMemory(_Rows):
 
     def read(self, ids: Ids) -> None:
         """Appends ids [batch, time]; as `CachedMemory.read`."""
-        ids = self._checked(ids, after=self.num_seen, padded=False)
-        if self.batch and ids.shape[0] != self.batch:
-            raise ValueError(f"this memory has {self.batch} rows; {ids.shape[0]} cannot be appended to it")
+        ids = self._to_read(ids)
         self.ids = ids if self.ids is None else torch.cat([self.ids, ids], 1)
         self.batch, self.num_seen = ids.shape[0], self.ids.shape[1]
 
-    @torch.no_grad()
-    def score(self, ids: Ids, keep: slice | None = None) -> Scores:
-        """As `CachedMemory.score`."""
-        groups, kept = self._groups(ids, keep)
-        scores = []
-        for group in groups:
-            assert self.ids is not None
-            text = torch.cat([self.ids, group[:, : max(kept.stop - 1, 0)].clamp_min(0)], 1)
-            hidden, output = hf.plain_hidden(self.lm.model, text)
-            wanted = hidden[:, self.num_seen - 1 + kept.start : self.num_seen - 1 + kept.stop]
-            scores.append(_joined(list(_scored(self.lm, wanted, group[:, kept.start : kept.stop], output)), group))
-        return _stacked(scores)
+    def _score_group(self, ids: Tensor, kept: range) -> Scores:
+        hidden, output = self._hidden(ids[:, : max(kept.stop - 1, 0)].clamp_min(0))
+        wanted = hidden[:, self.num_seen - 1 + kept.start : self.num_seen - 1 + kept.stop]
+        return _joined(list(_scored(self.lm, wanted, ids[:, kept.start : kept.stop], output)), ids)
 
-    @torch.no_grad()
-    def generate(
-        self,
-        ids: Ids,
-        max_new_tokens: int,
-        *,
-        stop: Sequence[int] = (),
-        on_token: Callable[[Tensor], None] | None = None,
-        seed: int | None = None,
-        min_new_tokens: int = 0,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-    ) -> list[Tensor]:
-        raise ValueError(f"{self.lm.name} is read with plain forwards, which do not generate; use its own generate()")
+    @contextmanager
+    def _fork(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        fed: list[Tensor] = []
+
+        def expect(ids: Tensor) -> Tensor:
+            fed.append(ids)
+            hidden, output = self._hidden(torch.cat(fed, 1))
+            return hf.logits(self.lm.model, hidden[:, -1:], output)[:, -1].float()
+
+        yield expect
+
+    def _hidden(self, ids: Tensor) -> tuple[Tensor, object]:
+        assert self.ids is not None
+        return hf.plain_hidden(self.lm.model, torch.cat([self.ids, ids], 1))
 
 
 def self_check(lm: LM) -> str | None:
@@ -392,10 +402,6 @@ def _joined(parts: list[Scores], ids: Tensor) -> Scores:
     if not parts:
         return Scores(torch.empty(ids.shape[0], 0, device=ids.device), ids.new_empty(ids.shape[0], 0))
     return Scores(torch.cat([p.nats for p in parts], 1), torch.cat([p.rank for p in parts], 1))
-
-
-def _stacked(groups: list[Scores]) -> Scores:
-    return Scores(torch.cat([g.nats for g in groups]), torch.cat([g.rank for g in groups]))
 
 
 def _chosen(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> Tensor:
