@@ -159,7 +159,7 @@ def test_nested_needs_another_target_for_its_control() -> None:
 
 
 def test_a_text_too_short_for_the_papers_protocol_says_what_it_needs() -> None:
-    with pytest.raises(ValueError, match="three times the length, 3,000"):
+    with pytest.raises(ValueError, match="needs 3,000 of it for a length of 1,000"):
         Curve(counting_text(2, 400), protocol="paper").examples(toy_lm(), (1000,), 2, seed=0)
 
 

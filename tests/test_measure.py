@@ -183,7 +183,7 @@ def test_nan_logits_are_rows_and_the_run_goes_on(tokenizer: PreTrainedTokenizerF
     with Run.open(tmp_path, {}) as run:
         rows = measure(Curve(text), method("full"), wrap(model, tokenizer, "nan"), run, lengths=(10, 20), repeats=2)
     assert [row.status for row in rows] == ["nan"] * 4
-    assert rows[0].reason == "10 scored tokens have NaN logits"
+    assert rows[0].reason == "10 scored tokens have no finite log-probability"
     assert rows[0].scores["copy"] == 0.0
     json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[0])
 

@@ -25,7 +25,7 @@ def row(length: int, repeat: int, copy: float | None, model: str = "org/small", 
     if copy is not None:
         scores = {"copy": copy + 0.01 * repeat, "control": 0.2, "control_repeat": repeat}
         values = {"scores": scores | {"scored": math.ceil(length / 2), "context": 2 * length + 2}}
-    return Row(model, "full", "curve", 1, settings, length, repeat, 0, f"{length} {repeat}", **values)
+    return Row(model, "full", "curve", 1, settings, length, repeat, 0, f"{text} {length} {repeat}", **values)
 
 
 def rows(copy: dict[int, float] = CURVE, repeats: int = 1, **changes: str) -> list[Row]:
@@ -96,9 +96,9 @@ def test_more_curves_than_colours_are_drawn(tmp_path: Path) -> None:
     assert "<!-- model-7: copy -->" in svg(measured, tmp_path)
 
 
-def test_a_curve_of_failures_alone_is_left_out_of_the_series() -> None:
+def test_a_curve_of_failures_alone_has_no_numbers() -> None:
     found = series(rows() + failures(100, 200, model="org/large"), MODELS)
-    assert [one.curve.failures for one in found] == [{}]
+    assert [one.summary is None for one in found] == [False, True]
 
 
 def test_a_series_knows_the_length_its_model_was_trained_on() -> None:
@@ -116,7 +116,7 @@ def test_no_two_curves_have_the_same_name(models: tuple[str, ...], texts: tuple[
 
 def test_data_are_json_without_nan() -> None:
     measured = [*rows(), row(500, 0, 0.2), row(500, 1, None), *failures(600), *failures(100, model="org/large")]
-    small, large = json.loads(json.dumps(as_data(measured), allow_nan=False))
+    small, large = json.loads(json.dumps(as_data(series(measured, MODELS)), allow_nan=False))
     assert small["summary"]["half_life"]["value"] == pytest.approx(301, abs=1)
     assert small["failed"] == {"500": "oom", "600": "oom"}
     assert large == {"model": "org/large", "method": "full", "task": "curve", "what": "nested, books"} | {
@@ -125,7 +125,7 @@ def test_data_are_json_without_nan() -> None:
 
 
 def test_data_hold_the_means_of_the_repeats() -> None:
-    (found,) = as_data(rows(repeats=2) + failures(500))
+    (found,) = as_data(series(rows(repeats=2) + failures(500), MODELS))
     assert found["lengths"] == [100, 200, 300, 400]
     assert found["copy"] == pytest.approx([1.005, 1.005, 0.605, 0.205])
     assert found["control"] == pytest.approx([0.2] * 4)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -52,12 +52,8 @@ class Compat(StrEnum):
 
 
 def main() -> None:
-    """The entry point. Says what users can mend in one line: exit 2; 130 when interrupted; 1 when rows are missing."""
-    try:
-        app()
-    except KeyboardInterrupt:
-        err.print("interrupted; what was measured is kept, and the same command goes on from there")
-        sys.exit(130)
+    """The entry point. Exit 1 when rows are missing, 2 for what a user can mend, 130 when interrupted."""
+    app()
 
 
 @contextmanager
@@ -65,10 +61,21 @@ def _said() -> Iterator[None]:
     """Errors that a user can mend become one line."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except KeyboardInterrupt as error:
+        err.print("interrupted; what was measured is kept, and the same command goes on from there")
+        raise typer.Exit(130) from error
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        message = str(error)
+        if isinstance(error, RuntimeError | MemoryError):
+            from farspan.measure import is_out_of_memory
+
+            if not is_out_of_memory(error):
+                raise
+            first = message.partition("\n")[0]
+            message = f"out of memory: {first}; try --dtype bfloat16, --device-map auto or another --device"
         if os.environ.get("FARSPAN_DEBUG"):
             raise
-        err.print(f"[red]error:[/red] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+        err.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
 
 
@@ -99,7 +106,8 @@ def demo(
     with _said():
         from farspan.demo import run_demo
 
-        run_demo(out, Console(), fresh=fresh)
+        if run_demo(out, Console(), fresh=fresh):
+            raise typer.Exit(1)
 
 
 @app.command()
@@ -116,8 +124,8 @@ def curve(
     lengths: Annotated[
         str | None, typer.Option(help="512,1024,2048 or 512:16384; default up to twice the trained length in all.")
     ] = None,
-    points: Annotated[int, typer.Option(help="Lengths in a range A:B.")] = 16,
-    spacing: Annotated[Spacing, typer.Option(help="Of a range A:B.")] = Spacing.linear,
+    points: Annotated[int | None, typer.Option(help="Lengths in a range A:B, default 16.")] = None,
+    spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default linear.")] = None,
     repeats: Annotated[int, typer.Option(help="Targets at each length.")] = 10,
     protocol: Annotated[Protocol, typer.Option(help="nested: ours; paper: the authors'.")] = Protocol.nested,
     compat: Annotated[
@@ -140,13 +148,25 @@ def curve(
 ) -> None:
     """The forgetting curve: how long a text a model can copy from memory, with its memory lengths and a picture."""
     with _said():
-        from farspan.compare import CurveSettings, Load, authors_lengths, default_folder, parse_lengths
+        from farspan.compare import (
+            AUTHORS_POINTS,
+            DEFAULT_POINTS,
+            CurveSettings,
+            Load,
+            default_folder,
+            parse_lengths,
+        )
 
-        chosen = parse_lengths(lengths, points, spacing.value) if lengths is not None else None
+        if (points or spacing) and ":" not in (lengths or ""):
+            raise ValueError("--points and --spacing belong to a range, such as --lengths 512:16384")
+        if device is not None and device_map is not None:
+            raise ValueError("--device and --device-map contradict each other: give one")
         if compat is not None:
-            if lengths is None or "," in lengths:
+            if points or spacing or not (lengths or "").startswith("8:"):
                 raise ValueError("--compat authors measures 32 lengths from 8 on: name the longest, --lengths 8:N")
-            chosen = authors_lengths(int(lengths.rpartition(":")[2]))
+            points = AUTHORS_POINTS
+        spaced: Literal["linear", "log"] = "log" if spacing is Spacing.log else "linear"
+        chosen = parse_lengths(lengths, points or DEFAULT_POINTS, spaced) if lengths is not None else None
         settings = CurveSettings(
             text=text,
             target_text=target_text,
@@ -199,31 +219,29 @@ def _show(rows: list["Row"], folder: Path, console: Console, as_json: bool) -> i
     """Draws and prints what a run holds; returns how many of its rows failed."""
     from farspan.display import memory_table, remarks
     from farspan.record import read_header
-    from farspan.report import tables
     from farspan.report.picture import draw_curves
+    from farspan.report.tables import as_data, series
 
-    series = tables.series(rows, read_header(folder)["models"])
+    curves = series(rows, read_header(folder)["models"])
+    drawn = [one for one in curves if one.summary is not None]
     pictures = []
-    if series:
-        what = sorted({key[2] for key in tables.stats.curves(rows)})
-        names = sorted({row.model.rstrip("/").rpartition("/")[2] for row in rows})
-        pictures = draw_curves(series, folder, f"Forgetting curve of {', '.join(names)} ({'; '.join(what)})")
-        console.print(memory_table(series))
-        for one in series:
-            for line in remarks(one):
-                console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+    if drawn:
+        what = "; ".join(sorted({one.what for one in drawn}))
+        names = ", ".join(sorted({one.model.rstrip("/").rpartition("/")[2] for one in drawn}))
+        pictures = draw_curves(drawn, folder, f"Forgetting curve of {names} ({what})")
+        console.print(memory_table(drawn))
+        for line in (line for one in drawn for line in remarks(one)):
+            console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
     failed = [row for row in rows if row.status != "ok"]
     if failed:
-        console.print(
-            f"{len(failed)} of {len(rows)} rows failed, first: {failed[0].status}: {failed[0].reason}", style="red"
-        )
-    console.print(f"rows: {folder / 'rows.jsonl'}", highlight=False, soft_wrap=True)
-    for path in pictures:
-        console.print(f"picture: {path}", highlight=False, soft_wrap=True)
+        first = f"{len(failed)} of {len(rows)} rows failed, first: {failed[0].status}: {failed[0].reason}"
+        console.print(first, style="red", markup=False, highlight=False, soft_wrap=True)
+    for line in [f"rows: {folder / 'rows.jsonl'}", *(f"picture: {path}" for path in pictures)]:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if as_json:
         summary = {
             "run": str(folder),
-            "curves": tables.as_data(rows),
+            "curves": as_data(curves),
             "failed_rows": len(failed),
             "pictures": [str(path) for path in pictures],
         }
@@ -309,9 +327,3 @@ def train_lm(
         )
         if as_json:
             print(json.dumps(summary))
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

@@ -14,9 +14,9 @@ import numpy as np
 from farspan import corpus
 from farspan.lm import LM, load
 from farspan.measure import measure
-from farspan.methods import method
+from farspan.methods import Method, method
 from farspan.plan import Plan, plan
-from farspan.record import Row, Run
+from farspan.record import Row, Run, latest
 from farspan.tasks.curve import Curve
 
 AUTHORS_POINTS = 32
@@ -105,7 +105,8 @@ def measure_curves(
     chunk: int | None = None,
     watch: Watch | None = None,
 ) -> list[Row]:
-    """Measures every model under every method into the run folder `out`, and returns all its rows.
+    """Measures every model under every method into the run folder `out`, and returns all its rows; of a
+    measurement that was repeated, the last.
 
     Models are loaded one after another. Repeating the call continues where it stopped.
 
@@ -117,27 +118,41 @@ def measure_curves(
     chosen = [method(text) for text in methods]
     with Run.open(out, {"task": Curve.name, "methods": [str(m) for m in chosen], **asdict(settings)}) as run:
         for model in models:
-            lm = model if isinstance(model, LM) else loader(model)
-            run.add_model(lm.identity)
-            task = settings.task(lm)
-            lengths = settings.lengths or default_lengths(lm, task)
-            for how in chosen:
-                watch.start(f"{lm.name} {how}", len(lengths) * settings.repeats)
-                watch.notice(f"separator: {lm.separator.kind} {list(task.separator(lm))}")
-                measure(
-                    task,
-                    how,
-                    lm,
-                    run,
-                    lengths=lengths,
-                    repeats=settings.repeats,
-                    seed=settings.seed,
-                    batch=batch,
-                    chunk=chunk,
-                    on_row=watch.row,
-                    on_notice=watch.notice,
-                )
-        return list(run.rows)
+            # a call each, so that a model is gone before the next is loaded
+            _measure_model(model, chosen, settings, run, loader, batch, chunk, watch)
+        return latest(run.rows)
+
+
+def _measure_model(
+    model: str | LM,
+    methods: Sequence[Method],
+    settings: CurveSettings,
+    run: Run,
+    loader: Load,
+    batch: int | None,
+    chunk: int | None,
+    watch: Watch,
+) -> None:
+    lm = model if isinstance(model, LM) else loader(model)
+    task = settings.task(lm)
+    run.add_model(lm.identity | {"texts": {name: task.settings[name] for name in ("target_hash", "prefix_hash")}})
+    lengths = settings.lengths or default_lengths(lm, task)
+    for how in methods:
+        watch.start(f"{lm.name} {how}", len(lengths) * settings.repeats)
+        watch.notice(f"separator: {lm.separator.kind} {list(task.separator(lm))}")
+        measure(
+            task,
+            how,
+            lm,
+            run,
+            lengths=lengths,
+            repeats=settings.repeats,
+            seed=settings.seed,
+            batch=batch,
+            chunk=chunk,
+            on_row=watch.row,
+            on_notice=watch.notice,
+        )
 
 
 def plan_curves(

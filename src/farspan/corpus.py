@@ -172,7 +172,9 @@ def tokenizer_hash(tokenizer: Any) -> str:
     """What decides how text becomes ids: the whole fast tokenizer, or class, vocabulary and added tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        content = backend.to_str()
+        settled = json.loads(backend.to_str())
+        # these two change with the last call
+        content = json.dumps({key: value for key, value in settled.items() if key not in ("truncation", "padding")})
     else:
         content = json.dumps([type(tokenizer).__name__, tokenizer.get_vocab()], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -207,7 +209,7 @@ def _documents(name: str) -> Iterator[str]:
 def _file_documents(path: Path, column: str) -> Iterator[str]:
     column = column or "text"
     if path.suffix == ".parquet":
-        parquet = _optional("pyarrow.parquet", "data").ParquetFile(path)
+        parquet = optional_import("pyarrow.parquet", "data").ParquetFile(path)
         if column not in parquet.schema_arrow.names:
             raise ValueError(
                 f"{path} has no column {column!r}; it has {parquet.schema_arrow.names}: write {path}#COLUMN"
@@ -237,7 +239,7 @@ def _file_documents(path: Path, column: str) -> Iterator[str]:
 
 
 def _hub_documents(id: str, config: str | None, split: str | None, column: str | None) -> Iterator[str]:
-    datasets = _optional("datasets", "data")
+    datasets = optional_import("datasets", "data")
     try:
         rows = datasets.load_dataset(id, config, split=split or "train")
     except (OSError, ValueError, RuntimeError) as error:
@@ -285,13 +287,18 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("FARSPAN_CACHE") or Path.home() / ".cache" / "farspan")
 
 
-def _optional(module: str, extra: str) -> Any:
+def optional_import(module: str, extra: str) -> Any:
+    """A module that comes with one of farspan's extras.
+
+    Raises:
+        ValueError: it is not installed.
+    """
     import importlib
 
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ValueError(f"this text needs the package {error.name}: pip install 'farspan[{extra}]'") from error
+        raise ValueError(f"this needs the package {error.name}: pip install 'farspan[{extra}]'") from error
 
 
 def join(documents: Iterable[np.ndarray], separator: tuple[int, ...]) -> Int[np.ndarray, "total"]:

@@ -6,40 +6,49 @@ from pathlib import Path
 
 from rich.console import Console
 
-from farspan.compare import CurveSettings, Load, Watch, measure_curves
+from farspan.compare import CurveSettings, Watch, measure_curves
 from farspan.display import Display, memory_table
+from farspan.lm import LM, load, wrap
 from farspan.record import Row, read_header
-from farspan.report import tables
 from farspan.report.picture import draw_curves
+from farspan.report.tables import series
 
-TEXTS = ("builtin:held-out", "shuffled:builtin:held-out")
+TEXTS = {"natural": "builtin:held-out", "shuffled": "shuffled:builtin:held-out"}
 LENGTHS = (32, 64, 96, 128, 160, 192, 224, 254, 288, 320, 352, 384, 448, 511)
 REPEATS = 12
 NEXT = "farspan curve MODEL --text FOLDER"
 
 
-def run_demo(out: Path, console: Console, *, fresh: bool = False) -> Path:
-    """Measures, draws and explains; returns the picture's path.
+def embedded_model() -> LM:
+    """The model that comes with farspan, in fp32."""
+    with as_file(files("farspan") / "assets" / "demo") as folder:
+        lm = load(folder, dtype="float32", device="cpu")
+    return wrap(lm.model, lm.tokenizer, "farspan-demo")
+
+
+def run_demo(out: Path, console: Console, *, fresh: bool = False) -> int:
+    """Measures, draws and explains; returns how many rows failed.
 
     Raises:
         ValueError: `out` holds something else.
     """
-    if fresh and (out / "natural" / "run.json").exists():
-        shutil.rmtree(out)
+    for name in TEXTS if fresh else ():
+        if (out / name / "run.json").exists():
+            shutil.rmtree(out / name)
     rows: list[Row] = []
-    console.print("A small model of 2 M parameters reads a text, then predicts the same text again, token by token:")
+    console.print("A model of 2 M parameters reads a text, then predicts the same text again, token by token:")
     console.print("  natural: a Python file it never saw. What it cannot guess, it must remember.")
     console.print("  shuffled: the tokens of such files in random order. Nothing to guess; memory alone.\n")
-    with as_file(files("farspan") / "assets" / "demo") as folder, Display(console) as display:
+    lm = embedded_model()
+    with Display(console) as display:
         watch = Watch(display.start, display.row)
-        for name, text in zip(("natural", "shuffled"), TEXTS, strict=True):
+        for name, text in TEXTS.items():
             settings = CurveSettings(text=text, lengths=LENGTHS, repeats=REPEATS)
-            rows += measure_curves(
-                [str(folder)], ["full"], settings, out / name, loader=Load(dtype="float32"), watch=watch
-            )
-    series = tables.series(rows, read_header(out / "natural")["models"])
-    picture, _ = draw_curves(series, out, "Forgetting curve of farspan's embedded model")
-    console.print(memory_table(series))
-    console.print(f"\npicture: {picture}", highlight=False, soft_wrap=True)
+            rows += measure_curves([lm], ["full"], settings, out / name, watch=watch)
+    curves = series(rows, read_header(out / "natural")["models"])
+    drawn = [one for one in curves if one.summary is not None]
+    picture, _ = draw_curves(drawn, out, "Forgetting curve of farspan's embedded model")
+    console.print(memory_table(drawn))
+    console.print(f"\npicture: {picture}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"next, with a model of your own (a folder or a hub id): [bold]{NEXT}[/bold]")
-    return picture
+    return sum(row.status != "ok" for row in rows)

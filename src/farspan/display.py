@@ -5,11 +5,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from farspan.record import Row
-from farspan.report.picture import Series
+from farspan.report.tables import Series
 
 HEADLINE = {
     "fine": "copies 99 %",
@@ -29,10 +30,10 @@ class Display:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.fields[state]}", markup=False),
             TimeRemainingColumn(),
             console=console,
             transient=True,
@@ -58,7 +59,7 @@ class Display:
         self.progress.update(self.task, completed=done, total=total, state=state)
         if not self.console.is_terminal and now - self.printed > LINE_EVERY:
             self.printed = now
-            self.console.print(f"{self.title}: {done}/{total}, {state}", highlight=False, soft_wrap=True)
+            self.console.print(f"{self.title}: {done}/{total}, {state}", markup=False, highlight=False, soft_wrap=True)
 
     def notice(self, text: str) -> None:
         self.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
@@ -78,7 +79,7 @@ def memory_table(series: list[Series]) -> Table:
     table = Table(title="memory lengths (tokens to be copied, 95 % interval over repeats)", title_justify="left")
     table.add_column("")
     for one in series:
-        table.add_column(one.name, justify="right", overflow="fold")
+        table.add_column(escape(one.name), justify="right", overflow="fold")
     for field, meaning in HEADLINE.items():
         table.add_row(
             f"{field.replace('_', ' ')}  [dim]{meaning}[/dim]", *(str(getattr(one.summary, field)) for one in series)
@@ -89,13 +90,15 @@ def memory_table(series: list[Series]) -> Table:
 def remarks(one: Series) -> list[str]:
     """What a reader of the numbers should know: why a length is censored, failures, contaminated windows."""
     s = one.summary
+    assert s is not None
     lines = []
     for name in ("fine", "coarse", "half_life", "reach"):
         length = getattr(s, name)
         if length.reason:
             lines.append(f"{name}: {length.reason}")
     if s.failed:
-        lines.append("failed lengths: " + ", ".join(f"{length:,} ({why})" for length, why in sorted(s.failed.items())))
+        failed = ", ".join(f"{length:,} ({why})" for length, why in sorted(s.failed.items()))
+        lines.append(f"lengths with failed rows: {failed}")
     if s.contaminated:
         without = s.without_contaminated.get("half_life")
         lines.append(

@@ -170,6 +170,22 @@ def position_limit(model: Any) -> int | None:
     return None
 
 
+def length_dependent_rope(model: Any) -> str | None:
+    """The RoPE scaling of a model whose rotation depends on how long the text is, so that cached keys go stale."""
+    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if parameters.get("rope_type") in ("dynamic", "longrope"):
+            return str(parameters["rope_type"])
+    return None
+
+
+def input_device(model: Any) -> torch.device:
+    """Where token ids go; with weights offloaded by accelerate, where they are brought to."""
+    embeddings = model.get_input_embeddings()
+    execution = getattr(getattr(embeddings, "_hf_hook", None), "execution_device", None)
+    return embeddings.weight.device if execution is None else torch.device(execution)
+
+
 def key_bytes_per_token(model: Any) -> int:
     """What the keys and values of one token take over all layers, by the config; an upper bound for windows."""
     config = model.config.get_text_config(decoder=True)

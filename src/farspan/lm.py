@@ -28,7 +28,7 @@ class Separator:
     """What stands before each text: the tokens, and where they come from."""
 
     ids: tuple[int, ...]
-    kind: str  # "bos", "eos", "newline" or "given"
+    kind: str  # "bos", "eos" or "newline"
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class LM:
     @property
     def device(self) -> torch.device:
         """Where token ids go."""
-        return self.model.get_input_embeddings().weight.device
+        return hf.input_device(self.model)
 
     @property
     def vocabulary(self) -> int:
@@ -128,7 +128,7 @@ def load(
         )
     if where is not None:
         network = network.to(where)
-    return wrap(network.eval(), tokenizer, name, trained_length=trained_length, place=place)
+    return wrap(network.eval(), tokenizer, name, trained_length=trained_length)
 
 
 def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = None, place: str | None = None) -> LM:
@@ -152,7 +152,7 @@ def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = 
         "parameters": sum(p.numel() for p in model.parameters()),
         "dtype": str(model.dtype).removeprefix("torch."),
         "attention": getattr(model.config, "_attn_implementation", None),
-        "device": str(model.get_input_embeddings().weight.device),
+        "device": str(hf.input_device(model)),
         "trained_length": trained_length or from_config,
         "config_trained_length": from_config,
         "separator": {"kind": separator.kind, "ids": list(separator.ids)},
@@ -168,15 +168,21 @@ def choose_separator(tokenizer: Any) -> Separator:
         return Separator((tokenizer.bos_token_id,), "bos")
     if tokenizer.eos_token_id is not None:
         return Separator((tokenizer.eos_token_id,), "eos")
-    return Separator(tuple(tokenizer("\n", add_special_tokens=False)["input_ids"]), "newline")
+    newline = tuple(tokenizer("\n", add_special_tokens=False)["input_ids"])
+    if not newline:
+        raise ValueError("the tokenizer has no bos, no eos and no token for a newline: nothing can stand before a text")
+    return Separator(newline, "newline")
 
 
 def fingerprint(model: Any) -> str:
-    """Tells two models apart: a hash over every weight's name, shape, dtype, and its first and last 16 values."""
+    """Tells two models apart: a hash over every weight's name, shape, dtype, and its first and last 16 values
+    (unless some are offloaded to disk)."""
     digest = hashlib.sha256()
-    for name, weight in model.state_dict().items():
+    weights = model.state_dict()
+    offloaded = any(weight.device.type == "meta" for weight in weights.values())
+    for name, weight in weights.items():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        if weight.numel() and weight.device.type != "meta":
+        if weight.numel() and not offloaded:
             flat = weight.detach().reshape(-1)
             ends = torch.cat([flat[:16], flat[-16:]]).float().cpu()
             digest.update(ends.numpy().tobytes())

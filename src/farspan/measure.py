@@ -1,6 +1,5 @@
 """The one evaluation loop: task × reader × lengths → rows. Resumes, backs off when memory runs out."""
 
-import os
 import resource
 import sys
 import time
@@ -8,13 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import psutil
 import torch
 
 from farspan import hf
 from farspan.lm import LM
 from farspan.methods import Method
 from farspan.reader import Reader
-from farspan.record import Row, Run
+from farspan.record import Row, Run, latest
 from farspan.tasks import Example, Result, Task
 
 SMALLEST_CHUNK = 64  # tokens; below that the overhead of each forward outweighs what it frees
@@ -54,7 +54,8 @@ def measure(
     examples = task.examples(lm, lengths, repeats, seed)
     wanted = {(example.id, length) for example in examples for length in example.lengths}
     mine = [row for row in run.rows if (row.model, row.method) == (lm.name, str(method))]
-    done = {(row.example, row.length) for row in mine} & wanted
+    # what ran out of memory is tried again: there may be more of it, or a smaller batch was asked for
+    done = {(row.example, row.length) for row in mine if row.status != "oom"} & wanted
     total = len(wanted)
 
     def write(result: Result, seconds: float) -> None:
@@ -84,6 +85,8 @@ def measure(
     def missing(example: Example) -> tuple[int, ...]:
         return tuple(length for length in example.lengths if (example.id, length) not in done)
 
+    if lm.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(lm.device)
     limit = lm.position_limit
     for example in examples:
         for length in missing(example):
@@ -96,8 +99,9 @@ def measure(
         if fallback := getattr(reader, "fallback", None):
             notice(f"{lm.name} is read with plain forwards, slower and without a cache: {fallback}")
         reader.chunk = chunk or reader.chunk
-        reader.capacity = max((task.num_tokens(lm, length) for length in lengths), default=0)
-        size = batch or batch_that_fits(task, lm, examples)
+        fitting = within_positions(task, lm, examples)
+        reader.capacity = max((task.num_tokens(lm, n) for e in fitting for n in e.lengths), default=0)
+        size = batch or batch_that_fits(task, lm, fitting)
         while groups := _groups([e for e in examples if missing(e)], missing, size):
             group = groups[0]
             try:
@@ -129,7 +133,7 @@ def measure(
                             write(Result(example, length, status="oom", reason=reason), 0.0)
     return [
         row
-        for row in run.rows
+        for row in latest(run.rows)
         if (row.model, row.method) == (lm.name, str(method)) and (row.example, row.length) in wanted
     ]
 
@@ -155,7 +159,7 @@ def free_bytes(lm: LM) -> int:
     """Memory that can still be taken where the model is."""
     if lm.device.type == "cuda":
         return torch.cuda.mem_get_info(lm.device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return psutil.virtual_memory().available
 
 
 def _measure_group(
@@ -182,6 +186,16 @@ def _groups(
         lengths = missing(example)
         by_lengths[lengths].append(replace(example, lengths=lengths))
     return [same[first : first + size] for same in by_lengths.values() for first in range(0, len(same), size)]
+
+
+def within_positions(task: Task, lm: LM, examples: Sequence[Example]) -> list[Example]:
+    """The examples without the lengths that a model with learned positions cannot read."""
+    limit = lm.position_limit
+    shortened = [
+        replace(e, lengths=tuple(n for n in e.lengths if limit is None or task.num_tokens(lm, n) <= limit))
+        for e in examples
+    ]
+    return [example for example in shortened if example.lengths]
 
 
 def batch_that_fits(task: Task, lm: LM, examples: Sequence[Example]) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from farspan import hf
 from farspan.lm import LM
-from farspan.measure import batch_that_fits
+from farspan.measure import batch_that_fits, within_positions
 from farspan.methods import Method
 from farspan.reader import Reader, logits_at_once
 from farspan.tasks import Task, Work
@@ -27,6 +27,7 @@ class Plan:
     flops: float
     extra_bytes: int  # above the model: keys, one chunk's attention mask, one block of logits
     seconds: float | None  # by a short calibration on the model; None when not asked for
+    fallback: str | None  # why the model will be read with plain forwards, if it will
 
 
 def plan(
@@ -49,15 +50,21 @@ def plan(
     Raises:
         ValueError: a text too short for the lengths.
     """
-    examples = task.examples(lm, lengths, repeats, seed)
+    examples = within_positions(task, lm, task.examples(lm, lengths, repeats, seed))
     work = [w for example in examples for w in task.work(lm, example)]
+    if not work:
+        raise ValueError(f"{lm.name} has {lm.position_limit:,} positions; every length needs more: give smaller ones")
     batch = min(repeats, batch or batch_that_fits(task, lm, examples))
     with method.on(lm) as reader:
         chunk = reader.chunk = chunk or reader.chunk
+        fallback = getattr(reader, "fallback", None)
+        if fallback:  # every question reads everything again, in one forward
+            work = [Work(w.num_rows, 0, w.num_before + w.num_tokens, w.num_scored) for w in work if w.num_scored]
+            chunk = max(w.num_tokens for w in work)
         steps = [step for w in work for step in _chunks(w, chunk)]
         seconds = None
         if calibrate:
-            cost = _calibrated(reader, batch, chunk, max(s.num_before + s.num_tokens for s in steps))
+            cost = _calibrated(reader, batch, chunk, max(s.num_before + s.num_tokens for s in steps), bool(fallback))
             # a batch of examples goes through the model together; ceil: the last one may be smaller
             seconds = sum(s.num_rows * cost(s) for s in steps) / repeats * math.ceil(repeats / batch)
     rows = batch * max(w.num_rows for w in work)
@@ -70,6 +77,7 @@ def plan(
         + rows * chunk * longest
         + 3 * 4 * logits_at_once(lm),
         seconds=seconds,
+        fallback=fallback,
     )
 
 
@@ -100,9 +108,9 @@ def _chunks(work: Work, chunk: int) -> list[Work]:
     return steps
 
 
-def _calibrated(reader: Reader, batch: int, chunk: int, longest: int) -> Callable[[Work], float]:
+def _calibrated(reader: Reader, batch: int, chunk: int, longest: int, plain: bool) -> Callable[[Work], float]:
     """Seconds of a step of `batch` rows, from the time of a few steps of this reader."""
-    tokens = min(chunk, longest)
+    tokens = min(chunk, longest, CALIBRATION_CONTEXT)
     context = max(1, min(longest, CALIBRATION_CONTEXT) - tokens)
     few = max(1, tokens // 8)
     ids = torch.randint(3, min(1000, reader.lm.vocabulary), (batch, context + tokens))
@@ -122,7 +130,7 @@ def _calibrated(reader: Reader, batch: int, chunk: int, longest: int) -> Callabl
     nothing, everything = slice(tokens, tokens), slice(1, None)
     short = timed(1, few, slice(few, few))
     near = timed(1, tokens, nothing)
-    far = timed(context, tokens, nothing)
+    far = near if plain else timed(context, tokens, nothing)
     head = max(0.0, timed(1, tokens, everything) - near) / tokens
     per_pair = max(0.0, far - near) / (tokens * max(1, context - 1))
     per_token = max(0.0, near - short - per_pair * (tokens**2 - few**2)) / max(1, tokens - few)

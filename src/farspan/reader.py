@@ -333,20 +333,24 @@ def self_check(lm: LM) -> str | None:
     stay below 0.01 nats. transformers 5.23 gives other logits in chunks for Mamba-1, FalconMamba, Jamba,
     RecurrentGemma and Bamba, without an error.
     """
+    if scaling := hf.length_dependent_rope(lm.model):
+        return f"its RoPE scaling ({scaling}) turns with the length of the text, and cached keys do not follow"
     tokens = lm.tokenizer(CHECK_TEXT * 8, add_special_tokens=False, verbose=False)["input_ids"]
     length = min(300, len(tokens), lm.position_limit or 300)
     ids = torch.tensor([tokens[:length], tokens[:length][::-1]], device=lm.device)
     cut = length // 3
     with torch.no_grad():
-        hidden, output = hf.plain_hidden(lm.model, ids)
-        whole = hf.logits(lm.model, hidden, output).float()
-        full = lm.model(input_ids=ids, use_cache=False).logits.float()
-        if bool(full.isnan().any()):
+        whole, output = hf.plain_hidden(lm.model, ids)
+        few = ids[:, :16]
+        own = lm.model(input_ids=few, use_cache=False).logits.float()
+        if bool(own.isnan().any()):
             return None  # whatever reads it, the rows will say "nan"
-        if not torch.allclose(whole, full, rtol=1e-2, atol=1e-2 * float(full.std())):
+        head = _Difference()
+        head.add(own, hf.logits(lm.model, whole[:, : few.shape[1]], output).float().to(own.device))
+        if problem := head.problem(lm.model.dtype):
             raise ValueError(
                 f"{lm.name}: the output head does not give the model's own logits when it is run by itself; "
-                "this architecture cannot be read yet"
+                f"this architecture cannot be read yet ({problem})"
             )
         try:
             stream = hf.Stream(lm.model)
@@ -354,10 +358,8 @@ def self_check(lm: LM) -> str | None:
             snapshot = stream.snapshot()
             stream.step(ids.flip(1)[:, : cut + 7])  # a fork, which has to leave nothing behind
             stream.restore(snapshot)
-            parts += [
-                stream.step(ids[:, first:last]) for first, last in pairwise((cut, 2 * cut + 5, 2 * cut + 6, length))
-            ]
-            chunked = hf.logits(lm.model, torch.cat(parts, 1), stream.output).float()
+            cuts = pairwise((cut, 2 * cut + 5, 2 * cut + 6, length))
+            parts += [stream.step(ids[:, first:last]) for first, last in cuts]
         except torch.OutOfMemoryError:
             raise
         except (
@@ -370,15 +372,40 @@ def self_check(lm: LM) -> str | None:
             NotImplementedError,
         ) as error:
             return f"reading in chunks fails: {type(error).__name__}: {error}"
-    if lm.model.dtype == torch.float32:
-        difference = float((chunked - whole).abs().max() / whole.std())
-        return None if difference < 1e-3 else f"in chunks its logits differ by {difference:.2g} of their spread"
-    agreement = float((chunked.argmax(-1) == whole.argmax(-1)).float().mean())
-    log_p, log_q = whole.log_softmax(-1), chunked.log_softmax(-1)
-    divergence = float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
-    if agreement >= 0.98 and divergence < 0.01:
-        return None
-    return f"in chunks {1 - agreement:.1%} of its likeliest tokens differ (KL divergence {divergence:.2g} nats)"
+        chunked = torch.cat(parts, 1)
+        difference = _Difference()
+        block = max(1, logits_at_once(lm) // (2 * lm.vocabulary))
+        for first in range(0, length, block):
+            here = slice(first, first + block)
+            expected = hf.logits(lm.model, whole[:, here], output).float()
+            difference.add(expected, hf.logits(lm.model, chunked[:, here], stream.output).float())
+    problem = difference.problem(lm.model.dtype)
+    return problem and f"in chunks {problem}"
+
+
+class _Difference:
+    """How far two ways to the same logits [batch, time, vocabulary] are apart, added up over blocks."""
+
+    def __init__(self) -> None:
+        self.largest, self.spread, self.same, self.divergence, self.count = 0.0, 0.0, 0.0, 0.0, 0
+
+    def add(self, expected: Tensor, given: Tensor) -> None:
+        apart = (expected - given)[expected.isfinite()].abs()  # a family may rule tokens out with -inf
+        self.largest = max(self.largest, float(apart.max().nan_to_num(torch.inf)))
+        self.spread = max(self.spread, float(expected[expected.isfinite()].std()))
+        self.same += float((expected.argmax(-1) == given.argmax(-1)).float().sum())
+        log_p, log_q = expected.log_softmax(-1), given.log_softmax(-1)
+        self.divergence += float((log_p.exp() * (log_p - log_q).nan_to_num(0.0)).sum())
+        self.count += expected.shape[0] * expected.shape[1]
+
+    def problem(self, dtype: torch.dtype) -> str | None:
+        if dtype == torch.float32:
+            relative = self.largest / max(self.spread, 1e-9)
+            return None if relative < 1e-3 else f"its logits differ by {relative:.2g} of their spread"
+        agreement, divergence = self.same / self.count, self.divergence / self.count
+        if (agreement >= 0.98 and divergence < 0.01) or (agreement >= 0.9 and divergence < 0.001):
+            return None
+        return f"{1 - agreement:.1%} of its likeliest tokens differ (KL divergence {divergence:.2g} nats)"
 
 
 def logits_at_once(lm: LM) -> int:

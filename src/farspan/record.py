@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from io import FileIO
@@ -103,7 +103,7 @@ class Run:
         """
         identity = _plain(identity)
         before = self.header["models"].setdefault(identity["name"], identity)
-        refuse_differences(self.folder, "run", before, identity)
+        refuse_differences(self.folder, "run", before, identity, may_change=("device",))
         self._write_header()
 
     def _write_header(self) -> None:
@@ -167,6 +167,11 @@ def read_rows(folder: str | Path) -> list[Row]:
     read_header(folder)
     path = Path(folder) / "rows.jsonl"
     return _parse(path)[0] if path.exists() else []
+
+
+def latest(rows: Iterable[Row]) -> list[Row]:
+    """The last row of each measurement: one that ran out of memory may have been repeated with more of it."""
+    return list({row.key: row for row in rows}.values())
 
 
 def environment() -> dict[str, Any]:

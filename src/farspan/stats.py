@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import isotonic_regression
 
-from farspan.record import Row
+from farspan.record import Row, latest
 
 FINE = 0.99  # copy accuracy
 COARSE = 0.01  # gap
@@ -27,7 +27,7 @@ REACH = 0.05  # memory index
 MIN_SCORED = 32  # tokens; a length with fewer says too little to judge a threshold by
 BOOTSTRAPS = 2000
 CONTAMINATED_CONTROL = 0.8
-CONTAMINATED_MADS = 4.0
+CONTAMINATED_MADS = 4.0  # each 1.4826 of them a standard deviation of normal noise
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def curve(rows: Iterable[Row]) -> Curve:
     Raises:
         ValueError: no rows, or rows of several curves.
     """
-    rows = list(rows)
+    rows = latest(rows)
     if not rows:
         raise ValueError("there are no rows, so there is no curve")
     kinds = {(row.model, row.method, row.task, row.version, str(row.settings)) for row in rows}
@@ -133,7 +133,7 @@ def curve(rows: Iterable[Row]) -> Curve:
 def curves(rows: Iterable[Row]) -> dict[tuple[str, str, str], Curve]:
     """All curves among the rows, by (model, method, label of what was asked)."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
+    for row in latest(rows):
         if row.task == "curve":
             groups.setdefault((row.model, row.method, label(row.settings)), []).append(row)
     return {key: curve(group) for key, group in groups.items()}
@@ -248,8 +248,8 @@ def _headline(curve: Curve) -> dict[str, tuple[float, bool]]:
         "coarse": _crossing(L, G[judged], COARSE, w),
         "half_life": _crossing(L, m[judged], HALF_LIFE, w),
         "reach": _crossing(L, m[judged], REACH, w),
-        "span": (_area(area, m), False),
-        "gap_area": (_area(area, G), False),
+        "span": (_area(area, m), bool(m[-1] > REACH)),
+        "gap_area": (_area(area, G), bool(m[-1] > REACH)),
     }
 
 
@@ -264,8 +264,7 @@ def _crossing(lengths: np.ndarray, values: np.ndarray, level: float, weights: np
     if len(below) == 0:
         return float(lengths[-1]), True
     after = below[0]
-    if after == 0:
-        return 0.0, False  # it passed once, by less than what the lengths after it fall short
+    assert after > 0  # the fit does not rise, so it begins no lower than the value that passed
     high, low = fitted[after - 1], fitted[after]
     share = (high - level) / (high - low)
     return float(lengths[after - 1] + share * (lengths[after] - lengths[after - 1])), False
@@ -326,7 +325,7 @@ def _contaminated(curve: Curve) -> list[dict[str, Any]]:
         middle = np.nanmedian(values)
         spread = np.nanmedian(np.abs(values - middle))
         for repeat, value in enumerate(values):
-            out_of_line = len(values) > 2 and spread > 0 and value - middle > CONTAMINATED_MADS * spread
+            out_of_line = len(values) > 2 and spread > 0 and value - middle > CONTAMINATED_MADS * 1.4826 * spread
             if value > CONTAMINATED_CONTROL or out_of_line:
                 found.append({"length": int(length), "repeat": repeat, "control": float(value)})
     return found

@@ -1,7 +1,6 @@
 """The forgetting curve as a picture: accuracy against length, as figure 1 of Liu et al. 2024, with intervals."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -12,19 +11,10 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from farspan import stats
+from farspan.report.tables import Series
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 BANDS = (("fine", "#d9efd9"), ("coarse", "#fdf3d0"), ("amnesia", "#eeeeee"))
-
-
-@dataclass(frozen=True)
-class Series:
-    """One curve with its name and its numbers."""
-
-    name: str
-    curve: stats.Curve
-    summary: stats.Summary
-    trained_length: int | None = None  # tokens of the whole context
 
 
 def draw_curves(series: Sequence[Series], folder: str | Path, title: str, name: str = "curve") -> list[Path]:
@@ -37,12 +27,11 @@ def draw_curves(series: Sequence[Series], folder: str | Path, title: str, name: 
     figure, axes = plt.subplots(figsize=(9, 6), layout="constrained")
     for colour, one in zip(_cycled(len(series)), series, strict=True):
         _draw(axes, one, colour, alone=len(series) == 1)
-    for length in {one.trained_length for one in series if one.trained_length}:
-        # a length L needs a context of 2 L and two separators
-        axes.axvline(length / 2 - 1, color="#777777", linestyle=":", linewidth=1.2)
+    for context, length in {(one.trained_length, _length_at(one)) for one in series if one.trained_length}:
+        axes.axvline(length, color="#777777", linestyle=":", linewidth=1.2)
         axes.annotate(
-            f"context = {length:,} (trained)",
-            (length / 2 - 1, 0.5),
+            f"context = {context:,} (trained)",
+            (length, 0.5),
             xytext=(-3, 0),
             textcoords="offset points",
             rotation=90,
@@ -52,7 +41,7 @@ def draw_curves(series: Sequence[Series], folder: str | Path, title: str, name: 
             color="#555555",
         )
     longest = max(int(one.curve.lengths[-1]) for one in series)
-    axes.set(xlim=(0, longest), ylim=(-0.04, 1.04), xlabel="length of the text to be copied (tokens)")
+    axes.set(xlim=(0, longest * 1.015), ylim=(-0.04, 1.04), xlabel="length of the text to be copied (tokens)")
     axes.set(ylabel="accuracy (share of tokens predicted)", title=title)
     axes.grid(alpha=0.25)
     figure.legend(fontsize=8, loc="outside lower center", ncols=3, frameon=False)
@@ -66,6 +55,7 @@ def draw_curves(series: Sequence[Series], folder: str | Path, title: str, name: 
 
 def _draw(axes: Axes, one: Series, colour: str, *, alone: bool) -> None:
     curve, summary = one.curve, one.summary
+    assert summary is not None
     prefix = "" if alone else f"{one.name}: "
     good = curve.measured
     lengths = curve.lengths[good]
@@ -106,10 +96,16 @@ def _draw(axes: Axes, one: Series, colour: str, *, alone: bool) -> None:
         )
 
 
+def _length_at(one: Series) -> float:
+    """The length whose whole context is as long as the model was trained on."""
+    curve = one.curve.kept(one.curve.measured)
+    return (one.trained_length or 0) / 2 - (curve.context[0] / 2 - curve.lengths[0])
+
+
 def _draw_bands(axes: Axes, summary: stats.Summary, longest: float) -> None:
     fine = longest if summary.fine.censored else summary.fine.value
     coarse = max(fine, longest if summary.coarse.censored else summary.coarse.value)
-    starts, ends = (0.0, fine, coarse), (fine, coarse, longest)
+    starts, ends = (0.0, fine, coarse), (fine, coarse, longest * 1.015)
     names = (f"fine memory {summary.fine}", f"coarse memory {summary.coarse}", "amnesia")
     for (_, colour), start, end, name in zip(BANDS, starts, ends, names, strict=True):
         if end > start:

@@ -1,48 +1,57 @@
-"""Curves as text and as plain data."""
+"""Curves with their numbers, for pictures, tables and JSON."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from farspan import stats
 from farspan.record import Row
-from farspan.report.picture import Series
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve, what it is of, and its numbers."""
+
+    name: str  # tells it from the others it stands beside
+    model: str
+    method: str
+    what: str  # protocol and texts
+    curve: stats.Curve
+    summary: stats.Summary | None  # None where every row failed
+    trained_length: int | None = None  # tokens of the whole context
 
 
 def series(rows: Iterable[Row], models: Mapping[str, Mapping[str, Any]]) -> list[Series]:
-    """The curves among the rows that have at least one good row, with their numbers. `models`: as run.json has them."""
+    """The curves among the rows, with their numbers. `models`: as run.json has them."""
     found = stats.curves(rows)
-    models_found = {key[0] for key in found}
-    several_models = len(models_found) > 1
-    short_names = {model: model.rstrip("/").rpartition("/")[2] for model in models_found}
-    if len(set(short_names.values())) < len(models_found):
-        short_names = {model: model for model in models_found}
-    several_methods = len({key[1] for key in found}) > 1
-    several_texts = len({key[2] for key in found}) > 1
+    several = [len({key[part] for key in found}) > 1 for part in range(3)]
+    short_names = {key[0]: key[0].rstrip("/").rpartition("/")[2] for key in found}
+    if len(set(short_names.values())) < len(short_names):
+        short_names = {name: name for name in short_names}
     result = []
     for (model, method, what), curve in found.items():
-        if not curve.measured.any():
-            continue
-        parts = [short_names[model]] if several_models else []
-        parts += [what] if several_texts or not several_models else []
-        name = " ".join([*parts, *([method] if several_methods else [])])
+        parts = [short_names[model]] if several[0] else []
+        parts += [what] if several[2] or not several[0] else []
+        parts += [method] if several[1] else []
+        summary = stats.summarise(curve) if curve.measured.any() else None
         trained = models.get(model, {}).get("trained_length")
-        result.append(Series(name, curve, stats.summarise(curve), trained))
+        result.append(Series(" ".join(parts), model, method, what, curve, summary, trained))
     return result
 
 
-def as_data(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def as_data(curves: Sequence[Series]) -> list[dict[str, Any]]:
     """Every curve with its points and its numbers, ready for JSON."""
     found = []
-    for (model, method, what), curve in stats.curves(rows).items():
-        entry: dict[str, Any] = {"model": model, "method": method, "task": "curve", "what": what}
-        entry["failed"] = {str(length): status for length, status in curve.failures.items()}
-        if curve.measured.any():
-            good = curve.kept(curve.measured)
+    for one in curves:
+        entry: dict[str, Any] = {"model": one.model, "method": one.method, "task": "curve", "what": one.what}
+        entry["failed"] = {str(length): status for length, status in one.curve.failures.items()}
+        if one.summary is not None:
+            good = one.curve.kept(one.curve.measured)
             entry |= {
                 "lengths": good.lengths.tolist(),
                 "copy": stats.measured_mean(good.copy).round(6).tolist(),
                 "control": stats.measured_mean(good.control).round(6).tolist(),
-                "summary": stats.summarise(curve).as_dict(),
+                "summary": one.summary.as_dict(),
             }
         found.append(entry)
     return found

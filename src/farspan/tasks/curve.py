@@ -71,11 +71,7 @@ class Curve:
         """
         separator = self.separator(lm)
         if self.protocol == "paper":
-            return [
-                _example(self, seed, repeat, (length,), separator, **texts)
-                for length in lengths
-                for repeat, texts in enumerate(self._paper(separator, length, repeats, seed))
-            ]
+            return list(self._paper(lm, lengths, repeats, seed))
         if self.prefix is None:
             if repeats < 2:
                 raise ValueError("one repeat has no other target to be its irrelevant text: use --repeats 2 or more")
@@ -85,32 +81,36 @@ class Curve:
                 for i, s in enumerate(targets)
             ]
         else:
-            targets = self.target.windows(lengths[-1], repeats, seed)
-            prefixes = self.prefix.windows(lengths[-1], repeats, seed + 1)
+            if self.prefix.hash == self.target.hash:  # one text: what stands in front must not be what is asked
+                both = self.target.windows(lengths[-1], 2 * repeats, seed)
+                targets, prefixes = both[:repeats], both[repeats:]
+            else:
+                targets = self.target.windows(lengths[-1], repeats, seed)
+                prefixes = self.prefix.windows(lengths[-1], repeats, seed)
             texts = [{"target": s, "prefix": i} for s, i in zip(targets, prefixes, strict=True)]
         return [_example(self, seed, i, tuple(lengths), separator, **t) for i, t in enumerate(texts)]
 
-    def _paper(
-        self, separator: tuple[int, ...], length: int, repeats: int, seed: int
-    ) -> Iterator[dict[str, np.ndarray]]:
+    def _paper(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> Iterator[Example]:
         if self.target.shuffled or (self.prefix is not None and self.prefix.shuffled):
             raise ValueError("shuffled texts go with --protocol nested: the paper's protocol has none")
-        stream = join((self.target.document(i) for i in range(self.target.num_documents)), separator)
-        source = self.prefix or self.target
-        ending = (
-            stream
-            if source is self.target
-            else join((source.document(i) for i in range(source.num_documents)), separator)
-        )
-        last = len(stream) - 3 * length
-        if last < 0 or len(ending) < length:
-            raise ValueError(
-                f"text {self.target.name!r} has {len(stream):,} tokens; the paper's protocol needs three times "
-                f"the length, {3 * length:,}: give a longer text or a smaller largest length"
-            )
-        for repeat in range(repeats):
-            begin = int(np.random.default_rng([seed, length, repeat]).integers(0, last + 1))
-            yield {"target": stream[begin : begin + length], "prefix": ending[len(ending) - length :]}
+
+        def joined(text: Corpus) -> np.ndarray:
+            return join((text.document(i) for i in range(text.num_documents)), lm.separator.ids)
+
+        stream = joined(self.target)
+        ending = joined(self.prefix) if self.prefix else stream
+        for length in lengths:
+            for text, tokens, needed in ((self.target, stream, 3 * length), (self.prefix, ending, length)):
+                if text is not None and len(tokens) < needed:
+                    raise ValueError(
+                        f"text {text.name!r} has {len(tokens):,} tokens; the paper's protocol needs {needed:,} of it "
+                        f"for a length of {length:,}: give a longer text or a smaller largest length"
+                    )
+            for repeat in range(repeats):
+                begin = int(np.random.default_rng([seed, length, repeat]).integers(0, len(stream) - 3 * length + 1))
+                # copies: a view would keep the whole text in memory
+                target, prefix = stream[begin : begin + length].copy(), ending[len(ending) - length :].copy()
+                yield _example(self, seed, repeat, (length,), self.separator(lm), target=target, prefix=prefix)
 
     def work(self, lm: LM, example: Example) -> Iterator[Work]:
         rows = 2 if "prefix" in example.tokens else 1
@@ -150,7 +150,7 @@ class Curve:
                     length,
                     values,
                     status="nan" if failed else "ok",
-                    reason=f"{failed} scored tokens have NaN logits" if failed else "",
+                    reason=f"{failed} scored tokens have no finite log-probability" if failed else "",
                     num_seen=memory.num_seen,
                     num_kept=memory.num_kept,
                 )
@@ -171,6 +171,8 @@ def read_authors_file(path: str | Path, model: str) -> list[Row]:
         points = json.loads(Path(path).read_text("utf-8"))
         if not points:
             raise ValueError("it holds no lengths")
+        if not all(0 <= value <= 1 for point in points for value in (*point["copy_accs"], *point["lm_accs"])):
+            raise ValueError("an accuracy is not between 0 and 1")
         return [
             Row(
                 model=model,
@@ -213,11 +215,11 @@ def _judged(scores: Scores, copy: int, control: int) -> tuple[dict[str, Any], in
     failed = 0
     for name, row in (("copy", copy), ("control", control)):
         nats, rank = scores.nats[row], scores.rank[row]
-        missing = int(nats.isnan().sum())
+        missing = int((~nats.isfinite()).sum())
         failed += missing
         hits = (rank == 0).cpu().numpy()
         values[name] = float(hits.mean())
-        values[f"{name}_nats"] = None if missing else float(nats.double().mean())
+        values[f"{name}_nats"] = None if missing else float(nats.cpu().double().mean())
         values[f"{name}_hits"] = np.packbits(hits).tobytes().hex()
     return values, failed
 

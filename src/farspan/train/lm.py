@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from farspan.corpus import load, read_texts
+from farspan.corpus import load, optional_import, read_texts
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.optimizer import OptimizerSettings
@@ -71,15 +71,16 @@ def train(settings: LmSettings) -> dict[str, Any]:
             f"model.hidden / model.heads = {model_settings.hidden // model_settings.heads} is odd; rotary positions "
             "turn pairs of dimensions, so use an even one"
         )
+    processes = optional_import("accelerate", "train").PartialState()
     out = Path(settings.out)
-    out.mkdir(parents=True, exist_ok=True)
-    refuse_other_settings(out, settings)
-    source = settings.tokenizer.folder
-    if source is None:
-        source = str(out)
-        if not (out / "tokenizer.json").exists():
+    source = settings.tokenizer.folder or str(out)
+    with processes.main_process_first():  # the others find what it has written
+        out.mkdir(parents=True, exist_ok=True)
+        refuse_other_settings(out, settings)
+        if settings.tokenizer.folder is None and not (out / "tokenizer.json").exists():
             train_tokenizer(list(read_texts(settings.data.text)), settings.tokenizer.vocabulary, out)
-    tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        load(settings.data.text, tokenizer)
     separator = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if separator is None:
         raise ValueError(
@@ -115,7 +116,8 @@ def train(settings: LmSettings) -> dict[str, Any]:
         settings.trainer,
         out,
     )
-    tokenizer.save_pretrained(out)
     summary["settings"] = settings.model_dump(mode="json")
-    (out / "training.json").write_text(json.dumps(summary, indent=2) + "\n")
+    if processes.is_main_process:
+        tokenizer.save_pretrained(out)
+        (out / "training.json").write_text(json.dumps(summary, indent=2) + "\n")
     return summary

@@ -46,7 +46,14 @@ def run(
     Raises:
         ValueError: a batch that is no multiple of the micro-batch, or a longer training's checkpoints in `out`.
     """
-    from transformers import Trainer, TrainerState, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+
+    class Log(TrainerCallback):
+        """log.jsonl as it grows: also what a killed training has said so far."""
+
+        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.is_world_process_zero:
+                (out / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in state.log_history))
 
     use_cpu = not torch.cuda.is_available()
     arguments = TrainingArguments(
@@ -81,6 +88,7 @@ def run(
         train_dataset=rows,
         eval_dataset=held_out,
         optimizers=build(model, optimizer_settings, settings.steps),
+        callbacks=[Log()],
     )
     started = time.perf_counter()
     checkpoint = _last_checkpoint(out / "checkpoints")
@@ -98,7 +106,6 @@ def run(
     history = trainer.state.log_history
     final = trainer.evaluate()["eval_loss"] if held_out is not None else None
     if trainer.is_world_process_zero():
-        (out / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in history))
         model.to(getattr(torch, settings.dtype)).save_pretrained(out)
     losses = [entry["loss"] for entry in history if "loss" in entry]
     num_rows = trainer.num_examples(trainer.get_train_dataloader())
