@@ -23,7 +23,7 @@ Ids = Int[
 ]  # rows, each of one length (`_`: its own); -1 marks right padding, where a method allows it
 
 CHUNK = 1024  # tokens of one forward: bounds activations, and attention to [chunk, tokens read]
-LOGITS_AT_ONCE = {"cpu": 1 << 21}  # values; the output head runs on blocks of this size, small ones on a CPU ...
+LOGITS_AT_ONCE = {"cpu": 1 << 22}  # values; the output head runs on blocks of this size, small ones on a CPU ...
 LOGITS_AT_ONCE_ELSEWHERE = 1 << 25  # ... and large ones where each block reads the whole matrix from slow memory
 CHECK_TEXT = (
     "The quick brown fox jumps over the lazy dog. A reader that reads a text in pieces has to arrive where a reader "
