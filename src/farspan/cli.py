@@ -217,7 +217,7 @@ def _measure(
 
 def _show(rows: list["Row"], folder: Path, console: Console, as_json: bool) -> int:
     """Draws and prints what a run holds; returns how many of its rows failed."""
-    from farspan.display import memory_table, remarks
+    from farspan.display import print_memory_lengths, remarks
     from farspan.record import read_header
     from farspan.report.picture import draw_curves
     from farspan.report.tables import as_data, series
@@ -229,7 +229,7 @@ def _show(rows: list["Row"], folder: Path, console: Console, as_json: bool) -> i
         what = "; ".join(sorted({one.what for one in drawn}))
         names = ", ".join(sorted({one.model.rstrip("/").rpartition("/")[2] for one in drawn}))
         pictures = draw_curves(drawn, folder, f"Forgetting curve of {names} ({what})")
-        console.print(memory_table(drawn))
+        print_memory_lengths(drawn, console)
         for line in (line for one in drawn for line in remarks(one)):
             console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
     failed = [row for row in rows if row.status != "ok"]

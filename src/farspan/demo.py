@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from farspan.compare import CurveSettings, Watch, measure_curves
-from farspan.display import Display, memory_table
+from farspan.display import Display, print_memory_lengths
 from farspan.lm import LM, load, wrap
 from farspan.record import Row, read_header
 from farspan.report.picture import draw_curves
@@ -48,7 +48,7 @@ def run_demo(out: Path, console: Console, *, fresh: bool = False) -> int:
     curves = series(rows, read_header(out / "natural")["models"])
     drawn = [one for one in curves if one.summary is not None]
     picture, _ = draw_curves(drawn, out, "Forgetting curve of farspan's embedded model")
-    console.print(memory_table(drawn))
+    print_memory_lengths(drawn, console)
     console.print(f"\npicture: {picture}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"next, with a model of your own (a folder or a hub id): [bold]{NEXT}[/bold]")
     return sum(row.status != "ok" for row in rows)

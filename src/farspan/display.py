@@ -74,17 +74,17 @@ class Display:
         self.progress.stop()
 
 
-def memory_table(series: list[Series]) -> Table:
-    """The memory lengths of some curves, a column each, in tokens with their 95 % intervals."""
+def print_memory_lengths(series: list[Series], console: Console) -> None:
+    """The memory lengths of some curves, a column each, in tokens with their 95 % intervals, and what they mean."""
     table = Table(title="memory lengths (tokens to be copied, 95 % interval over repeats)", title_justify="left")
     table.add_column("")
     for one in series:
         table.add_column(escape(one.name), justify="right", overflow="fold")
-    for field, meaning in HEADLINE.items():
-        table.add_row(
-            f"{field.replace('_', ' ')}  [dim]{meaning}[/dim]", *(str(getattr(one.summary, field)) for one in series)
-        )
-    return table
+    for field in HEADLINE:
+        table.add_row(field.replace("_", " "), *(str(getattr(one.summary, field)) for one in series))
+    console.print(table)
+    meanings = "; ".join(f"{field.replace('_', ' ')}: {meaning}" for field, meaning in HEADLINE.items())
+    console.print(meanings, style="dim", highlight=False)
 
 
 def remarks(one: Series) -> list[str]:
