@@ -215,3 +215,10 @@ def test_other_targets_are_chosen_by_name(text: str, kept: bool, lm: LM, tmp_pat
     ours, theirs = task.target.windows(50, 2, 0), plain.target.windows(50, 2, 0)
     assert (sorted(ours[0]) == sorted(theirs[0])) is kept
     assert not np.array_equal(ours[0], theirs[0])
+
+
+def test_an_irrelevant_text_from_the_same_corpus_never_overlaps_its_target() -> None:
+    text = counting_text(3, 1000)
+    examples = Curve(text, prefix=text).examples(toy_lm(), (200,), 5, seed=0)
+    for example in examples:
+        assert not set(example.tokens["target"]) & set(example.tokens["prefix"])

@@ -211,3 +211,10 @@ def test_a_toy_reader_keeps_the_protocol() -> None:
 
     assert isinstance(ToyReader(toy_lm(), copier(1)), Reader)
     assert not isinstance(object(), Memory)
+
+
+def test_what_ran_out_of_memory_is_tried_again_when_the_command_is_repeated(tmp_path: Path) -> None:
+    measured(tmp_path, failing(lambda chunk, size, length: length >= 40), batch=2)
+    rows = measured(tmp_path, Curve(counting_text()), batch=2)
+    assert [row.status for row in rows] == ["ok"] * 12
+    assert stats.summarise(stats.curve(read_rows(tmp_path))).failed == {}

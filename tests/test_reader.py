@@ -352,3 +352,15 @@ def test_room_made_at_once_moves_no_key_twice(lm: LM, monkeypatch: pytest.Monkey
     assert [layer.key_buffer.data_ptr() for layer in memory.stream.state.layers] == buffers
     memory.read(some_ids(1, 20))  # more than was asked for is still taken in
     assert memory.num_kept == 420
+
+
+def test_rope_that_turns_with_the_length_is_read_with_plain_forwards(tokenizer: Any) -> None:
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    dense = dense_reader(open_lm("llama", tokenizer, rope_parameters=scaling, max_position_embeddings=64))
+    assert "dynamic" in str(dense.fallback)
+    text = some_ids(1, 200)
+    scores = dense.read(text[:, :50]).score(text[:, 50:])
+    with torch.no_grad():  # the last token is not fed: here it would turn all the others
+        logits = dense.lm.model(input_ids=text[:, :-1], use_cache=False).logits[:, 49:]
+    nats = -logits.log_softmax(-1).gather(-1, text[:, 50:, None])[..., 0]
+    torch.testing.assert_close(scores.nats, nats, rtol=1e-4, atol=2e-4)
