@@ -149,10 +149,10 @@ def curve(
     """The forgetting curve: how long a text a model can copy from memory, with its memory lengths and a picture."""
     with _said():
         from farspan.compare import (
-            AUTHORS_POINTS,
             DEFAULT_POINTS,
             CurveSettings,
             Load,
+            authors_lengths,
             default_folder,
             parse_lengths,
         )
@@ -161,12 +161,12 @@ def curve(
             raise ValueError("--points and --spacing belong to a range, such as --lengths 512:16384")
         if device is not None and device_map is not None:
             raise ValueError("--device and --device-map contradict each other: give one")
-        if compat is not None:
-            if points or spacing or not (lengths or "").startswith("8:"):
-                raise ValueError("--compat authors measures 32 lengths from 8 on: name the longest, --lengths 8:N")
-            points = AUTHORS_POINTS
+        if compat is not None and (points or spacing or not (lengths or "").startswith("8:")):
+            raise ValueError("--compat authors measures 32 lengths from 8 on: name the longest, --lengths 8:N")
         spaced: Literal["linear", "log"] = "log" if spacing is Spacing.log else "linear"
         chosen = parse_lengths(lengths, points or DEFAULT_POINTS, spaced) if lengths is not None else None
+        if compat is not None and chosen is not None:
+            chosen = authors_lengths(chosen[-1])
         settings = CurveSettings(
             text=text,
             target_text=target_text,

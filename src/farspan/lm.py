@@ -131,8 +131,8 @@ def load(
     return wrap(network.eval(), tokenizer, name, trained_length=trained_length)
 
 
-def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = None, place: str | None = None) -> LM:
-    """An LM of a model that is already in memory. `place`: the folder it came from, for its fingerprint.
+def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = None) -> LM:
+    """An LM of a model that is already in memory.
 
     Raises:
         ValueError: the tokenizer has more entries than the model.

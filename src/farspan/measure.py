@@ -53,9 +53,13 @@ def measure(
     notice = on_notice or (lambda text: None)
     examples = task.examples(lm, lengths, repeats, seed)
     wanted = {(example.id, length) for example in examples for length in example.lengths}
-    mine = [row for row in run.rows if (row.model, row.method) == (lm.name, str(method))]
+
+    def mine() -> list[Row]:
+        ours = (row for row in latest(run.rows) if (row.model, row.method) == (lm.name, str(method)))
+        return [row for row in ours if (row.example, row.length) in wanted]
+
     # what ran out of memory is tried again: there may be more of it, or a smaller batch was asked for
-    done = {(row.example, row.length) for row in mine if row.status != "oom"} & wanted
+    done = {(row.example, row.length) for row in mine() if row.status != "oom"}
     total = len(wanted)
 
     def write(result: Result, seconds: float) -> None:
@@ -87,12 +91,10 @@ def measure(
 
     if lm.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(lm.device)
-    limit = lm.position_limit
     for example in examples:
         for length in missing(example):
-            context = task.num_tokens(lm, length)
-            if limit is not None and context > limit:
-                reason = f"needs {context:,} tokens, the model has {limit:,} positions"
+            if not _within_positions(task, lm, length):
+                reason = f"needs {task.num_tokens(lm, length):,} tokens, the model has {lm.position_limit:,} positions"
                 write(Result(example, length, status="too_long", reason=reason), 0.0)
 
     with method.on(lm) as reader:
@@ -131,11 +133,7 @@ def measure(
                     for length in missing(example):
                         if length >= failed:
                             write(Result(example, length, status="oom", reason=reason), 0.0)
-    return [
-        row
-        for row in latest(run.rows)
-        if (row.model, row.method) == (lm.name, str(method)) and (row.example, row.length) in wanted
-    ]
+    return mine()
 
 
 def peak_bytes(lm: LM) -> int:
@@ -190,12 +188,12 @@ def _groups(
 
 def within_positions(task: Task, lm: LM, examples: Sequence[Example]) -> list[Example]:
     """The examples without the lengths that a model with learned positions cannot read."""
-    limit = lm.position_limit
-    shortened = [
-        replace(e, lengths=tuple(n for n in e.lengths if limit is None or task.num_tokens(lm, n) <= limit))
-        for e in examples
-    ]
+    shortened = [replace(e, lengths=tuple(n for n in e.lengths if _within_positions(task, lm, n))) for e in examples]
     return [example for example in shortened if example.lengths]
+
+
+def _within_positions(task: Task, lm: LM, length: int) -> bool:
+    return lm.position_limit is None or task.num_tokens(lm, length) <= lm.position_limit
 
 
 def batch_that_fits(task: Task, lm: LM, examples: Sequence[Example]) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from farspan.corpus import load, optional_import, read_texts
+from farspan.corpus import Corpus, load, optional_import, read_texts
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.optimizer import OptimizerSettings
@@ -80,15 +80,16 @@ def train(settings: LmSettings) -> dict[str, Any]:
         if settings.tokenizer.folder is None and not (out / "tokenizer.json").exists():
             train_tokenizer(list(read_texts(settings.data.text)), settings.tokenizer.vocabulary, out)
         tokenizer = AutoTokenizer.from_pretrained(source)
-        load(settings.data.text, tokenizer)
+        text = load(settings.data.text, tokenizer)
+        held_out = load(settings.data.held_out, tokenizer) if settings.data.held_out else None
     separator = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if separator is None:
         raise ValueError(
             f"tokenizer {source} has neither a beginning- nor an end-of-text token to put between documents"
         )
 
-    def rows(text: str) -> PackedRows:
-        return PackedRows(load(text, tokenizer), length, (separator,), settings.trainer.seed)
+    def rows(corpus: Corpus) -> PackedRows:
+        return PackedRows(corpus, length, (separator,), settings.trainer.seed)
 
     set_seed(settings.trainer.seed)
     model = LlamaForCausalLM._from_config(
@@ -107,10 +108,9 @@ def train(settings: LmSettings) -> dict[str, Any]:
         ),
         attn_implementation=settings.trainer.attention,
     )
-    held_out = settings.data.held_out
     summary = run(
         model,
-        rows(settings.data.text),
+        rows(text),
         rows(held_out) if held_out else None,
         settings.optimizer,
         settings.trainer,
