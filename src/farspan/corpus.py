@@ -44,7 +44,12 @@ class Corpus:
     hash: str  # of the texts and the tokenizer
     tokens: Int[np.ndarray, "total"]
     starts: Int[np.ndarray, "documents_plus_one"]  # document i is tokens[starts[i] : starts[i + 1]]
+    characters: int | None = None  # of all documents; None where tokens were drawn, not read
     shuffled: bool = False  # windows come with their tokens in shuffled order
+
+    @property
+    def characters_per_token(self) -> float | None:
+        return self.characters / len(self.tokens) if self.characters and len(self.tokens) else None
 
     @property
     def num_documents(self) -> int:
@@ -111,7 +116,8 @@ def load(name: str, tokenizer: Any) -> Corpus:
     folder = _cache_folder() / "corpora" / key
     if not (folder / "starts.npy").exists():
         _write(folder, *_tokenise(texts, tokenizer))
-    return Corpus(name, key, np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / "starts.npy"))
+    tokens, starts = np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / "starts.npy")
+    return Corpus(name, key, tokens, starts, characters=sum(map(len, texts)))
 
 
 def read_texts(name: str) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The one evaluation loop: task × reader × lengths → rows. Resumes, backs off when memory runs out."""
 
+import math
 import resource
 import sys
 import time
@@ -19,6 +20,7 @@ from farspan.tasks import Example, Result, Task
 
 SMALLEST_CHUNK = 64  # tokens; below that the overhead of each forward outweighs what it frees
 TOKENS_AT_ONCE = 8192  # of one forward, over the rows of a batch
+TRIED_AGAIN = ("oom", "budget")  # statuses
 MEMORY_SHARE = 0.3  # of what is free, for the keys of one batch
 
 
@@ -33,6 +35,7 @@ def measure(
     seed: int = 0,
     batch: int | None = None,
     chunk: int | None = None,
+    longest: Callable[[Sequence[Row]], int] | None = None,
     on_row: Callable[[Row, int, int], None] | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> list[Row]:
@@ -43,6 +46,8 @@ def measure(
         batch: repeats read at once; default what fits by estimate.
         chunk: tokens of one forward; default the reader's own. Both are halved when memory runs out, the chunk
             first; what fails with the smallest of both is a row with status "oom".
+        longest: asked after each length of a batch, given the rows so far: the largest length still worth measuring.
+            What is longer gets no row.
         on_row: called with each new row, how many rows exist and how many there will be.
         on_notice: called with what a user should know, such as a fallback.
 
@@ -52,14 +57,15 @@ def measure(
     """
     notice = on_notice or (lambda text: None)
     examples = task.examples(lm, lengths, repeats, seed)
-    wanted = {(example.id, length) for example in examples for length in example.lengths}
+    wanted = {(e.id, length, depth) for e in examples for length in e.lengths for depth in e.depths}
+    end = math.inf  # tokens: the largest length still wanted
 
     def mine() -> list[Row]:
         ours = (row for row in latest(run.rows) if (row.model, row.method) == (lm.name, str(method)))
-        return [row for row in ours if (row.example, row.length) in wanted]
+        return [row for row in ours if (row.example, row.length, row.depth) in wanted]
 
-    # what ran out of memory is tried again: there may be more of it, or a smaller batch was asked for
-    done = {(row.example, row.length) for row in mine() if row.status != "oom"}
+    # what ran out of memory or time is tried again: there may be more of it, or a smaller batch was asked for
+    done = {(row.example, row.length, row.depth) for row in mine() if row.status not in TRIED_AGAIN}
     total = len(wanted)
 
     def write(result: Result, seconds: float) -> None:
@@ -73,6 +79,7 @@ def measure(
             repeat=result.example.repeat,
             seed=seed,
             example=result.example.id,
+            depth=result.depth,
             status=result.status,
             reason=result.reason,
             scores=result.scores,
@@ -82,12 +89,26 @@ def measure(
             peak_bytes=peak_bytes(lm),
         )
         run.append(row)
-        done.add((result.example.id, result.length))
+        done.add((result.example.id, result.length, result.depth))
         if on_row is not None:
             on_row(row, len(done), total)
 
+    def failed(example: Example, length: int, status: str, reason: str) -> None:
+        for depth in example.depths:
+            if (example.id, length, depth) not in done:
+                write(Result(example, length, depth, status=status, reason=reason), 0.0)
+
+    def goes_on(after: int) -> bool:
+        nonlocal end
+        if longest is not None:
+            end = min(end, longest(mine()))
+        return after < end
+
     def missing(example: Example) -> tuple[int, ...]:
-        return tuple(length for length in example.lengths if (example.id, length) not in done)
+        def lacks(length: int) -> bool:
+            return any((example.id, length, depth) not in done for depth in example.depths)
+
+        return tuple(length for length in example.lengths if length <= end and lacks(length))
 
     if lm.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(lm.device)
@@ -95,7 +116,7 @@ def measure(
         for length in missing(example):
             if not _within_positions(task, lm, length):
                 reason = f"needs {task.num_tokens(lm, length):,} tokens, the model has {lm.position_limit:,} positions"
-                write(Result(example, length, status="too_long", reason=reason), 0.0)
+                failed(example, length, "too_long", reason)
 
     with method.on(lm) as reader:
         if fallback := getattr(reader, "fallback", None):
@@ -107,7 +128,7 @@ def measure(
         while groups := _groups([e for e in examples if missing(e)], missing, size):
             group = groups[0]
             try:
-                _measure_group(task, reader, group, write)
+                _measure_group(task, reader, group, write, goes_on)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -125,14 +146,14 @@ def measure(
                 size = max(1, len(group) // 2)
                 notice(f"out of memory: going on with {size} repeats at once")
             else:
-                failed = missing(group[0])[0]
-                notice(f"out of memory at length {failed:,} even with one repeat and the smallest chunk")
+                at = missing(group[0])[0]
+                notice(f"out of memory at length {at:,} even with one repeat and the smallest chunk")
                 for example in examples:
                     tried = example.id == group[0].id
-                    reason = problem if tried else f"not tried: repeat {group[0].repeat} failed at {failed:,} tokens"
+                    reason = problem if tried else f"not tried: repeat {group[0].repeat} failed at {at:,} tokens"
                     for length in missing(example):
-                        if length >= failed:
-                            write(Result(example, length, status="oom", reason=reason), 0.0)
+                        if length >= at:
+                            failed(example, length, "oom", reason)
     return mine()
 
 
@@ -161,18 +182,24 @@ def free_bytes(lm: LM) -> int:
 
 
 def _measure_group(
-    task: Task, reader: Reader, group: Sequence[Example], write: Callable[[Result, float], None]
+    task: Task,
+    reader: Reader,
+    group: Sequence[Example],
+    write: Callable[[Result, float], None],
+    goes_on: Callable[[int], bool],
 ) -> None:
     """Measures a batch. The results of one length come together, so the time between is shared among them."""
     started = time.perf_counter()
     ready: list[Result] = []
     for result in task.run(reader, group):
         ready.append(result)
-        if len(ready) == len(group):
+        if len(ready) == len(group) * len(group[0].depths):
             now = time.perf_counter()
             for finished in ready:
-                write(finished, (now - started) / len(group))
+                write(finished, (now - started) / len(ready))
             ready, started = [], now
+            if not goes_on(result.length):
+                return
 
 
 def _groups(

@@ -35,7 +35,8 @@ class Row:
     repeat: int
     seed: int
     example: str  # hash of the example's tokens and settings
-    status: str = "ok"  # or "oom", "nan", "too_long": then `scores` is empty or partial
+    depth: float = 0.0  # where in the text was asked: 0 its beginning, 1 its end
+    status: str = "ok"  # or "oom", "nan", "too_long", "budget": then `scores` is empty or partial
     reason: str = ""
     scores: dict[str, Any] = field(default_factory=dict)
     num_seen: int = 0  # tokens the memory had read
@@ -44,9 +45,9 @@ class Row:
     peak_bytes: int = 0  # of the device so far; of the process on a CPU
 
     @property
-    def key(self) -> tuple[str, str, str, int]:
+    def key(self) -> tuple[str, str, str, int, float]:
         """What makes a row the same measurement as another."""
-        return self.model, self.method, self.example, self.length
+        return self.model, self.method, self.example, self.length, self.depth
 
 
 class Run:

@@ -8,15 +8,21 @@ Definitions of Liu et al. 2024, arXiv 2410.04727, section 3.3, as their Table 3 
 the lengths from where it first passes), the crossing interpolated between its two points, and an interval from
 a bootstrap over repeats. The largest of many noisy lengths that passes grows with the number of lengths
 measured; a crossing does not.
+
+Few repeats make a percentile bootstrap too narrow: its spread is that of the sample, sqrt((n - 1) / n) of what
+estimates the population's, and it takes normal quantiles where Student's are due. Its ends are therefore moved away
+from the value by the product of both (Hesterberg 2015, arXiv 1411.5279, section 5.4, does so through quantiles, of
+which four repeats have too few).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import isotonic_regression
+from scipy.stats import t as student
 
 from farspan.record import Row, latest
 
@@ -25,6 +31,7 @@ COARSE = 0.01  # gap
 HALF_LIFE = 0.5  # memory index
 REACH = 0.05  # memory index
 MIN_SCORED = 32  # tokens; a length with fewer says too little to judge a threshold by
+CROSSINGS = ("fine", "coarse", "half_life", "reach")
 BOOTSTRAPS = 2000
 CONTAMINATED_CONTROL = 0.8
 CONTAMINATED_MADS = 4.0  # each 1.4826 of them a standard deviation of normal noise
@@ -40,6 +47,7 @@ class Curve:
     control: Float[np.ndarray, "repeats lengths"]
     failures: dict[int, str]  # length -> status of the rows that failed there
     context: Int[np.ndarray, "lengths"]  # tokens of the whole context
+    targets: np.ndarray  # str [repeats, lengths]: whose copy and control these are; empty where no row says
 
     @property
     def measured(self) -> np.ndarray:
@@ -54,7 +62,27 @@ class Curve:
             self.control[:, which],
             self.failures,
             self.context[which],
+            self.targets[:, which],
         )
+
+
+@dataclass(frozen=True)
+class Map:
+    """Recall over length and depth of one model under one method and one protocol."""
+
+    lengths: Int[np.ndarray, "lengths"]
+    depths: Float[np.ndarray, "depths"]  # 0 the beginning of the text, 1 its end
+    distance: Float[np.ndarray, "lengths depths"]  # tokens from a token to its copy; NaN where nothing was measured
+    copy: Float[np.ndarray, "repeats lengths depths"]  # NaN where a row failed
+    control: Float[np.ndarray, "repeats lengths depths"]
+    targets: np.ndarray  # str [repeats, lengths]
+
+    @property
+    def memory_index(self) -> Float[np.ndarray, "lengths depths"]:
+        """Over all repeats; NaN where nothing was measured."""
+        control = measured_mean(self.control)
+        left = 1.0 - control
+        return np.divide(measured_mean(self.copy) - control, left, out=np.zeros_like(left), where=left != 0)
 
 
 @dataclass(frozen=True)
@@ -99,49 +127,81 @@ class Summary:
 
 
 def curve(rows: Iterable[Row]) -> Curve:
-    """The curve of rows of one model, method and task setting.
+    """The curve of rows of one model, method and task setting: what was asked from the beginning of the texts.
 
     Raises:
         ValueError: no rows, or rows of several curves.
     """
+    rows = [row for row in _of_one_setting(rows) if row.depth == 0]
+    if not rows:
+        raise ValueError("no row asks for the beginning of a text (depth 0), so there is no curve")
+    cells = _cells(rows)
+    failures = {row.length: row.status for row in rows if row.status != "ok"}
+    scored, context = (np.zeros(len(cells.lengths), int) for _ in range(2))
+    for row in rows:
+        if row.status == "ok":
+            column = cells.lengths.tolist().index(row.length)
+            scored[column], context[column] = row.scores["scored"], row.scores["context"]
+    return Curve(cells.lengths, scored, cells.copy[:, :, 0], cells.control[:, :, 0], failures, context, cells.targets)
+
+
+def memory_map(rows: Iterable[Row]) -> Map:
+    """Recall over length and depth, of rows of one model, method and task setting.
+
+    Raises:
+        ValueError: no rows, or rows of several curves.
+    """
+    return _cells(_of_one_setting(rows))
+
+
+def curves(rows: Iterable[Row]) -> dict[tuple[str, str, str], Curve]:
+    """All curves among the rows, by (model, method, label of what was asked)."""
+    return {key: curve(group) for key, group in by_curve(rows).items() if any(row.depth == 0 for row in group)}
+
+
+def by_curve(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
+    """The rows that belong together, by (model, method, label of what was asked)."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in latest(rows):
+        if row.task == "curve":
+            groups.setdefault((row.model, row.method, label(row.settings)), []).append(row)
+    return groups
+
+
+def _of_one_setting(rows: Iterable[Row]) -> list[Row]:
     rows = latest(rows)
     if not rows:
         raise ValueError("there are no rows, so there is no curve")
     kinds = {(row.model, row.method, row.task, row.version, str(row.settings)) for row in rows}
     if len(kinds) > 1:
         raise ValueError(f"these rows belong to {len(kinds)} curves; one at a time")
-    lengths = sorted({row.length for row in rows})
+    return rows
+
+
+def _cells(rows: Sequence[Row]) -> Map:
+    lengths, depths = (sorted({getattr(row, name) for row in rows}) for name in ("length", "depth"))
     # a run that is not finished may hold a control whose own repeat has not come yet
     repeats = sorted({row.repeat for row in rows} | {r.scores["control_repeat"] for r in rows if r.status == "ok"})
-    shape = (len(repeats), len(lengths))
-    copy, control = np.full(shape, np.nan), np.full(shape, np.nan)
-    scored, context = np.zeros(len(lengths), int), np.zeros(len(lengths), int)
-    failures: dict[int, str] = {}
+    shape = (len(repeats), len(lengths), len(depths))
+    copy, control, distance = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape[1:], np.nan)
+    targets = np.full(shape[:2], "", dtype="U16")
     for row in rows:
-        column = lengths.index(row.length)
-        if row.status != "ok":
-            failures[row.length] = row.status
-            continue
-        copy[repeats.index(row.repeat), column] = row.scores["copy"]
-        # the control is paired with the copy of the same target, whichever repeat's memory it was asked of
-        control[repeats.index(row.scores["control_repeat"]), column] = row.scores["control"]
-        scored[column] = row.scores["scored"]
-        context[column] = row.scores["context"]
-    return Curve(np.array(lengths), scored, copy, control, failures, context)
-
-
-def curves(rows: Iterable[Row]) -> dict[tuple[str, str, str], Curve]:
-    """All curves among the rows, by (model, method, label of what was asked)."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in latest(rows):
-        if row.task == "curve":
-            groups.setdefault((row.model, row.method, label(row.settings)), []).append(row)
-    return {key: curve(group) for key, group in groups.items()}
+        if row.status == "ok":
+            targets[repeats.index(row.repeat), lengths.index(row.length)] = row.scores.get("target", "")
+            cell = lengths.index(row.length), depths.index(row.depth)
+            copy[repeats.index(row.repeat), *cell] = row.scores["copy"]
+            # the control is paired with the copy of the same target, whichever repeat's memory it was asked of
+            control[repeats.index(row.scores["control_repeat"]), *cell] = row.scores["control"]
+            distance[cell] = row.scores.get("distance", row.length + 1)  # published files do not say
+    return Map(np.array(lengths), np.array(depths), distance, copy, control, targets)
 
 
 def label(settings: dict[str, Any]) -> str:
     """Protocol and texts of a curve in a few words; numbers are comparable under one label only."""
-    text = f"{settings['protocol']}{' (authors)' if settings.get('compat') else ''}, {_base(settings['target_text'])}"
+    protocol = settings["protocol"]
+    if protocol == "probe":
+        protocol += f" {settings['warmup']}+{settings['scored']}"
+    text = f"{protocol}{' (authors)' if settings.get('compat') else ''}, {_base(settings['target_text'])}"
     return text + (f" behind {_base(settings['prefix_text'])}" if settings.get("prefix_text") else "")
 
 
@@ -164,7 +224,7 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
     # a repeat that failed everywhere, or has only one of its halves yet, says nothing by itself
     whole = (np.isfinite(measured.copy) & np.isfinite(measured.control)).any(1)
     repeats = int(whole.sum())
-    draws = rng.choice(np.flatnonzero(whole), (bootstraps, repeats)) if repeats > 1 else ()
+    draws = _draws(measured, whole, bootstraps, rng) if repeats > 1 else ()
     samples = [_headline(_resampled(measured, draw)) for draw in draws]
 
     def length(name: str) -> MemoryLength:
@@ -174,9 +234,12 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
             reason = f"nothing passes; the shortest length judged is {_first_judged(measured):,.0f}"
         if not samples:
             return MemoryLength(value, censored=censored, reason=reason)
-        drawn = np.array([sample[name][0] for sample in samples])
-        low, high = np.quantile(drawn, [0.025, 0.975])
+        low, high = np.quantile([sample[name][0] for sample in samples], [0.025, 0.975])
+        wider = _expansion(_repeats_near(measured, value, repeats))
+        low, high = max(0.0, value - wider * (value - low)), value + wider * (high - value)
         over = float(np.mean([sample[name][1] for sample in samples])) > 0.025
+        if name in CROSSINGS and high > measured.lengths[-1]:
+            high, over = measured.lengths[-1], True
         if value == 0.0:
             high = max(high, _first_judged(measured))
         return MemoryLength(value, float(low), float(high), censored, reason, over)
@@ -227,13 +290,26 @@ def memory_index(curve: Curve) -> Float[np.ndarray, "lengths"]:
     return np.divide(gap(curve), left, out=np.zeros_like(left), where=left > 0)
 
 
-def bands(values: Float[np.ndarray, "repeats lengths"], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The 95 % bootstrap interval of the mean over repeats, at each length."""
-    rng = np.random.default_rng(seed)
-    draws = rng.integers(0, len(values), (BOOTSTRAPS, len(values)))
-    means = np.array([measured_mean(values[draw]) for draw in draws])
-    low, high = np.nanquantile(means, [0.025, 0.975], axis=0)
-    return low, high
+def bands(values: Float[np.ndarray, "repeats lengths"]) -> tuple[np.ndarray, np.ndarray]:
+    """The 95 % interval (Student's) of the mean accuracy over repeats, at each length; NaN under two repeats."""
+    count = np.isfinite(values).sum(0)
+    mean = measured_mean(values)
+    variance = measured_mean((values - mean) ** 2)
+    half = student.ppf(0.975, np.maximum(count - 1, 1)) * np.sqrt(variance / np.maximum(count - 1, 1))
+    half = np.where(count > 1, half, np.nan)
+    return np.clip(mean - half, 0.0, 1.0), np.clip(mean + half, 0.0, 1.0)
+
+
+def bracket(curve: Curve, name: str) -> tuple[int, int] | None:
+    """The two measured lengths between which the curve falls to the threshold of `name`, one of CROSSINGS; None where
+    it does not, or not among the lengths judged."""
+    measured = curve.kept(curve.measured)
+    value, censored = _headline(measured)[name]
+    if value == 0.0 or censored:
+        return None
+    lengths = measured.lengths
+    after = int(np.searchsorted(lengths, value, side="left"))
+    return int(lengths[max(after - 1, 0)]), int(lengths[after])
 
 
 def _headline(curve: Curve) -> dict[str, tuple[float, bool]]:
@@ -296,7 +372,7 @@ def _paper(curve: Curve, passes: np.ndarray, ended: str) -> MemoryLength:
 def _why_it_ended(curve: Curve) -> str:
     last = curve.lengths[curve.measured][-1]
     later = [status for length, status in sorted(curve.failures.items()) if length > last]
-    return {"oom": "out of memory", "too_long": "the model's positions end", "nan": "NaN logits"}.get(
+    return {"oom": "out of memory", "budget": "the time given ran out", "too_long": "the model's positions end", "nan": "NaN logits"}.get(
         later[0] if later else "", "the longest length measured"
     )
 
@@ -311,9 +387,29 @@ def _first_judged(curve: Curve) -> float:
     return float(curve.lengths[_judged(curve)][0])
 
 
+def _draws(curve: Curve, whole: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Repeats for each bootstrap sample, drawn among those that were measured at the same lengths: where some
+    lengths have more repeats than others, none of these runs empty."""
+    strata: dict[bytes, list[int]] = {}
+    for repeat in np.flatnonzero(whole):
+        strata.setdefault(np.isfinite(curve.copy[repeat]).tobytes(), []).append(int(repeat))
+    return np.concatenate([rng.choice(members, (count, len(members))) for members in strata.values()], axis=1)
+
+
+def _expansion(repeats: int) -> float:
+    """How much wider than its percentiles an interval of a bootstrap over so many repeats has to be."""
+    return float(student.ppf(0.975, repeats - 1) / student.ppf(0.975, np.inf) * np.sqrt(repeats / (repeats - 1)))
+
+
+def _repeats_near(curve: Curve, length: float, most: int) -> int:
+    """Repeats at the measured length closest to a value."""
+    nearest = int(np.argmin(np.abs(curve.lengths - length)))
+    return max(2, min(most, int(_weights(curve)[nearest])))
+
+
 def _resampled(curve: Curve, draw: np.ndarray) -> Curve:
     """Whole repeats, so that what is common to all lengths of a target stays together."""
-    again = Curve(curve.lengths, curve.scored, curve.copy[draw], curve.control[draw], curve.failures, curve.context)
+    again = replace(curve, copy=curve.copy[draw], control=curve.control[draw])
     return again.kept(again.measured)
 
 
@@ -336,5 +432,5 @@ def _without(curve: Curve, windows: Sequence[dict[str, Any]]) -> Curve:
     for window in windows:
         column = int(np.flatnonzero(curve.lengths == window["length"])[0])
         copy[window["repeat"], column] = control[window["repeat"], column] = np.nan
-    clean = Curve(curve.lengths, curve.scored, copy, control, curve.failures, curve.context)
+    clean = replace(curve, copy=copy, control=control)
     return clean.kept(clean.measured)

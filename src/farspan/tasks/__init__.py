@@ -12,20 +12,22 @@ from farspan.reader import Reader
 
 @dataclass(frozen=True)
 class Example:
-    """One repeat over all its lengths."""
+    """One repeat over all its lengths, asked for at some depths of each."""
 
     id: str  # hash of its tokens and of what is asked
     repeat: int
     lengths: tuple[int, ...]  # tokens, ascending
     tokens: Mapping[str, np.ndarray]
+    depths: tuple[float, ...] = (0.0,)  # of the text: 0 its beginning, 1 its end
 
 
 @dataclass(frozen=True)
 class Result:
-    """What an example gave at one length; `measure` makes a row of it."""
+    """What an example gave at one length and depth; `measure` makes a row of it."""
 
     example: Example
     length: int
+    depth: float = 0.0
     scores: dict[str, Any] = field(default_factory=dict)
     status: str = "ok"
     reason: str = ""
@@ -58,4 +60,4 @@ class Task(Protocol):
 
     def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
         ...
-        # yields a result per example and length, length by length, as it gets there
+        # yields a result per length, depth and example, in this order, as it gets there

@@ -3,7 +3,7 @@
     copy      [bos] S [bos] S        accuracy C(L) of the last ceil(L/2) tokens of the second S, teacher forcing
     control   [bos] I [bos] S        accuracy M(L) of the same tokens behind an irrelevant text I
 
-Liu et al. 2024, arXiv 2410.04727, section 3. Two protocols:
+Liu et al. 2024, arXiv 2410.04727, section 3. Three protocols:
 
 `paper`   the authors' procedure: at each length and repeat a fresh target S, drawn from all but the last 2 L
           tokens of the whole text; I is always the last L tokens. Texts are joined, separators between them.
@@ -11,6 +11,11 @@ Liu et al. 2024, arXiv 2410.04727, section 3. Two protocols:
           the one before; the irrelevant text is another repeat's target, so that one reading of S serves both
           halves. The same statistic with less text-to-text noise along the curve, at about half the cost.
           With a text of its own for I, the irrelevant prefixes are read beside.
+`probe`   ours, for long texts: as `nested`, but of the second S only a slice is fed, w tokens to warm up and k that are
+          scored: [bos] S [bos] S[a : a + w + k]. It costs w + k tokens a length instead of L, and what is
+          asked for lies up to nearly the whole window back instead of half of it. The start a is 0, or at each
+          of several depths: recall over length and depth from one reading. Lengths under w + k have
+          w = k = floor(L / 2) and so ask what `nested` asks.
 """
 
 import hashlib
@@ -30,6 +35,9 @@ from farspan.reader import Reader, Scores
 from farspan.record import Row
 from farspan.tasks import Example, Result, Work
 
+Protocol = Literal["paper", "nested", "probe"]
+RING = 4  # repeats that lend each other their targets; more repeats are further rings, so that none changes
+LONG = 8192  # tokens; curves that go further are probed, and with more tokens
 AUTHORS_SEPARATOR = 1  # the authors' script writes id 1 for any model; its id 2 stands last, where nothing reads it
 
 
@@ -39,15 +47,29 @@ class Curve:
 
     target: Corpus
     prefix: Corpus | None = None  # I; None: the protocol's own (another target, or the end of the text)
-    protocol: Literal["paper", "nested"] = "nested"
+    protocol: Protocol = "nested"
     compat: bool = False  # the authors' separator
+    warmup: int = 128  # w, tokens
+    scored: int = 256  # k, tokens
+    depths: tuple[float, ...] = (0.0,)  # of the slice in its text: 0 at its beginning, 1 at its end
+    window: int | None = None  # tokens drawn for each repeat; None: the largest length
+    pool: int | None = None  # repeats drawn, of which the first are used; None: as many as asked for
 
     name: ClassVar[str] = "curve"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0 or self.scored < 1:
+            raise ValueError(f"warm-up {self.warmup} and scored {self.scored} tokens: at least 0 and 1 are needed")
+        if wrong := [depth for depth in self.depths if not 0 <= depth <= 1]:
+            raise ValueError(f"depth {wrong[0]} lies outside the text: 0 is its beginning, 1 its end")
+        if self.depths != (0.0,) and self.protocol != "probe":
+            raise ValueError(f"depths need --protocol probe; {self.protocol} asks for the whole text")
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {
+        probe = {"warmup": self.warmup, "scored": self.scored} if self.protocol == "probe" else {}
+        return probe | {
             "protocol": self.protocol,
             "compat": self.compat,
             "target_text": self.target.name,
@@ -60,33 +82,57 @@ class Curve:
         return (AUTHORS_SEPARATOR,) if self.compat else lm.separator.ids
 
     def num_tokens(self, lm: LM, length: int) -> int:
-        return 2 * (length + len(self.separator(lm)))
+        _, warmup, scored = self.slice_at(length, 0.0)
+        return length + warmup + scored + 2 * len(self.separator(lm))
+
+    def largest_length(self, lm: LM, context: int) -> int:
+        """The largest length whose whole context has at most that many tokens; 0 or less: none."""
+        room = context - 2 * len(self.separator(lm))
+        both = self.warmup + self.scored
+        return room - both if self.protocol == "probe" and room >= 2 * both else room // 2
+
+    def slice_at(self, length: int, depth: float) -> tuple[int, int, int]:
+        """Where the second part begins in S, its tokens that are only fed, and those that are scored."""
+        if self.protocol != "probe":
+            return 0, length - math.ceil(length / 2), math.ceil(length / 2)
+        if length < self.warmup + self.scored:
+            return 0, length // 2, max(1, length // 2)
+        return round(depth * (length - self.warmup - self.scored)), self.warmup, self.scored
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
-        """The examples of all repeats. In `nested` the others' targets go round in a ring, so that both halves are
-        measured on the same targets.
+        """The examples of all repeats. Without a text of their own for I, four repeats at a time lend each other their
+        targets, in a ring, so that both halves are measured on the same targets.
 
         Raises:
-            ValueError: a text too short, or one repeat where another's target is needed.
+            ValueError: a text too short, one repeat where another's target is needed, or depths in lengths that
+                the slice fills.
         """
         separator = self.separator(lm)
         if self.protocol == "paper":
             return list(self._paper(lm, lengths, repeats, seed))
+        both = self.warmup + self.scored
+        if self.depths != (0.0,) and lengths[0] <= both:
+            raise ValueError(
+                f"a length of {lengths[0]:,} has no depths: the {self.warmup} + {self.scored} tokens asked for fill it; "
+                f"use lengths from {both + 1:,} on, or smaller --warmup and --scored"
+            )
+        window, pool = self.window or lengths[-1], max(repeats, self.pool or repeats)
         if self.prefix is None:
             if repeats < 2:
                 raise ValueError("one repeat has no other target to be its irrelevant text: use --repeats 2 or more")
-            targets = self.target.windows(lengths[-1], repeats, seed)
+            targets = self.target.windows(window, pool, seed)[:repeats]
+            lent = _rings(repeats)
             texts = [
-                {"target": s, "other": targets[i - 1], "other_repeat": np.array((i - 1) % repeats)}
-                for i, s in enumerate(targets)
+                {"target": s, "other": targets[j], "other_repeat": np.array(j)}
+                for s, j in zip(targets, lent, strict=True)
             ]
         else:
             if self.prefix.hash == self.target.hash:  # one text: what stands in front must not be what is asked
-                both = self.target.windows(lengths[-1], 2 * repeats, seed)
-                targets, prefixes = both[:repeats], both[repeats:]
+                drawn = self.target.windows(window, 2 * pool, seed)
+                targets, prefixes = drawn[:repeats], drawn[pool : pool + repeats]
             else:
-                targets = self.target.windows(lengths[-1], repeats, seed)
-                prefixes = self.prefix.windows(lengths[-1], repeats, seed)
+                targets = self.target.windows(window, pool, seed)[:repeats]
+                prefixes = self.prefix.windows(window, pool, seed)[:repeats]
             texts = [{"target": s, "prefix": i} for s, i in zip(targets, prefixes, strict=True)]
         return [_example(self, seed, i, tuple(lengths), separator, **t) for i, t in enumerate(texts)]
 
@@ -118,11 +164,13 @@ class Curve:
         done = 0
         for length in example.lengths:
             yield Work(rows, separator + done, length - done, 0)
-            yield Work(2, separator + length, separator + length - 1, math.ceil(length / 2))
+            for depth in example.depths:
+                _, warmup, scored = self.slice_at(length, depth)
+                yield Work(2, separator + length, separator + warmup + scored - 1, scored)
             done = length
 
     def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
-        """Results of a batch of examples that share their lengths, shortest length first."""
+        """Results of a batch of examples that share lengths and depths, shortest length and smallest depth first."""
 
         def rows(name: str) -> torch.Tensor:
             return torch.from_numpy(np.stack([example.tokens[name] for example in batch])).long()
@@ -138,22 +186,27 @@ class Curve:
         for length in batch[0].lengths:
             memory.read(read[:, done:length])
             done = length
-            second = torch.cat([separator.expand(len(asked), -1), asked[:, :length]], 1)
-            scores = memory.score(second, slice(second.shape[1] - math.ceil(length / 2), None))
-            for index, example in enumerate(batch):
-                values, failed = _judged(scores, index, index + len(batch))
-                values["context"] = 2 * second.shape[1]
-                # whose target the control asked for: what pairs the two halves
-                values["control_repeat"] = int(example.tokens.get("other_repeat", np.array(example.repeat)))
-                yield Result(
-                    example,
-                    length,
-                    values,
-                    status="nan" if failed else "ok",
-                    reason=f"{failed} scored tokens have no finite log-probability" if failed else "",
-                    num_seen=memory.num_seen,
-                    num_kept=memory.num_kept,
-                )
+            for depth in batch[0].depths:
+                start, warmup, scored = self.slice_at(length, depth)
+                second = torch.cat([separator.expand(len(asked), -1), asked[:, start : start + warmup + scored]], 1)
+                scores = memory.score(second, slice(second.shape[1] - scored, None))
+                for index, example in enumerate(batch):
+                    values, failed = _judged(scores, index, index + len(batch))
+                    values["context"] = separator.shape[1] + length + second.shape[1]
+                    values["distance"] = separator.shape[1] + length - start
+                    values["target"] = _digest(example.tokens["target"])
+                    # whose target the control asked for: what pairs the two halves
+                    values["control_repeat"] = int(example.tokens.get("other_repeat", np.array(example.repeat)))
+                    yield Result(
+                        example,
+                        length,
+                        depth,
+                        values,
+                        status="nan" if failed else "ok",
+                        reason=f"{failed} scored tokens have no finite log-probability" if failed else "",
+                        num_seen=memory.num_seen,
+                        num_kept=memory.num_kept,
+                    )
 
 
 def unpacked(hits: str, scored: int) -> np.ndarray:
@@ -232,7 +285,23 @@ def _example(
     separator: tuple[int, ...],
     **tokens: np.ndarray,
 ) -> Example:
-    digest = hashlib.sha256(f"{task.name} {task.version} {task.protocol} {separator} {seed} {repeat}".encode())
+    protocol = f"{task.protocol} {task.warmup} {task.scored}" if task.protocol == "probe" else task.protocol
+    digest = hashlib.sha256(f"{task.name} {task.version} {protocol} {separator} {seed} {repeat}".encode())
     for name, ids in sorted(tokens.items()):
         digest.update(name.encode() + np.asarray(ids, dtype=np.int64).tobytes())
-    return Example(digest.hexdigest()[:16], repeat, lengths, tokens)
+    return Example(digest.hexdigest()[:16], repeat, lengths, tokens, task.depths)
+
+
+def _digest(ids: np.ndarray) -> str:
+    """Of a target: what tells that two rows asked for the same."""
+    return hashlib.sha256(ids.astype(np.int64).tobytes()).hexdigest()[:16]
+
+
+def _rings(repeats: int) -> list[int]:
+    """Whose target each repeat's control asks for: the one before it in its ring. A single one left over joins the
+    last ring."""
+    starts = [start for start in range(0, repeats, RING) if repeats - start > 1] or [0]
+    lent = []
+    for start, end in zip(starts, [*starts[1:], repeats], strict=True):
+        lent += [end - 1, *range(start, end - 1)]
+    return lent
