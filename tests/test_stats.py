@@ -208,7 +208,7 @@ def test_the_papers_coarse_length_grows_with_the_lengths_measured_and_ours_does_
         for _ in range(40):
             control = np.full((4, len(lengths)), 0.4)
             copy = control + gap + rng.normal(0, 0.017, control.shape)
-            one = stats.Curve(lengths, lengths, copy, control, {}, 2 * lengths)
+            one = stats.Curve(lengths, lengths, copy, control, {}, 2 * lengths, np.full(copy.shape, ""))
             numbers = stats.summarise(one, bootstraps=0)
             found.append((numbers.paper_coarse.value, numbers.coarse.value))
         paper, ours = np.mean(found, 0)
