@@ -65,15 +65,6 @@ class CurveSettings:
 
 
 @dataclass(frozen=True)
-class Watch:
-    """What wants to know how a measurement is getting on. All optional."""
-
-    start: Callable[[str, int], None] = lambda title, total: None
-    row: Callable[[Row, int, int], None] = lambda row, done, total: None
-    notice: Callable[[str], None] = lambda text: None
-
-
-@dataclass(frozen=True)
 class Load:
     """How each model is loaded; see `farspan.load`."""
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
@@ -24,6 +24,15 @@ TRIED_AGAIN = ("oom", "budget")  # statuses
 MEMORY_SHARE = 0.3  # of what is free, for the keys of one batch
 
 
+@dataclass(frozen=True)
+class Watch:
+    """What wants to know how a measurement is getting on. All optional."""
+
+    start: Callable[[str, int], None] = lambda title, total: None  # what begins, and how many rows it will have
+    row: Callable[[Row, int, int], None] = lambda row, done, total: None  # a new row, how many exist, will exist
+    notice: Callable[[str], None] = lambda text: None  # what a user should know
+
+
 def measure(
     task: Task,
     method: Method,
@@ -36,8 +45,7 @@ def measure(
     batch: int | None = None,
     chunk: int | None = None,
     longest: Callable[[Sequence[Row]], int] | None = None,
-    on_row: Callable[[Row, int, int], None] | None = None,
-    on_notice: Callable[[str], None] | None = None,
+    watch: Watch | None = None,
 ) -> list[Row]:
     """Measures what `run` does not hold yet and returns the rows of this task, method and model, all of them.
 
@@ -48,14 +56,13 @@ def measure(
             first; what fails with the smallest of both is a row with status "oom".
         longest: asked after each length of a batch, given the rows so far: the largest length still worth measuring.
             What is longer gets no row.
-        on_row: called with each new row, how many rows exist and how many there will be.
-        on_notice: called with what a user should know, such as a fallback.
+        watch: told of each new row, and of what a user should know, such as a fallback.
 
     Raises:
         ValueError: a text too short for the lengths.
         OSError: the disk is full.
     """
-    notice = on_notice or (lambda text: None)
+    watch = watch or Watch()
     examples = task.examples(lm, lengths, repeats, seed)
     wanted = {(e.id, length, depth) for e in examples for length in e.lengths for depth in e.depths}
     end = math.inf  # tokens: the largest length still wanted
@@ -90,8 +97,7 @@ def measure(
         )
         run.append(row)
         done.add((result.example.id, result.length, result.depth))
-        if on_row is not None:
-            on_row(row, len(done), total)
+        watch.row(row, len(done), total)
 
     def failed(example: Example, length: int, status: str, reason: str) -> None:
         for depth in example.depths:
@@ -118,9 +124,11 @@ def measure(
                 reason = f"needs {task.num_tokens(lm, length):,} tokens, the model has {lm.position_limit:,} positions"
                 failed(example, length, "too_long", reason)
 
+    if longest is not None and mine():
+        end = longest(mine())
     with method.on(lm) as reader:
         if fallback := getattr(reader, "fallback", None):
-            notice(f"{lm.name} is read with plain forwards, slower and without a cache: {fallback}")
+            watch.notice(f"{lm.name} is read with plain forwards, slower and without a cache: {fallback}")
         reader.chunk = chunk or reader.chunk
         fitting = within_positions(task, lm, examples)
         reader.capacity = max((task.num_tokens(lm, n) for e in fitting for n in e.lengths), default=0)
@@ -141,13 +149,13 @@ def measure(
             reader.capacity = 0  # room for the longest length may be what was too much for the others
             if reader.chunk > SMALLEST_CHUNK:
                 reader.chunk = max(SMALLEST_CHUNK, reader.chunk // 2)
-                notice(f"out of memory: going on with chunks of {reader.chunk} tokens")
+                watch.notice(f"out of memory: going on with chunks of {reader.chunk} tokens")
             elif len(group) > 1:
                 size = max(1, len(group) // 2)
-                notice(f"out of memory: going on with {size} repeats at once")
+                watch.notice(f"out of memory: going on with {size} repeats at once")
             else:
                 at = missing(group[0])[0]
-                notice(f"out of memory at length {at:,} even with one repeat and the smallest chunk")
+                watch.notice(f"out of memory at length {at:,} even with one repeat and the smallest chunk")
                 for example in examples:
                     tried = example.id == group[0].id
                     reason = problem if tried else f"not tried: repeat {group[0].repeat} failed at {at:,} tokens"

@@ -235,7 +235,7 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
         if not samples:
             return MemoryLength(value, censored=censored, reason=reason)
         low, high = np.quantile([sample[name][0] for sample in samples], [0.025, 0.975])
-        wider = _expansion(_repeats_near(measured, value, repeats))
+        wider = expansion(min(repeats, repeats_near(measured, value)))
         low, high = max(0.0, value - wider * (value - low)), value + wider * (high - value)
         over = float(np.mean([sample[name][1] for sample in samples])) > 0.025
         if name in CROSSINGS and high > measured.lengths[-1]:
@@ -288,6 +288,16 @@ def memory_index(curve: Curve) -> Float[np.ndarray, "lengths"]:
     """(C - M) / (1 - M); 0 where the control is perfect and leaves nothing to remember."""
     left = 1.0 - measured_mean(curve.control)
     return np.divide(gap(curve), left, out=np.zeros_like(left), where=left > 0)
+
+
+def index_upper(curve: Curve) -> Float[np.ndarray, "lengths"]:
+    """The upper end of the one-sided 95 % interval (Student's) of the memory index; NaN under two repeats."""
+    gaps = curve.copy - curve.control
+    count, mean = np.isfinite(gaps).sum(0), measured_mean(gaps)
+    error = np.sqrt(measured_mean((gaps - mean) ** 2) / np.maximum(count - 1, 1))
+    left = 1.0 - measured_mean(curve.control)
+    upper = np.where(count > 1, mean + student.ppf(0.95, np.maximum(count - 1, 1)) * error, np.nan)
+    return np.divide(upper, left, out=np.zeros_like(left), where=left > 0)
 
 
 def bands(values: Float[np.ndarray, "repeats lengths"]) -> tuple[np.ndarray, np.ndarray]:
@@ -396,15 +406,15 @@ def _draws(curve: Curve, whole: np.ndarray, count: int, rng: np.random.Generator
     return np.concatenate([rng.choice(members, (count, len(members))) for members in strata.values()], axis=1)
 
 
-def _expansion(repeats: int) -> float:
+def expansion(repeats: int) -> float:
     """How much wider than its percentiles an interval of a bootstrap over so many repeats has to be."""
     return float(student.ppf(0.975, repeats - 1) / student.ppf(0.975, np.inf) * np.sqrt(repeats / (repeats - 1)))
 
 
-def _repeats_near(curve: Curve, length: float, most: int) -> int:
-    """Repeats at the measured length closest to a value."""
+def repeats_near(curve: Curve, length: float) -> int:
+    """Repeats at the length closest to a value, at least 2."""
     nearest = int(np.argmin(np.abs(curve.lengths - length)))
-    return max(2, min(most, int(_weights(curve)[nearest])))
+    return max(2, int(_weights(curve)[nearest]))
 
 
 def _resampled(curve: Curve, draw: np.ndarray) -> Curve:

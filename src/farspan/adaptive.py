@@ -1,0 +1,291 @@
+"""Lengths and repeats where the curve needs them: how `--lengths auto` measures.
+
+1. A coarse grid to the longest length, 4 repeats, shortest first. It ends where three lengths in a row are amnesia:
+   the upper end of the memory index's interval under 0.02.
+2. New lengths between the two that a threshold (fine, half-life, reach) falls between, until these are closer than a
+   32nd of the longest length and an eighth of themselves.
+3. Repeats, four at a time and at these two lengths alone, while the interval of half-life or reach is wider than a
+   32nd of the longest length and 5 % of the value; up to 32, and none where 32 would not be enough.
+
+Each decision is a function of the rows so far, so a run that was stopped decides as if it had not been.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from farspan import stats
+from farspan.lm import LM
+from farspan.measure import Watch, measure
+from farspan.methods import Method
+from farspan.plan import plan
+from farspan.record import Row, Run, latest
+from farspan.tasks.curve import RING, Curve
+
+MOST_REPEATS = 32
+LEAST_REPEATS = 2
+SHORTEST = 64  # tokens; half of them are scored, enough to judge a threshold by
+GRID = 8  # steps of the coarse grid
+RESOLUTION = 32  # parts of the longest length
+RELATIVE_RESOLUTION = 8  # parts of a length
+PRECISION = 0.05  # of a value: the width of its interval
+PIECES = 4  # of a bracket, at most, in one round
+AMNESIA = 0.02  # memory index
+AMNESIA_LENGTHS = 3  # in a row
+REFINED = ("fine", "half_life", "reach")
+REPEATED = ("half_life", "reach")
+BUDGET_SHARE = 0.8  # of the time given that a plan may take: plans err
+
+
+@dataclass
+class Budget:
+    """Time that a measurement may take."""
+
+    seconds: float = math.inf
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> float:
+        return self.seconds - (time.monotonic() - self.started)
+
+
+def coarse_lengths(longest: int, shortest: int = SHORTEST) -> tuple[int, ...]:
+    """Eighths of the longest length, and below these its halves, down to the shortest."""
+    even = {longest * i // GRID for i in range(1, GRID + 1)}
+    halves = {longest >> i for i in range(longest.bit_length())}
+    return tuple(sorted(length for length in even | halves if length >= min(shortest, longest)))
+
+
+def prepared(task: Curve, longest: int, repeats: int | None) -> tuple[Curve, int]:
+    """The task with its texts drawn once for all rounds, and its longest length: no longer than the text allows.
+
+    Raises:
+        ValueError: the text has not even 4 windows of one token.
+    """
+    least = repeats or RING
+    if task.prefix is not None and task.prefix.hash == task.target.hash:
+        least *= 2  # one half stands in front of the other
+    texts = [task.target, *([task.prefix] if task.prefix is not None else [])]
+    longest = min([longest, *(len(text.tokens) // least for text in texts)])
+    if longest < 1:
+        raise ValueError(f"text {task.target.name!r} is too short: it has {len(task.target.tokens)} tokens")
+    drawn = min(text.num_windows(longest, least) for text in texts)
+    pool = repeats or min(MOST_REPEATS, drawn * RING // least) // RING * RING
+    return replace(task, window=longest, pool=pool), longest
+
+
+def measure_adaptively(
+    task: Curve,
+    method: Method,
+    lm: LM,
+    run: Run,
+    *,
+    longest: int,
+    repeats: int | None,
+    seed: int,
+    batch: int | None,
+    chunk: int | None,
+    budget: Budget,
+    watch: Watch,
+) -> list[Row]:
+    """Measures a curve and returns its rows. `task` and `longest` as `prepared` gives them.
+
+    Args:
+        repeats: at every length; None: 4, and more where a threshold is undecided.
+
+    Raises:
+        ValueError: a text too short, or a budget too small for one length.
+    """
+    round_ = _Rounds(task, method, lm, run, longest, seed, batch, chunk, budget, watch)
+    both = task.warmup + task.scored
+    grid = coarse_lengths(longest, both + 1 if task.depths != (0.0,) else SHORTEST)
+    start = repeats or RING
+    lengths, start = round_.affordable(grid, start, fixed=repeats is not None)
+    round_.measure(task, lengths, start, "")
+    if len(lengths) < len(grid):
+        round_.record_unaffordable(grid[len(lengths) :])
+
+    curve_only = replace(task, depths=(0.0,))
+    while new := finer_lengths(round_.curve, longest):
+        if not round_.measure(curve_only, new, start, ", refining"):
+            break
+    given_up: set[str] = set()
+    while repeats is None and start < (task.pool or 0):
+        more, hopeless = undecided(round_.curve, longest, task.pool or 0)
+        for name in sorted(hopeless - given_up):
+            watch.notice(
+                f"{lm.name} {method}: {task.pool} repeats would not narrow {name.replace('_', '-')} to "
+                f"{PRECISION:.0%}; its interval stays wide (--repeats measures more at every length)"
+            )
+        given_up |= hopeless
+        start += RING
+        if not more or not round_.measure(curve_only, more, start, f", {start} repeats where undecided"):
+            break
+    return round_.rows
+
+
+def finer_lengths(curve: stats.Curve, longest: int) -> tuple[int, ...]:
+    """New lengths inside the brackets that are still wide."""
+    new: set[int] = set()
+    for name in REFINED:
+        if bracket := stats.bracket(curve, name):
+            low, high = bracket
+            fine_enough = max(1.0, min(longest / RESOLUTION, high / RELATIVE_RESOLUTION))
+            pieces = min(PIECES, math.ceil((high - low) / fine_enough))
+            new |= {int(length) for length in np.linspace(low, high, pieces + 1)[1:-1]}
+    return tuple(sorted(new - set(curve.lengths.tolist())))
+
+
+def undecided(curve: stats.Curve, longest: int, most: int) -> tuple[tuple[int, ...], set[str]]:
+    """Lengths that need more repeats, and the thresholds that even `most` of them would not decide."""
+    summary = stats.summarise(curve)
+    more: set[int] = set()
+    hopeless = set()
+    for name in REPEATED:
+        found: stats.MemoryLength = getattr(summary, name)
+        bracket = stats.bracket(curve, name)
+        if bracket is None or found.low is None or found.high is None:
+            continue
+        wanted = max(longest / RESOLUTION, PRECISION * found.value)
+        now = stats.repeats_near(curve, found.value)
+        with_most = stats.expansion(most) / stats.expansion(now) * math.sqrt(now / most)
+        if found.high - found.low <= wanted:
+            continue
+        if now >= most or (found.high - found.low) * with_most > wanted:
+            hopeless.add(name)
+        else:
+            more |= set(bracket)
+    return tuple(sorted(more)), hopeless
+
+
+def last_worth_measuring(rows: Sequence[Row], longest: int) -> int:
+    """The third length in a row that is amnesia, or the longest."""
+    if not any(row.depth == 0 for row in rows):
+        return longest
+    curve = stats.curve(rows)
+    lost = stats.index_upper(curve) < AMNESIA  # False where too few repeats say nothing
+    for end in range(AMNESIA_LENGTHS, len(lost) + 1):
+        if lost[end - AMNESIA_LENGTHS : end].all():
+            return int(curve.lengths[end - 1])
+    return longest
+
+
+@dataclass
+class _Rounds:
+    """What the calls of `measure` have in common, and the time they take."""
+
+    task: Curve
+    method: Method
+    lm: LM
+    run: Run
+    longest: int
+    seed: int
+    batch: int | None
+    chunk: int | None
+    budget: Budget
+    watch: Watch
+    seconds: float = 0.0
+    tokens: int = 0
+
+    @property
+    def rows(self) -> list[Row]:
+        return [
+            row
+            for row in latest(self.run.rows)
+            if (row.model, row.method, row.settings) == (self.lm.name, str(self.method), self.task.settings)
+        ]
+
+    @property
+    def curve(self) -> stats.Curve:
+        return stats.curve(self.rows)
+
+    def affordable(self, grid: tuple[int, ...], repeats: int, *, fixed: bool) -> tuple[tuple[int, ...], int]:
+        """As many lengths of the grid, and repeats, as the budget allows by plan."""
+        if self.budget.seconds == math.inf:
+            return grid, repeats
+
+        def cost(lengths: tuple[int, ...], repeats: int, calibrate: bool = False) -> tuple[float, float]:
+            found = plan(
+                self.task,
+                self.method,
+                self.lm,
+                lengths=lengths,
+                repeats=repeats,
+                seed=self.seed,
+                batch=self.batch,
+                chunk=self.chunk,
+                calibrate=calibrate,
+            )
+            return found.flops, found.seconds or 0.0
+
+        flops, seconds = cost(grid, repeats, calibrate=True)
+        may = self.budget.left * BUDGET_SHARE * flops / max(seconds, 1e-9)
+        for tried in [repeats] if fixed or repeats <= LEAST_REPEATS else [repeats, LEAST_REPEATS]:
+            if cost(grid, tried)[0] <= may:
+                return grid, tried
+        for end in range(len(grid) - 1, 0, -1):
+            if cost(grid[:end], tried)[0] <= may:
+                return grid[:end], tried
+        needed = cost(grid[:1], tried)[0] * seconds / flops
+        raise ValueError(
+            f"a budget of {self.budget.seconds / 60:.2g} minutes is too small for one length: {tried} repeats of "
+            f"{grid[0]:,} tokens take about {max(needed, 1.0):,.0f} s on {self.lm.name}; give more --minutes"
+        )
+
+    def measure(self, task: Curve, lengths: tuple[int, ...], repeats: int, title: str) -> bool:
+        """One call of `measure`; False when there is no time for it."""
+        tokens = self._missing_tokens(task, lengths, repeats)
+        if self.tokens and self.seconds / self.tokens * tokens > self.budget.left:
+            self.watch.notice(f"{self.lm.name} {self.method}: the time given ends before more lengths or repeats")
+            return False
+        self.watch.start(f"{self.lm.name} {self.method}{title}", len(lengths) * repeats * len(task.depths))
+        started = time.monotonic()
+        measure(
+            task,
+            self.method,
+            self.lm,
+            self.run,
+            lengths=lengths,
+            repeats=repeats,
+            seed=self.seed,
+            batch=self.batch,
+            chunk=self.chunk,
+            longest=lambda rows: 0 if self.budget.left < 0 else last_worth_measuring(rows, self.longest),
+            on_row=self.watch.row,
+            on_notice=self.watch.notice,
+        )
+        self.seconds, self.tokens = self.seconds + time.monotonic() - started, self.tokens + tokens
+        return True
+
+    def record_unaffordable(self, lengths: Iterable[int]) -> None:
+        """Rows for lengths that the budget leaves out, so that no number takes the last one measured for the end."""
+        done = {row.length for row in self.rows if row.status != "budget"}
+        example = self.task.examples(self.lm, (self.longest,), self.task.pool or RING, self.seed)[0]
+        for length in (length for length in lengths if length not in done):
+            self.run.append(
+                Row(
+                    model=self.lm.name,
+                    method=str(self.method),
+                    task=self.task.name,
+                    version=self.task.version,
+                    settings=self.task.settings,
+                    length=length,
+                    repeat=0,
+                    seed=self.seed,
+                    example=example.id,
+                    status="budget",
+                    reason=f"no time for it in {self.budget.seconds / 60:.3g} minutes",
+                )
+            )
+
+    def _missing_tokens(self, task: Curve, lengths: tuple[int, ...], repeats: int) -> int:
+        done = {(row.example, row.length, row.depth) for row in self.rows if row.status == "ok"}
+        total = 0
+        for example in task.examples(self.lm, lengths, repeats, self.seed):
+            left = tuple(n for n in lengths if any((example.id, n, depth) not in done for depth in task.depths))
+            if left:
+                total += sum(w.num_rows * w.num_tokens for w in task.work(self.lm, replace(example, lengths=left)))
+        return total
