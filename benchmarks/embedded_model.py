@@ -61,7 +61,7 @@ def main() -> None:
     assert isinstance(natural, dict)
     assert isinstance(shuffled, dict)
     inside = [length for length in LENGTHS if 2 * length + 2 <= 512]
-    best = max(c for n in inside if (c := natural["copy"][n]) - natural["control"][n] >= 0.3) if inside else 0.0
+    best = max((c for n in inside if (c := natural["copy"][n]) - natural["control"][n] >= 0.3), default=0.0)
     figures["best_copy_with_gap"] = best
     figures["shuffled_inside"] = max(shuffled["copy"][n] for n in inside)
     figures["shuffled_at_twice_the_window"] = shuffled["copy"][LENGTHS[-1]]

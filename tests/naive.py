@@ -8,18 +8,24 @@ from torch import Tensor
 
 
 def naive_half(
-    model: Any, separator: tuple[int, ...], first: list[int], target: list[int], end: tuple[int, ...] = ()
+    model: Any,
+    separator: tuple[int, ...],
+    first: list[int],
+    target: list[int],
+    end: tuple[int, ...] = (),
+    scored: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One half of the forgetting curve as the authors' script does it: one forward over everything, all logits.
 
-    Returns for the last ceil(L/2) tokens of the target: hits by argmax, nats, and how far the two largest logits
+    Returns for the last `scored` tokens of the target, by default ceil(L/2): hits by argmax, nats, and how far the two largest logits
     are apart (a hit within rounding of a tie says nothing).
     """
     ids = [*separator, *first, *separator, *target, *end]
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
     begin = 2 * len(separator) + len(first)
-    positions = range(begin + len(target) - math.ceil(len(target) / 2), begin + len(target))
+    scored = scored or math.ceil(len(target) / 2)
+    positions = range(begin + len(target) - scored, begin + len(target))
     hits, nats, margins = [], [], []
     for position in positions:
         expected = logits[position - 1]

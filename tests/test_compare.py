@@ -6,17 +6,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from farspan.compare import (
-    CurveSettings,
-    authors_lengths,
-    default_folder,
-    default_lengths,
-    measure_curves,
-    parse_lengths,
-    spaced_lengths,
-)
+from farspan import stats
+from farspan.compare import CurveSettings, default_folder, default_lengths, measure_curves
 from farspan.lm import wrap
-from farspan.record import read_header
+from farspan.record import read_examples, read_header
 from farspan.tasks.curve import Curve
 
 from tiny import tiny_model
@@ -28,30 +21,6 @@ def text(tmp_path: Path) -> str:
     file = tmp_path / "text.txt"
     file.write_text("the quick brown fox jumps over the lazy dog " * 300)
     return str(file)
-
-
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [("512,1024", (512, 1024)), ("7", (7,)), ("10:40", (10, 20, 30, 40)), ("16:128", (16, 53, 90, 128))],
-)
-def test_lengths_are_read_as_written(written: str, expected: tuple[int, ...]) -> None:
-    assert parse_lengths(written, 4, "linear") == expected
-
-
-def test_logarithmic_lengths_keep_both_ends() -> None:
-    assert spaced_lengths(512, 16384, 6, "log") == (512, 1024, 2048, 4096, 8192, 16384)
-
-
-@pytest.mark.parametrize("written", ["", "a", "10,", "20,10", "10,10", "0,5", "-4,5", "40:10", "0:10", "1:2:3"])
-def test_lengths_that_are_none_are_refused(written: str) -> None:
-    with pytest.raises(ValueError, match="lengths"):
-        parse_lengths(written, 4, "linear")
-
-
-def test_the_authors_grid_is_that_of_their_table() -> None:
-    lengths = authors_lengths(8000)  # RWKV's fine length in Table 3 is the second of these
-    assert (len(lengths), lengths[0], lengths[1], lengths[-1]) == (32, 8, 265, 8000)
-    assert 4134 in authors_lengths(16000)  # Llama-3-8B's
 
 
 @pytest.mark.parametrize(("architecture", "longest"), [("llama", 511), ("gpt2", 255)])
@@ -93,3 +62,74 @@ def test_another_model_under_the_same_name_does_not_continue_a_run(
     other = wrap(tiny_model(num_hidden_layers=1), tokenizer, "m")
     with pytest.raises(ValueError, match="fingerprint was"):
         measure_curves([other], ["full"], settings, tmp_path / "run")
+
+
+LONG_LLAMA, SHORT_LLAMA = 131_072, 4096  # trained lengths
+
+
+@pytest.mark.parametrize(
+    ("given", "trained", "protocol", "asked"),
+    [
+        ({}, [SHORT_LLAMA], "nested", (None, None)),
+        ({}, [8193], "probe", (512, 1024)),
+        ({}, [SHORT_LLAMA, LONG_LLAMA], "probe", (512, 1024)),  # one protocol for both
+        ({}, [None], "nested", (None, None)),
+        ({"lengths": (100, 8192)}, [LONG_LLAMA], "nested", (None, None)),
+        ({"lengths": (100, 8193)}, [SHORT_LLAMA], "probe", (512, 1024)),
+        ({"protocol": "nested"}, [LONG_LLAMA], "nested", (None, None)),
+        ({"protocol": "probe"}, [SHORT_LLAMA], "probe", (128, 256)),
+        ({"protocol": "probe", "warmup": 7}, [SHORT_LLAMA], "probe", (7, 256)),
+        ({"depths": (0.0, 1.0)}, [SHORT_LLAMA], "probe", (128, 256)),
+        ({"depths": (0.0, 1.0)}, [512], "probe", (64, 128)),  # halved, so that lengths have room for depths
+        ({"depths": (0.0, 1.0), "lengths": (400, 600)}, [512], "probe", (128, 256)),
+        ({"whole_window": True}, [LONG_LLAMA], "probe", (512, 1024)),
+    ],
+)
+def test_the_protocol_follows_the_largest_length(
+    given: dict[str, Any], trained: list[int | None], protocol: str, asked: tuple[int | None, int | None]
+) -> None:
+    settings = CurveSettings(**given).resolved(trained)
+    assert (settings.protocol, settings.warmup, settings.scored) == (protocol, *asked)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"warmup": 300, "scored": 300, "protocol": "probe", "lengths": (64, 500)}, "300 \\+ 300 tokens.*500 tokens"),
+        ({"warmup": 30, "protocol": "nested"}, "belong to --protocol probe"),
+    ],
+)
+def test_probes_that_cannot_be_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        CurveSettings(**given).resolved([512])
+
+
+def test_a_budget_needs_something_to_choose(text: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    lm = wrap(tiny_model(), tokenizer, "tiny")
+    with pytest.raises(ValueError, match="lengths auto"):
+        measure_curves([lm], ["full"], CurveSettings(text=text, lengths=(10, 20)), tmp_path / "run", minutes=1)
+
+
+def test_every_pair_of_texts_is_a_curve_of_its_own(
+    text: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("pack my box with five dozen liquor jugs " * 300)
+    settings = CurveSettings(text=text, prefix_texts=(text, str(other)), lengths=(10, 20), repeats=4)
+    rows = measure_curves([wrap(tiny_model(), tokenizer, "m")], ["full"], settings, tmp_path / "run")
+    found = stats.curves(rows)
+    assert {what for _, _, what in found} == {"nested, text.txt behind text.txt", "nested, text.txt behind other.txt"}
+    one, two = found.values()
+    assert (one.targets == two.targets).all()  # paired: the same targets behind either text
+
+
+def test_the_first_example_is_kept_in_words(text: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    lm = wrap(tiny_model(), tokenizer, "m")
+    for _ in range(2):  # repeating a command adds no second one
+        measure_curves([lm], ["full"], CurveSettings(text=text, lengths=(10, 20), repeats=4), tmp_path / "run")
+    (example,) = read_examples(tmp_path / "run")
+    assert (example["model"], example["what"], example["length"], example["scored"]) == ("m", "nested, text.txt", 10, 5)
+    parts = dict(example["parts"])
+    assert "".join(parts["asked"]) in (tmp_path / "text.txt").read_text()
+    assert parts["asked"] == parts["read"]
+    assert len(parts["asked"]) == 10

@@ -54,14 +54,14 @@ def assert_equals_the_naive_twin(rows: list[Row], lm: LM, task: Curve, lengths: 
     compared = hit = 0
     for row in rows:
         tokens = examples[row.example].tokens
-        target = tokens["target"][: row.length].tolist()
-        halves = {"copy": (target, target)}
+        start, warmup, scored = task.slice_at(row.length, row.depth)
+        target, asked = tokens["target"][: row.length], tokens["target"][start : start + warmup + scored]
         if "prefix" in tokens:
-            halves["control"] = (tokens["prefix"][: row.length].tolist(), target)
+            halves = {"copy": (target, asked), "control": (tokens["prefix"][: row.length], asked)}
         else:
-            halves["control"] = (target, tokens["other"][: row.length].tolist())
+            halves = {"copy": (target, asked), "control": (target, tokens["other"][start : start + warmup + scored])}
         for name, (first, second) in halves.items():
-            hits, nats, margins = naive_half(lm.model, separator, first, second, end)
+            hits, nats, margins = naive_half(lm.model, separator, first.tolist(), second.tolist(), end, scored)
             ours = torch.from_numpy(unpacked(row.scores[f"{name}_hits"], row.scores["scored"]).astype(bool))
             clear = margins > TIE
             assert torch.equal(ours[clear], hits[clear])
@@ -73,13 +73,16 @@ def assert_equals_the_naive_twin(rows: list[Row], lm: LM, task: Curve, lengths: 
     return hit / compared
 
 
-@pytest.mark.parametrize("protocol", ["nested", "paper"])
+PROBES = {"warmup": 10, "scored": 15}
+
+
+@pytest.mark.parametrize("protocol", ["nested", "paper", "probe"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_hits_equal_the_naive_twin_token_for_token(
     architecture: str, protocol: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     lm = wrap(hit_prone(tiny_model(architecture)), tokenizer, "tiny")
-    task = Curve(repetitive_text(), protocol=protocol)
+    task = Curve(repetitive_text(), protocol=protocol, **PROBES)
     rows = run_curve(tmp_path, lm, task, method("full"), chunk=23)
     assert len(rows) == 12
     share = assert_equals_the_naive_twin(rows, lm, task, LENGTHS, 3)
@@ -93,6 +96,14 @@ def test_hits_equal_the_naive_twin_with_an_irrelevant_text_of_its_own(
     task = Curve(repetitive_text(), prefix=repetitive_text(1))
     rows = run_curve(tmp_path, lm, task, method("full"), chunk=23)
     assert_equals_the_naive_twin(rows, lm, task, LENGTHS, 3)
+
+
+def test_hits_at_every_depth_equal_the_naive_twin(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    lm = wrap(hit_prone(tiny_model()), tokenizer, "tiny")
+    task = Curve(repetitive_text(), protocol="probe", depths=(0.0, 0.3, 1.0), **PROBES)
+    rows = run_curve(tmp_path, lm, task, method("full"), lengths=(26, 60, 101), chunk=23)
+    assert {(row.length, row.depth) for row in rows} == {(n, d) for n in (26, 60, 101) for d in (0.0, 0.3, 1.0)}
+    assert_equals_the_naive_twin(rows, lm, task, (26, 60, 101), 3)
 
 
 def test_hits_equal_the_naive_twin_on_a_real_model(shared_data: Path, tmp_path: Path) -> None:
@@ -206,12 +217,89 @@ def test_a_reader_that_recalls_every_fifth_token_reaches_far_but_has_no_half_lif
     assert s.span.value == pytest.approx(60)
 
 
+@pytest.mark.parametrize("length", [2, 3, 20, 24])
+def test_a_short_probe_asks_what_nested_asks(length: int) -> None:
+    nested, probe = (Curve(counting_text(), protocol=p, **PROBES) for p in ("nested", "probe"))
+    start, warmup, scored = probe.slice_at(length, 0.0)
+    assert (start, warmup, scored) == (0, length // 2, length // 2)
+    if length % 2 == 0:
+        assert probe.slice_at(length, 0.0) == nested.slice_at(length, 0.0)
+
+
+def test_a_probe_reaches_nearly_the_whole_window() -> None:
+    nested, probe = (Curve(counting_text(), protocol=p) for p in ("nested", "probe"))
+    assert nested.largest_length(toy_lm(), 4096) == 2047
+    assert probe.largest_length(toy_lm(), 4096) == 4096 - 128 - 256 - 2
+    for task in (nested, probe):
+        for context in (7, 100, 700, 771, 4096):
+            longest = task.largest_length(toy_lm(), context)
+            assert task.num_tokens(toy_lm(), longest) <= context
+
+
+def test_depths_move_the_slice_from_the_beginning_to_the_end() -> None:
+    task = Curve(counting_text(), protocol="probe", **PROBES)
+    assert [task.slice_at(125, depth)[0] for depth in (0.0, 0.5, 1.0)] == [0, 50, 100]
+
+
+def test_recall_follows_distance_where_memory_does(tmp_path: Path) -> None:
+    task = Curve(counting_text(), protocol="probe", depths=(0.0, 0.25, 0.5, 0.75, 1.0), **PROBES)
+    rows = run_curve(tmp_path, toy_lm(), task, ToyMethod(copier(121)), lengths=(100, 225))
+    for row in rows:
+        assert row.scores["distance"] == row.length + 1 - task.slice_at(row.length, row.depth)[0]
+        assert row.scores["copy"] == float(row.scores["distance"] <= 121)
+        assert row.scores["context"] == row.length + 27
+    found = stats.memory_map(rows)
+    assert found.memory_index.tolist() == [[1] * 5, [0, 0, 0, 1, 1]]
+    assert stats.curve(rows).lengths.tolist() == [100, 225]  # of depth 0 alone
+
+
+def test_a_killed_map_goes_on_at_the_depth_it_lacks(tmp_path: Path) -> None:
+    task = Curve(counting_text(), protocol="probe", depths=(0.0, 0.5, 1.0), **PROBES)
+    whole = run_curve(tmp_path, toy_lm(), task, ToyMethod(copier(121)), lengths=(100, 225))
+    file = tmp_path / "rows.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:4]))
+    again = run_curve(tmp_path, toy_lm(), task, ToyMethod(copier(121)), lengths=(100, 225))
+    assert {(r.key, r.scores["copy"]) for r in again} == {(r.key, r.scores["copy"]) for r in whole}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"depths": (0.0, 1.5)}, "depth 1.5 lies outside the text"),
+        ({"depths": (0.0, 1.0), "protocol": "nested"}, "need --protocol probe"),
+        ({"scored": 0}, "at least 0 and 1"),
+    ],
+)
+def test_probes_that_cannot_be_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Curve(counting_text(), **({"protocol": "probe"} | given))
+
+
+def test_depths_need_lengths_with_room_for_them() -> None:
+    task = Curve(counting_text(), protocol="probe", depths=(0.0, 1.0), **PROBES)
+    with pytest.raises(ValueError, match="use lengths from 26 on"):
+        task.examples(toy_lm(), (25, 100), 2, seed=0)
+
+
+@pytest.mark.parametrize("repeats", range(2, 14))
+def test_rings_of_four_give_every_target_one_control_and_keep_it(repeats: int) -> None:
+    task = Curve(counting_text(20))
+    examples = task.examples(toy_lm(), (10,), repeats, seed=0)
+    lent = [int(example.tokens["other_repeat"]) for example in examples]
+    assert sorted(lent) == list(range(repeats))
+    assert all(other != example.repeat for other, example in zip(lent, examples, strict=True))
+    if repeats % 4 == 0:
+        more = task.examples(toy_lm(), (10,), repeats + 4, seed=0)
+        assert [example.id for example in more[:repeats]] == [example.id for example in examples]
+
+
 @pytest.mark.parametrize(("text", "kept"), [("shuffled", True), ("random", False)])
 def test_other_targets_are_chosen_by_name(text: str, kept: bool, lm: LM, tmp_path: Path) -> None:
     file = tmp_path / "words.txt"
     file.write_text("the quick brown fox " * 400)
-    task = CurveSettings(text=str(file), target_text=text).task(lm)
-    plain = CurveSettings(text=str(file)).task(lm)
+    (task,) = CurveSettings(text=str(file), target_texts=(text,), protocol="nested").tasks(lm)
+    (plain,) = CurveSettings(text=str(file), protocol="nested").tasks(lm)
     ours, theirs = task.target.windows(50, 2, 0), plain.target.windows(50, 2, 0)
     assert (sorted(ours[0]) == sorted(theirs[0])) is kept
     assert not np.array_equal(ours[0], theirs[0])

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan import stats
 from farspan.lm import LM, wrap
-from farspan.measure import is_out_of_memory, measure
+from farspan.measure import Watch, is_out_of_memory, measure
 from farspan.methods import method
 from farspan.record import Row, Run, read_rows
 from farspan.tasks import Example, Result
@@ -192,7 +192,15 @@ def test_a_fallback_is_said(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) 
     lm = wrap(tiny_model("mamba"), tokenizer, "tiny-mamba")
     said: list[str] = []
     with Run.open(tmp_path, {}) as run:
-        measure(Curve(counting_text(2, 100)), method("full"), lm, run, lengths=(10,), repeats=2, on_notice=said.append)
+        measure(
+            Curve(counting_text(2, 100)),
+            method("full"),
+            lm,
+            run,
+            lengths=(10,),
+            repeats=2,
+            watch=Watch(notice=said.append),
+        )
     assert len(said) == 1
     assert "tiny-mamba is read with plain forwards" in said[0]
 
@@ -202,7 +210,9 @@ def test_progress_counts_what_was_already_there(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:9]))
     told: list[tuple[int, int]] = []
-    measured(tmp_path, Curve(counting_text()), batch=2, on_row=lambda row, done, total: told.append((done, total)))
+    measured(
+        tmp_path, Curve(counting_text()), batch=2, watch=Watch(row=lambda row, done, total: told.append((done, total)))
+    )
     assert told == [(10, 12), (11, 12), (12, 12)]
 
 

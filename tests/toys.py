@@ -16,17 +16,28 @@ from farspan.reader import Scores
 
 SEPARATOR = 0
 
-Rule = Callable[[int, int], bool]  # (distance, position) -> is this token recalled?
+Rule = Callable[[int, int, int], bool]  # (distance, position, text's first token) -> is this token recalled?
 
 
 def copier(distance: int) -> Rule:
     """Recalls everything up to `distance` tokens back, nothing beyond."""
-    return lambda back, position: back <= distance
+    return lambda back, position, text: back <= distance
 
 
 def every(share: int) -> Rule:
     """Recalls every `share`-th token, however far back."""
-    return lambda back, position: position % share == 0
+    return lambda back, position, text: position % share == 0
+
+
+def fading(half_life: int, noise: float) -> Rule:
+    """Recalls all tokens to half of `half_life`, then fewer and fewer, half of them at `half_life` and none at one and a
+    half; `noise` is the standard deviation by which texts differ."""
+
+    def rule(back: int, position: int, text: int) -> bool:
+        share = 1.5 - back / half_life + noise * float(np.random.default_rng(text).normal())
+        return (position * 0.618034) % 1 < share
+
+    return rule
 
 
 @dataclass
@@ -46,15 +57,18 @@ class ToyMemory:
     def score(self, ids: Tensor, keep: slice | None = None) -> Scores:
         assert self.ids is not None
         rows = []
-        for i, row in enumerate(ids):
-            text = torch.cat([self.ids[i % len(self.ids)], row])
-            second = self.num_seen + int((row == SEPARATOR).nonzero()[0])
-            first = int((text[:second] == SEPARATOR).nonzero()[-1])
-            back = second - first
+        for i, row in enumerate(ids.tolist()):
+            read = self.ids[i % len(self.ids)].tolist()
+            text = read + row
+            second = len(read) + row.index(SEPARATOR)
+            first = len(read) - 1 - read[::-1].index(SEPARATOR)
+            begin = text[second + 1]  # the second part may be a slice from further inside the first
+            start = read.index(begin) if begin in read else first + 1
+            back = second + 1 - start
             rows.append(
                 [
-                    int(not (t >= back and text[t] == text[t - back] and self.rule(back, t)))
-                    for t in range(self.num_seen, len(text))
+                    int(not (t >= back and text[t] == text[t - back] and self.rule(back, t, read[first + 1])))
+                    for t in range(len(read), len(text))
                 ]
             )
         rank = torch.tensor(rows)[:, keep or slice(None)]

@@ -4,10 +4,10 @@
    the upper end of the memory index's interval under 0.02.
 2. New lengths between the two that a threshold (fine, half-life, reach) falls between, until these are closer than a
    32nd of the longest length and an eighth of themselves.
-3. Repeats, four at a time and at these two lengths alone, while the interval of half-life or reach is wider than a
-   32nd of the longest length and 5 % of the value; up to 32, and none where 32 would not be enough.
+3. Repeats, four at a time and at these two lengths alone, while the interval of half-life or reach goes further to
+   either side than a 32nd of the longest length and 5 % of the value; up to 32, and none where 32 would not do.
 
-Each decision is a function of the rows so far, so a run that was stopped decides as if it had not been.
+Each decision is a function of rows alone, so a run that was stopped decides as if it had not been.
 """
 
 import math
@@ -27,11 +27,11 @@ from farspan.tasks.curve import RING, Curve
 
 MOST_REPEATS = 32
 LEAST_REPEATS = 2
-SHORTEST = 64  # tokens; half of them are scored, enough to judge a threshold by
+SHORTEST = 63  # tokens; 32 of them are scored, enough to judge a threshold by
 GRID = 8  # steps of the coarse grid
 RESOLUTION = 32  # parts of the longest length
 RELATIVE_RESOLUTION = 8  # parts of a length
-PRECISION = 0.05  # of a value: the width of its interval
+PRECISION = 0.05  # of a value: half the width of its interval
 PIECES = 4  # of a bracket, at most, in one round
 AMNESIA = 0.02  # memory index
 AMNESIA_LENGTHS = 3  # in a row
@@ -57,6 +57,12 @@ def coarse_lengths(longest: int, shortest: int = SHORTEST) -> tuple[int, ...]:
     even = {longest * i // GRID for i in range(1, GRID + 1)}
     halves = {longest >> i for i in range(longest.bit_length())}
     return tuple(sorted(length for length in even | halves if length >= min(shortest, longest)))
+
+
+def round_one(task: Curve, longest: int, repeats: int | None) -> tuple[tuple[int, ...], int]:
+    """Lengths and repeats of the first round."""
+    shortest = task.warmup + task.scored + 1 if task.depths != (0.0,) else SHORTEST
+    return coarse_lengths(longest, shortest), repeats or RING
 
 
 def prepared(task: Curve, longest: int, repeats: int | None) -> tuple[Curve, int]:
@@ -99,32 +105,32 @@ def measure_adaptively(
     Raises:
         ValueError: a text too short, or a budget too small for one length.
     """
-    round_ = _Rounds(task, method, lm, run, longest, seed, batch, chunk, budget, watch)
-    both = task.warmup + task.scored
-    grid = coarse_lengths(longest, both + 1 if task.depths != (0.0,) else SHORTEST)
-    start = repeats or RING
-    lengths, start = round_.affordable(grid, start, fixed=repeats is not None)
-    round_.measure(task, lengths, start, "")
-    if len(lengths) < len(grid):
-        round_.record_unaffordable(grid[len(lengths) :])
+    rounds = _Rounds(task, method, lm, run, longest, seed, batch, chunk, budget, watch)
+    grid, start = round_one(task, longest, repeats)
+    lengths, start = rounds.affordable(grid, start, fixed=repeats is not None)
+    rounds.measure(task, lengths, start, "", to_amnesia=True)
+    rounds.record_unaffordable(grid if budget.left < 0 else grid[len(lengths) :])
 
+    # decisions look at what was asked for so far, and not at what an earlier run went on to measure
+    asked = set(grid)
     curve_only = replace(task, depths=(0.0,))
-    while new := finer_lengths(round_.curve, longest):
-        if not round_.measure(curve_only, new, start, ", refining"):
+    while new := finer_lengths(rounds.curve(asked, start), longest):
+        asked |= set(new)
+        if not rounds.measure(curve_only, new, start, ", refining"):
             break
     given_up: set[str] = set()
     while repeats is None and start < (task.pool or 0):
-        more, hopeless = undecided(round_.curve, longest, task.pool or 0)
+        more, hopeless = undecided(rounds.curve(asked, start), longest, task.pool or 0)
         for name in sorted(hopeless - given_up):
             watch.notice(
-                f"{lm.name} {method}: {task.pool} repeats would not narrow {name.replace('_', '-')} to "
-                f"{PRECISION:.0%}; its interval stays wide (--repeats measures more at every length)"
+                f"{lm.name} {method}: {task.pool} repeats would not narrow {name.replace('_', '-')} enough, so its "
+                f"interval stays wide (--repeats N measures N at every length)"
             )
         given_up |= hopeless
         start += RING
-        if not more or not round_.measure(curve_only, more, start, f", {start} repeats where undecided"):
+        if not more or not rounds.measure(curve_only, more, start, f", {start} repeats where undecided"):
             break
-    return round_.rows
+    return rounds.rows
 
 
 def finer_lengths(curve: stats.Curve, longest: int) -> tuple[int, ...]:
@@ -149,7 +155,7 @@ def undecided(curve: stats.Curve, longest: int, most: int) -> tuple[tuple[int, .
         bracket = stats.bracket(curve, name)
         if bracket is None or found.low is None or found.high is None:
             continue
-        wanted = max(longest / RESOLUTION, PRECISION * found.value)
+        wanted = 2 * max(longest / RESOLUTION, PRECISION * found.value)
         now = stats.repeats_near(curve, found.value)
         with_most = stats.expansion(most) / stats.expansion(now) * math.sqrt(now / most)
         if found.high - found.low <= wanted:
@@ -163,7 +169,7 @@ def undecided(curve: stats.Curve, longest: int, most: int) -> tuple[tuple[int, .
 
 def last_worth_measuring(rows: Sequence[Row], longest: int) -> int:
     """The third length in a row that is amnesia, or the longest."""
-    if not any(row.depth == 0 for row in rows):
+    if not any(row.depth == 0 and row.status == "ok" for row in rows):
         return longest
     curve = stats.curve(rows)
     lost = stats.index_upper(curve) < AMNESIA  # False where too few repeats say nothing
@@ -198,9 +204,9 @@ class _Rounds:
             if (row.model, row.method, row.settings) == (self.lm.name, str(self.method), self.task.settings)
         ]
 
-    @property
-    def curve(self) -> stats.Curve:
-        return stats.curve(self.rows)
+    def curve(self, lengths: set[int], repeats: int) -> stats.Curve:
+        """Of these lengths and of the first repeats alone."""
+        return stats.curve(row for row in self.rows if row.length in lengths and row.repeat < repeats)
 
     def affordable(self, grid: tuple[int, ...], repeats: int, *, fixed: bool) -> tuple[tuple[int, ...], int]:
         """As many lengths of the grid, and repeats, as the budget allows by plan."""
@@ -231,12 +237,22 @@ class _Rounds:
                 return grid[:end], tried
         needed = cost(grid[:1], tried)[0] * seconds / flops
         raise ValueError(
-            f"a budget of {self.budget.seconds / 60:.2g} minutes is too small for one length: {tried} repeats of "
+            f"the budget leaves {max(self.budget.left, 0.0):,.1f} s, too little for one length: {tried} repeats of "
             f"{grid[0]:,} tokens take about {max(needed, 1.0):,.0f} s on {self.lm.name}; give more --minutes"
         )
 
-    def measure(self, task: Curve, lengths: tuple[int, ...], repeats: int, title: str) -> bool:
+    def measure(
+        self, task: Curve, lengths: tuple[int, ...], repeats: int, title: str, *, to_amnesia: bool = False
+    ) -> bool:
         """One call of `measure`; False when there is no time for it."""
+
+        def longest() -> int:
+            if self.budget.left < 0:
+                return 0
+            if not to_amnesia:
+                return self.longest
+            return last_worth_measuring([r for r in self.rows if r.repeat < repeats], self.longest)
+
         tokens = self._missing_tokens(task, lengths, repeats)
         if self.tokens and self.seconds / self.tokens * tokens > self.budget.left:
             self.watch.notice(f"{self.lm.name} {self.method}: the time given ends before more lengths or repeats")
@@ -253,16 +269,15 @@ class _Rounds:
             seed=self.seed,
             batch=self.batch,
             chunk=self.chunk,
-            longest=lambda rows: 0 if self.budget.left < 0 else last_worth_measuring(rows, self.longest),
-            on_row=self.watch.row,
-            on_notice=self.watch.notice,
+            longest=longest,
+            watch=self.watch,
         )
         self.seconds, self.tokens = self.seconds + time.monotonic() - started, self.tokens + tokens
         return True
 
     def record_unaffordable(self, lengths: Iterable[int]) -> None:
         """Rows for lengths that the budget leaves out, so that no number takes the last one measured for the end."""
-        done = {row.length for row in self.rows if row.status != "budget"}
+        done = {row.length for row in self.rows}
         example = self.task.examples(self.lm, (self.longest,), self.task.pool or RING, self.seed)[0]
         for length in (length for length in lengths if length not in done):
             self.run.append(

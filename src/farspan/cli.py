@@ -18,6 +18,7 @@ from farspan import __version__
 if TYPE_CHECKING:
     from farspan.compare import CurveSettings, Load
     from farspan.record import Row
+    from farspan.report.tables import Series
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,6 +40,7 @@ class Dtype(StrEnum):
 
 class Protocol(StrEnum):
     nested = "nested"
+    probe = "probe"
     paper = "paper"
 
 
@@ -110,129 +112,283 @@ def demo(
             raise typer.Exit(1)
 
 
+Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Folders or hub ids of causal models.")]
+Methods = Annotated[list[str] | None, typer.Option("--method", help="How the model reads, default full; repeatable.")]
+Text = Annotated[str, typer.Option(help="FILE, FOLDER, org/name, builtin, builtin:held-out or random.")]
+TargetTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target-text", help="Text to be copied; default --text. `shuffled`: --text in shuffled order. Repeatable."
+    ),
+]
+PrefixTexts = Annotated[
+    list[str] | None,
+    typer.Option("--prefix-text", help="Irrelevant text of the control; default the protocol's own. Repeatable."),
+]
+Warmup = Annotated[
+    int | None, typer.Option(min=0, help="Tokens of a probe that are fed first; default 128, beyond 8,192 512.")
+]
+Scored = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of a probe that are scored; default 256, beyond 8,192 1,024.")
+]
+Seed = Annotated[int, typer.Option(help="Of the choice of texts.")]
+Out = Annotated[Path | None, typer.Option(help="Run folder; default: one under runs/.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")]
+DeviceMap = Annotated[str | None, typer.Option(help="`auto` spreads a model over accelerators.")]
+ModelDtype = Annotated[Dtype, typer.Option(help="auto: the checkpoint's own.")]
+Attention = Annotated[str | None, typer.Option(help="Attention implementation of transformers.")]
+TrainedLength = Annotated[int | None, typer.Option(min=1, help="Tokens; overrides the model's config.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")]
+RemoteCode = Annotated[bool, typer.Option(help="Run code that comes with the model.")]
+Pickle = Annotated[bool, typer.Option(help="Also read .bin weights, which can run code.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="Repeats read at once; default what fits.")]
+Chunk = Annotated[int | None, typer.Option(min=1, help="Tokens of one forward.")]
+PlanOnly = Annotated[bool, typer.Option("--plan", help="Say tokens, FLOPs, memory and time; measure nothing.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON last.")]
+
+
 @app.command()
 def curve(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Folders or hub ids of causal models.")],
-    method: Annotated[list[str] | None, typer.Option(help="How the model reads, default full; repeatable.")] = None,
-    text: Annotated[str, typer.Option(help="FILE, FOLDER, org/name, builtin, builtin:held-out or random.")] = "builtin",
-    target_text: Annotated[
-        str | None, typer.Option(help="Text to be copied; default --text. `shuffled`: --text in shuffled order.")
-    ] = None,
-    prefix_text: Annotated[
-        str | None, typer.Option(help="Irrelevant text of the control; default the protocol's own.")
-    ] = None,
+    models: Models,
+    method: Methods = None,
+    text: Text = "builtin",
+    target_text: TargetTexts = None,
+    prefix_text: PrefixTexts = None,
     lengths: Annotated[
-        str | None, typer.Option(help="512,1024,2048 or 512:16384; default up to twice the trained length in all.")
-    ] = None,
+        str, typer.Option(help="512,1024,2048 or 512:16384; auto: where the curve needs them.")
+    ] = "auto",
     points: Annotated[int | None, typer.Option(help="Lengths in a range A:B, default 16.")] = None,
     spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default linear.")] = None,
-    repeats: Annotated[int, typer.Option(help="Targets at each length.")] = 10,
-    protocol: Annotated[Protocol, typer.Option(help="nested: ours; paper: the authors'.")] = Protocol.nested,
+    repeats: Annotated[
+        int | None, typer.Option(help="Targets at each length; default 10, with auto lengths 4 or as needed.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Budget of time; goes with auto lengths.")] = None,
+    protocol: Annotated[
+        Protocol | None,
+        typer.Option(help="nested; probe: cheap at any length; paper: the authors'. Default by the largest length."),
+    ] = None,
+    depths: Annotated[
+        str | None, typer.Option(help="5, or 0,0.5,1: where in the texts to ask, as a map; implies --protocol probe.")
+    ] = None,
+    warmup: Warmup = None,
+    scored: Scored = None,
     compat: Annotated[
         Compat | None, typer.Option(help="The authors' token ids and grid; implies --protocol paper.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the choice of texts.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default: one under runs/.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")] = None,
-    device_map: Annotated[str | None, typer.Option(help="`auto` spreads a model over accelerators.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's own.")] = Dtype.auto,
-    attention: Annotated[str | None, typer.Option(help="Attention implementation of transformers.")] = None,
-    trained_length: Annotated[int | None, typer.Option(help="Tokens; overrides the model's config.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
-    trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the model.")] = False,
-    allow_pickle: Annotated[bool, typer.Option(help="Also read .bin weights, which can run code.")] = False,
-    batch: Annotated[int | None, typer.Option(min=1, help="Repeats read at once; default what fits.")] = None,
-    chunk: Annotated[int | None, typer.Option(min=1, help="Tokens of one forward.")] = None,
-    plan: Annotated[bool, typer.Option(help="Say tokens, FLOPs, memory and time; measure nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON last.")] = False,
+    test: Annotated[
+        bool, typer.Option("--test", help="Test whether several prefix or target texts give the same curve.")
+    ] = False,
+    seed: Seed = 0,
+    out: Out = None,
+    device: Device = None,
+    device_map: DeviceMap = None,
+    dtype: ModelDtype = Dtype.auto,
+    attention: Attention = None,
+    trained_length: TrainedLength = None,
+    revision: Revision = None,
+    trust_remote_code: RemoteCode = False,
+    allow_pickle: Pickle = False,
+    batch: Batch = None,
+    chunk: Chunk = None,
+    plan: PlanOnly = False,
+    as_json: AsJson = False,
 ) -> None:
     """The forgetting curve: how long a text a model can copy from memory, with its memory lengths and a picture."""
     with _said():
-        from farspan.compare import (
-            DEFAULT_POINTS,
-            CurveSettings,
-            Load,
-            authors_lengths,
-            default_folder,
-            parse_lengths,
-        )
+        from farspan.compare import CurveSettings
+        from farspan.lengths import DEFAULT_POINTS, authors_lengths, parse_depths, parse_lengths
 
-        if (points or spacing) and ":" not in (lengths or ""):
+        if (points or spacing) and ":" not in lengths:
             raise ValueError("--points and --spacing belong to a range, such as --lengths 512:16384")
-        if device is not None and device_map is not None:
-            raise ValueError("--device and --device-map contradict each other: give one")
-        if compat is not None and (points or spacing or not (lengths or "").startswith("8:")):
+        if compat is not None and (points or spacing or not lengths.startswith("8:")):
             raise ValueError("--compat authors measures 32 lengths from 8 on: name the longest, --lengths 8:N")
+        if test and len(target_text or ()) < 2 and len(prefix_text or ()) < 2:
+            raise ValueError("--test compares texts: give two or more --prefix-text, or two or more --target-text")
         spaced: Literal["linear", "log"] = "log" if spacing is Spacing.log else "linear"
-        chosen = parse_lengths(lengths, points or DEFAULT_POINTS, spaced) if lengths is not None else None
+        chosen = parse_lengths(lengths, points or DEFAULT_POINTS, spaced) if lengths != "auto" else None
         if compat is not None and chosen is not None:
             chosen = authors_lengths(chosen[-1])
         settings = CurveSettings(
             text=text,
-            target_text=target_text,
-            prefix_text=prefix_text,
+            target_texts=tuple(target_text or ()),
+            prefix_texts=tuple(prefix_text or ()),
             lengths=chosen,
             repeats=repeats,
             seed=seed,
-            protocol="paper" if compat else protocol.value,
+            protocol="paper" if compat else protocol.value if protocol else None,
+            warmup=warmup,
+            scored=scored,
+            depths=parse_depths(depths) if depths else (0.0,),
             compat=compat is not None,
         )
-        options: dict[str, Any] = {
-            "revision": revision,
-            "trust_remote_code": trust_remote_code,
-            "allow_pickle": allow_pickle,
-        }
-        if device_map is not None:
-            options["device_map"] = device_map
-        loader = Load(dtype.value, device, attention, trained_length, options)
-        methods = method or ["full"]
-        if plan:
-            _print_plans(models, methods, settings, loader, batch, chunk, as_json)
-            return
-        folder = out or default_folder(models, methods, settings)
-        _measure(models, methods, settings, loader, folder, batch, chunk, as_json)
+        loader = _loader(
+            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
+        )
+        _curves(models, method, settings, loader, out, minutes, batch, chunk, plan, as_json, test)
 
 
-def _measure(
+@app.command()
+def recall(
+    models: Models,
+    method: Methods = None,
+    text: Text = "builtin",
+    target_text: TargetTexts = None,
+    prefix_text: PrefixTexts = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of the text; default what fits the trained length.")
+    ] = None,
+    points: Annotated[int, typer.Option(min=2, help="Places in the text, evenly spaced.")] = 16,
+    repeats: Annotated[int | None, typer.Option(help="Texts; default 10.")] = None,
+    warmup: Warmup = None,
+    scored: Scored = None,
+    seed: Seed = 0,
+    out: Out = None,
+    device: Device = None,
+    device_map: DeviceMap = None,
+    dtype: ModelDtype = Dtype.auto,
+    attention: Attention = None,
+    trained_length: TrainedLength = None,
+    revision: Revision = None,
+    trust_remote_code: RemoteCode = False,
+    allow_pickle: Pickle = False,
+    batch: Batch = None,
+    chunk: Chunk = None,
+    plan: PlanOnly = False,
+    as_json: AsJson = False,
+) -> None:
+    """Recall by distance: how well a model copies from near and from far, in one reading of a text of one length."""
+    with _said():
+        from farspan.compare import CurveSettings
+        from farspan.lengths import parse_depths
+
+        settings = CurveSettings(
+            text=text,
+            target_texts=tuple(target_text or ()),
+            prefix_texts=tuple(prefix_text or ()),
+            lengths=(length,) if length else None,
+            repeats=repeats,
+            seed=seed,
+            protocol="probe",
+            warmup=warmup,
+            scored=scored,
+            depths=parse_depths(str(points)),
+            whole_window=length is None,
+        )
+        loader = _loader(
+            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
+        )
+        _curves(models, method, settings, loader, out, None, batch, chunk, plan, as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    out: Annotated[Path, typer.Option(help="Folder for the page and the tables.")] = Path("report"),
+    as_json: AsJson = False,
+) -> None:
+    """One page of any runs that opens anywhere: curves, maps, memory lengths, failures; also Markdown and CSV."""
+    with _said():
+        from farspan.report.page import write_report
+
+        written = write_report(runs, out)
+        for path in written:
+            (err if as_json else Console()).print(str(path), markup=False, highlight=False, soft_wrap=True)
+        if as_json:
+            print(json.dumps({"written": [str(path) for path in written]}))
+
+
+def _loader(
+    device: str | None,
+    device_map: str | None,
+    dtype: Dtype,
+    attention: str | None,
+    trained_length: int | None,
+    revision: str | None,
+    trust_remote_code: bool,
+    allow_pickle: bool,
+) -> "Load":
+    from farspan.compare import Load
+
+    if device is not None and device_map is not None:
+        raise ValueError("--device and --device-map contradict each other: give one")
+    options: dict[str, Any] = {
+        "revision": revision,
+        "trust_remote_code": trust_remote_code,
+        "allow_pickle": allow_pickle,
+    }
+    if device_map is not None:
+        options["device_map"] = device_map
+    return Load(dtype.value, device, attention, trained_length, options)
+
+
+def _curves(
     models: list[str],
-    methods: list[str],
+    methods: list[str] | None,
     settings: "CurveSettings",
     loader: "Load",
-    folder: Path,
+    out: Path | None,
+    minutes: float | None,
     batch: int | None,
     chunk: int | None,
+    plan: bool,
     as_json: bool,
+    test: bool = False,
 ) -> None:
-    from farspan.compare import Watch, measure_curves
+    """What `curve` and `recall` do once they know what is asked."""
+    from farspan.compare import default_folder, measure_curves
     from farspan.display import Display
+    from farspan.measure import Watch
 
+    methods = methods or ["full"]
+    if plan:
+        _print_plans(models, methods, settings, loader, batch, chunk, as_json)
+        return
+    folder = out or default_folder(models, methods, settings)
     console = err if as_json else Console()
     with Display(console) as display:
-        watch = Watch(display.start, display.row, display.notice)
-        rows = measure_curves(models, methods, settings, folder, loader=loader, batch=batch, chunk=chunk, watch=watch)
-    missing = _show(rows, folder, console, as_json)
-    if missing:
+        rows = measure_curves(
+            models,
+            methods,
+            settings,
+            folder,
+            loader=loader,
+            minutes=minutes,
+            batch=batch,
+            chunk=chunk,
+            watch=Watch(display.start, display.row, display.notice),
+        )
+    if _show(rows, folder, console, as_json, test):
         raise typer.Exit(1)
 
 
-def _show(rows: list["Row"], folder: Path, console: Console, as_json: bool) -> int:
+def _show(rows: list["Row"], folder: Path, console: Console, as_json: bool, test: bool = False) -> int:
     """Draws and prints what a run holds; returns how many of its rows failed."""
-    from farspan.display import print_memory_lengths, remarks
+    from farspan.display import print_memory_lengths, print_recall, remarks
     from farspan.record import read_header
-    from farspan.report.picture import draw_curves
+    from farspan.report.picture import draw_curves, draw_maps
     from farspan.report.tables import as_data, series
 
     curves = series(rows, read_header(folder)["models"])
     drawn = [one for one in curves if one.summary is not None]
+    at_one_length = bool(drawn) and all(one.map is not None and len(one.curve.lengths) == 1 for one in drawn)
+    lines: list[str] = []
     pictures = []
     if drawn:
         what = "; ".join(sorted({one.what for one in drawn}))
         names = ", ".join(sorted({one.model.rstrip("/").rpartition("/")[2] for one in drawn}))
-        pictures = draw_curves(drawn, folder, f"Forgetting curve of {names} ({what})")
-        print_memory_lengths(drawn, console)
-        for line in (line for one in drawn for line in remarks(one)):
-            console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
-    failed = [row for row in rows if row.status != "ok"]
+        maps = [one for one in drawn if one.map is not None]
+        if maps:
+            pictures += draw_maps(maps, folder, f"Recall of {names} ({what})")
+        if at_one_length:
+            print_recall(drawn, console)
+        else:
+            pictures += draw_curves(drawn, folder, f"Forgetting curve of {names} ({what})")
+            print_memory_lengths(drawn, console)
+            lines += [line for one in drawn for line in remarks(one)]
+    tests = _tested(drawn, test)
+    for line in [*lines, *(line for _, said in tests for line in said)]:
+        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+    failed = [row for row in rows if row.status not in ("ok", "budget")]
     if failed:
         first = f"{len(failed)} of {len(rows)} rows failed, first: {failed[0].status}: {failed[0].reason}"
         console.print(first, style="red", markup=False, highlight=False, soft_wrap=True)
@@ -242,11 +398,17 @@ def _show(rows: list["Row"], folder: Path, console: Console, as_json: bool) -> i
         summary = {
             "run": str(folder),
             "curves": as_data(curves),
+            "tests": [result for result, _ in tests],
             "failed_rows": len(failed),
             "pictures": [str(path) for path in pictures],
         }
         print(json.dumps(summary))
     return len(failed)
+
+
+def _tested(drawn: list["Series"], test: bool) -> list[tuple[dict[str, Any], list[str]]]:
+    """What the paired tests say, as data and in words."""
+    return []
 
 
 def _print_plans(
@@ -265,25 +427,33 @@ def _print_plans(
     from farspan.compare import plan_curves
 
     plans = plan_curves(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
-    table = Table(title="plan: nothing is measured yet", title_justify="left")
-    for column in ("model", "method", "examples", "tokens", "PFLOP", "memory above the model", "time"):
-        table.add_column(column, justify="left" if column in ("model", "method") else "right")
-    for model, method, cost in plans:
+    adaptive = settings.lengths is None and settings.protocol != "paper" and not settings.whole_window
+    first = "; the first round of --lengths auto, about two thirds of it all" if adaptive else ""
+    table = Table(title=f"plan: nothing is measured yet{first}", title_justify="left")
+    for column in ("model", "method", "asked", "examples", "tokens", "PFLOP", "memory above the model", "time"):
+        table.add_column(column, justify="left" if column in ("model", "method", "asked") else "right")
+    for model, method, what, cost in plans:
         seconds = cost.seconds or 0.0
         table.add_row(
             model,
             method,
+            what,
             f"{cost.num_examples:,}",
             f"{cost.tokens:,}",
             f"{cost.flops / 1e15:,.3g}",
             f"{cost.extra_bytes / 2**30:,.2f} GiB",
             time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 3600:,.0f} h",
         )
-    (err if as_json else Console()).print(table)
+    console = err if as_json else Console()
+    console.print(table)
+    for model, method, _, cost in plans:
+        if cost.fallback:
+            console.print(f"{model} {method}: read with plain forwards: {cost.fallback}", style="yellow", markup=False)
     if as_json:
-        print(
-            json.dumps({"plans": [{"model": model, "method": method, **asdict(cost)} for model, method, cost in plans]})
-        )
+        cells = [
+            {"model": model, "method": method, "what": what, **asdict(cost)} for model, method, what, cost in plans
+        ]
+        print(json.dumps({"plans": cells}))
 
 
 @app.command("import")

@@ -2,52 +2,81 @@
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from farspan import corpus
-from farspan.lm import LM, load
-from farspan.measure import measure
+from farspan.adaptive import Budget, measure_adaptively, prepared, round_one
+from farspan.lengths import DEFAULT_POINTS, check_lengths, spaced_lengths
+from farspan.lm import LM, load, trained_length_of
+from farspan.measure import Watch, measure
 from farspan.methods import Method, method
 from farspan.plan import Plan, plan
 from farspan.record import Row, Run, latest
-from farspan.tasks.curve import Curve
+from farspan.stats import label
+from farspan.tasks.curve import LONG, Curve, Protocol
 
-AUTHORS_POINTS = 32
-AUTHORS_SHORTEST = 8
-DEFAULT_POINTS = 16
+DEFAULT_REPEATS = 10
 DEFAULT_TRAINED_LENGTH = 2048  # tokens, where a config says none
+PROBED = (128, 256)  # tokens of a probe that warm up, and that are scored ...
+PROBED_LONG = (512, 1024)  # ... where the largest length exceeds LONG
 
 
 @dataclass(frozen=True)
 class CurveSettings:
-    """What a forgetting curve is measured with; the same for every model and method of a run."""
+    """What forgetting curves are measured with; the same for every model and method of a run."""
 
     text: str = "builtin"
-    target_text: str | None = None  # S; None: `text`
-    prefix_text: str | None = None  # I; None: the protocol's own
-    lengths: tuple[int, ...] | None = None  # tokens; None: 16 of them to a context of twice the trained length
-    repeats: int = 10
+    target_texts: tuple[str, ...] = ()  # S; none: `text`
+    prefix_texts: tuple[str, ...] = ()  # I; none: the protocol's own
+    lengths: tuple[int, ...] | None = None  # tokens; None: where the curve needs them, up to twice the trained length
+    repeats: int | None = None  # None: 10, or with lengths of None as many as the thresholds need
     seed: int = 0
-    protocol: Literal["paper", "nested"] = "nested"
+    protocol: Protocol | None = None  # None: nested; probe for depths, and where the largest length exceeds 8,192
+    warmup: int | None = None  # tokens of a probe; None: 128, or 512 where the largest length exceeds 8,192
+    scored: int | None = None  # tokens of a probe; None: 256, or 1,024
+    depths: tuple[float, ...] = (0.0,)
+    whole_window: bool = False  # one length: the longest whose context the model was trained on
     compat: bool = False  # the authors' token ids
 
     def __post_init__(self) -> None:
-        if self.repeats < 1:
+        if self.repeats is not None and self.repeats < 1:
             raise ValueError(f"repeats = {self.repeats}; at least 1 is needed")
-        if self.protocol not in ("paper", "nested"):
-            raise ValueError(f"protocol {self.protocol!r} is unknown; known are paper and nested")
+        if self.protocol not in (None, "paper", "nested", "probe"):
+            raise ValueError(f"protocol {self.protocol!r} is unknown; known are paper, nested and probe")
         if self.lengths is not None:
             check_lengths(self.lengths)
 
-    def task(self, lm: LM) -> Curve:
-        """The task for one model, its texts tokenised.
+    def resolved(self, trained: Sequence[int | None]) -> "CurveSettings":
+        """With one protocol for the run, and its tokens, chosen for models trained on these lengths.
+
+        Raises:
+            ValueError: a probe longer than the lengths.
+        """
+        context = max(length or DEFAULT_TRAINED_LENGTH for length in trained) * (1 if self.whole_window else 2)
+        largest = self.lengths[-1] if self.lengths else context // 2
+        map_ = self.whole_window or self.depths != (0.0,)
+        protocol = self.protocol or ("probe" if map_ or largest > LONG else "nested")
+        if protocol != "probe":
+            if self.warmup is not None or self.scored is not None:
+                raise ValueError(f"--warmup and --scored belong to --protocol probe, not to {protocol}")
+            return replace(self, protocol=protocol)
+        warmup, scored = PROBED_LONG if largest > LONG else PROBED
+        while map_ and not self.lengths and warmup > 1 and warmup + scored > context // 4:
+            warmup, scored = warmup // 2, scored // 2  # a map needs lengths with room for depths
+        warmup = self.warmup if self.warmup is not None else warmup
+        scored = self.scored if self.scored is not None else scored
+        if (self.warmup is not None or self.scored is not None) and warmup + scored > (self.lengths or (context,))[-1]:
+            raise ValueError(
+                f"a probe of {warmup} + {scored} tokens (--warmup, --scored) is longer than the longest text, "
+                f"{(self.lengths or (context,))[-1]:,} tokens: give smaller ones, or longer --lengths"
+            )
+        return replace(self, protocol=protocol, warmup=warmup, scored=scored)
+
+    def tasks(self, lm: LM) -> list[Curve]:
+        """The tasks for one model, a task for each pair of texts, tokenised. Of settings that are resolved.
 
         Raises:
             ValueError: a text that cannot be read.
@@ -56,12 +85,15 @@ class CurveSettings:
         def named(text: str) -> corpus.Corpus:
             return corpus.load(f"shuffled:{self.text}" if text == "shuffled" else text, lm.tokenizer)
 
-        return Curve(
-            target=named(self.target_text or self.text),
-            prefix=named(self.prefix_text) if self.prefix_text else None,
-            protocol=self.protocol,
-            compat=self.compat,
-        )
+        assert self.protocol is not None, "resolve the settings first"
+        targets = [named(text) for text in self.target_texts or (self.text,)]
+        prefixes = [named(text) if text else None for text in self.prefix_texts or ("",)]
+        probe = {} if self.warmup is None or self.scored is None else {"warmup": self.warmup, "scored": self.scored}
+        return [
+            Curve(target, prefix, self.protocol, self.compat, depths=self.depths, **probe)
+            for target in targets
+            for prefix in prefixes
+        ]
 
 
 @dataclass(frozen=True)
@@ -84,6 +116,10 @@ class Load:
             **self.options,
         )
 
+    def trained(self, model: str) -> int | None:
+        """The trained length of a model that need not be loaded for it; None where that cannot be said."""
+        return self.trained_length or trained_length_of(model, **self.options)
+
 
 def measure_curves(
     models: Sequence[str | LM],
@@ -92,6 +128,7 @@ def measure_curves(
     out: str | Path,
     *,
     loader: Load | None = None,
+    minutes: float | None = None,
     batch: int | None = None,
     chunk: int | None = None,
     watch: Watch | None = None,
@@ -101,16 +138,24 @@ def measure_curves(
 
     Models are loaded one after another. Repeating the call continues where it stopped.
 
+    Args:
+        minutes: a budget for all of it, with lengths of None. What it leaves out are rows that say so.
+
     Raises:
-        ValueError: settings, texts or models that cannot be; a folder with another run.
+        ValueError: settings, texts or models that cannot be; a folder with another run; too small a budget.
         OSError: the disk is full.
     """
     watch, loader = watch or Watch(), loader or Load()
     chosen = [method(text) for text in methods]
+    settings = _resolved(settings, models, loader)
+    if minutes is not None and (settings.lengths is not None or settings.protocol == "paper"):
+        raise ValueError("a budget in minutes goes with --lengths auto, which has something to choose")
+    budget = Budget() if minutes is None else Budget(60 * minutes)
     with Run.open(out, {"task": Curve.name, "methods": [str(m) for m in chosen], **asdict(settings)}) as run:
-        for model in models:
+        for done, model in enumerate(models):
             # a call each, so that a model is gone before the next is loaded
-            _measure_model(model, chosen, settings, run, loader, batch, chunk, watch)
+            share = Budget(budget.left / (len(models) - done))
+            _measure_model(model, chosen, settings, run, loader, share, batch, chunk, watch)
         return latest(run.rows)
 
 
@@ -120,30 +165,63 @@ def _measure_model(
     settings: CurveSettings,
     run: Run,
     loader: Load,
+    budget: Budget,
     batch: int | None,
     chunk: int | None,
     watch: Watch,
 ) -> None:
     lm = model if isinstance(model, LM) else loader(model)
-    task = settings.task(lm)
-    run.add_model(lm.identity | {"texts": {name: task.settings[name] for name in ("target_hash", "prefix_hash")}})
-    lengths = settings.lengths or default_lengths(lm, task)
-    for how in methods:
-        watch.start(f"{lm.name} {how}", len(lengths) * settings.repeats)
-        watch.notice(f"separator: {lm.separator.kind} {list(task.separator(lm))}")
-        measure(
-            task,
-            how,
-            lm,
-            run,
-            lengths=lengths,
-            repeats=settings.repeats,
-            seed=settings.seed,
-            batch=batch,
-            chunk=chunk,
-            on_row=watch.row,
-            on_notice=watch.notice,
-        )
+    tasks = settings.tasks(lm)
+    texts = [text for task in tasks for text in (task.target, task.prefix) if text is not None]
+    per_token = {text.hash: text.characters_per_token for text in texts}
+    run.add_model(lm.identity | {"texts": sorted(per_token), "characters_per_token": per_token})
+    for done, (how, task) in enumerate((how, task) for how in methods for task in tasks):
+        watch.notice(f"protocol {task.protocol}, separator: {lm.separator.kind} {list(task.separator(lm))}")
+        lengths = settings.lengths or _fixed_lengths(lm, task, settings)
+        if lengths is not None:
+            repeats = settings.repeats or DEFAULT_REPEATS
+            watch.start(f"{lm.name} {how}", len(lengths) * repeats * len(task.depths))
+            measure(
+                task,
+                how,
+                lm,
+                run,
+                lengths=lengths,
+                repeats=repeats,
+                seed=settings.seed,
+                batch=batch,
+                chunk=chunk,
+                watch=watch,
+            )
+        else:
+            task, longest = _prepared(lm, task, settings, watch)
+            left = budget.left / (len(methods) * len(tasks) - done)
+            measure_adaptively(
+                task,
+                how,
+                lm,
+                run,
+                longest=longest,
+                repeats=settings.repeats,
+                seed=settings.seed,
+                batch=batch,
+                chunk=chunk,
+                budget=Budget(left),
+                watch=watch,
+            )
+        _show_first(task, lm, run, settings.seed)
+
+
+def _show_first(task: Curve, lm: LM, run: Run, seed: int) -> None:
+    """Keeps the first example, in words, beside the rows."""
+    rows = [row for row in run.rows if (row.model, row.settings, row.status) == (lm.name, task.settings, "ok")]
+    if rows:
+        first = min(rows, key=lambda row: (row.length, row.repeat, row.depth))
+        repeats = max(task.pool or 0, *(row.repeat + 1 for row in rows), 2)
+        examples = task.examples(lm, tuple(sorted({row.length for row in rows})), repeats, seed)
+        example = next((example for example in examples if example.id == first.example), None)
+        if example is not None:
+            run.add_example({"model": lm.name, "what": label(task.settings)} | task.shown(lm, example, first.length))
 
 
 def plan_curves(
@@ -154,27 +232,54 @@ def plan_curves(
     loader: Load | None = None,
     batch: int | None = None,
     chunk: int | None = None,
-) -> list[tuple[str, str, Plan]]:
-    """What `measure_curves` would cost, by model and method."""
+) -> list[tuple[str, str, str, Plan]]:
+    """What `measure_curves` would cost, by model, method and what is asked; with lengths of None its first round."""
+    loader = loader or Load()
+    settings = _resolved(settings, models, loader)
     plans = []
     for model in models:
-        lm = (loader or Load())(model)
-        task = settings.task(lm)
-        lengths = settings.lengths or default_lengths(lm, task)
-        for text in methods:
-            how = method(text)
-            cost = plan(
-                task,
-                how,
-                lm,
-                lengths=lengths,
-                repeats=settings.repeats,
-                seed=settings.seed,
-                batch=batch,
-                chunk=chunk,
-            )
-            plans.append((lm.name, str(how), cost))
+        lm = loader(model)
+        for task in settings.tasks(lm):
+            lengths, repeats = settings.lengths or _fixed_lengths(lm, task, settings), settings.repeats
+            if lengths is None:
+                task, longest = _prepared(lm, task, settings, Watch())
+                lengths, repeats = round_one(task, longest, repeats)
+            for text in methods:
+                cost = plan(
+                    task,
+                    method(text),
+                    lm,
+                    lengths=lengths,
+                    repeats=repeats or DEFAULT_REPEATS,
+                    seed=settings.seed,
+                    batch=batch,
+                    chunk=chunk,
+                )
+                plans.append((lm.name, str(method(text)), label(task.settings), cost))
     return plans
+
+
+def _resolved(settings: CurveSettings, models: Sequence[str | LM], loader: Load) -> CurveSettings:
+    return settings.resolved([m.trained_length if isinstance(m, LM) else loader.trained(m) for m in models])
+
+
+def _fixed_lengths(lm: LM, task: Curve, settings: CurveSettings) -> tuple[int, ...] | None:
+    """The lengths of what is not measured adaptively."""
+    if settings.whole_window:
+        return (_largest_length(lm, task, lm.trained_length or DEFAULT_TRAINED_LENGTH),)
+    return default_lengths(lm, task) if task.protocol == "paper" else None
+
+
+def _prepared(lm: LM, task: Curve, settings: CurveSettings, watch: Watch) -> tuple[Curve, int]:
+    longest = _largest_length(lm, task, 2 * (lm.trained_length or DEFAULT_TRAINED_LENGTH))
+    task, possible = prepared(task, longest, settings.repeats)
+    if possible < longest:
+        watch.notice(f"the text is too short for lengths of {longest:,}: they end at {possible:,} tokens")
+    return task, possible
+
+
+def _largest_length(lm: LM, task: Curve, context: int) -> int:
+    return max(1, task.largest_length(lm, min(context, lm.position_limit or context)))
 
 
 def default_folder(models: Sequence[str], methods: Sequence[str], settings: CurveSettings) -> Path:
@@ -186,60 +291,5 @@ def default_folder(models: Sequence[str], methods: Sequence[str], settings: Curv
 
 def default_lengths(lm: LM, task: Curve) -> tuple[int, ...]:
     """16 lengths, evenly spaced, to a context of twice the trained length, or to where positions end."""
-    context = 2 * (lm.trained_length or DEFAULT_TRAINED_LENGTH)
-    longest = min(context, lm.position_limit or context) // 2 - len(task.separator(lm))
+    longest = _largest_length(lm, task, 2 * (lm.trained_length or DEFAULT_TRAINED_LENGTH))
     return spaced_lengths(max(1, longest // DEFAULT_POINTS), longest, DEFAULT_POINTS)
-
-
-def authors_lengths(longest: int) -> tuple[int, ...]:
-    """The grid of the authors' script, as their Table 3 used it: linspace(8, longest, 32)."""
-    return spaced_lengths(AUTHORS_SHORTEST, longest, AUTHORS_POINTS)
-
-
-def spaced_lengths(
-    shortest: int, longest: int, points: int, spacing: Literal["linear", "log"] = "linear"
-) -> tuple[int, ...]:
-    """`points` lengths from the shortest to the longest, rounded down, without repetitions.
-
-    Raises:
-        ValueError: an impossible range.
-    """
-    if not 0 < shortest <= longest:
-        raise ValueError(
-            f"lengths {shortest}:{longest} are no range: the first must be positive and not above the last"
-        )
-    if points < 1:
-        raise ValueError(f"points = {points}; at least 1 is needed")
-    space = np.geomspace if spacing == "log" else np.linspace
-    # the last bits of geomspace must not lose the end of the range
-    values = [math.floor(value + 1e-9) for value in space(shortest, longest, points)]
-    return tuple(sorted(set(values)))
-
-
-def parse_lengths(text: str, points: int, spacing: Literal["linear", "log"]) -> tuple[int, ...]:
-    """Lengths as the command line writes them: `512,1024,2048`, or `512:16384` with points and spacing.
-
-    Raises:
-        ValueError: not numbers, not ascending, not positive.
-    """
-    try:
-        if ":" in text:
-            shortest, longest = (int(part) for part in text.split(":"))
-            return spaced_lengths(shortest, longest, points, spacing)
-        lengths = tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        if "lengths" in str(error) or "points" in str(error):
-            raise
-        raise ValueError(f"lengths {text!r} are neither like 512,1024,2048 nor like 512:16384") from error
-    check_lengths(lengths)
-    return lengths
-
-
-def check_lengths(lengths: Sequence[int]) -> None:
-    """Raises ValueError unless the lengths are positive and ascend."""
-    if not lengths or any(length <= 0 for length in lengths):
-        raise ValueError(f"lengths {list(lengths)} must be positive numbers of tokens")
-    if any(a >= b for a, b in pairwise(lengths)):
-        raise ValueError(
-            f"lengths {list(lengths)} must ascend, each once: write {','.join(map(str, sorted(set(lengths))))}"
-        )

@@ -58,6 +58,11 @@ class Corpus:
     def document(self, index: int) -> Int[np.ndarray, "time"]:
         return self.tokens[self.starts[index] : self.starts[index + 1]]
 
+    def num_windows(self, length: int, enough: int) -> int:
+        """Windows of `length` tokens inside documents; where these are fewer than enough, in the documents as one."""
+        inside = int((np.diff(self.starts) // length).sum())
+        return inside if inside >= enough else len(self.tokens) // length
+
     def windows(self, length: int, count: int, seed: int) -> list[Int[np.ndarray, "length"]]:
         """`count` windows of `length` tokens that do not overlap, from as many different documents as possible.
 

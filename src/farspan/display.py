@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from farspan import stats
 from farspan.record import Row
 from farspan.report.tables import Series
 
@@ -85,6 +86,23 @@ def print_memory_lengths(series: list[Series], console: Console) -> None:
     console.print(table)
     meanings = "; ".join(f"{field.replace('_', ' ')}: {meaning}" for field, meaning in HEADLINE.items())
     console.print(meanings, style="dim", highlight=False)
+
+
+def print_recall(series: list[Series], console: Console) -> None:
+    """Recall by distance of some maps with one length each: memory index, copy and control at each distance."""
+    for one in series:
+        assert one.map is not None
+        table = Table(title=f"recall by distance: {escape(one.name)}, {one.map.lengths[0]:,} tokens")
+        for column in ("depth", "distance (tokens)", "copy", "control", "memory index"):
+            table.add_column(column, justify="right")
+        means = [stats.measured_mean(values[:, 0]) for values in (one.map.copy, one.map.control)]
+        bands = [stats.bands(values[:, 0]) for values in (one.map.copy, one.map.control)]
+        for i, depth in enumerate(one.map.depths):
+            halves = [f"{m[i]:.3f} [{low[i]:.3f}, {high[i]:.3f}]" for m, (low, high) in zip(means, bands, strict=True)]
+            table.add_row(
+                f"{depth:.0%}", f"{one.map.distance[0, i]:,.0f}", *halves, f"{one.map.memory_index[0, i]:.3f}"
+            )
+        console.print(table)
 
 
 def remarks(one: Series) -> list[str]:

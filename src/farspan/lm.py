@@ -142,8 +142,7 @@ def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = 
         raise ValueError(
             f"the tokenizer has {len(tokenizer):,} entries, model {name!r} only {rows:,}: they do not belong together"
         )
-    config = model.config.get_text_config(decoder=True)
-    from_config = getattr(config, "max_position_embeddings", None) or getattr(config, "context_length", None)
+    from_config = _trained_length(model.config)
     separator = choose_separator(tokenizer)
     identity = {
         "name": name,
@@ -160,6 +159,22 @@ def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = 
         "fingerprint": fingerprint(model),
     }
     return LM(model, tokenizer, name, separator, trained_length or from_config, hf.position_limit(model), identity)
+
+
+def trained_length_of(model: str | Path, **hub: Any) -> int | None:
+    """The length in tokens that a model's config says it was trained on, without loading the model; None where there
+    is no such config, or it does not say."""
+    place = str(Path(model).expanduser())
+    options = {key: hub[key] for key in ("revision", "trust_remote_code") if key in hub}
+    try:
+        return _trained_length(AutoConfig.from_pretrained(place, **options))
+    except (OSError, ValueError):
+        return None  # `load` will say what is wrong
+
+
+def _trained_length(config: Any) -> int | None:
+    config = config.get_text_config(decoder=True)
+    return getattr(config, "max_position_embeddings", None) or getattr(config, "context_length", None)
 
 
 def choose_separator(tokenizer: Any) -> Separator:

@@ -44,7 +44,7 @@ def measure(
     seed: int = 0,
     batch: int | None = None,
     chunk: int | None = None,
-    longest: Callable[[Sequence[Row]], int] | None = None,
+    longest: Callable[[], int] | None = None,
     watch: Watch | None = None,
 ) -> list[Row]:
     """Measures what `run` does not hold yet and returns the rows of this task, method and model, all of them.
@@ -54,7 +54,7 @@ def measure(
         batch: repeats read at once; default what fits by estimate.
         chunk: tokens of one forward; default the reader's own. Both are halved when memory runs out, the chunk
             first; what fails with the smallest of both is a row with status "oom".
-        longest: asked after each length of a batch, given the rows so far: the largest length still worth measuring.
+        longest: asked at the start and after each length of a batch: the largest length still worth measuring.
             What is longer gets no row.
         watch: told of each new row, and of what a user should know, such as a fallback.
 
@@ -107,7 +107,7 @@ def measure(
     def goes_on(after: int) -> bool:
         nonlocal end
         if longest is not None:
-            end = min(end, longest(mine()))
+            end = min(end, longest())
         return after < end
 
     def missing(example: Example) -> tuple[int, ...]:
@@ -124,8 +124,7 @@ def measure(
                 reason = f"needs {task.num_tokens(lm, length):,} tokens, the model has {lm.position_limit:,} positions"
                 failed(example, length, "too_long", reason)
 
-    if longest is not None and mine():
-        end = longest(mine())
+    goes_on(0)
     with method.on(lm) as reader:
         if fallback := getattr(reader, "fallback", None):
             watch.notice(f"{lm.name} is read with plain forwards, slower and without a cache: {fallback}")

@@ -2,6 +2,7 @@
 
 runs/NAME/run.json     settings, what the model is, versions, hardware, one entry for each time it was started
 runs/NAME/rows.jsonl   a line an example; a kill loses at most the line being written
+runs/NAME/examples.jsonl   the first example of each model and question, in words
 """
 
 import fcntl
@@ -107,6 +108,12 @@ class Run:
         refuse_differences(self.folder, "run", before, identity, may_change=("device",))
         self._write_header()
 
+    def add_example(self, example: dict[str, Any]) -> None:
+        """Keeps an example in words, unless there is one of its model and question ("what") already."""
+        if (example["model"], example["what"]) not in {(e["model"], e["what"]) for e in read_examples(self.folder)}:
+            with (self.folder / "examples.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(example) + "\n")
+
     def _write_header(self) -> None:
         beside = self.folder / "run.json.part"
         beside.write_text(json.dumps(self.header, indent=2) + "\n")
@@ -168,6 +175,13 @@ def read_rows(folder: str | Path) -> list[Row]:
     read_header(folder)
     path = Path(folder) / "rows.jsonl"
     return _parse(path)[0] if path.exists() else []
+
+
+def read_examples(folder: str | Path) -> list[dict[str, Any]]:
+    """The examples in words of a run; a torn last line is left out."""
+    path = Path(folder) / "examples.jsonl"
+    lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:

@@ -1,4 +1,5 @@
-"""The forgetting curve as a picture: accuracy against length, as figure 1 of Liu et al. 2024, with intervals."""
+"""Pictures: the forgetting curve, accuracy against length, as figure 1 of Liu et al. 2024, with intervals; and recall
+over length and depth, or over distance."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from farspan import stats
 from farspan.report.tables import Series
@@ -45,7 +47,68 @@ def draw_curves(series: Sequence[Series], folder: str | Path, title: str, name: 
     axes.set(ylabel="accuracy (share of tokens predicted)", title=title)
     axes.grid(alpha=0.25)
     figure.legend(fontsize=8, loc="outside lower center", ncols=3, frameon=False)
-    folder = Path(folder)
+    return _saved(figure, Path(folder), name)
+
+
+def draw_maps(series: Sequence[Series], folder: str | Path, title: str) -> list[Path]:
+    """Draws recall over length and depth: a heat map for each series with several lengths (`map.png`, ...), and one
+    picture of recall by distance for those with a single one (`recall.png`). Each as PNG and SVG; returns the paths.
+
+    Raises:
+        ValueError: a series without a map.
+    """
+    if without := [one.name for one in series if one.map is None]:
+        raise ValueError(f"{without[0]} was asked for at one depth only, so it has no map: measure with --depths")
+    maps = [one for one in series if one.map is not None and len(one.map.lengths) > 1]
+    lines = [one for one in series if one.map is not None and len(one.map.lengths) == 1]
+    paths = []
+    for number, one in enumerate(maps, 1):
+        figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+        _draw_map(figure, axes, one)
+        axes.set_title(f"{title}\n{one.name}" if len(maps) > 1 else title)
+        paths += _saved(figure, Path(folder), "map" if len(maps) == 1 else f"map-{number}")
+    if lines:
+        figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
+        for colour, one in zip(_cycled(len(lines)), lines, strict=True):
+            _draw_recall(axes, one, colour, prefix="" if len(lines) == 1 else f"{one.name}: ")
+        axes.set(xlabel="distance between a token and its copy (tokens)", ylabel="accuracy (share of tokens predicted)")
+        axes.set(ylim=(-0.04, 1.04), title=title)
+        axes.grid(alpha=0.25)
+        figure.legend(fontsize=8, loc="outside lower center", ncols=3, frameon=False)
+        paths += _saved(figure, Path(folder), "recall")
+    return paths
+
+
+def _draw_map(figure: Figure, axes: Axes, one: Series) -> None:
+    assert one.map is not None
+    lengths, depths = one.map.lengths, one.map.depths
+    image = axes.pcolormesh(
+        np.arange(len(lengths) + 1), np.arange(len(depths) + 1), one.map.memory_index.T, cmap="cividis", vmin=0, vmax=1
+    )
+    for (column, row), value in np.ndenumerate(one.map.memory_index):
+        if np.isfinite(value):
+            shade = "black" if value > 0.6 else "white"
+            axes.text(column + 0.5, row + 0.5, f"{value:.2f}", ha="center", va="center", fontsize=8, color=shade)
+    axes.set_xticks(np.arange(len(lengths)) + 0.5, [f"{length:,}" for length in lengths], rotation=45, ha="right")
+    axes.set_yticks(np.arange(len(depths)) + 0.5, [f"{depth:.0%}" for depth in depths])
+    axes.invert_yaxis()  # the beginning of the text on top
+    axes.set(xlabel="length of the text (tokens)", ylabel="depth in the text")
+    figure.colorbar(image, ax=axes, label="memory index (share recalled of what cannot be guessed)")
+
+
+def _draw_recall(axes: Axes, one: Series, colour: str, *, prefix: str) -> None:
+    assert one.map is not None
+    distance = one.map.distance[0]
+    for values, line, what in ((one.map.copy, "-", "copy"), (one.map.control, "--", "control")):
+        values = values[:, 0]
+        axes.plot(
+            distance, stats.measured_mean(values), line, color=colour, marker="o", markersize=3, label=prefix + what
+        )
+        axes.fill_between(distance, *stats.bands(values), color=colour, alpha=0.15, linewidth=0)
+    axes.plot(distance, one.map.memory_index[0], ":", color=colour, label=f"{prefix}memory index")
+
+
+def _saved(figure: Figure, folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:
         figure.savefig(path, dpi=140)

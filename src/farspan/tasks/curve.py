@@ -113,8 +113,8 @@ class Curve:
         both = self.warmup + self.scored
         if self.depths != (0.0,) and lengths[0] <= both:
             raise ValueError(
-                f"a length of {lengths[0]:,} has no depths: the {self.warmup} + {self.scored} tokens asked for fill it; "
-                f"use lengths from {both + 1:,} on, or smaller --warmup and --scored"
+                f"a length of {lengths[0]:,} has no depths: the {self.warmup} + {self.scored} tokens asked for fill "
+                f"it; use lengths from {both + 1:,} on, or smaller --warmup and --scored"
             )
         window, pool = self.window or lengths[-1], max(repeats, self.pool or repeats)
         if self.prefix is None:
@@ -168,6 +168,19 @@ class Curve:
                 _, warmup, scored = self.slice_at(length, depth)
                 yield Work(2, separator + length, separator + warmup + scored - 1, scored)
             done = length
+
+    def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]:
+        """The copy half of an example at one length in words: its parts, token by token, and how many of the last are
+        scored."""
+        _, warmup, scored = self.slice_at(length, 0.0)
+
+        def words(ids: Any) -> list[str]:
+            return [lm.tokenizer.decode([int(i)]) for i in ids]
+
+        separator, target = words(self.separator(lm)), words(example.tokens["target"][:length])
+        parts = [["separator", separator], ["read", target], ["separator", separator]]
+        asked = ["asked", target[: warmup + scored]]
+        return {"length": length, "repeat": example.repeat, "parts": [*parts, asked], "scored": scored}
 
     def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
         """Results of a batch of examples that share lengths and depths, shortest length and smallest depth first."""

@@ -1,0 +1,85 @@
+"""Lengths as a user writes them, and the grids that farspan takes by itself."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+AUTHORS_POINTS = 32
+AUTHORS_SHORTEST = 8
+DEFAULT_POINTS = 16
+
+
+def authors_lengths(longest: int) -> tuple[int, ...]:
+    """The grid of the authors' script, as their Table 3 used it: linspace(8, longest, 32)."""
+    return spaced_lengths(AUTHORS_SHORTEST, longest, AUTHORS_POINTS)
+
+
+def spaced_lengths(
+    shortest: int, longest: int, points: int, spacing: Literal["linear", "log"] = "linear"
+) -> tuple[int, ...]:
+    """`points` lengths from the shortest to the longest, rounded down, without repetitions.
+
+    Raises:
+        ValueError: an impossible range.
+    """
+    if not 0 < shortest <= longest:
+        raise ValueError(
+            f"lengths {shortest}:{longest} are no range: the first must be positive and not above the last"
+        )
+    if points < 1:
+        raise ValueError(f"points = {points}; at least 1 is needed")
+    space = np.geomspace if spacing == "log" else np.linspace
+    # the last bits of geomspace must not lose the end of the range
+    values = [math.floor(value + 1e-9) for value in space(shortest, longest, points)]
+    return tuple(sorted(set(values)))
+
+
+def parse_lengths(text: str, points: int, spacing: Literal["linear", "log"]) -> tuple[int, ...]:
+    """Lengths as the command line writes them: `512,1024,2048`, or `512:16384` with points and spacing.
+
+    Raises:
+        ValueError: not numbers, not ascending, not positive.
+    """
+    try:
+        if ":" in text:
+            shortest, longest = (int(part) for part in text.split(":"))
+            return spaced_lengths(shortest, longest, points, spacing)
+        lengths = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        if "lengths" in str(error) or "points" in str(error):
+            raise
+        raise ValueError(f"lengths {text!r} are neither like 512,1024,2048 nor like 512:16384") from error
+    check_lengths(lengths)
+    return lengths
+
+
+def check_lengths(lengths: Sequence[int]) -> None:
+    """Raises ValueError unless the lengths are positive and ascend."""
+    if not lengths or any(length <= 0 for length in lengths):
+        raise ValueError(f"lengths {list(lengths)} must be positive numbers of tokens")
+    if any(a >= b for a, b in pairwise(lengths)):
+        raise ValueError(
+            f"lengths {list(lengths)} must ascend, each once: write {','.join(map(str, sorted(set(lengths))))}"
+        )
+
+
+def parse_depths(text: str) -> tuple[float, ...]:
+    """Depths as the command line writes them: `5`, evenly spaced from 0 to 1, or `0,0.5,1`.
+
+    Raises:
+        ValueError: not numbers, not ascending, or outside of 0 to 1.
+    """
+    try:
+        if text.isdigit() and int(text) > 1:
+            return tuple(float(depth) for depth in np.linspace(0, 1, int(text)).round(6))
+        depths = tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"depths {text!r} are neither a number of them, like 5, nor like 0,0.5,1") from error
+    if any(not 0 <= depth <= 1 for depth in depths):
+        raise ValueError(f"depths {text!r} lie outside the text: 0 is its beginning, 1 its end")
+    if depths[0] != 0 or any(a >= b for a, b in pairwise(depths)):
+        raise ValueError(f"depths {text!r} must ascend from 0, the beginning of the text, which gives the curve")
+    return depths

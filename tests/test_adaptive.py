@@ -1,0 +1,234 @@
+"""`--lengths auto` against readers whose memory ends at a known place."""
+
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farspan import adaptive, stats
+from farspan.adaptive import Budget, coarse_lengths, finer_lengths, measure_adaptively, prepared, undecided
+from farspan.corpus import Corpus
+from farspan.measure import Watch, measure
+from farspan.record import Row, Run, read_rows
+from farspan.tasks.curve import Curve
+
+from toys import ToyMethod, copier, counting_text, fading, toy_lm
+
+LONGEST = 512
+
+
+def adaptively(
+    folder: Path,
+    rule: Any,
+    task: Curve | None = None,
+    longest: int = LONGEST,
+    repeats: int | None = None,
+    budget: Budget | None = None,
+    watch: Watch | None = None,
+) -> list[Row]:
+    task, longest = prepared(task or Curve(counting_text(40, 2000)), longest, repeats)
+    with Run.open(folder, {}) as run:
+        return measure_adaptively(
+            task,
+            ToyMethod(rule),
+            toy_lm(),
+            run,
+            longest=longest,
+            repeats=repeats,
+            seed=0,
+            batch=4,
+            chunk=None,
+            budget=budget or Budget(),
+            watch=watch or Watch(),
+        )
+
+
+def tokens(rows: Sequence[Row], task: Curve) -> int:
+    """What was fed, each reading of a text counted once."""
+    repeats = task.pool or 10
+    examples = {e.id: e for e in task.examples(toy_lm(), (LONGEST,), repeats, 0)}
+    lengths = {id: tuple(sorted(r.length for r in rows if r.example == id)) for id in {r.example for r in rows}}
+    return sum(
+        work.num_rows * work.num_tokens
+        for id, found in lengths.items()
+        for work in task.work(toy_lm(), adaptive.replace(examples[id], lengths=found))
+    )
+
+
+def test_the_coarse_grid_is_even_above_and_halves_below() -> None:
+    assert coarse_lengths(512) == (64, 128, 192, 256, 320, 384, 448, 512)
+    assert coarse_lengths(16_000)[:5] == (125, 250, 500, 1000, 2000)
+    assert coarse_lengths(40) == (40,)
+
+
+@pytest.mark.parametrize("distance", [100, 205, 333])
+def test_the_end_of_memory_is_found_to_a_32nd_of_the_longest_length(distance: int, tmp_path: Path) -> None:
+    rows = adaptively(tmp_path, copier(distance))
+    half_life = stats.summarise(stats.curve(rows), bootstraps=0).half_life.value
+    assert abs(half_life - (distance - 1)) <= LONGEST / 32
+    assert len({row.length for row in rows}) < 20
+
+
+def test_what_lies_beyond_three_lengths_of_amnesia_is_not_measured(tmp_path: Path) -> None:
+    rows = adaptively(tmp_path, copier(150))
+    assert max(row.length for row in rows) == 320  # 192, 256 and 320 are amnesia
+    assert all(row.status == "ok" for row in rows)
+
+
+def test_a_reader_that_remembers_everything_is_measured_to_the_end(tmp_path: Path) -> None:
+    rows = adaptively(tmp_path, copier(10_000))
+    assert {row.length for row in rows} == set(coarse_lengths(LONGEST))
+    assert stats.summarise(stats.curve(rows), bootstraps=0).reach.censored
+
+
+def test_repeats_are_added_where_a_threshold_is_undecided_and_nowhere_else(tmp_path: Path) -> None:
+    rows = adaptively(tmp_path, fading(300, noise=0.06))
+    repeats = {length: sum(row.length == length for row in rows) for length in {row.length for row in rows}}
+    half_life = stats.summarise(stats.curve(rows)).half_life
+    assert max(repeats.values()) > 4
+    assert repeats[min(repeats)] == repeats[max(repeats)] == 4
+    assert half_life.low is not None
+    assert half_life.high is not None
+    busiest = [length for length, count in repeats.items() if count > 4]
+    assert min(abs(length - half_life.value) for length in busiest) < LONGEST / 8
+
+
+def test_repeats_that_would_not_help_are_not_made_and_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    rows = adaptively(tmp_path, fading(300, noise=0.3), watch=Watch(notice=said.append))
+    assert max(row.repeat for row in rows) == 3
+    assert any("would not narrow half-life" in line for line in said)
+
+
+def test_given_repeats_stay_as_they_are(tmp_path: Path) -> None:
+    rows = adaptively(tmp_path, fading(300, noise=0.06), repeats=6)
+    assert {row.repeat for row in rows} == set(range(6))
+    counts = {length: sum(row.length == length for row in rows) for length in {row.length for row in rows}}
+    assert set(counts.values()) == {6}
+
+
+def test_a_third_of_the_tokens_of_a_fixed_grid_gives_the_same_lengths(tmp_path: Path) -> None:
+    task = Curve(counting_text(40, 2000))
+    rule = fading(300, noise=0.06)
+    rows = adaptively(tmp_path / "auto", rule, task)
+    grid = tuple(LONGEST * i // 32 for i in range(1, 33))
+    with Run.open(tmp_path / "fixed", {}) as run:
+        fixed = measure(task, ToyMethod(rule), toy_lm(), run, lengths=grid, repeats=10, batch=5)
+    assert 3 * tokens(rows, prepared(task, LONGEST, None)[0]) < tokens(fixed, task)
+    ours, theirs = (stats.summarise(stats.curve(found)) for found in (rows, fixed))
+    for name in ("half_life", "reach"):
+        a, b = getattr(ours, name), getattr(theirs, name)
+        assert a.low <= b.high
+        assert b.low <= a.high
+
+
+def test_a_killed_run_decides_as_if_it_had_not_been(tmp_path: Path) -> None:
+    rule = fading(300, noise=0.06)
+    whole = adaptively(tmp_path / "whole", rule)
+    kept = (tmp_path / "whole" / "rows.jsonl").read_text().splitlines(keepends=True)
+    for cut in (3, 30, len(kept) - 2):
+        folder = tmp_path / f"cut-{cut}"
+        adaptively(folder, copier(1), longest=64)  # a run folder, emptied and filled with the first rows
+        (folder / "rows.jsonl").write_text("".join(kept[:cut]))
+        again = adaptively(folder, rule)
+        assert {row.key for row in again} == {row.key for row in whole}
+
+
+def test_a_map_has_every_depth_at_every_length_of_the_grid(tmp_path: Path) -> None:
+    task = Curve(counting_text(40, 2000), protocol="probe", warmup=8, scored=24, depths=(0.0, 0.5, 1.0))
+    rows = adaptively(tmp_path, copier(150), task)
+    found = stats.memory_map(rows)
+    grid = np.isin(found.lengths, coarse_lengths(LONGEST, 33))
+    assert np.isfinite(found.memory_index[grid]).all()
+    assert found.depths.tolist() == [0, 0.5, 1]
+    recalled = found.memory_index == 1.0
+    measured = np.isfinite(found.memory_index)
+    assert (recalled == (found.distance <= 150))[measured].all()
+
+
+# budgets
+
+
+def ticking(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    """A clock on which each look takes `step` seconds."""
+    clock = itertools.count(0.0, step)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+
+
+def test_a_budget_that_runs_out_leaves_rows_that_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive._Rounds, "affordable", lambda self, grid, repeats, *, fixed: (grid, repeats))
+    ticking(monkeypatch, 1.0)
+    rows = adaptively(tmp_path, copier(10_000), budget=Budget(6.5, started=0.0))
+    left_out = [row for row in rows if row.status == "budget"]
+    assert left_out
+    assert {row.length for row in rows} == set(coarse_lengths(LONGEST))
+    summary = stats.summarise(stats.curve(rows), bootstraps=0)
+    assert summary.reach.censored
+    assert summary.reach.reason == "the time given ran out"
+
+
+def test_more_time_measures_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(adaptive._Rounds, "affordable", lambda self, grid, repeats, *, fixed: (grid[:3], 2))
+        adaptively(tmp_path, copier(10_000), budget=Budget(1e6))
+    assert any(row.status == "budget" for row in read_rows(tmp_path))
+    rows = adaptively(tmp_path, copier(10_000))
+    assert {row.status for row in rows if row.repeat > 0} == {"ok"}
+    assert np.isfinite(stats.curve(rows).copy).all()
+
+
+# texts
+
+
+def test_a_short_text_ends_the_lengths() -> None:
+    task, longest = prepared(Curve(counting_text(1, 400)), LONGEST, None)
+    assert longest == 100  # four windows
+    assert len(task.examples(toy_lm(), (longest,), 4, 0)) == 4
+
+
+def test_one_text_in_front_of_itself_needs_twice_as_much() -> None:
+    text = counting_text(1, 400)
+    task, longest = prepared(Curve(text, prefix=text), LONGEST, None)
+    assert longest == 50
+    assert len(task.examples(toy_lm(), (longest,), 4, 0)) == 4
+
+
+def test_an_empty_text_is_refused() -> None:
+    empty = Corpus("empty", "empty", np.arange(2), np.array([0, 2]))
+    with pytest.raises(ValueError, match="too short"):
+        prepared(Curve(empty), LONGEST, None)
+
+
+def test_more_repeats_keep_the_targets_of_the_first() -> None:
+    task, longest = prepared(Curve(counting_text(40, 2000)), LONGEST, None)
+    few, many = (task.examples(toy_lm(), (100, longest), repeats, 0) for repeats in (4, 12))
+    assert [example.id for example in few] == [example.id for example in many[:4]]
+    other_lengths = task.examples(toy_lm(), (30,), 4, 0)
+    assert [example.id for example in few] == [example.id for example in other_lengths]
+
+
+def a_curve(values: Sequence[float], lengths: Sequence[int], repeats: int = 4, spread: float = 0.0) -> stats.Curve:
+    shape = (repeats, len(values))
+    noise = np.linspace(-spread, spread, repeats)[:, None]
+    copy = np.array(values) + noise
+    n = np.array(lengths)
+    return stats.Curve(n, n, copy, np.zeros(shape), {}, 2 * n, np.full(shape, ""))
+
+
+def test_brackets_are_cut_until_they_are_narrow() -> None:
+    curve = a_curve([1, 1, 0, 0], [100, 200, 300, 400])
+    assert finer_lengths(curve, 3200) == (233, 266)  # an eighth of 300 tokens
+    assert finer_lengths(curve, 800) == (225, 250, 275)
+    assert finer_lengths(a_curve([1, 1, 0, 0], [100, 200, 202, 400]), 6400) == ()
+
+
+def test_an_interval_that_is_narrow_enough_is_decided() -> None:
+    lengths = [100, 200, 300, 400]
+    assert undecided(a_curve([1, 0.9, 0.1, 0], lengths), 512, 32) == ((), set())
+    more, hopeless = undecided(a_curve([1, 0.9, 0.1, 0], lengths, spread=0.15), 512, 32)
+    assert (more, hopeless) == ((200, 300), {"reach"})
+    assert undecided(a_curve([1, 0.9, 0.1, 0], lengths, spread=0.5), 512, 32)[1] >= {"half_life"}

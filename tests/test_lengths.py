@@ -1,0 +1,43 @@
+"""Lengths and depths as they are written, and the grids."""
+
+import pytest
+
+from farspan.lengths import authors_lengths, parse_depths, parse_lengths, spaced_lengths
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("512,1024", (512, 1024)), ("7", (7,)), ("10:40", (10, 20, 30, 40)), ("16:128", (16, 53, 90, 128))],
+)
+def test_lengths_are_read_as_written(written: str, expected: tuple[int, ...]) -> None:
+    assert parse_lengths(written, 4, "linear") == expected
+
+
+def test_logarithmic_lengths_keep_both_ends() -> None:
+    assert spaced_lengths(512, 16384, 6, "log") == (512, 1024, 2048, 4096, 8192, 16384)
+
+
+@pytest.mark.parametrize("written", ["", "a", "10,", "20,10", "10,10", "0,5", "-4,5", "40:10", "0:10", "1:2:3"])
+def test_lengths_that_are_none_are_refused(written: str) -> None:
+    with pytest.raises(ValueError, match="lengths"):
+        parse_lengths(written, 4, "linear")
+
+
+def test_the_authors_grid_is_that_of_their_table() -> None:
+    lengths = authors_lengths(8000)  # RWKV's fine length in Table 3 is the second of these
+    assert (len(lengths), lengths[0], lengths[1], lengths[-1]) == (32, 8, 265, 8000)
+    assert 4134 in authors_lengths(16000)  # Llama-3-8B's
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("5", (0, 0.25, 0.5, 0.75, 1)), ("2", (0, 1)), ("0,0.3", (0, 0.3)), ("0", (0,)), ("0,1", (0, 1))],
+)
+def test_depths_are_read_as_written(written: str, expected: tuple[float, ...]) -> None:
+    assert parse_depths(written) == expected
+
+
+@pytest.mark.parametrize("written", ["", "a", "0,1.2", "-0.1", "0.5,0.2", "0.5,1", "1", "1.5", "0,0"])
+def test_depths_outside_a_length_are_refused(written: str) -> None:
+    with pytest.raises(ValueError, match="depths"):
+        parse_depths(written)
