@@ -17,8 +17,8 @@ def naive_half(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One half of the forgetting curve as the authors' script does it: one forward over everything, all logits.
 
-    Returns for the last `scored` tokens of the target, by default ceil(L/2): hits by argmax, nats, and how far the two largest logits
-    are apart (a hit within rounding of a tie says nothing).
+    Returns for the last `scored` tokens of the target, by default ceil(L/2): hits by argmax, nats, and how far the
+    two largest logits are apart (a hit within rounding of a tie says nothing).
     """
     ids = [*separator, *first, *separator, *target, *end]
     with torch.no_grad():

@@ -15,7 +15,7 @@ from farspan.lm import LM, load, wrap
 from farspan.measure import measure
 from farspan.methods import method
 from farspan.record import Row, Run
-from farspan.tasks.curve import Curve, unpacked
+from farspan.tasks.curve import Curve
 
 from naive import naive_half
 from tiny import tiny_model
@@ -62,7 +62,7 @@ def assert_equals_the_naive_twin(rows: list[Row], lm: LM, task: Curve, lengths: 
             halves = {"copy": (target, asked), "control": (target, tokens["other"][start : start + warmup + scored])}
         for name, (first, second) in halves.items():
             hits, nats, margins = naive_half(lm.model, separator, first.tolist(), second.tolist(), end, scored)
-            ours = torch.from_numpy(unpacked(row.scores[f"{name}_hits"], row.scores["scored"]).astype(bool))
+            ours = torch.from_numpy(stats.unpacked(row.scores[f"{name}_hits"], row.scores["scored"]).astype(bool))
             clear = margins > TIE
             assert torch.equal(ours[clear], hits[clear])
             assert row.scores[f"{name}_nats"] == pytest.approx(float(nats.mean()), rel=1e-3)

@@ -2,9 +2,9 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
-import re
 from pathlib import Path
 from typing import Any
 

@@ -198,6 +198,26 @@ def test_the_fit_equals_its_naive_twin(seed: int) -> None:
     np.testing.assert_allclose(stats._isotonic(values, weights), naive_isotonic(values, weights), atol=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_crossings_are_where_the_fit_is_interpolated(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths, weights = np.cumsum(rng.integers(1, 50, 12)), rng.integers(1, 10, 12).astype(float)
+    values = np.linspace(rng.uniform(0.2, 1.2), rng.uniform(-0.2, 0.8), 12) + rng.normal(0, 0.2, (40, 12))
+    found, beyond = stats._crossings(lengths, values, 0.5, weights)
+    for row, value, censored in zip(values, found, beyond, strict=True):
+        first = int(np.argmax(row > 0.5))
+        fit = naive_isotonic(row[first:], weights[first:])
+        below = [i for i, fitted in enumerate(fit) if fitted <= 0.5]
+        if not (row > 0.5).any():
+            assert (value, censored) == (0.0, False)
+        elif not below:
+            assert (value, censored) == (lengths[-1], True)
+        else:
+            high, low, at = fit[below[0] - 1], fit[below[0]], lengths[first + below[0] - 1 :]
+            assert value == pytest.approx(at[0] + (high - 0.5) / (high - low) * (at[1] - at[0]))
+            assert not censored
+
+
 def test_the_papers_coarse_length_grows_with_the_lengths_measured_and_ours_does_not() -> None:
     def mean_lengths(num_amnesia: int) -> tuple[float, float]:
         rng = np.random.default_rng(0)
@@ -254,6 +274,53 @@ def test_lengths_that_vary_together_widen_the_interval_of_the_area() -> None:
 def test_the_same_seed_gives_the_same_interval() -> None:
     copy = np.random.default_rng(0).random((6, 4))
     assert summary(copy, 0.0, 50).span == summary(copy, 0.0, 50).span
+
+
+def test_drawn_means_spread_as_means_of_so_many_repeats_do() -> None:
+    values = np.random.default_rng(0).normal(0.5, 0.1, (8, 2))
+    values[4:, 0] = np.nan  # four repeats at one length, eight at the other
+    drawn = stats._drawn(values, stats.multipliers(8, 40_000, 0))
+    for column, count in ((0, 4), (1, 8)):
+        expected = values[:count, column].std(ddof=1) / np.sqrt(count)
+        assert drawn[:, column].std() == pytest.approx(expected, rel=0.02)
+        assert drawn[:, column].mean() == pytest.approx(values[:count, column].mean(), abs=1e-3)
+    deviation = values - np.nanmean(values, axis=0)
+    expected = np.nansum(deviation[:, 0] * deviation[:, 1]) / np.sqrt(4 * 3 * 8 * 7)
+    assert np.cov(drawn.T)[0, 1] == pytest.approx(expected, abs=3e-5)
+
+
+def test_a_crossing_rests_on_the_fewer_repeats_around_it_and_an_area_on_those_of_most_lengths() -> None:
+    found = stats.curve([*rows(STEP, repeats=4), *[row(n, r, 0.5, 0.2) for n in (200, 300) for r in range(4, 9)]])
+    assert stats.repeats_behind(found, "half_life", 250.0) == 9
+    assert stats.repeats_behind(found, "half_life", 350.0) == 4
+    assert stats.repeats_behind(found, "span", 250.0) == 6
+    assert stats.repeats_near(stats.curve(rows(STEP, repeats=1)), 250.0) == 2
+
+
+@pytest.mark.parametrize("repeats", [4, 10])
+@pytest.mark.parametrize(("scale", "text", "shift"), [(60, 0.05, 0), (291, 0.15, 200)], ids=["steep", "texts differ"])
+def test_intervals_hold_the_truth_19_times_in_20(scale: float, text: float, shift: float, repeats: int) -> None:
+    # benchmarks/interval_coverage.py has more curves, designs and trials
+    lengths, trials = np.linspace(8, 16_000, 32, dtype=int), 100
+    rng = np.random.default_rng(repeats)
+
+    def drawn(count: int) -> tuple[np.ndarray, np.ndarray]:
+        control = np.clip(0.45 + rng.normal(0, text, (count, 1)) + np.zeros(32), 0.01, 0.95)
+        copy = control + (1 - control) / (1 + np.exp((lengths - 5086 - rng.normal(0, shift, (count, 1))) / scale))
+        return np.clip(copy + rng.normal(0, 0.034, copy.shape) * np.sqrt(copy * (1 - copy)), 0, 1), control
+
+    def found(copy: np.ndarray, control: np.ndarray) -> stats.Curve:
+        return stats.Curve(lengths, lengths, copy, control, {}, 2 * lengths, np.full(copy.shape, ""))
+
+    true = stats.headline(found(*drawn(20_000)))
+    held = dict.fromkeys(("fine", "half_life", "reach", "span"), 0)
+    for seed in range(trials):
+        numbers = stats.summarise(found(*drawn(repeats)), seed=seed, bootstraps=200)
+        for name in held:
+            length = getattr(numbers, name)
+            held[name] += length.low <= true[name][0] <= length.high
+    for count in held.values():
+        assert 0.88 * trials <= count  # three standard deviations of so many trials are 0.065
 
 
 # failures and gaps

@@ -30,8 +30,8 @@ def every(share: int) -> Rule:
 
 
 def fading(half_life: int, noise: float) -> Rule:
-    """Recalls all tokens to half of `half_life`, then fewer and fewer, half of them at `half_life` and none at one and a
-    half; `noise` is the standard deviation by which texts differ."""
+    """Recalls all tokens to half of `half_life`, then fewer and fewer: half of them at `half_life`, none at one and a
+    half. `noise` is the standard deviation by which texts differ."""
 
     def rule(back: int, position: int, text: int) -> bool:
         share = 1.5 - back / half_life + noise * float(np.random.default_rng(text).normal())

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from farspan.callback import CurveCallback
     from farspan.compare import CurveSettings, measure_curves
     from farspan.lm import LM, load, wrap
     from farspan.methods import method
     from farspan.record import Row, Run, read_rows
 
 _HOMES = {
+    "CurveCallback": "callback",
     "CurveSettings": "compare",
     "LM": "lm",
     "Row": "record",
@@ -22,7 +24,18 @@ _HOMES = {
     "read_rows": "record",
     "wrap": "lm",
 }
-__all__ = ["LM", "CurveSettings", "Row", "Run", "load", "measure_curves", "method", "read_rows", "wrap"]
+__all__ = [
+    "LM",
+    "CurveCallback",
+    "CurveSettings",
+    "Row",
+    "Run",
+    "load",
+    "measure_curves",
+    "method",
+    "read_rows",
+    "wrap",
+]
 
 
 def __getattr__(name: str) -> Any:

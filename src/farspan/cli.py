@@ -18,7 +18,6 @@ from farspan import __version__
 if TYPE_CHECKING:
     from farspan.compare import CurveSettings, Load
     from farspan.record import Row
-    from farspan.report.tables import Series
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -363,10 +362,10 @@ def _curves(
 
 def _show(rows: list["Row"], folder: Path, console: Console, as_json: bool, test: bool = False) -> int:
     """Draws and prints what a run holds; returns how many of its rows failed."""
-    from farspan.display import print_memory_lengths, print_recall, remarks
+    from farspan.display import print_memory_lengths, print_recall
     from farspan.record import read_header
     from farspan.report.picture import draw_curves, draw_maps
-    from farspan.report.tables import as_data, series
+    from farspan.report.tables import as_data, remarks, series
 
     curves = series(rows, read_header(folder)["models"])
     drawn = [one for one in curves if one.summary is not None]
@@ -385,7 +384,7 @@ def _show(rows: list["Row"], folder: Path, console: Console, as_json: bool, test
             pictures += draw_curves(drawn, folder, f"Forgetting curve of {names} ({what})")
             print_memory_lengths(drawn, console)
             lines += [line for one in drawn for line in remarks(one)]
-    tests = _tested(drawn, test)
+    tests = _tested(folder) if test and drawn else []
     for line in [*lines, *(line for _, said in tests for line in said)]:
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
     failed = [row for row in rows if row.status not in ("ok", "budget")]
@@ -406,9 +405,26 @@ def _show(rows: list["Row"], folder: Path, console: Console, as_json: bool, test
     return len(failed)
 
 
-def _tested(drawn: list["Series"], test: bool) -> list[tuple[dict[str, Any], list[str]]]:
-    """What the paired tests say, as data and in words."""
-    return []
+def _tested(folder: Path) -> list[tuple[dict[str, Any], list[str]]]:
+    """What the tests of several texts say, as data and in words.
+
+    Raises:
+        ValueError: nothing that can be tested.
+    """
+    from farspan.paired import said
+    from farspan.report.contrasts import text_tests
+    from farspan.report.tables import grouped, read_sources
+
+    tests = text_tests([member for group in grouped(read_sources([folder])) for member in group.members])
+    if not tests:
+        raise ValueError(f"{folder} holds too little to test its texts by: at least 3 repeats at a length are needed")
+    return [
+        (
+            {"model": test.model, "method": test.method, "texts": test.which} | test.result.as_dict(),
+            [f"{test.model} {test.method}, {test.which}: {line}" for line in said(test.result)],
+        )
+        for test in tests
+    ]
 
 
 def _print_plans(

@@ -11,17 +11,8 @@ from rich.table import Table
 
 from farspan import stats
 from farspan.record import Row
-from farspan.report.tables import Series
+from farspan.report.tables import HEADLINE, Series
 
-HEADLINE = {
-    "fine": "copies 99 %",
-    "coarse": "copies 1 point better than it guesses",
-    "half_life": "recalls half of what it could not guess",
-    "reach": "recalls a twentieth of it",
-    "span": "tokens remembered in all",
-    "paper_fine": "as fine, largest length that passes",
-    "paper_coarse": "as coarse, largest length that passes",
-}
 LINE_EVERY = 15.0  # seconds between lines where the output is no terminal
 
 
@@ -103,26 +94,3 @@ def print_recall(series: list[Series], console: Console) -> None:
                 f"{depth:.0%}", f"{one.map.distance[0, i]:,.0f}", *halves, f"{one.map.memory_index[0, i]:.3f}"
             )
         console.print(table)
-
-
-def remarks(one: Series) -> list[str]:
-    """What a reader of the numbers should know: why a length is censored, failures, contaminated windows."""
-    s = one.summary
-    assert s is not None
-    lines = []
-    for name in ("fine", "coarse", "half_life", "reach"):
-        length = getattr(s, name)
-        if length.reason:
-            lines.append(f"{name}: {length.reason}")
-    if s.failed:
-        failed = ", ".join(f"{length:,} ({why})" for length, why in sorted(s.failed.items()))
-        lines.append(f"lengths with failed rows: {failed}")
-    if s.contaminated:
-        without = s.without_contaminated.get("half_life")
-        lines.append(
-            f"{len(s.contaminated)} windows have a control out of line with the others (text known by heart, or "
-            f"boilerplate){'' if without is None else f'; without them half-life is {without:,.0f}'}"
-        )
-    if s.nonmonotone > 0.1:
-        lines.append(f"the curve rises by up to {s.nonmonotone:.2f} above its non-rising fit: look at the picture")
-    return [f"{one.name}: {line}" for line in lines]

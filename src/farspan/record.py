@@ -178,10 +178,17 @@ def read_rows(folder: str | Path) -> list[Row]:
 
 
 def read_examples(folder: str | Path) -> list[dict[str, Any]]:
-    """The examples in words of a run; a torn last line is left out."""
+    """The examples in words of a run; a torn last line is left out.
+
+    Raises:
+        ValueError: a damaged line.
+    """
     path = Path(folder) / "examples.jsonl"
-    lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = path.read_text("utf-8").split("\n")[:-1] if path.exists() else []
+    try:
+        return [json.loads(line) for line in lines]
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:

@@ -9,10 +9,16 @@ the lengths from where it first passes), the crossing interpolated between its t
 a bootstrap over repeats. The largest of many noisy lengths that passes grows with the number of lengths
 measured; a crossing does not.
 
-Few repeats make a percentile bootstrap too narrow: its spread is that of the sample, sqrt((n - 1) / n) of what
-estimates the population's, and it takes normal quantiles where Student's are due. Its ends are therefore moved away
-from the value by the product of both (Hesterberg 2015, arXiv 1411.5279, section 5.4, does so through quantiles, of
-which four repeats have too few).
+The interval is value ± t · s: t is Student's quantile at the repeats the value rests on, s the standard deviation of
+the value over curves drawn around the measured one by a multiplier bootstrap (after Wu 1986, Annals of Statistics 14):
+
+    C*(L) = C(L) + Σ_r g_r (c_r(L) - C(L)) / sqrt(n (n - 1))      M*(L) likewise, g_r ~ N(0, 1)
+
+One g_r for all that was asked of target r: both halves, all lengths. The n repeats at each length give C* the spread
+that the mean of n has, few as they may be, and no length runs empty. Quantiles of resampled repeats need corrections
+for few repeats and fail where many lengths in amnesia are fitted together: the value lies a little too far, the
+resamples twice that, and under a steep curve `reach` lay in its interval 4 times in 5
+(benchmarks/interval_coverage.md).
 """
 
 from collections.abc import Iterable, Sequence
@@ -219,38 +225,32 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
         raise ValueError(f"no length was measured; the rows say {sorted(set(curve.failures.values()))}")
     ended = _why_it_ended(curve)
     measured = curve.kept(curve.measured)
-    values = _headline(measured)
-    rng = np.random.default_rng(seed)
-    # a repeat that failed everywhere, or has only one of its halves yet, says nothing by itself
-    whole = (np.isfinite(measured.copy) & np.isfinite(measured.control)).any(1)
-    repeats = int(whole.sum())
-    draws = _draws(measured, whole, bootstraps, rng) if repeats > 1 else ()
-    samples = [_headline(_resampled(measured, draw)) for draw in draws]
+    values = headline(measured)
+    repeats = whole_repeats(measured)
+    drawn = headlines_drawn(measured, multipliers(len(measured.copy), bootstraps, seed)) if repeats > 1 else {}
 
     def length(name: str) -> MemoryLength:
         value, censored = values[name]
         reason = ended if censored else ""
         if value == 0.0:
             reason = f"nothing passes; the shortest length judged is {_first_judged(measured):,.0f}"
-        if not samples:
+        if not drawn or not bootstraps:
             return MemoryLength(value, censored=censored, reason=reason)
-        low, high = np.quantile([sample[name][0] for sample in samples], [0.025, 0.975])
-        wider = expansion(min(repeats, repeats_near(measured, value)))
-        low, high = max(0.0, value - wider * (value - low)), value + wider * (high - value)
-        over = float(np.mean([sample[name][1] for sample in samples])) > 0.025
+        others, beyond = drawn[name]
+        half = expansion(repeats_behind(measured, name, value)) * float(np.std(others))
+        low, high = max(0.0, value - half), value + half
+        over = float(np.mean(beyond)) > 0.025
         if name in CROSSINGS and high > measured.lengths[-1]:
             high, over = measured.lengths[-1], True
         if value == 0.0:
             high = max(high, _first_judged(measured))
-        return MemoryLength(value, float(low), float(high), censored, reason, over)
+        return MemoryLength(value, low, float(high), censored, reason, over)
 
     contaminated = _contaminated(measured)
     clean = _without(measured, contaminated)
     G, m = gap(measured), memory_index(measured)
     judged = _judged(measured)
-    cliff_ends = [
-        _crossing(measured.lengths[judged], m[judged], level, _weights(measured)[judged]) for level in (0.9, 0.1)
-    ]
+    (steep, steep_over), (flat, flat_over) = (_cliff_end(measured, m, level) for level in (0.9, 0.1))
     return Summary(
         paper_fine=_paper(measured, measured_mean(measured.copy) > FINE, ended),
         paper_coarse=_paper(measured, G > COARSE, ended),
@@ -260,11 +260,11 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
         reach=length("reach"),
         span=length("span"),
         gap_area=length("gap_area"),
-        cliff=None if any(c or v == 0.0 for v, c in cliff_ends) else cliff_ends[1][0] - cliff_ends[0][0],
+        cliff=None if steep_over or flat_over or not steep or not flat else flat - steep,
         nonmonotone=float(max(0.0, np.max(m[judged] - _isotonic(m[judged], _weights(measured)[judged])))),
         contaminated=contaminated,
         without_contaminated=(
-            {name: value for name, (value, _) in _headline(clean).items()}
+            {name: value for name, (value, _) in headline(clean).items()}
             if contaminated and clean.measured.any()
             else {}
         ),
@@ -273,11 +273,11 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
     )
 
 
-def measured_mean(values: Float[np.ndarray, "repeats lengths"]) -> Float[np.ndarray, "lengths"]:
+def measured_mean(values: Float[np.ndarray, "repeats *cells"]) -> Float[np.ndarray, "*cells"]:
     """Means over the repeats that have a value; NaN where none has."""
     found = np.isfinite(values)
     count = found.sum(0)
-    return np.divide(np.where(found, values, 0.0).sum(0), count, out=np.full(len(count), np.nan), where=count > 0)
+    return np.divide(np.where(found, values, 0.0).sum(0), count, out=np.full(count.shape, np.nan), where=count > 0)
 
 
 def gap(curve: Curve) -> Float[np.ndarray, "lengths"]:
@@ -297,7 +297,7 @@ def index_upper(curve: Curve) -> Float[np.ndarray, "lengths"]:
     error = np.sqrt(measured_mean((gaps - mean) ** 2) / np.maximum(count - 1, 1))
     left = 1.0 - measured_mean(curve.control)
     upper = np.where(count > 1, mean + student.ppf(0.95, np.maximum(count - 1, 1)) * error, np.nan)
-    return np.divide(upper, left, out=np.zeros_like(left), where=left > 0)
+    return np.divide(upper, left, out=np.where(np.isnan(upper), np.nan, 0.0), where=left > 0)
 
 
 def bands(values: Float[np.ndarray, "repeats lengths"]) -> tuple[np.ndarray, np.ndarray]:
@@ -314,7 +314,7 @@ def bracket(curve: Curve, name: str) -> tuple[int, int] | None:
     """The two measured lengths between which the curve falls to the threshold of `name`, one of CROSSINGS; None where
     it does not, or not among the lengths judged."""
     measured = curve.kept(curve.measured)
-    value, censored = _headline(measured)[name]
+    value, censored = headline(measured)[name]
     if value == 0.0 or censored:
         return None
     lengths = measured.lengths
@@ -322,47 +322,95 @@ def bracket(curve: Curve, name: str) -> tuple[int, int] | None:
     return int(lengths[max(after - 1, 0)]), int(lengths[after])
 
 
-def _headline(curve: Curve) -> dict[str, tuple[float, bool]]:
-    """Value and whether it is right-censored, by name."""
-    copy, m, G = measured_mean(curve.copy), memory_index(curve), gap(curve)
-    weights = _weights(curve)
+def unpacked(hits: str, scored: int) -> np.ndarray:
+    """Hits per token as 0 and 1, in order, from how rows hold them: bits, first token first, as hexadecimal."""
+    return np.unpackbits(np.frombuffer(bytes.fromhex(hits), dtype=np.uint8), count=scored)
+
+
+def headline(curve: Curve) -> dict[str, tuple[float, bool]]:
+    """Value and whether it is right-censored, by name, of a curve with a good row at every length."""
+    found = _headlines(curve, measured_mean(curve.copy)[None], measured_mean(curve.control)[None])
+    return {name: (float(values[0]), bool(censored[0])) for name, (values, censored) in found.items()}
+
+
+def headlines_drawn(
+    curve: Curve, multipliers: Float[np.ndarray, "samples repeats"]
+) -> dict[str, tuple[Float[np.ndarray, "samples"], np.ndarray]]:
+    """The same of curves drawn around that curve, one for each row of multipliers."""
+    return _headlines(curve, _drawn(curve.copy, multipliers), _drawn(curve.control, multipliers))
+
+
+def multipliers(repeats: int, count: int, seed: int) -> Float[np.ndarray, "samples repeats"]:
+    """g of the bootstrap; curves of the same targets compared with each other share them."""
+    return np.random.default_rng(seed).standard_normal((count, repeats))
+
+
+def _drawn(
+    values: Float[np.ndarray, "repeats lengths"], multipliers: Float[np.ndarray, "samples repeats"]
+) -> Float[np.ndarray, "samples lengths"]:
+    """C* or M* of the bootstrap. A length with one repeat has no spread to draw from: it stays."""
+    mean, count = measured_mean(values), np.isfinite(values).sum(0)
+    deviation = np.where(np.isfinite(values), values - mean, 0.0) / np.sqrt(np.maximum(count * (count - 1), 1))
+    return mean + multipliers @ deviation
+
+
+def _headlines(
+    curve: Curve, copy: Float[np.ndarray, "samples lengths"], control: Float[np.ndarray, "samples lengths"]
+) -> dict[str, tuple[Float[np.ndarray, "samples"], np.ndarray]]:
+    """Of many pairs of mean curves at the lengths of `curve`."""
+    G, left = copy - control, 1.0 - control
+    m = np.divide(G, left, out=np.zeros_like(left), where=left > 0)
     judged = _judged(curve)
-    L, w = curve.lengths[judged], weights[judged]
-    area = curve.lengths
+    L, w = curve.lengths[judged], _weights(curve)[judged]
+    beyond = m[:, -1] > REACH
     return {
-        "fine": _crossing(L, copy[judged], FINE, w),
-        "coarse": _crossing(L, G[judged], COARSE, w),
-        "half_life": _crossing(L, m[judged], HALF_LIFE, w),
-        "reach": _crossing(L, m[judged], REACH, w),
-        "span": (_area(area, m), bool(m[-1] > REACH)),
-        "gap_area": (_area(area, G), bool(m[-1] > REACH)),
+        "fine": _crossings(L, copy[:, judged], FINE, w),
+        "coarse": _crossings(L, G[:, judged], COARSE, w),
+        "half_life": _crossings(L, m[:, judged], HALF_LIFE, w),
+        "reach": _crossings(L, m[:, judged], REACH, w),
+        "span": (_areas(curve.lengths, m), beyond),
+        "gap_area": (_areas(curve.lengths, G), beyond),
     }
 
 
-def _crossing(lengths: np.ndarray, values: np.ndarray, level: float, weights: np.ndarray) -> tuple[float, bool]:
-    """Where the values fall to `level`: warm-up cut off, isotonic fit, linear interpolation."""
-    passing = np.flatnonzero(values > level)
-    if len(passing) == 0:
-        return 0.0, False
-    first = passing[0]
-    lengths, fitted = lengths[first:], _isotonic(values[first:], weights[first:])
-    below = np.flatnonzero(fitted <= level)
-    if len(below) == 0:
-        return float(lengths[-1]), True
-    after = below[0]
-    assert after > 0  # the fit does not rise, so it begins no lower than the value that passed
-    high, low = fitted[after - 1], fitted[after]
-    share = (high - level) / (high - low)
-    return float(lengths[after - 1] + share * (lengths[after] - lengths[after - 1])), False
+def _crossings(
+    lengths: np.ndarray, values: Float[np.ndarray, "samples lengths"], level: float, weights: np.ndarray
+) -> tuple[Float[np.ndarray, "samples"], np.ndarray]:
+    """Where the values fall to `level`, and whether only beyond the last length: warm-up cut off, isotonic fit, linear
+    interpolation. 0 where nothing passes.
+
+    The fit itself is not made. It is above the level up to where the sum of weight · (value - level) is largest, and
+    on its two sides it is the least mean of what ends there and the largest of what begins there (Robertson, Wright and
+    Dykstra 1988, Order Restricted Statistical Inference, section 1.4).
+    """
+    at = np.arange(len(lengths) + 1)
+    warm = at[:-1] >= (values > level).argmax(1)[:, None]
+    sums = np.zeros((2, len(values), len(at)))  # of weight · (value - level) and of weight, before each length
+    np.cumsum([warm * weights * (values - level), warm * weights], axis=2, out=sums[:, :, 1:])
+    end = sums[0].argmax(1)  # lengths up to the crossing
+    result = np.concatenate([[0], lengths])[end].astype(float)
+    inside = np.flatnonzero((end > 0) & (end < len(lengths)))
+    excess, weight = sums[:, inside] - sums[:, inside, end[inside]][:, :, None]
+    side = at - end[inside, None]
+    mean = np.divide(excess, weight, out=np.zeros_like(excess), where=side != 0)
+    above, below = np.where(side < 0, mean, np.inf).min(1), np.where(side > 0, mean, -np.inf).max(1)
+    result[inside] += above / (above - below) * (lengths[end[inside]] - lengths[end[inside] - 1])
+    return result, end == len(lengths)
+
+
+def _cliff_end(curve: Curve, m: Float[np.ndarray, "lengths"], level: float) -> tuple[float, bool]:
+    judged = _judged(curve)
+    value, censored = _crossings(curve.lengths[judged], m[None, judged], level, _weights(curve)[judged])
+    return float(value[0]), bool(censored[0])
 
 
 def _isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return isotonic_regression(values, weights=weights, increasing=False).x
 
 
-def _area(lengths: np.ndarray, values: np.ndarray) -> float:
+def _areas(lengths: np.ndarray, values: Float[np.ndarray, "samples lengths"]) -> Float[np.ndarray, "samples"]:
     """∫ dL from 0 to the last length; before the first one the value there holds."""
-    return float(np.trapezoid(np.concatenate([values[:1], values]), np.concatenate([[0], lengths])))
+    return np.trapezoid(np.concatenate([values[:, :1], values], 1), np.concatenate([[0], lengths]))
 
 
 def _weights(curve: Curve) -> np.ndarray:
@@ -382,9 +430,12 @@ def _paper(curve: Curve, passes: np.ndarray, ended: str) -> MemoryLength:
 def _why_it_ended(curve: Curve) -> str:
     last = curve.lengths[curve.measured][-1]
     later = [status for length, status in sorted(curve.failures.items()) if length > last]
-    return {"oom": "out of memory", "budget": "the time given ran out", "too_long": "the model's positions end", "nan": "NaN logits"}.get(
-        later[0] if later else "", "the longest length measured"
-    )
+    return {
+        "oom": "out of memory",
+        "budget": "the time given ran out",
+        "too_long": "the model's positions end",
+        "nan": "NaN logits",
+    }.get(later[0] if later else "", "the longest length measured")
 
 
 def _judged(curve: Curve) -> np.ndarray:
@@ -397,30 +448,27 @@ def _first_judged(curve: Curve) -> float:
     return float(curve.lengths[_judged(curve)][0])
 
 
-def _draws(curve: Curve, whole: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Repeats for each bootstrap sample, drawn among those that were measured at the same lengths: where some
-    lengths have more repeats than others, none of these runs empty."""
-    strata: dict[bytes, list[int]] = {}
-    for repeat in np.flatnonzero(whole):
-        strata.setdefault(np.isfinite(curve.copy[repeat]).tobytes(), []).append(int(repeat))
-    return np.concatenate([rng.choice(members, (count, len(members))) for members in strata.values()], axis=1)
+def whole_repeats(curve: Curve) -> int:
+    """Repeats that say something by themselves: not those that failed everywhere or have only one of their halves."""
+    return int((np.isfinite(curve.copy) & np.isfinite(curve.control)).any(1).sum())
 
 
 def expansion(repeats: int) -> float:
-    """How much wider than its percentiles an interval of a bootstrap over so many repeats has to be."""
-    return float(student.ppf(0.975, repeats - 1) / student.ppf(0.975, np.inf) * np.sqrt(repeats / (repeats - 1)))
+    """Standard errors from a value to an end of its 95 % interval: Student's quantile."""
+    return float(student.ppf(0.975, repeats - 1))
 
 
 def repeats_near(curve: Curve, length: float) -> int:
-    """Repeats at the length closest to a value, at least 2."""
-    nearest = int(np.argmin(np.abs(curve.lengths - length)))
-    return max(2, int(_weights(curve)[nearest]))
+    """Repeats at the two measured lengths around a value, the fewer of both; at least 2."""
+    after = min(int(np.searchsorted(curve.lengths, length)), len(curve.lengths) - 1)
+    return max(2, int(_weights(curve)[max(after - 1, 0) : after + 1].min()))
 
 
-def _resampled(curve: Curve, draw: np.ndarray) -> Curve:
-    """Whole repeats, so that what is common to all lengths of a target stays together."""
-    again = replace(curve, copy=curve.copy[draw], control=curve.control[draw])
-    return again.kept(again.measured)
+def repeats_behind(curve: Curve, name: str, value: float) -> int:
+    """How many repeats a headline value rests on: those near a crossing; for an area, which all lengths share,
+    the median over lengths."""
+    near = repeats_near(curve, value) if name in CROSSINGS else int(np.median(_weights(curve)))
+    return max(2, min(near, whole_repeats(curve)))
 
 
 def _contaminated(curve: Curve) -> list[dict[str, Any]]:

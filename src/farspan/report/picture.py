@@ -1,20 +1,18 @@
 """Pictures: the forgetting curve, accuracy against length, as figure 1 of Liu et al. 2024, with intervals; and recall
 over length and depth, or over distance."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure  # not pyplot, which would choose the backend of the whole program
 
 from farspan import stats
-from farspan.report.tables import Series
+from farspan.report.tables import Series, trained_at
 
+SHOWN = 5  # curves of a training in one picture
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 BANDS = (("fine", "#d9efd9"), ("coarse", "#fdf3d0"), ("amnesia", "#eeeeee"))
 
@@ -26,10 +24,12 @@ def draw_curves(series: Sequence[Series], folder: str | Path, title: str, name: 
     has the bands of fine memory, coarse memory and amnesia behind it; several have their half-lives marked.
     Lengths without a good row stand as crosses at the bottom.
     """
-    figure, axes = plt.subplots(figsize=(9, 6), layout="constrained")
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    axes = figure.subplots()
     for colour, one in zip(_cycled(len(series)), series, strict=True):
         _draw(axes, one, colour, alone=len(series) == 1)
-    for context, length in {(one.trained_length, _length_at(one)) for one in series if one.trained_length}:
+    windows = {(one.trained_length, at) for one in series if (at := trained_at(one)) is not None}
+    for context, length in windows:
         axes.axvline(length, color="#777777", linestyle=":", linewidth=1.2)
         axes.annotate(
             f"context = {context:,} (trained)",
@@ -63,12 +63,14 @@ def draw_maps(series: Sequence[Series], folder: str | Path, title: str) -> list[
     lines = [one for one in series if one.map is not None and len(one.map.lengths) == 1]
     paths = []
     for number, one in enumerate(maps, 1):
-        figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+        figure = Figure(figsize=(9, 5), layout="constrained")
+        axes = figure.subplots()
         _draw_map(figure, axes, one)
         axes.set_title(f"{title}\n{one.name}" if len(maps) > 1 else title)
         paths += _saved(figure, Path(folder), "map" if len(maps) == 1 else f"map-{number}")
     if lines:
-        figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
+        figure = Figure(figsize=(9, 5.5), layout="constrained")
+        axes = figure.subplots()
         for colour, one in zip(_cycled(len(lines)), lines, strict=True):
             _draw_recall(axes, one, colour, prefix="" if len(lines) == 1 else f"{one.name}: ")
         axes.set(xlabel="distance between a token and its copy (tokens)", ylabel="accuracy (share of tokens predicted)")
@@ -77,6 +79,53 @@ def draw_maps(series: Sequence[Series], folder: str | Path, title: str) -> list[
         figure.legend(fontsize=8, loc="outside lower center", ncols=3, frameon=False)
         paths += _saved(figure, Path(folder), "recall")
     return paths
+
+
+def draw_training(
+    steps: Mapping[int, tuple[stats.Curve, stats.Summary]], folder: Path, trained: int | None, trained_at: int
+) -> list[Path]:
+    """Draws half-life and span against the step, and some of the curves, into training.png and training.svg; returns
+    the two paths.
+
+    Args:
+        trained: tokens of the context that the model is trained on.
+        trained_at: the length whose whole context has as many.
+    """
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    order = sorted(steps)
+    _draw_lengths(left, order, [steps[step][1].half_life for step in order], "half-life", "#0072B2")
+    _draw_lengths(left, order, [steps[step][1].span for step in order], "span", "#D55E00")
+    for step in sorted({order[round(place)] for place in np.linspace(0, len(order) - 1, SHOWN)}):
+        curve = steps[step][0].kept(steps[step][0].measured)
+        colour = colormaps["viridis_r"](0.1 + 0.9 * order.index(step) / max(1, len(order) - 1))
+        right.plot(curve.lengths, stats.measured_mean(curve.copy), color=colour, label=f"step {step:,}")
+        right.plot(curve.lengths, stats.measured_mean(curve.control), "--", color=colour)
+    if trained:
+        for line in (left.axhline, right.axvline):
+            line(trained_at, color="#777777", linestyle=":", label=f"context = {trained:,} (trained)")
+    left.set(xlabel="step", ylabel="tokens", title="Memory of the model in training, 95 % intervals")
+    left.set_ylim(bottom=0)
+    left.xaxis.get_major_locator().set_params(integer=True)
+    right.set_xscale("log", base=2)
+    right.xaxis.set_major_formatter("{x:,.0f}")
+    right.set(xlabel="length of the text to be copied (tokens)", ylim=(-0.02, 1.02), ylabel="accuracy")
+    right.set(title="Forgetting curves: copy, and control (dashed)")
+    for axes in (left, right):
+        axes.grid(alpha=0.25)
+        axes.legend(fontsize=8)
+    return _saved(figure, folder, "training")
+
+
+def _draw_lengths(
+    axes: Axes, steps: Sequence[int], found: Sequence[stats.MemoryLength], label: str, colour: str
+) -> None:
+    values, low, high = (np.array([getattr(o, n) for o in found], float) for n in ("value", "low", "high"))
+    axes.plot(steps, values, "o-", color=colour, markersize=4, label=label)
+    axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+    over = np.array([one.censored for one in found])
+    if over.any():
+        axes.plot(np.array(steps)[over], values[over], "^", color=colour, markersize=7, label=f"{label}: at least")
 
 
 def _draw_map(figure: Figure, axes: Axes, one: Series) -> None:
@@ -112,7 +161,6 @@ def _saved(figure: Figure, folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:
         figure.savefig(path, dpi=140)
-    plt.close(figure)
     return paths
 
 
@@ -157,12 +205,6 @@ def _draw(axes: Axes, one: Series, colour: str, *, alone: bool) -> None:
             clip_on=False,
             label=f"{prefix}failed: {', '.join(reasons)}",
         )
-
-
-def _length_at(one: Series) -> float:
-    """The length whose whole context is as long as the model was trained on."""
-    curve = one.curve.kept(one.curve.measured)
-    return (one.trained_length or 0) / 2 - (curve.context[0] / 2 - curve.lengths[0])
 
 
 def _draw_bands(axes: Axes, summary: stats.Summary, longest: float) -> None:

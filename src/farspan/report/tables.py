@@ -1,11 +1,24 @@
-"""Curves with their numbers, for pictures, tables and JSON."""
+"""Curves with their numbers, for pictures, tables and JSON; and those of several runs, grouped by what was asked."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from farspan import stats
-from farspan.record import Row
+from farspan.record import Row, latest, read_header, read_rows
+
+HEADLINE = {
+    "fine": "copies 99 %",
+    "coarse": "copies 1 point better than it guesses",
+    "half_life": "recalls half of what it could not guess",
+    "reach": "recalls a twentieth of it",
+    "span": "tokens remembered in all",
+    "paper_fine": "as fine, largest length that passes",
+    "paper_coarse": "as coarse, largest length that passes",
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,29 @@ def series(rows: Iterable[Row], models: Mapping[str, Mapping[str, Any]]) -> list
     return result
 
 
+def remarks(one: Series) -> list[str]:
+    """What a reader of the numbers should know: why a length is censored, failures, contaminated windows."""
+    s = one.summary
+    assert s is not None
+    lines = []
+    for name in ("fine", "coarse", "half_life", "reach"):
+        length = getattr(s, name)
+        if length.reason:
+            lines.append(f"{name}: {length.reason}")
+    if s.failed:
+        failed = ", ".join(f"{length:,} ({why})" for length, why in sorted(s.failed.items()))
+        lines.append(f"lengths with failed rows: {failed}")
+    if s.contaminated:
+        without = s.without_contaminated.get("half_life")
+        lines.append(
+            f"{len(s.contaminated)} windows have a control out of line with the others (text known by heart, or "
+            f"boilerplate){'' if without is None else f'; without them half-life is {without:,.0f}'}"
+        )
+    if s.nonmonotone > 0.1:
+        lines.append(f"the curve rises by up to {s.nonmonotone:.2f} above its non-rising fit: look at the picture")
+    return [f"{one.name}: {line}" for line in lines]
+
+
 def as_data(curves: Sequence[Series]) -> list[dict[str, Any]]:
     """Every curve with its points and its numbers, ready for JSON."""
     found = []
@@ -69,3 +105,121 @@ def as_data(curves: Sequence[Series]) -> list[dict[str, Any]]:
             }
         found.append(entry)
     return found
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run that was read."""
+
+    name: str  # tells it from the others it was read with
+    folder: Path
+    header: dict[str, Any]  # its run.json
+    rows: list[Row]  # the last of each measurement
+
+
+@dataclass(frozen=True)
+class Member:
+    """One curve of one run, and the rows it is made of."""
+
+    source: Source
+    series: Series  # its name tells it from the others of its group
+    rows: list[Row]
+
+    def at_depth(self, depth: float) -> stats.Curve:
+        """As if it were a curve: what was asked at one depth of the texts."""
+        return stats.curve([replace(row, depth=0.0) for row in self.rows if row.depth == depth])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Curves whose numbers stand beside each other: one protocol, the same texts, one version of the task."""
+
+    title: str
+    members: list[Member]
+
+
+def read_sources(folders: Sequence[str | Path]) -> list[Source]:
+    """Reads runs; a folder named twice is read once.
+
+    Raises:
+        ValueError: no folder, one that holds no run, or a run without rows.
+    """
+    if not folders:
+        raise ValueError("no run was given: name one or more run folders")
+    paths = list({Path(folder).resolve(): Path(folder) for folder in folders})
+    names = _endings(paths)
+    found = []
+    for path, name in zip(paths, names, strict=True):
+        header, rows = read_header(path), latest(read_rows(path))
+        if not rows:
+            raise ValueError(f"{path} holds no rows yet: repeat its command")
+        found.append(Source(name, path, header, rows))
+    return found
+
+
+def grouped(sources: Sequence[Source]) -> list[Group]:
+    """The curves of some runs, those of one protocol, text and task version together, in the order they come.
+
+    Raises:
+        ValueError: a run that mixes settings within a curve.
+    """
+    groups: dict[tuple[str, int], list[Member]] = {}
+    for source in sources:
+        rows = stats.by_curve(source.rows)
+        try:
+            curves = series(source.rows, source.header["models"])
+        except ValueError as error:
+            raise ValueError(f"{source.folder}: {error}") from error
+        for one in curves:
+            own = rows[one.model, one.method, one.what]
+            groups.setdefault((one.what, own[0].version), []).append(Member(source, one, own))
+    several = {what for what, _ in groups if sum(what == other for other, _ in groups) > 1}
+    return [
+        Group(f"{what} (task version {version})" if what in several else what, _named(members))
+        for (what, version), members in groups.items()
+    ]
+
+
+def trained_at(one: Series) -> float | None:
+    """The length whose whole context is as long as the model was trained on, by the two lengths measured next to it;
+    None where that is unknown."""
+    curve = one.curve.kept(one.curve.measured)
+    if one.trained_length is None or len(curve.lengths) < 2:
+        return None
+    after = int(np.clip(np.searchsorted(curve.context, one.trained_length), 1, len(curve.lengths) - 1))
+    (left, right), (short, long) = curve.context[after - 1 : after + 1], curve.lengths[after - 1 : after + 1]
+    return float(short + (one.trained_length - left) * (long - short) / (right - left))
+
+
+def in_characters(length: stats.MemoryLength, one: Series) -> stats.MemoryLength | None:
+    """A memory length in characters of the target text; None where their number is unknown."""
+    per_token = one.characters_per_token
+    if per_token is None:
+        return None
+    low, high = (None if end is None else end * per_token for end in (length.low, length.high))
+    return replace(length, value=length.value * per_token, low=low, high=high)
+
+
+def _named(members: Sequence[Member]) -> list[Member]:
+    """Named by model, by method where there are several, and by run where the same was measured in several."""
+    short = {one.series.model: one.series.model.rstrip("/").rpartition("/")[2] for one in members}
+    if len(set(short.values())) < len(short):
+        short = {model: model for model in short}
+    methods = {one.series.method for one in members}
+    who = [(one.series.model, one.series.method) for one in members]
+    named = []
+    for one, key in zip(members, who, strict=True):
+        parts = [short[one.series.model]]
+        parts += [one.series.method] if len(methods) > 1 else []
+        parts += [f"({one.source.name})"] if who.count(key) > 1 else []
+        named.append(replace(one, series=replace(one.series, name=" ".join(parts))))
+    return named
+
+
+def _endings(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of some different paths that tell them apart."""
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names

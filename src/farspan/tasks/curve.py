@@ -175,7 +175,10 @@ class Curve:
         _, warmup, scored = self.slice_at(length, 0.0)
 
         def words(ids: Any) -> list[str]:
-            return [lm.tokenizer.decode([int(i)]) for i in ids]
+            # what each adds to the text before it: alone, some tokenizers drop its leading space
+            texts = [lm.tokenizer.decode([int(i) for i in ids[max(0, n - 8) : n + 1]]) for n in range(len(ids))]
+            before = [lm.tokenizer.decode([int(i) for i in ids[max(0, n - 8) : n]]) for n in range(len(ids))]
+            return [text[len(known) :] for text, known in zip(texts, before, strict=True)]
 
         separator, target = words(self.separator(lm)), words(example.tokens["target"][:length])
         parts = [["separator", separator], ["read", target], ["separator", separator]]
@@ -220,11 +223,6 @@ class Curve:
                         num_seen=memory.num_seen,
                         num_kept=memory.num_kept,
                     )
-
-
-def unpacked(hits: str, scored: int) -> np.ndarray:
-    """Hits per token as 0 and 1, in order, from how rows hold them: bits, first token first, as hexadecimal."""
-    return np.unpackbits(np.frombuffer(bytes.fromhex(hits), dtype=np.uint8), count=scored)
 
 
 def read_authors_file(path: str | Path, model: str) -> list[Row]:

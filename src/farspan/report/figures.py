@@ -1,0 +1,289 @@
+"""Interactive figures as plotly.js takes them: plain dicts of traces and layout, drawn by the page.
+
+Plotly reads a small HTML in names and hover texts, so what comes from outside is escaped here.
+"""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from farspan import stats
+from farspan.report.picture import COLOURS
+from farspan.report.tables import Member, Series, trained_at
+
+Figure = dict[str, Any]
+SYMBOLS = {
+    "circle": "●",
+    "square": "■",
+    "diamond": "◆",
+    "triangle-up": "▲",
+}  # the next one once the colours are used up
+DARK = {"#000000": "#777777"}  # of the colours, the one that a dark page would swallow
+FAILED = "#cc3311"
+NEUTRAL = "#8a8a8a"
+RECALL = [[0.0, "#ebe2d0"], [0.25, "#c9dbe4"], [0.5, "#83b3d3"], [0.75, "#3583b8"], [1.0, "#08386b"]]
+
+
+def colour(index: int) -> str:
+    """Of the curve of that index in its group."""
+    plain = COLOURS[index % len(COLOURS)]
+    return DARK.get(plain, plain)
+
+
+def symbol(index: int) -> tuple[str, str]:
+    """Its marker: plotly's name for it, and as a character."""
+    return list(SYMBOLS.items())[index // len(COLOURS) % len(SYMBOLS)]
+
+
+def curve_figure(members: Sequence[Member]) -> Figure:
+    """Accuracy over length: copy full, control dashed, 95 % bands, failed lengths as crosses, half-lives as diamonds,
+    the trained context as a line."""
+    traces: list[dict[str, Any]] = []
+    for index, member in enumerate(members):
+        one = member.series
+        good = one.curve.kept(one.curve.measured)
+        texts = _hover_texts(one.name, good)
+        for values, kind in ((good.copy, "copy"), (good.control, "control")):
+            traces += _band(good.lengths, values, index, kind)
+            traces.append(
+                _line(index, kind, good.lengths, stats.measured_mean(values), texts, dashed=kind == "control")
+            )
+        traces += _half_life(index, one, good) + _failed(index, one)
+    return {"data": traces + _trained([m.series for m in members]), "layout": _layout("accuracy", members)}
+
+
+def index_figure(members: Sequence[Member]) -> Figure:
+    """Memory index over length, with the two thresholds that half-life and reach are read off at."""
+    traces: list[dict[str, Any]] = []
+    for index, member in enumerate(members):
+        good = member.series.curve.kept(member.series.curve.measured)
+        texts = _hover_texts(member.series.name, good)
+        traces.append(_line(index, "index", good.lengths, stats.memory_index(good), texts))
+    longest = max(float(member.series.curve.lengths[-1]) for member in members)
+    shortest = min(float(member.series.curve.lengths[0]) for member in members)
+    for level, name in ((stats.HALF_LIFE, "half-life"), (stats.REACH, "reach")):
+        traces.append(_rule([shortest, longest], [level, level], name, "bottom left"))
+    return {
+        "data": traces + _trained([m.series for m in members], named=False),
+        "layout": _layout("memory index", members),
+    }
+
+
+def map_figure(member: Member) -> Figure:
+    """Memory index over length and depth: dark where the model remembers, empty where nothing was measured."""
+    where = member.series.map
+    assert where is not None
+    shape = (len(where.depths), len(where.lengths))
+    values, texts = np.full(shape, np.nan), np.full(shape, "not measured", dtype=object)
+    columns = {int(length): column for column, length in enumerate(where.lengths)}
+    for row, depth in enumerate(where.depths):
+        at = member.at_depth(float(depth))
+        for length, status in at.failures.items():
+            texts[row, columns[length]] = f"length {length:,}, depth {depth:g}: {escape(status, quote=False)}"
+        found = at.kept(at.measured)
+        hovers = _hover_texts(member.series.name, found, where, row)
+        for length, value, text in zip(found.lengths, stats.memory_index(found), hovers, strict=True):
+            values[row, columns[length]], texts[row, columns[length]] = value, text
+    heat = {
+        "type": "heatmap",
+        "x": [f"{length:,}" for length in where.lengths],
+        "y": [f"{depth:g}" for depth in where.depths],
+        "z": [_numbers(row) for row in values],
+        "text": texts.tolist(),
+        "hoverinfo": "text",
+        "zmin": 0,
+        "zmax": 1,
+        "colorscale": RECALL,
+        "xgap": 1,
+        "ygap": 1,
+        "colorbar": {"thickness": 10, "outlinewidth": 0, "title": {"text": "memory index", "side": "right"}},
+    }
+    layout = {
+        "xaxis": {"type": "category", "title": {"text": "length (tokens)"}, "showgrid": False},
+        "yaxis": {
+            "type": "category",
+            "title": {"text": "depth (0: beginning)"},
+            "autorange": "reversed",
+            "showgrid": False,
+        },
+        "height": 150 + 40 * len(where.depths),
+    }
+    return {"data": [heat], "layout": layout}
+
+
+def recall_figure(members: Sequence[Member]) -> Figure:
+    """Accuracy over the distance between a token and its copy, of those that were asked at one length only."""
+    traces: list[dict[str, Any]] = []
+    for index, member in enumerate(members):
+        where = member.series.map
+        if where is None or len(where.lengths) > 1:
+            continue
+        ats = [member.at_depth(float(depth)) for depth in where.depths]
+        order = [i for i in np.argsort(where.distance[0]) if ats[i].measured.any()]
+        distances = where.distance[0, order]
+        texts = [_hover_texts(member.series.name, ats[i], where, int(i))[0] for i in order]
+        for kind, values in (("copy", where.copy[:, 0, order]), ("control", where.control[:, 0, order])):
+            means = stats.measured_mean(values)
+            traces += _band(distances, values, index, kind)
+            traces.append(_line(index, kind, distances, means, texts, dashed=kind == "control"))
+    layout = _layout("accuracy", members)
+    layout["xaxis"] |= {"title": {"text": "distance back to what is asked for (tokens)"}}
+    return {"data": traces, "layout": layout}
+
+
+def _line(
+    index: int, kind: str, x: np.ndarray, y: np.ndarray, texts: Sequence[str], dashed: bool = False
+) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": _numbers(x),
+        "y": _numbers(y),
+        "text": list(texts),
+        "hoverinfo": "text",
+        "line": {"color": colour(index), "width": 1.5 if dashed else 2.25, "dash": "dash" if dashed else "solid"},
+        "marker": {"size": 4 if dashed else 6, "symbol": symbol(index)[0]},
+        "meta": {"curve": index, "kind": kind},
+    }
+
+
+def _band(lengths: np.ndarray, values: np.ndarray, index: int, kind: str) -> list[dict[str, Any]]:
+    low, high = stats.bands(values)
+    known = np.isfinite(low)
+    if known.sum() < 2:
+        return []
+    red, green, blue = (int(colour(index)[i : i + 2], 16) for i in (1, 3, 5))
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": _numbers(np.concatenate([lengths[known], lengths[known][::-1]])),
+            "y": _numbers(np.concatenate([high[known], low[known][::-1]])),
+            "fill": "toself",
+            "fillcolor": f"rgba({red},{green},{blue},{0.16 if kind == 'copy' else 0.09})",
+            "line": {"width": 0},
+            "hoverinfo": "skip",
+            "meta": {"curve": index, "kind": "band", "of": kind},
+        }
+    ]
+
+
+def _half_life(index: int, one: Series, good: stats.Curve) -> list[dict[str, Any]]:
+    half = one.summary.half_life if one.summary else None
+    if half is None or half.value == 0 or half.censored:
+        return []
+    bars: dict[str, Any] = {"visible": False}
+    if half.low is not None and half.high is not None:
+        ends = [half.high - half.value], [half.value - half.low]
+        bars = {"visible": True, "symmetric": False, "array": ends[0], "arrayminus": ends[1], "thickness": 1.5}
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [round(half.value, 1)],
+            "y": _numbers(np.interp([half.value], good.lengths, stats.measured_mean(good.copy))),
+            "error_x": bars,
+            "text": [f"<b>{escape(one.name, quote=False)}</b><br>half-life {escape(str(half), quote=False)} tokens"],
+            "hoverinfo": "text",
+            "marker": {"color": colour(index), "symbol": "diamond-open", "size": 11, "line": {"width": 2}},
+            "meta": {"curve": index, "kind": "half-life"},
+        }
+    ]
+
+
+def _failed(index: int, one: Series) -> list[dict[str, Any]]:
+    """Crosses at the bottom for lengths with failed rows, smaller where other repeats were measured."""
+    failures = sorted(one.curve.failures.items())
+    if not failures:
+        return []
+    partly = dict(zip(one.curve.lengths.tolist(), one.curve.measured.tolist(), strict=True))
+    name = escape(one.name, quote=False)
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [length for length, _ in failures],
+            "y": [-0.03] * len(failures),
+            "text": [
+                f"<b>{name}</b><br>length {length:,}: {'partly ' if partly[length] else ''}failed, "
+                f"{escape(status, quote=False)}"
+                for length, status in failures
+            ],
+            "hoverinfo": "text",
+            "marker": {
+                "color": FAILED,
+                "symbol": "x-thin-open",
+                "size": [6 if partly[length] else 10 for length, _ in failures],
+                "line": {"width": 2},
+            },
+            "meta": {"curve": index, "kind": "failed"},
+        }
+    ]
+
+
+def _trained(series: Sequence[Series], named: bool = True) -> list[dict[str, Any]]:
+    places = {(trained_at(one), one.trained_length) for one in series}
+    return [
+        _rule([at, at], [0.0, 1.0], f"context {trained:,} (trained)" if named else "", "top left")
+        for at, trained in sorted((at, trained) for at, trained in places if at is not None and trained is not None)
+    ]
+
+
+def _rule(x: list[float], y: list[float], name: str, place: str) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+text",
+        "x": x,
+        "y": y,
+        "text": ["", name],
+        "textposition": place,
+        "textfont": {"color": NEUTRAL, "size": 11},
+        "line": {"color": NEUTRAL, "width": 1, "dash": "dot"},
+        "hoverinfo": "skip",
+        "meta": {"kind": "rule"},
+    }
+
+
+def _layout(what: str, members: Sequence[Member]) -> dict[str, Any]:
+    return {
+        "xaxis": {"title": {"text": "length of the text to be copied (tokens)"}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": what}, "range": [-0.07, 1.07]},
+        "height": 420,
+        "curves": len(members),
+    }
+
+
+def _hover_texts(name: str, curve: stats.Curve, where: stats.Map | None = None, depth: int = 0) -> list[str]:
+    """A text for each length: all that is known of it. `depth`: which one of the map, if there is one."""
+    copy, control, index = (
+        stats.measured_mean(curve.copy),
+        stats.measured_mean(curve.control),
+        stats.memory_index(curve),
+    )
+    intervals = [
+        [
+            f" [{low:.3f}, {high:.3f}]" if np.isfinite(low) else ""
+            for low, high in zip(*stats.bands(values), strict=True)
+        ]
+        for values in (curve.copy, curve.control)
+    ]
+    counts = np.isfinite(curve.copy).sum(0)
+    texts = []
+    for i, length in enumerate(curve.lengths):
+        place = f"length {length:,}"
+        if where is not None:
+            distance = where.distance[where.lengths.tolist().index(length), depth]
+            place += f", depth {where.depths[depth]:g}<br>distance {distance:,.0f} tokens"
+        texts.append(
+            f"<b>{escape(name, quote=False)}</b><br>{place}"
+            f"<br>copy {copy[i]:.3f}{intervals[0][i]}<br>control {control[i]:.3f}{intervals[1][i]}"
+            f"<br>memory index {index[i]:.3f}<br>{counts[i]} {'repeat' if counts[i] == 1 else 'repeats'}"
+        )
+    return texts
+
+
+def _numbers(values: np.ndarray | Sequence[float]) -> list[float | None]:
+    """As JSON has them: no NaN, five digits behind the point."""
+    return [round(float(value), 5) if np.isfinite(value) else None for value in values]

@@ -1,0 +1,105 @@
+"use strict";
+// Draws the figures of the page and lets the reader choose what they show. No network, no storage.
+
+const figures = JSON.parse(document.getElementById("figures").textContent);
+const drawn = new Map(); // id -> element
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+function theme() {
+  const axis = { gridcolor: css("--line"), linecolor: css("--line"), zeroline: false, automargin: true };
+  return {
+    font: { family: css("--sans"), size: 13, color: css("--ink") },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    hoverlabel: {
+      bgcolor: css("--raised"), bordercolor: css("--line"), align: "left", font: { color: css("--ink"), size: 13 },
+    },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") },
+    axis,
+  };
+}
+
+function layoutOf(own) {
+  const { axis, ...rest } = theme();
+  const { curves, xaxis, yaxis, ...mine } = own;
+  return {
+    ...rest,
+    margin: { l: 8, r: 8, t: 26, b: 8 },
+    showlegend: false,
+    hovermode: "closest",
+    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    ...mine,
+    xaxis: { ...axis, tickformat: ",d", ...xaxis },
+    yaxis: { ...axis, ...yaxis },
+  };
+}
+
+function choices(section) {
+  const on = (name) => section.querySelector(`input[name="${name}"]`)?.checked ?? true;
+  const hidden = new Set();
+  for (const button of section.querySelectorAll('.legend button[aria-pressed="false"]')) {
+    hidden.add(Number(button.dataset.curve));
+  }
+  return { control: on("control"), bands: on("bands"), hidden };
+}
+
+function visible(trace, { control, bands, hidden }) {
+  const { curve, kind, of } = trace.meta ?? {};
+  if (hidden.has(curve)) return false;
+  if ((kind === "control" || of === "control") && !control) return false;
+  return kind !== "band" || bands;
+}
+
+function draw(element) {
+  const { data, layout } = figures[element.id];
+  const chosen = choices(element.closest("section"));
+  for (const trace of data) trace.visible = visible(trace, chosen);
+  const options = {
+    responsive: true, displaylogo: false, showLink: false, showSendToCloud: false, plotlyServerURL: "",
+    modeBarButtonsToRemove: ["zoom2d", "pan2d", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
+  };
+  drawn.set(element.id, element);
+  return Plotly.newPlot(element, data, layoutOf(layout), options);
+}
+
+function update(section) {
+  const chosen = choices(section);
+  const scale = section.querySelector('input[name="log"]')?.checked ? "log" : "linear";
+  for (const element of section.querySelectorAll(".figure")) {
+    if (!drawn.has(element.id) || element.dataset.kind === "map") continue;
+    const changes = { visible: element.data.map((trace) => visible(trace, chosen)) };
+    Plotly.update(element, changes, { "xaxis.type": scale, "xaxis.autorange": true });
+  }
+}
+
+for (const section of document.querySelectorAll("section")) {
+  for (const input of section.querySelectorAll(".choices input")) input.addEventListener("change", () => update(section));
+  for (const button of section.querySelectorAll(".legend button")) {
+    button.addEventListener("click", () => {
+      button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") === "false"));
+      update(section);
+    });
+  }
+}
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const element of drawn.values()) Plotly.react(element, element.data, layoutOf(figures[element.id].layout));
+});
+
+// what is far below waits until the reader comes near, or prints
+const near = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target } of entries) {
+    if (!isIntersecting) continue;
+    near.unobserve(target);
+    draw(target);
+  }
+}, { rootMargin: "800px" });
+addEventListener("beforeprint", () => {
+  for (const element of document.querySelectorAll(".figure")) if (!drawn.has(element.id)) draw(element);
+});
+
+const all = [...document.querySelectorAll(".figure")];
+Promise.all(all.slice(0, 2).map(draw)).then(() => {
+  for (const element of all.slice(2)) near.observe(element);
+  document.documentElement.dataset.drawn = String(Math.round(performance.now()));
+});

@@ -1,0 +1,66 @@
+"""Runs on one page: self-contained HTML that opens from disk offline, with Markdown and CSV beside it.
+
+A pure function of what the runs hold. Everything in them may come from a stranger's model, text or file name: the
+template escapes it, figures.py escapes what plotly would read as HTML, and the page's content security policy lets
+nothing be loaded and no script run but the page's own.
+"""
+
+import hashlib
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from farspan.corpus import optional_import
+from farspan.report.export import markdown_page, write_curves, write_memory_lengths
+from farspan.report.sections import contents
+from farspan.report.tables import grouped, read_sources
+
+
+def write_report(folders: Sequence[str | Path], out: Path) -> list[Path]:
+    """Writes report.html, report.md, curves.csv and memory_lengths.csv of some runs into a folder; returns their paths.
+
+    Raises:
+        ValueError: no run, one without rows, something that is no run, or a package of the extra `report` is missing.
+    """
+    template = _environment().get_template("page.html.j2")
+    plotly = optional_import("plotly.offline", "report").get_plotlyjs()
+    scripts = [plotly, (Path(__file__).parent / "page.js").read_text("utf-8")]
+    assert not any("</script" in script.lower() for script in scripts)
+    sources = read_sources(folders)
+    groups = grouped(sources)
+    out = Path(out)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: name a folder for the report")
+    context = contents(sources, groups)
+    drawn = {place: figure for section in context["groups"] for place, figure in section["figures"].items()}
+    html = template.render(context, figures=_for_script(drawn), scripts=scripts, hashes=[_hash(s) for s in scripts])
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in (("report.html", html), ("report.md", markdown_page(context))):
+        (out / name).write_text(text, "utf-8", newline="\n")
+    curves = write_curves(groups, out / "curves.csv")
+    lengths = write_memory_lengths(groups, out / "memory_lengths.csv")
+    return [out / "report.html", out / "report.md", curves, lengths]
+
+
+def _environment() -> Any:
+    jinja2 = optional_import("jinja2", "report")
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _hash(script: str) -> str:
+    """As a content security policy names a script that may run."""
+    return f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _for_script(value: Any) -> str:
+    """JSON that a <script> element can hold: nothing in it ends the element or begins a comment."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

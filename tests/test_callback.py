@@ -1,0 +1,413 @@
+"""The training callback: what it logs and records, and that a training does not notice it."""
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments, default_data_collator
+
+import farspan.callback
+from farspan import CurveCallback, measure_curves, read_rows
+from farspan.compare import CurveSettings
+from farspan.lm import wrap
+from farspan.record import read_header
+
+from tiny import VOCABULARY, tiny_model
+
+Start = Callable[..., Trainer]
+DRAW = farspan.callback.draw_training
+
+
+class Spy(TrainerCallback):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, Any]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        self.logs.append(logs | {"step": state.global_step})
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take longer than these measurements."""
+    monkeypatch.setattr(farspan.callback, "draw_training", lambda *args: None)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    words = np.random.default_rng(0).choice(["quick", "brown", "fox", "jumps", "lazy", "dog", "over"], 4000)
+    (tmp_path / "a.txt").write_text(" ".join(words))
+    return str(tmp_path / "a.txt")
+
+
+@pytest.fixture
+def curves(text: str) -> Callable[..., CurveCallback]:
+    """A callback of a small budget: a context of 64 trained tokens, so lengths up to 63."""
+    small = {"text": text, "every": 2, "tokens": 5000, "trained_length": 64}
+    return lambda *args, **options: CurveCallback(*args, **(small | options))
+
+
+@pytest.fixture
+def trainer(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Start:
+    """A Trainer of a tiny Llama with dropout: `trainer(callback, ..., steps=5, ...)`."""
+    ids = np.random.default_rng(0).integers(1, VOCABULARY, (40, 16)).tolist()
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+
+    def start(*callbacks: TrainerCallback, steps: int = 5, model: Any = None, **changes: Any) -> Trainer:
+        settings = {"processing_class": tokenizer} | {k: changes.pop(k) for k in ("processing_class",) if k in changes}
+        arguments = {"use_cpu": True, "save_strategy": "no", "logging_steps": 1, "report_to": [], "disable_tqdm": True}
+        arguments |= {"per_device_train_batch_size": 2, "learning_rate": 1e-2, "dataloader_pin_memory": False}
+        return Trainer(
+            model if model is not None else tiny_model(attention_dropout=0.3),
+            TrainingArguments(str(tmp_path / "out"), max_steps=steps, **(arguments | changes)),
+            default_data_collator,
+            rows,
+            callbacks=list(callbacks),
+            **settings,
+        )
+
+    return start
+
+
+def logged(entries: list[dict[str, Any]], key: str) -> dict[int, float]:
+    found = [(entry["step"], entry[key]) for entry in entries if key in entry]
+    assert len(dict(found)) == len(found), "logged twice at one step"
+    return dict(found)
+
+
+# what it says
+
+
+def test_half_life_and_span_are_logged_every_so_many_steps_and_at_the_last(trainer: Start, curves: Any) -> None:
+    before, after = Spy(), Spy()
+    training = trainer(before, curves(), after)
+    training.train()
+    for name in ("farspan/half_life", "farspan/span", "farspan/seconds"):
+        history = logged(training.state.log_history, name)
+        assert list(history) == [2, 4, 5]
+        assert logged(before.logs, name) == logged(after.logs, name) == history
+
+
+def test_the_trainers_own_values_are_logged_as_well(trainer: Start, curves: Any) -> None:
+    spy = Spy()
+    trainer(spy, curves(every=1), logging_steps=2).train()
+    assert list(logged(spy.logs, "loss")) == [2, 4]
+
+
+def test_the_model_is_measured_before_its_first_step_if_asked(trainer: Start, curves: Any) -> None:
+    training = trainer(curves(at_start=True))
+    training.train()
+    assert list(logged(training.state.log_history, "farspan/span")) == [0, 2, 4, 5]
+
+
+def test_a_training_that_another_callback_ends_is_measured_at_its_end(trainer: Start, curves: Any) -> None:
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == 3
+
+    training = trainer(curves(), Stop())
+    training.train()
+    assert list(logged(training.state.log_history, "farspan/span")) == [2, 3]
+
+
+def test_the_last_checkpoint_holds_what_was_measured_last(trainer: Start, curves: Any, tmp_path: Path) -> None:
+    trainer(curves(every=9), save_strategy="steps", save_steps=9).train()
+    state = json.loads((tmp_path / "out" / "checkpoint-5" / "trainer_state.json").read_text())
+    assert list(logged(state["log_history"], "farspan/span")) == [5]
+
+
+def test_the_rows_are_those_of_the_model_at_that_step(
+    trainer: Start, curves: Any, tokenizer: Any, text: str, tmp_path: Path
+) -> None:
+    trainer(curves(), save_strategy="steps", save_steps=2).train()
+    folder = tmp_path / "out" / "farspan"
+    made = read_header(folder)["settings"]
+    settings = CurveSettings(text=text, lengths=tuple(made["lengths"]), repeats=made["repeats"])
+    saved = type(tiny_model()).from_pretrained(tmp_path / "out" / "checkpoint-2").eval()
+    own = measure_curves([wrap(saved, tokenizer, "step-2", trained_length=64)], ["full"], settings, tmp_path / "own")
+    found = {(row.example, row.length): row.scores for row in read_rows(folder) if row.model == "step-2"}
+    assert found == {(row.example, row.length): row.scores for row in own}
+
+
+def test_every_step_is_asked_the_same(trainer: Start, curves: Any, tmp_path: Path) -> None:
+    trainer(curves()).train()
+    asked: dict[str, set[tuple[str, int]]] = {}
+    for row in read_rows(tmp_path / "out" / "farspan"):
+        asked.setdefault(row.model, set()).add((row.example, row.length))
+    assert list(asked) == ["step-2", "step-4", "step-5"]
+    assert asked["step-2"] == asked["step-4"] == asked["step-5"]
+
+
+def test_the_run_is_drawn_anew_after_each_measurement(
+    trainer: Start, curves: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(farspan.callback, "draw_training", DRAW)
+    sizes = []
+
+    class Look(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+            if "farspan/span" in logs:
+                sizes.append([(tmp_path / "runs" / f"training.{end}").stat().st_size for end in ("png", "svg")])
+
+    trainer(Look(), curves(out=tmp_path / "runs")).train()
+    assert len(sizes) == len({svg for _, svg in sizes}) == 3
+    assert not (tmp_path / "out" / "farspan").exists()
+
+
+# what the training does not notice
+
+
+@pytest.mark.parametrize("how", ["", "bf16", "activation_checkpointing"])
+def test_a_training_with_it_has_the_same_losses_bit_by_bit(trainer: Start, curves: Any, how: str) -> None:
+    histories, weights = [], []
+    for callbacks in ([], [curves(at_start=True)]):
+        training = trainer(*callbacks, bf16=how == "bf16")
+        if how == "checkpointing":
+            training.model.gradient_checkpointing_enable()
+        training.train()
+        histories.append([logged(training.state.log_history, name) for name in ("loss", "grad_norm")])
+        weights.append(list(training.model.parameters()))
+    assert histories[0] == histories[1]
+    assert len(histories[0][0]) == 5
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+def test_random_generators_are_left_where_they_were(
+    trainer: Start, curves: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, states = farspan.callback.measure, []
+
+    def draws(*args: Any, **options: Any) -> Any:
+        random.random(), np.random.rand(), torch.rand(())
+        return measure(*args, **options)
+
+    class Look(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            states.append((random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()))
+
+    monkeypatch.setattr(farspan.callback, "measure", draws)
+    trainer(Look(), curves(every=1), Look(), steps=1).train()
+    assert states[0] == states[1]
+
+
+@pytest.fixture
+def measuring(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the model was like while it was measured, a tuple for each time."""
+    measure, seen = farspan.callback.measure, []
+
+    def look(task: Any, method: Any, lm: Any, *args: Any, **options: Any) -> Any:
+        autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        seen.append((any(m.training for m in lm.model.modules()), torch.is_grad_enabled(), autocast, method))
+        return measure(task, method, lm, *args, **options)
+
+    monkeypatch.setattr(farspan.callback, "measure", look)
+    return seen
+
+
+def test_every_module_keeps_its_own_mode(trainer: Start, curves: Any, measuring: list[Any]) -> None:
+    modes = []
+
+    class Freeze(TrainerCallback):
+        def on_step_end(self, *args: Any, model: Any, **kwargs: Any) -> None:
+            model.model.layers[0].self_attn.eval()
+
+    class Look(TrainerCallback):
+        def on_step_end(self, *args: Any, model: Any, **kwargs: Any) -> None:
+            modes.append([module.training for module in model.modules()])
+
+    trainer(Freeze(), Look(), curves(), Look(), steps=2).train()
+    assert modes[-2] == modes[-1]
+    assert set(modes[-1]) == {True, False}
+    assert measuring[-1][:2] == (False, False)
+
+
+def test_a_mixed_precision_training_is_measured_in_its_precision(
+    trainer: Start, curves: Any, measuring: list[Any], tmp_path: Path
+) -> None:
+    training = trainer(curves(), steps=2, bf16=True)
+    training.train()
+    assert measuring[0][2] == torch.bfloat16
+    assert measuring[0][3].fallback is None
+    assert {row.status for row in read_rows(tmp_path / "out" / "farspan")} == {"ok"}
+    assert training.model.forward.__wrapped__ is not None  # accelerate's autocast is around the model again
+
+
+def test_a_model_that_diverged_is_recorded_and_trained_on(trainer: Start, curves: Any, tmp_path: Path) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    training = trainer(curves(), model=model)
+    training.train()
+    assert training.state.global_step == 5
+    assert {row.status for row in read_rows(tmp_path / "out" / "farspan")} == {"nan"}
+    assert not logged(training.state.log_history, "farspan/span")
+
+
+# the budget
+
+
+@pytest.mark.parametrize("protocol", ["nested", "probe"])
+@pytest.mark.parametrize("tokens", [1200, 2500, 100_000])
+def test_no_measurement_feeds_more_than_its_budget(
+    trainer: Start, curves: Any, monkeypatch: pytest.MonkeyPatch, protocol: str, tokens: int
+) -> None:
+    measure, fed = farspan.callback.measure, []
+
+    def counted(task: Any, method: Any, lm: Any, *args: Any, **options: Any) -> Any:
+        fed.append(0)
+        hook = lm.model.get_input_embeddings().register_forward_pre_hook(add)
+        yield_ = measure(task, method, lm, *args, **options)
+        hook.remove()
+        return yield_
+
+    def add(module: Any, inputs: tuple[torch.Tensor]) -> None:
+        fed[-1] += inputs[0].numel()
+
+    monkeypatch.setattr(farspan.callback, "measure", counted)
+    trainer(curves(tokens=tokens, protocol=protocol), steps=2).train()
+    assert len(fed) == 1
+    assert 0 < fed[0] <= tokens
+
+
+def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not(trainer: Start, curves: Any) -> None:
+    with pytest.raises(ValueError, match=r"tokens = 100 are too few for 6 lengths up to 63 tokens") as error:
+        trainer(curves(tokens=100)).train()
+    needed = int(re.search(r"tokens=(\d+)", str(error.value))[1])
+    with pytest.raises(ValueError, match="too few"):
+        trainer(curves(tokens=needed - 1)).train()
+    trainer(curves(tokens=needed), steps=1).train()
+
+
+def test_a_larger_budget_buys_repeats_and_then_lengths(trainer: Start, curves: Any, tmp_path: Path) -> None:
+    bought = []
+    for tokens in (1200, 2500, 10_000):
+        trainer(curves(tokens=tokens, out=tmp_path / str(tokens)), steps=1).train()
+        settings = read_header(tmp_path / str(tokens))["settings"]
+        assert settings["lengths"][-1] == 63
+        bought.append((settings["repeats"], len(settings["lengths"])))
+    assert bought[0][0] < bought[1][0] == bought[2][0] == 4
+    assert bought[1][1] < bought[2][1] == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "largest"), [({}, 63), ({"longest": 40}, 40), ({"trained_length": None}, 511)], ids=str
+)
+def test_lengths_end_where_asked_or_at_twice_the_trained_context(
+    trainer: Start, curves: Any, tmp_path: Path, options: dict[str, Any], largest: int
+) -> None:
+    trainer(curves(tokens=50_000, **options), steps=1).train()
+    assert read_header(tmp_path / "out" / "farspan")["settings"]["lengths"][-1] == largest
+
+
+# stopped and continued
+
+
+@pytest.fixture
+def stopped(trainer: Start, curves: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that was measured at steps 2 and 4, saved at step 3, and killed in its step 5."""
+
+    class Kill(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 4:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer(curves(), Kill(), steps=6, save_strategy="steps", save_steps=3).train()
+
+
+def test_a_resumed_training_measures_no_step_twice(trainer: Start, curves: Any, stopped: None, tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "farspan"
+    header = read_header(folder)
+    header["models"]["step-4"]["fingerprint"] = "as the last bits of the first time"
+    (folder / "run.json").write_text(json.dumps(header))
+    before = (folder / "rows.jsonl").read_bytes()
+    training = trainer(curves(), steps=6, save_strategy="steps", save_steps=3)
+    training.train(resume_from_checkpoint=True)
+    assert list(logged(training.state.log_history, "farspan/span")) == [2, 4, 6]
+    assert (folder / "rows.jsonl").read_bytes().startswith(before)
+    counts = Counter(row.model for row in read_rows(folder))
+    assert list(counts) == ["step-2", "step-4", "step-6"]
+    assert len(set(counts.values())) == 1
+
+
+def test_a_training_begun_anew_has_a_folder_of_its_own(
+    trainer: Start, curves: Any, stopped: None, tmp_path: Path
+) -> None:
+    folders = []
+    for resume in (False, True, False):
+        callback = curves()
+        trainer(callback, steps=2 if not resume else 4, save_strategy="steps", save_steps=2).train(
+            resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2") if resume else None
+        )
+        folders.append((callback.folder.name, {row.model for row in read_rows(callback.folder)}))
+    assert folders == [
+        ("farspan-2", {"step-2"}),
+        ("farspan-2", {"step-2", "step-4"}),
+        ("farspan-3", {"step-2"}),
+    ]
+
+
+def test_a_training_resumed_with_other_settings_is_refused(trainer: Start, curves: Any, stopped: None) -> None:
+    with pytest.raises(ValueError, match="made with other settings: seed was 0, now 1"):
+        trainer(curves(seed=1), steps=6).train(resume_from_checkpoint=True)
+
+
+# models it finds, and models it refuses
+
+
+def test_a_trainer_without_a_tokenizer_is_refused(trainer: Start, curves: Any, tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match=r"no tokenizer: give it one, CurveCallback\(tokenizer\)"):
+        trainer(curves(), processing_class=None).train()
+    trainer(curves(tokenizer), processing_class=None, steps=1).train()
+
+
+def test_a_number_of_steps_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="every = 0; it is a number of steps, at least 1"):
+        CurveCallback(every=0)
+
+
+def test_a_compiled_model_is_measured_as_it_is(trainer: Start, curves: Any, tmp_path: Path) -> None:
+    model = tiny_model()
+    assert farspan.callback._unwrapped(torch.compile(model, backend="eager")) is model
+    assert farspan.callback._unwrapped(torch.nn.DataParallel(model)) is model
+
+
+def test_sharded_parameters_are_refused(trainer: Start, curves: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = tiny_model()
+        assert farspan.callback._unwrapped(model) is model
+        with pytest.raises(ValueError, match=r"sharded over processes \(FSDP, DeepSpeed ZeRO-3"):
+            farspan.callback._unwrapped(fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (1,))))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_zero_3_is_refused_when_the_training_begins(trainer: Start, curves: Any) -> None:
+    model = tiny_model()
+    model.model.norm.weight.ds_id = 0  # what DeepSpeed marks its parameters with
+    with pytest.raises(ValueError, match="train without it and measure the checkpoints"):
+        trainer(curves(), model=model).train()
+
+
+def test_only_the_first_process_measures(curves: Any, tmp_path: Path) -> None:
+    callback, model = curves(), tiny_model()
+    state = SimpleNamespace(is_world_process_zero=False, global_step=2, log_history=[])
+    control = SimpleNamespace(should_training_stop=True)
+    args = SimpleNamespace(output_dir=str(tmp_path))
+    callback.on_train_begin(args, state, control, model=model)
+    callback.on_step_end(args, state, control, model=model)
+    assert state.log_history == []
+    assert not (tmp_path / "farspan").exists()
