@@ -47,7 +47,8 @@ def drawn() -> None:
 @pytest.fixture(autouse=True)
 def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "drawn" not in request.fixturenames:
-        monkeypatch.setattr(picture, "draw_curves", lambda *_, **__: [])
+        for draw in ("draw_curves", "draw_maps"):
+            monkeypatch.setattr(picture, draw, lambda *_, **__: [])
 
 
 def farspan(*arguments: object) -> Result:
@@ -79,6 +80,9 @@ def last_line(result: Result) -> Any:
     return json.loads(result.stdout.splitlines()[-1], parse_constant=refuse)
 
 
+PROBE = ("--warmup", 2, "--scored", 4)
+
+
 # quick answers
 
 
@@ -99,7 +103,7 @@ def test_the_version_is_said() -> None:
 
 def test_help_names_every_command() -> None:
     said = farspan("--help").stdout
-    assert all(command in said for command in ("demo", "curve", "import", "train"))
+    assert all(command in said for command in ("demo", "curve", "recall", "report", "import", "train"))
 
 
 # measuring
@@ -171,6 +175,80 @@ def test_a_plan_as_json_is_one_line_printed_last(models: Path) -> None:
     assert plan["tokens"] > 0
     assert plan["seconds"] > 0
     assert not Path("run").exists()
+
+
+def test_lengths_are_chosen_by_themselves(models: Path) -> None:
+    result = curve(models / "llama", "--lengths", "auto", "--trained-length", 64, "--text", "random", "--json")
+    assert result.exit_code == 0, result.output
+    (found,) = last_line(result)["curves"]
+    assert found["lengths"] == [63]  # half of twice the trained length, less a separator; none shorter can be judged
+    assert read_header("run")["settings"]["lengths"] is None
+
+
+def test_depths_make_a_map(models: Path, drawn: None) -> None:
+    result = curve(models / "llama", "--depths", 3, "--lengths", "16,32", *PROBE, "--json")
+    assert result.exit_code == 0, result.output
+    rows = read_rows("run")
+    assert {(row.length, row.depth) for row in rows} == {(n, d) for n in (16, 32) for d in (0.0, 0.5, 1.0)}
+    assert {row.settings["protocol"] for row in rows} == {"probe"}
+    assert {Path(path).name for path in last_line(result)["pictures"]} == {
+        f"{name}.{ending}" for name in ("map", "curve") for ending in ("png", "svg")
+    }
+
+
+def test_recall_is_the_map_at_one_length(models: Path, drawn: None) -> None:
+    small = ("--text", "text.txt", "--repeats", 2, "--points", 3, "--device", "cpu", "--out", "run")
+    result = farspan("recall", models / "llama", *small, "--trained-length", 64)
+    assert result.exit_code == 0, result.output
+    rows = read_rows("run")
+    assert {row.depth for row in rows} == {0.0, 0.5, 1.0}
+    (length,) = {row.length for row in rows}
+    assert max(row.scores["context"] for row in rows) == 64
+    assert {row.scores["distance"] for row in rows if row.depth == 0} == {length + 1}
+    assert "recall by distance" in result.stdout
+    assert Path("run/recall.png").exists()
+
+
+def test_texts_are_tested_against_each_other(models: Path) -> None:
+    Path("other.txt").write_text("pack my box with five dozen liquor jugs " * 60)
+    both = ("--prefix-text", "text.txt", "--prefix-text", "other.txt", "--repeats", 4, "--test", "--json")
+    result = curve(models / "llama", *both)
+    assert result.exit_code == 0, result.output
+    (test,) = last_line(result)["tests"]
+    assert [at["pairs"] for at in test["lengths"]] == [4, 4, 4]
+    assert "irrelevant text" in result.stderr
+
+
+def test_runs_become_a_page(models: Path) -> None:
+    curve(models / "llama")
+    result = farspan("report", "run", "--out", "page", "--json")
+    assert result.exit_code == 0, result.output
+    assert {Path(path).name for path in last_line(result)["written"]} == {
+        "report.html",
+        "report.md",
+        "curves.csv",
+        "memory_lengths.csv",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--depths", "0,1.5"), "outside the text"),
+        (("--depths", "3", *PROBE, "--lengths", "4,16"), "has no depths"),
+        (("--protocol", "probe", "--warmup", 20, "--scored", 20), "longer than the longest text, 16 tokens"),
+        (("--warmup", 20), "belong to --protocol probe"),
+        (("--minutes", 1), "goes with --lengths auto"),
+        (("--test",), "two or more --prefix-text"),
+        (("--lengths", "auto", "--minutes", "0.0001", "--trained-length", 64), "give more --minutes"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(models: Path, options: tuple[object, ...], said: str) -> None:
+    assert said in refused(curve(models / "llama", *options))
+
+
+def test_a_page_of_no_run_is_refused() -> None:
+    assert "holds no run" in refused(farspan("report", "nothing"))
 
 
 def test_lengths_beyond_learned_positions_fail_by_themselves(models: Path, drawn: None) -> None:
