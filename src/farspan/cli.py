@@ -385,7 +385,8 @@ def _show(rows: list["Row"], folder: Path, console: Console, as_json: bool, test
             print_memory_lengths(drawn, console)
             lines += [line for one in drawn for line in remarks(one)]
     tests = _tested(folder) if test and drawn else []
-    for line in [*lines, *(line for _, said in tests for line in said)]:
+    differences = _differences(folder) if len(drawn) > 1 and not test else []
+    for line in [*lines, *(line for _, said in [*tests, *differences] for line in said)]:
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
     failed = [row for row in rows if row.status not in ("ok", "budget")]
     if failed:
@@ -398,6 +399,7 @@ def _show(rows: list["Row"], folder: Path, console: Console, as_json: bool, test
             "run": str(folder),
             "curves": as_data(curves),
             "tests": [result for result, _ in tests],
+            "differences": [result for result, _ in differences],
             "failed_rows": len(failed),
             "pictures": [str(path) for path in pictures],
         }
@@ -425,6 +427,16 @@ def _tested(folder: Path) -> list[tuple[dict[str, Any], list[str]]]:
         )
         for test in tests
     ]
+
+
+def _differences(folder: Path) -> list[tuple[dict[str, Any], list[str]]]:
+    """What curves under one question differ by from the first of them, as data and in words."""
+    from farspan.paired import said
+    from farspan.report.contrasts import group_differences
+    from farspan.report.tables import grouped, read_sources
+
+    found = [one for group in grouped(read_sources([folder])) for one in group_differences(group)]
+    return [(one.as_dict(), said([one])) for one in found]
 
 
 def _print_plans(
