@@ -138,16 +138,15 @@ def test_a_killed_run_decides_as_if_it_had_not_been(tmp_path: Path) -> None:
         assert {row.key for row in again} == {row.key for row in whole}
 
 
-def test_a_map_has_every_depth_at_every_length_of_the_grid(tmp_path: Path) -> None:
+def test_a_map_has_every_depth_at_every_length(tmp_path: Path) -> None:
     task = Curve(counting_text(40, 2000), protocol="probe", warmup=8, scored=24, depths=(0.0, 0.5, 1.0))
     rows = adaptively(tmp_path, copier(150), task)
     found = stats.memory_map(rows)
-    grid = np.isin(found.lengths, coarse_lengths(LONGEST, 33))
-    assert np.isfinite(found.memory_index[grid]).all()
+    assert set(coarse_lengths(LONGEST, 33)[:4]) < set(found.lengths.tolist())
+    assert np.isfinite(found.memory_index).all()
     assert found.depths.tolist() == [0, 0.5, 1]
     recalled = found.memory_index == 1.0
-    measured = np.isfinite(found.memory_index)
-    assert (recalled == (found.distance <= 150))[measured].all()
+    assert (recalled == (found.distance <= 150)).all()
 
 
 # budgets

@@ -113,12 +113,12 @@ def measure_adaptively(
 
     # decisions look at what was asked for so far, and not at what an earlier run went on to measure
     asked = set(grid)
-    curve_only = replace(task, depths=(0.0,))
     while new := finer_lengths(rounds.curve(asked, start), longest):
         asked |= set(new)
-        if not rounds.measure(curve_only, new, start, ", refining"):
+        if not rounds.measure(task, new, start, ", refining"):
             break
     given_up: set[str] = set()
+    curve_only = replace(task, depths=(0.0,))
     while repeats is None and start < (task.pool or 0):
         more, hopeless = undecided(rounds.curve(asked, start), longest, task.pool or 0)
         for name in sorted(hopeless - given_up):

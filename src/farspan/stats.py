@@ -40,6 +40,7 @@ MIN_SCORED = 32  # tokens; a length with fewer says too little to judge a thresh
 CROSSINGS = ("fine", "coarse", "half_life", "reach")
 BOOTSTRAPS = 2000
 CONTAMINATED_CONTROL = 0.8
+CONTAMINATED_LEAST = 0.05  # above the others; where nothing can be guessed, less is noise
 CONTAMINATED_MADS = 4.0  # each 1.4826 of them a standard deviation of normal noise
 
 
@@ -479,7 +480,8 @@ def _contaminated(curve: Curve) -> list[dict[str, Any]]:
         middle = np.nanmedian(values)
         spread = np.nanmedian(np.abs(values - middle))
         for repeat, value in enumerate(values):
-            out_of_line = len(values) > 2 and spread > 0 and value - middle > CONTAMINATED_MADS * 1.4826 * spread
+            far = max(CONTAMINATED_MADS * 1.4826 * spread, CONTAMINATED_LEAST)
+            out_of_line = len(values) > 2 and spread > 0 and value - middle > far
             if value > CONTAMINATED_CONTROL or out_of_line:
                 found.append({"length": int(length), "repeat": repeat, "control": float(value)})
     return found
