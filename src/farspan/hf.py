@@ -202,6 +202,7 @@ class Attention(Scope):
         self.shape = shape  # of caches that let go of tokens; None: everything is kept
         self.padding = padding  # whether a padded batch can be read when the model is called by itself
         self.start: int | None = None  # position of the first query, while a stream reads
+        self.offset: int | None = None  # the same as the model's masks have it, when it is called by itself
 
     @contextmanager
     def reading(self, start: int) -> Iterator[None]:
@@ -213,6 +214,7 @@ class Attention(Scope):
 
     def mask(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """The padding of a model called by itself, [batch, keys]; None without any. Visibility is not its business."""
+        self.offset = int(kwargs["q_offset"])
         return flash_attention_mask(*args, **kwargs)
 
     def __call__(
@@ -228,6 +230,8 @@ class Attention(Scope):
     ) -> tuple[Tensor, None]:
         """An attention function as transformers calls it: [batch, heads, time, dim] to [batch, time, heads, dim]."""
         layer = self.layers[module.layer_idx]
+        if self.start is None:
+            self._check_call(attention_mask, kwargs.get("position_ids"), layer, query, key)
         batch, heads, time, dim = query.shape
         call = Call(
             query=query.view(batch, key.shape[1], heads // key.shape[1], time, dim),
@@ -237,28 +241,27 @@ class Attention(Scope):
             softcap=softcap,
             layer=layer,
             start=key.shape[2] - time if self.start is None else self.start,
-            real=self._real(attention_mask, kwargs.get("position_ids"), layer, query, key),
+            real=attention_mask,
         )
         out = self.attend(call)
         return out.reshape(batch, heads, time, -1).transpose(1, 2).contiguous(), None
 
-    def _real(
+    def _check_call(
         self, mask: Tensor | None, positions: Tensor | None, layer: Layer, query: Tensor, key: Tensor
-    ) -> Tensor | None:
-        """The padding of a model that is called by itself, or a refusal of what cannot be told apart there."""
-        if self.start is not None:
-            return None
+    ) -> None:
+        """Refuses what cannot be told apart when a model is called by itself."""
         if mask is not None and mask.dim() != 2:
             raise ValueError(f"{self.name} has a mask of its own: leave out attention masks that are not [batch, time]")
         if mask is not None and not self.padding:
             raise ValueError(f"{self.name} reads rows of one length: leave out the padding, or read rows one by one")
         if mask is None and positions is not None and bool((positions.diff(dim=-1) != 1).any()):
             raise ValueError(f"{self.name} reads one text in each row: positions {positions.tolist()} have gaps")
-        if self.shape is None or layer.window is None or keeps_to_its_own(layer, self.shape):
-            return mask
-        if key.shape[2] - query.shape[2] >= layer.window - 1:
-            raise ValueError(f"{self.name} finds a cache that has let go of tokens: read with the method's reader")
-        return mask
+        missing = 0 if self.offset is None else self.offset + query.shape[2] - key.shape[2]
+        only_near = self.padding or (self.shape is not None and keeps_to_its_own(layer, self.shape))
+        if missing < 0 or (missing and not only_near):
+            raise ValueError(
+                f"{self.name} finds a cache that has let go of tokens, or has room for more: use DynamicCache()"
+            )
 
 
 _NUMBERS = count()
@@ -320,10 +323,6 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
     """
     family = type(model).__name__
     config = model.config.get_text_config(decoder=True)
-    if rotary and (limit := position_limit(model)) is not None:
-        raise ValueError(f"{name} turns RoPE, and {family} has {limit} learned positions instead: use topk or full")
-    if rotary and "position_ids" not in inspect.signature(model.forward).parameters:
-        raise ValueError(f"{name} turns RoPE, and {family} takes no positions: nothing says how it turns")
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     caches = DynamicCache(config=model.config).layers
     others = {type(layer).__name__ for layer in caches if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)}
@@ -339,25 +338,36 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
         seen[call.layer.index] = call.query.flatten(1, 2), call.key
         return dense(call)
 
-    ids = (torch.arange(PROBE_LENGTH, device=input_device(model)) * 7919 % config.vocab_size)[None]
-    with torch.no_grad():
-        expected, _ = plain_hidden(model, ids)
+    ids = ((1 + torch.arange(PROBE_LENGTH, device=input_device(model))) * 7919 % config.vocab_size)[None]
+
+    def watched(start: int) -> dict[int, tuple[Tensor, Tensor]]:
+        seen.clear()
+        around = f"{name} cannot be used with {family}: its attention does not go through transformers' interface"
         with attention(model, watching, plain, name=name, padding=True):
-            given, _ = plain_hidden(model, ids)
-            here = dict(seen)
-            shifted = plain_hidden(model, ids, PROBE_SHIFT)[0] if rotary else given
-    missing = set(range(len(caches))) - set(here)
-    if missing or not here:
-        raise ValueError(
-            f"{name} cannot be used with {family}: its attention does not go through transformers' attention interface"
-        )
-    for result in (given, shifted):
-        if not _close(result, expected):
+            try:
+                given, _ = plain_hidden(model, ids, start)
+            except torch.OutOfMemoryError:
+                raise
+            except (TypeError, AttributeError, LookupError, RuntimeError) as error:  # it misses a mask it asks for
+                raise ValueError(around) from error
+        if len(seen) < len(caches) or not caches:
+            raise ValueError(around)
+        if not _close(given, expected):
             raise ValueError(
                 f"{name} cannot be used with {family}: its attention is more than queries, keys and values"
             )
-    if not rotary:
-        return plain
+        return dict(seen)
+
+    with torch.no_grad():
+        expected, _ = plain_hidden(model, ids)
+        here = watched(0)
+        if not rotary:
+            return plain
+        if (limit := position_limit(model)) is not None:
+            raise ValueError(f"{name} turns RoPE, and {family} has {limit} learned positions instead: use topk or full")
+        if "position_ids" not in inspect.signature(model.forward).parameters:
+            raise ValueError(f"{name} turns RoPE, and {family} takes no positions: nothing says how it turns")
+        there = watched(PROBE_SHIFT)
     frequencies = [
         buffer
         for module in model.modules()
@@ -366,7 +376,7 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
     ]
     return [
         Layer(
-            index, _frequencies(here[index], seen[index], frequencies, f"{name} cannot be used with {family}"), window
+            index, _frequencies(here[index], there[index], frequencies, f"{name} cannot be used with {family}"), window
         )
         for index, window in enumerate(windows)
     ]
@@ -402,10 +412,10 @@ def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
     family = type(model).__name__
     modules = _rotary(model)
     parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    if not modules or not parameters:
-        raise ValueError(f"{name} changes RoPE frequencies, and {family} has none that can be changed")
     if any(isinstance(value, dict) for value in parameters.values()):
         raise ValueError(f"{name} changes one RoPE, and {family} has several: {', '.join(parameters)}")
+    if not modules or not parameters:
+        raise ValueError(f"{name} changes RoPE frequencies, and {family} has none that can be changed")
     if (kind := parameters.get("rope_type", "default")) != "default":
         raise ValueError(f"{name} scales plain RoPE, and that of {family} is scaled already ({kind}): use full")
     return float(parameters["rope_theta"]), modules[0].inv_freq

@@ -125,7 +125,7 @@ class MixtureMemory(BaseMemory):
         self.how = reader.how
         self.passes: list[BaseMemory] = list(passes)  # type: ignore[arg-type]
         self.passages = passages
-        self.batch = self.passes[0].batch
+        self.batch, self.scope = self.passes[0].batch, self.passes[0].scope
         before = self.longest - (passages[0].shape[1] if len(passages) == 1 else max(map(_time, passages), default=0))
         self.num_seen = before + sum(map(_time, passages))
         self.query = torch.empty(self.batch, 0, dtype=torch.long)

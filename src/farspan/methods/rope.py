@@ -87,7 +87,7 @@ class Rope:
 def scaled(type: str, theta: float, dim: int, factor: float, original: int) -> tuple[Tensor, float]:
     """Frequencies [dim / 2] in float32, and what cos and sin are multiplied with."""
     if type == "ntk":
-        return plain(theta * factor ** (dim / (dim - 2)), dim), 1.0
+        return plain(ntk(theta, dim, factor), dim), 1.0
     if type == "linear":
         return plain(theta, dim) / factor, 1.0
     low, high = (
@@ -97,6 +97,11 @@ def scaled(type: str, theta: float, dim: int, factor: float, original: int) -> t
     ramp = ((torch.arange(dim // 2) - low) / max(high - low, 1e-3)).clamp(0, 1)
     inv_freq = plain(theta, dim)
     return inv_freq / factor * ramp + inv_freq * (1 - ramp), 0.1 * math.log(factor) + 1.0
+
+
+def ntk(theta: float, dim: int, factor: float) -> float:
+    """theta for texts `factor` times as long. A single pair turns once a token whatever theta is."""
+    return theta if dim == 2 else theta * factor ** (dim / (dim - 2))
 
 
 def plain(theta: float, dim: int) -> Tensor:
@@ -117,7 +122,7 @@ def scores_by_length(call: Call, queries: slice, keys: slice, *, theta: float, f
         length = start + query + 1
         scale = factor * length / original - (factor - 1)
         dim = 2 * inv_freq.numel()
-        longer = plain(theta * scale ** (dim / (dim - 2)), dim)
+        longer = plain(ntk(theta, dim, scale), dim)
         here = torch.tensor([start + query], device=device)
         one = turned(call.query[..., query : query + 1, :], angles(here, inv_freq), angles(here, longer))
         parts.append(call.scores(one, turned(call.key[:, :, keys], before, angles(there, longer))))
