@@ -118,7 +118,7 @@ def streaming(model: Any, ids: Tensor, window: int, sinks: int, stride: int = 1,
 
 
 def _sink_keys(model: Any, ids: Tensor, sinks: int, start: int, window: int, ceiling: bool) -> list[Tensor]:
-    """Each layer's keys [1, heads, sinks, dim] of the first tokens, at the positions at which query `start` meets them."""
+    """Each layer's keys [1, heads, sinks, dim] of the first tokens, where the query at `start` meets them."""
     whose = torch.arange(sinks)
     shift = start - window - whose if ceiling else torch.full((sinks,), start - (sinks + window - 1))
     cache = DynamicCache()

@@ -110,12 +110,7 @@ def test_the_model_is_left_bit_identical_also_after_an_error(text: str, architec
     nats(text, lm, ids)
     assert_unchanged(before, lm)
     with pytest.raises(ZeroDivisionError), method(text).on(lm) as reader:
-        memory = reader.read(ids[:, :READ])
-        handle = lm.model.get_output_embeddings().register_forward_hook(lambda *_: 1 / 0)
-        try:
-            memory.score(ids[:, READ:])
-        finally:
-            handle.remove()
+        reader.read(ids[:, :READ]).generate(ids[:, READ:], 2, on_token=lambda _: 1 / 0)
     assert_unchanged(before, lm)
     with torch.no_grad():
         assert torch.equal(lm.model(input_ids=ids).logits, logits)
@@ -278,7 +273,7 @@ def test_a_left_padded_batch_equals_its_rows_or_is_refused(text: str, architectu
             together = lm.model(input_ids=padded, attention_mask=mask).logits
         except ValueError as error:
             assert "one length" in str(error)  # noqa: PT017
-            assert not text.startswith(("full", "topk")) and "type=yarn,factor=4,original=64" != text[5:]
+            assert text.split(":")[0] not in ("full", "topk")
         else:
             torch.testing.assert_close(together[0, 13:], alone[0], rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(together[1], alone[1], rtol=1e-4, atol=1e-4)

@@ -58,10 +58,10 @@ class Rope:
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
+        theta, own = hf.plain_rope(lm.model, name=str(self))
         original = self.original or lm.trained_length
         if original is None:
             raise ValueError(f"{self}: nothing says how long {lm.name} was trained; write original=TOKENS")
-        theta, own = hf.plain_rope(lm.model, name=str(self))
         if not torch.allclose(own.float().cpu(), plain(theta, 2 * len(own)), rtol=0.01):
             raise ValueError(
                 f"{self}: the RoPE of {lm.name} does not have the frequencies that its theta = {theta:g} gives"
