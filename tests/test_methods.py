@@ -422,7 +422,7 @@ def test_replug_equals_the_reference(shared_data: Any) -> None:
     config = json.loads((shared_data / "reference" / "cepe_reference.json").read_text())["decoder"]
     prefix = "replug.sd."
     weights = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-    config["num_hidden_layers"] = 1 + max(int(key.split(".")[2]) for key in weights if ".layers." in key)
+    config |= {"num_hidden_layers": 2, "rms_norm_eps": 1e-6}  # not those of the model beside it
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).eval()
     model.load_state_dict(weights)
     lm = wrap(model, _Tokenizer(), "reference")
@@ -432,6 +432,9 @@ def test_replug_equals_the_reference(shared_data: Any) -> None:
     with method("replug").on(lm) as reader:
         memory = reader.read(*passages, weights=tensors["replug.scores"].softmax(-1))
         nats = memory.score(ids[:, 0, start:]).nats
+    # theirs are log-probabilities of the mixture, three times each, at the positions before
+    theirs = tensors["replug.logits"][::3, start - 1 : -1].gather(-1, ids[:, 0, start:, None])
+    torch.testing.assert_close(nats, -theirs[..., 0], rtol=0, atol=5e-6)
     torch.testing.assert_close(nats.mean(), tensors["replug.loss"][0], rtol=0, atol=5e-6)
 
 
