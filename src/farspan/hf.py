@@ -214,7 +214,8 @@ class Attention(Scope):
 
     def mask(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """The padding of a model called by itself, [batch, keys]; None without any. Visibility is not its business."""
-        self.offset = int(kwargs["q_offset"])
+        offset = kwargs.get("q_offset")
+        self.offset = None if offset is None else int(offset)
         return flash_attention_mask(*args, **kwargs)
 
     def __call__(
