@@ -479,7 +479,8 @@ def test_weights_by_words_follow_the_256_tokens_behind_the_passages(
         memory.read(ids[:, :100])
         memory.read(ids[:, 100:])
         same(memory.score(later).nats[0], -expected[299:-1].gather(-1, later[0, :, None])[:, 0])
-    query, texts = seen[-1]
+    assert len(seen) == 1
+    query, texts = seen[0]
     assert query == tokenizer.decode(ids[0, :256].tolist())
     assert texts == [tokenizer.decode(p[0].tolist()) for p in passages]
 

@@ -129,6 +129,7 @@ class MixtureMemory(BaseMemory):
         before = self.longest - (passages[0].shape[1] if len(passages) == 1 else max(map(_time, passages), default=0))
         self.num_seen = before + sum(map(_time, passages))
         self.query = torch.empty(self.batch, 0, dtype=torch.long)
+        self.fits: Tensor | None = None  # log-weights by the query; what is asked does not change them
         self.weights = None if weights is None else self._normal(weights)
 
     @property
@@ -152,6 +153,7 @@ class MixtureMemory(BaseMemory):
             one.read(ids)
         if self.query.shape[1] < QUERY and self.num_seen:
             self.query = torch.cat([self.query.reshape(len(ids), -1), ids.cpu()], 1)[:, :QUERY]
+            self.fits = None
         self.batch, self.num_seen = ids.shape[0], self.num_seen + ids.shape[1]
 
     def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
@@ -184,7 +186,9 @@ class MixtureMemory(BaseMemory):
                 f"{self.how}: nothing stands behind the passages that they could fit; read the question before asking, "
                 "or leave some of a document behind every piece with tail=TOKENS"
             )
-        return torch.stack([self._fit(row) for row in range(self.batch)]).log_softmax(-1)
+        if self.fits is None:
+            self.fits = torch.stack([self._fit(row) for row in range(self.batch)]).log_softmax(-1)
+        return self.fits
 
     def _fit(self, row: int) -> Float[Tensor, "passes"]:
         query, *texts = (self.lm.tokenizer.decode(ids[row].tolist()) for ids in (self.query, *self.passages))
