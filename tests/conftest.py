@@ -9,7 +9,10 @@ from jaxtyping import install_import_hook
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's libraries look once, when they are imported
 # shapes in the annotations are checked while the tests run
-install_import_hook(["farspan.reader", "farspan.hf", "farspan.corpus", "farspan.stats"], "beartype.beartype")
+install_import_hook(
+    ["farspan.reader", "farspan.hf", "farspan.attention", "farspan.methods", "farspan.corpus", "farspan.stats"],
+    "beartype.beartype",
+)
 
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -1,10 +1,12 @@
 """Slow twins: what the clever paths must equal, written as plainly as possible."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 
 def naive_half(
@@ -44,3 +46,91 @@ def naive_greedy(model: Any, ids: Tensor, max_new_tokens: int) -> Tensor:
             best = model(input_ids=text, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
             text = torch.cat([text, best], 1)
     return text[:, ids.shape[1] :]
+
+
+def naive_llama(
+    model: Any,
+    ids: list[int],
+    visible: Callable[[int, int], bool],
+    distance: Callable[[int, int], int],
+    *,
+    inv_freq: Callable[[int], Tensor] | None = None,
+    largest: int | None = None,
+) -> Tensor:
+    """Logits [time, vocabulary] of a Llama whose query i sees token j, at this distance, if `visible(i, j)`.
+
+    Token by token and head by head, with keys before RoPE. `inv_freq(i)`: the frequencies of query i; `largest`: how
+    many of the scores count.
+    """
+    config = model.config
+    heads, group = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
+    dim = config.hidden_size // heads
+    own = model.model.rotary_emb.inv_freq
+    with torch.no_grad():
+        hidden = model.model.embed_tokens(torch.tensor(ids))
+        for layer in model.model.layers:
+            attention, normed = layer.self_attn, layer.input_layernorm(hidden)
+            q, k, v = (
+                project(normed).view(len(ids), -1, dim)
+                for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+            )
+            rows = []
+            for i in range(len(ids)):
+                seen = [j for j in range(i + 1) if visible(i, j)]
+                far = torch.tensor([distance(i, j) for j in seen])
+                angle = far[:, None] * (own if inv_freq is None else inv_freq(i))
+                parts = []
+                for head in range(heads):
+                    a, b = q[i, head, : dim // 2], q[i, head, dim // 2 :]
+                    turned = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+                    scores = (turned * k[seen, head // group]).sum(-1) / math.sqrt(dim)
+                    if largest is not None and largest < len(seen):
+                        scores[scores.argsort(descending=True)[largest:]] = -torch.inf
+                    parts.append(scores.softmax(-1) @ v[seen, head // group])
+                rows.append(torch.cat(parts))
+            hidden = hidden + attention.o_proj(torch.stack(rows))
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        return model.lm_head(model.model.norm(hidden))
+
+
+def streaming(model: Any, ids: Tensor, window: int, sinks: int, stride: int = 1, ceiling: bool = False) -> Tensor:
+    """Logits [time, vocabulary] of ids [1, time] by the original algorithms, for any family, on the model as it is.
+
+    The cache is trimmed to the first `sinks` and the last `window` - 1 tokens before every step of `stride` tokens.
+    The sinks' keys then stand where StreamingLLM has them, in front of the others without a gap, or, with
+    `ceiling`, each `window` tokens away as in LM-Infinite: they are computed anew at that position by the model.
+    """
+    states: list[tuple[Tensor, Tensor]] = []  # keys, values of each layer, of all tokens so far
+    logits = []
+    for start in range(0, ids.shape[1], stride):
+        positions = torch.arange(start, min(start + stride, ids.shape[1]))
+        first = start - window + 1
+        cache = DynamicCache()
+        for layer, (keys, values) in enumerate(states):
+            if first <= (0 if ceiling else sinks):
+                cache.update(keys, values, layer)
+                continue
+            far = min(sinks, first)
+            anew = _sink_keys(model, ids, sinks, start, window, ceiling)[layer][:, :, :far]
+            kept = torch.cat([anew, keys[:, :, first:]], 2), torch.cat([values[:, :, :far], values[:, :, first:]], 2)
+            cache.update(*kept, layer)
+        with torch.no_grad():
+            out = model(input_ids=ids[:, positions], position_ids=positions[None], past_key_values=cache)
+        logits.append(out.logits[0])
+        new = [(layer.keys[:, :, -len(positions) :], layer.values[:, :, -len(positions) :]) for layer in cache.layers]
+        old = states or [(k[:, :, :0], v[:, :, :0]) for k, v in new]
+        states = [tuple(torch.cat(pair, 2) for pair in zip(*both, strict=True)) for both in zip(old, new, strict=True)]
+    return torch.cat(logits)
+
+
+def _sink_keys(model: Any, ids: Tensor, sinks: int, start: int, window: int, ceiling: bool) -> list[Tensor]:
+    """Each layer's keys [1, heads, sinks, dim] of the first tokens, where the query at `start` meets them."""
+    whose = torch.arange(sinks)
+    shift = start - window - whose if ceiling else torch.full((sinks,), start - (sinks + window - 1))
+    cache = DynamicCache()
+    with torch.no_grad():  # row r gives the key of token r
+        positions = shift[:, None] + whose
+        ones = torch.ones(sinks, sinks, dtype=torch.long)
+        ids = ids[:, :sinks].expand(sinks, -1)
+        model(input_ids=ids, position_ids=positions, attention_mask=ones, past_key_values=cache)
+    return [layer.keys[whose, :, whose].transpose(0, 1)[None] for layer in cache.layers]

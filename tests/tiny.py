@@ -38,8 +38,48 @@ def tiny_config(architecture: str, **changes: object) -> transformers.PreTrained
             config = transformers.MistralConfig, common | {"sliding_window": 40}
         case "qwen3":
             config = transformers.Qwen3Config, common | {"head_dim": 8}
-        case "gpt_neox":
-            config = transformers.GPTNeoXConfig, {k: v for k, v in common.items() if k != "num_key_value_heads"}
+        case "qwen2":
+            config = transformers.Qwen2Config, common
+        case "phi" | "granite":
+            kinds = {"phi": transformers.PhiConfig, "granite": transformers.GraniteConfig}
+            config = kinds[architecture], common
+        case "phi3":  # partial rotary
+            partial = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+            config = transformers.Phi3Config, common | {"rope_parameters": partial, "sliding_window": None}
+        case "gemma":
+            config = transformers.GemmaConfig, common | {"head_dim": 8}
+        case "olmo2":
+            config = transformers.Olmo2Config, common
+        case "stablelm":  # partial rotary
+            config = transformers.StableLmConfig, common
+        case "smollm3":  # layers without RoPE
+            config = transformers.SmolLM3Config, common | {"no_rope_layers": [1, 0]}
+        case "glm":  # interleaved
+            config = transformers.GlmConfig, common | {"head_dim": 8}
+        case "cohere":  # interleaved
+            config = transformers.CohereConfig, common
+        case "gpt_oss":  # attention with weight of its own for nothing
+            config = transformers.GptOssConfig, common | {"head_dim": 8, "num_local_experts": 2, "sliding_window": 40}
+            config = config[0], config[1] | {"num_experts_per_tok": 1}
+        case "gemma3":  # several RoPEs
+            config = transformers.Gemma3TextConfig, common | {"head_dim": 8, "sliding_window": 40}
+            config = config[0], config[1] | {"layer_types": ["sliding_attention", "full_attention"]}
+        case "llama4":  # chunked attention
+            config = transformers.Llama4TextConfig, common | {"head_dim": 8, "intermediate_size_mlp": 64}
+            config = config[0], config[1] | {"num_local_experts": 2, "attention_chunk_size": 40}
+        case "bloom":  # ALiBi
+            config = transformers.BloomConfig, {"hidden_size": 32, "n_layer": 2, "n_head": 4}
+            config = config[0], config[1] | {"vocab_size": VOCABULARY}
+        case "gptj":
+            config = transformers.GPTJConfig, {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
+            config = config[0], config[1] | {"vocab_size": VOCABULARY, "n_positions": 512}
+        case "falcon":
+            config = transformers.FalconConfig, {k: v for k, v in common.items() if k != "num_key_value_heads"}
+            config = config[0], config[1] | {"alibi": False, "multi_query": True}
+        case "gpt_neox":  # partial rotary
+            partial = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+            config = transformers.GPTNeoXConfig, common | {"rope_parameters": partial}
+            config = config[0], {k: v for k, v in config[1].items() if k != "num_key_value_heads"}
         case "gpt2":
             config = transformers.GPT2Config, {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
             config = config[0], config[1] | {"vocab_size": VOCABULARY}

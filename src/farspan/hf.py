@@ -1,16 +1,20 @@
-"""The only file that reaches into transformers: a model's cache or recurrent state, its head, its limits."""
+"""The only file that reaches into transformers: a model's cache or recurrent state, attention, RoPE, head, limits."""
 
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
+from itertools import count
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.masking_utils import flash_attention_mask
+
+from farspan.attention import Attend, Call, Layer, SinkWindow, angles, dense, keeps_to_its_own, turned
 
 STATE_NAMES = (
     "past_key_values",
@@ -58,21 +62,52 @@ class BufferLayer(DynamicLayer):
         return self.length
 
 
+class SinkLayer(DynamicLayer):
+    """Keys and values of one layer: the first tokens, and as many of the last as the next one may see."""
+
+    is_croppable = False
+
+    def __init__(self, shape: SinkWindow, **kwargs: Any) -> None:
+        super().__init__()
+        self.shape = shape
+        self.num_seen = 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """All keys and values that these queries may see; what the next ones cannot is then let go."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states[..., :0, :], value_states[..., :0, :]
+        keys, values = torch.cat([self.keys, key_states], -2), torch.cat([self.values, value_states], -2)
+        self.num_seen += key_states.shape[-2]
+        last = self.num_seen - max(self.shape.first_near(self.num_seen), 0)
+        dropped = keys.shape[-2] - self.shape.sinks - last
+        self.keys, self.values = (keys, values) if dropped <= 0 else (self._kept(keys, last), self._kept(values, last))
+        return keys, values
+
+    def _kept(self, states: Tensor, last: int) -> Tensor:
+        first_behind = states.shape[-2] - last
+        return torch.cat([states[..., : self.shape.sinks, :], states[..., first_behind:, :]], -2)
+
+    def get_seq_length(self) -> int:
+        return self.num_seen
+
+
 class Stream:
     """A causal model in the middle of some text: what it carries from one chunk to the next.
 
     The rows of a batch are texts of one length, without padding. `capacity`: tokens to make room for at once;
-    more are taken in, at the price of moving what is there.
+    more are taken in, at the price of moving what is there. `attention`: what stands in for the model's own.
     """
 
-    def __init__(self, model: Any, capacity: int = 0) -> None:
+    def __init__(self, model: Any, capacity: int = 0, attention: "Attention | None" = None) -> None:
         self.model = model
+        self.attention = attention
         self.parameters = inspect.signature(model.forward).parameters
         names = [name for name in STATE_NAMES if name in self.parameters]
         if not names:
             raise TypeError(f"{type(model).__name__}.forward takes none of {', '.join(STATE_NAMES)}")
         self.state_name = names[0]
-        self.state: Any = None if self.state_name == "state" else _new_cache(model, capacity)
+        self.state: Any = None if self.state_name == "state" else _new_cache(model, capacity, attention)
         self.num_seen = 0
         self.output: Any = None
 
@@ -81,7 +116,11 @@ class Stream:
         if self.state_name == "state" and ids.shape[1] == 1 and len(ids) > 1:
             return self._step_row_by_row(ids)
         arguments = {self.state_name: self.state, "use_cache": True}
-        self.output = _base_forward(self.model, ids, self.num_seen, arguments, self.parameters)
+        if self.attention is None:
+            self.output = _base_forward(self.model, ids, self.num_seen, arguments, self.parameters)
+        else:
+            with self.attention.reading(self.num_seen):
+                self.output = _base_forward(self.model, ids, self.num_seen, arguments, self.parameters)
         if self.state_name == "state":
             self.state = self.output.state
         self.num_seen += ids.shape[1]
@@ -140,10 +179,276 @@ class Stream:
         return sum(storages.values())
 
 
-def plain_hidden(model: Any, ids: Int[Tensor, "batch time"]) -> tuple[Float[Tensor, "batch time hidden"], Any]:
+class Scope:
+    """While a method is on. What was read in it cannot be used outside."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.on = True
+
+    def check(self) -> None:
+        if not self.on:
+            raise ValueError(f"{self.name} is no longer on: use what it has read inside its `with`")
+
+
+class Attention(Scope):
+    """What stands in for a model's own attention while a method is on."""
+
+    def __init__(
+        self, attend: Attend, layers: list[Layer], *, name: str, shape: SinkWindow | None, padding: bool
+    ) -> None:
+        super().__init__(name)
+        self.attend, self.layers = attend, layers
+        self.shape = shape  # of caches that let go of tokens; None: everything is kept
+        self.padding = padding  # whether a padded batch can be read when the model is called by itself
+        self.start: int | None = None  # position of the first query, while a stream reads
+        self.offset: int | None = None  # the same as the model's masks have it, when it is called by itself
+
+    @contextmanager
+    def reading(self, start: int) -> Iterator[None]:
+        self.start = start
+        try:
+            yield
+        finally:
+            self.start = None
+
+    def mask(self, *args: Any, **kwargs: Any) -> Tensor | None:
+        """The padding of a model called by itself, [batch, keys]; None without any. Visibility is not its business."""
+        offset = kwargs.get("q_offset")
+        self.offset = None if offset is None else int(offset)
+        return flash_attention_mask(*args, **kwargs)
+
+    def __call__(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """An attention function as transformers calls it: [batch, heads, time, dim] to [batch, time, heads, dim]."""
+        layer = self.layers[module.layer_idx]
+        if self.start is None:
+            self._check_call(attention_mask, kwargs.get("position_ids"), layer, query, key)
+        batch, heads, time, dim = query.shape
+        call = Call(
+            query=query.view(batch, key.shape[1], heads // key.shape[1], time, dim),
+            key=key,
+            value=value,
+            scale=dim**-0.5 if scaling is None else scaling,
+            softcap=softcap,
+            layer=layer,
+            start=key.shape[2] - time if self.start is None else self.start,
+            real=attention_mask,
+        )
+        out = self.attend(call)
+        return out.reshape(batch, heads, time, -1).transpose(1, 2).contiguous(), None
+
+    def _check_call(
+        self, mask: Tensor | None, positions: Tensor | None, layer: Layer, query: Tensor, key: Tensor
+    ) -> None:
+        """Refuses what cannot be told apart when a model is called by itself."""
+        if mask is not None and mask.dim() != 2:
+            raise ValueError(f"{self.name} has a mask of its own: leave out attention masks that are not [batch, time]")
+        if mask is not None and not self.padding:
+            raise ValueError(f"{self.name} reads rows of one length: leave out the padding, or read rows one by one")
+        if mask is None and positions is not None and bool((positions.diff(dim=-1) != 1).any()):
+            raise ValueError(f"{self.name} reads one text in each row: positions {positions.tolist()} have gaps")
+        missing = 0 if self.offset is None else self.offset + query.shape[2] - key.shape[2]
+        only_near = self.padding or (self.shape is not None and keeps_to_its_own(layer, self.shape))
+        if missing < 0 or (missing and not only_near):
+            raise ValueError(
+                f"{self.name} finds a cache that has let go of tokens, or has room for more: use DynamicCache()"
+            )
+
+
+_NUMBERS = count()
+
+
+@contextmanager
+def attention(
+    model: Any,
+    attend: Attend,
+    layers: list[Layer],
+    *,
+    name: str,
+    shape: SinkWindow | None = None,
+    padding: bool = False,
+) -> Iterator[Attention]:
+    """Lets `model` attend by `attend`; inside, also when it is called by itself.
+
+    Raises:
+        ValueError: another method has taken its place already.
+    """
+    key = f"farspan_{next(_NUMBERS)}"
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
+    before = [(config, config._attn_implementation_internal) for config in configs if hasattr(config, _SWITCH)]
+    if any(str(own).startswith("farspan_") for _, own in before):
+        raise ValueError(f"{name} cannot be put on a model whose attention another method has taken over")
+    stand_in = Attention(attend, layers, name=name, shape=shape, padding=padding)
+    AttentionInterface.register(key, stand_in)
+    AttentionMaskInterface.register(key, stand_in.mask)
+    try:
+        for config, _ in before:
+            config._attn_implementation_internal = key
+        yield stand_in
+    finally:
+        stand_in.on = False
+        for config, own in before:
+            config._attn_implementation_internal = own
+        del AttentionInterface._global_mapping[key], AttentionMaskInterface._global_mapping[key]
+
+
+_SWITCH = "_attn_implementation_internal"
+PROBE_LENGTH = 24  # tokens
+PROBE_SHIFT = 500  # positions
+
+
+def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Layer]:
+    """What a method has to know of each attention layer, found by running a few tokens through the model.
+
+    With our attention at its plainest the model has to give the hidden states of its own. Read at positions that
+    are shifted, each layer's queries and keys have to be those of before, turned by one of the model's RoPE
+    frequencies, or unchanged (a layer without RoPE).
+
+    Args:
+        name: of the method, for what is refused.
+        rotary: whether the method turns queries and keys; otherwise any positions will do.
+
+    Raises:
+        ValueError: attention that does not go through transformers' interface or takes more than it passes on,
+            states beside keys, chunked attention, learned positions, RoPE in a layout other than half and half.
+    """
+    family = type(model).__name__
+    config = model.config.get_text_config(decoder=True)
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    caches = DynamicCache(config=model.config).layers
+    others = {type(layer).__name__ for layer in caches if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)}
+    if kinds or others:
+        raise ValueError(
+            f"{name} cannot be used with {family}, which has layers of {', '.join(sorted(kinds | others))}"
+        )
+    windows = [getattr(layer, "sliding_window", None) for layer in caches]
+    plain = [Layer(index, None, window) for index, window in enumerate(windows)]
+    seen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def watching(call: Call) -> Tensor:
+        seen[call.layer.index] = call.query.flatten(1, 2), call.key
+        return dense(call)
+
+    ids = ((1 + torch.arange(PROBE_LENGTH, device=input_device(model))) * 7919 % config.vocab_size)[None]
+
+    def watched(start: int) -> dict[int, tuple[Tensor, Tensor]]:
+        seen.clear()
+        around = f"{name} cannot be used with {family}: its attention does not go through transformers' interface"
+        with attention(model, watching, plain, name=name, padding=True):
+            try:
+                given, _ = plain_hidden(model, ids, start)
+            except torch.OutOfMemoryError:
+                raise
+            except (TypeError, AttributeError, LookupError, RuntimeError) as error:  # it misses a mask it asks for
+                raise ValueError(around) from error
+        if len(seen) < len(caches) or not caches:
+            raise ValueError(around)
+        if not _close(given, expected):
+            raise ValueError(
+                f"{name} cannot be used with {family}: its attention is more than queries, keys and values"
+            )
+        return dict(seen)
+
+    with torch.no_grad():
+        expected, _ = plain_hidden(model, ids)
+        here = watched(0)
+        if not rotary:
+            return plain
+        if (limit := position_limit(model)) is not None:
+            raise ValueError(f"{name} turns RoPE, and {family} has {limit} learned positions instead: use topk or full")
+        if "position_ids" not in inspect.signature(model.forward).parameters:
+            raise ValueError(f"{name} turns RoPE, and {family} takes no positions: nothing says how it turns")
+        there = watched(PROBE_SHIFT)
+    frequencies = [
+        buffer
+        for module in model.modules()
+        for key, buffer in module._buffers.items()
+        if key.endswith("inv_freq") and "original" not in key and buffer is not None
+    ]
+    return [
+        Layer(
+            index, _frequencies(here[index], there[index], frequencies, f"{name} cannot be used with {family}"), window
+        )
+        for index, window in enumerate(windows)
+    ]
+
+
+def _frequencies(
+    before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], known: list[Tensor], refusal: str
+) -> Tensor | None:
+    """Which of a model's RoPE frequencies turn queries and keys by the probe's shift; None: they do not turn."""
+    if all(map(_close, before, after)):
+        return None
+    positions = torch.arange(PROBE_LENGTH, device=before[0].device)
+    for inv_freq in known:
+        if 2 * inv_freq.numel() > before[0].shape[-1]:
+            continue
+        here, there = angles(positions, inv_freq), angles(positions + PROBE_SHIFT, inv_freq)
+        if all(_close(turned(x, here, there), y) for x, y in zip(before, after, strict=True)):
+            return inv_freq
+    raise ValueError(f"{refusal}: its RoPE turns dimensions in another layout (interleaved?) than half and half")
+
+
+def _close(given: Tensor, expected: Tensor) -> bool:
+    apart = (given.float() - expected.float()).norm() / expected.float().norm()
+    return bool(apart < (5e-3 if expected.dtype == torch.float32 else 0.1))
+
+
+def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
+    """theta and the frequencies of a model with one RoPE, not scaled.
+
+    Raises:
+        ValueError: no RoPE, one that differs between layers, or one that is scaled already.
+    """
+    family = type(model).__name__
+    modules = _rotary(model)
+    parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise ValueError(f"{name} changes one RoPE, and {family} has several: {', '.join(parameters)}")
+    if not modules or not parameters:
+        raise ValueError(f"{name} changes RoPE frequencies, and {family} has none that can be changed")
+    if (kind := parameters.get("rope_type", "default")) != "default":
+        raise ValueError(f"{name} scales plain RoPE, and that of {family} is scaled already ({kind}): use full")
+    return float(parameters["rope_theta"]), modules[0].inv_freq
+
+
+@contextmanager
+def rope(model: Any, inv_freq: Float[Tensor, "pairs"], scale: float, *, name: str) -> Iterator[Scope]:
+    """Lets `model` rotate by other frequencies, in float32, its cosines and sines multiplied with `scale`."""
+    modules = _rotary(model)
+    before = [(module, module._buffers["inv_freq"], module.attention_scaling) for module in modules]
+    scope = Scope(name)
+    try:
+        for module, own, own_scale in before:
+            module._buffers["inv_freq"] = inv_freq.to(own.device)
+            module.attention_scaling = own_scale * scale
+        yield scope
+    finally:
+        scope.on = False
+        for module, own, own_scale in before:
+            module._buffers["inv_freq"], module.attention_scaling = own, own_scale
+
+
+def _rotary(model: Any) -> list[Any]:
+    return [module for module in model.modules() if "inv_freq" in module._buffers]
+
+
+def plain_hidden(
+    model: Any, ids: Int[Tensor, "batch time"], start: int = 0
+) -> tuple[Float[Tensor, "batch time hidden"], Any]:
     """The last hidden states of one ordinary forward over a whole text, and the output they came in."""
     parameters = inspect.signature(model.forward).parameters
-    output = _base_forward(model, ids, 0, {"use_cache": False}, parameters)
+    output = _base_forward(model, ids, start, {"use_cache": False}, parameters)
     return output[0], output
 
 
@@ -204,9 +509,13 @@ def _base_forward(model: Any, ids: Tensor, start: int, arguments: dict[str, Any]
     return model.get_decoder()(input_ids=ids, **arguments)
 
 
-def _new_cache(model: Any, capacity: int) -> DynamicCache:
+def _new_cache(model: Any, capacity: int, attention: "Attention | None") -> DynamicCache:
     cache = DynamicCache(config=model.config)
     cache.layers = [BufferLayer(capacity) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    if attention is not None and attention.shape is not None:
+        shape = attention.shape
+        bounded = [keeps_to_its_own(layer, shape) for layer in attention.layers]
+        cache.layers = [own if keep else SinkLayer(shape) for own, keep in zip(cache.layers, bounded, strict=True)]
     if cache.layer_class_to_replicate is DynamicLayer:
         cache.layer_class_to_replicate = BufferLayer
     return cache

@@ -5,8 +5,8 @@ memory.score(more)                # as often as you like: the memory is afterwar
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
@@ -22,6 +22,8 @@ from farspan.lm import LM
 Ids = Int[
     Tensor, "batch _"
 ]  # rows, each of one length (`_`: its own); -1 marks right padding, where a method allows it
+
+Head = Callable[[slice], Tensor]  # some positions -> their logits [batch, positions, vocabulary] in float32
 
 CHUNK = 1024  # tokens of one forward: bounds activations, and attention to [chunk, tokens read]
 LOGITS_AT_ONCE = {"cpu": 1 << 22}  # values; the output head runs on blocks of this size, small ones on a CPU ...
@@ -76,7 +78,9 @@ class Memory(Protocol):
 class Reader(Protocol):
     """An LM under a method."""
 
-    lm: LM
+    @property
+    def lm(self) -> LM: ...
+
     chunk: int  # tokens of one forward; a smaller one needs less memory
     capacity: int  # tokens a memory makes room for at once; 0 where it is not known how many will come
 
@@ -85,12 +89,15 @@ class Reader(Protocol):
 
 @dataclass
 class DenseReader:
-    """Full attention over everything read, in chunks. Passages are joined; `weights` has no meaning here."""
+    """Reads in chunks, with full attention unless a method brings another. Passages are joined; `weights` has no
+    meaning here."""
 
     lm: LM
     chunk: int = CHUNK
     capacity: int = 0
     fallback: str | None = None  # why this model is read with plain forwards instead, if it is
+    attention: hf.Attention | None = None  # what a method has put in the place of full attention
+    scope: hf.Scope | None = None  # outside of which what was read cannot be used
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
         """Reads `head` and the passages, in order, each [batch, time] of one batch size.
@@ -99,6 +106,7 @@ class DenseReader:
             ValueError: padding, different batch sizes, or more tokens than the model has positions.
         """
         memory = PlainMemory(self.lm) if self.fallback else CachedMemory(self.lm, self)
+        memory.scope = self.attention or self.scope
         for part in ([head] if head is not None else []) + list(passages):
             memory.read(part)
         return memory
@@ -106,24 +114,55 @@ class DenseReader:
 
 def dense_reader(lm: LM) -> DenseReader:
     """The dense reader of `lm`, with plain forwards where the self-check finds that chunks change the answer."""
+    return DenseReader(lm, fallback=_checked(lm))
+
+
+def readable_in_chunks(lm: LM, name: str) -> None:
+    """Refuses a model that chunks mislead to the method of this name.
+
+    Raises:
+        ValueError: the self-check found that chunks change the answer.
+    """
+    if (reason := _checked(lm)) is not None:
+        raise ValueError(f"{name} reads in chunks, which {lm.name} cannot be: {reason}; use full")
+
+
+def _checked(lm: LM) -> str | None:
     if lm not in _CHECKED:
         _CHECKED[lm] = self_check(lm)
-    return DenseReader(lm, fallback=_CHECKED[lm])
+    return _CHECKED[lm]
 
 
 _CHECKED: WeakKeyDictionary[LM, str | None] = WeakKeyDictionary()
 
 
-class _Rows(ABC):
-    """What both memories share: checks of what comes in, and generation."""
+class BaseMemory(ABC):
+    """What all memories share: checks of what comes in, scoring and generation."""
 
     def __init__(self, lm: LM) -> None:
         self.lm = lm
         self.num_seen = 0
         self.batch = 0
+        self.scope: hf.Scope | None = None
+
+    @property
+    @abstractmethod
+    def num_kept(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int: ...
+
+    @abstractmethod
+    def read(self, ids: Ids) -> None: ...
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text that is held."""
+        return self.num_seen
 
     def _to_read(self, ids: Ids) -> Ids:
-        ids = self._checked(ids, after=self.num_seen)
+        ids = self._checked(ids, after=self.longest)
         if bool((ids < 0).any()):
             raise ValueError("a memory is read without padding: read rows of one length, and pad only what is scored")
         if self.batch and ids.shape[0] != self.batch:
@@ -134,12 +173,14 @@ class _Rows(ABC):
         """The ids as k groups of rows that go to the same memory: [k, batch, time]."""
         if self.num_seen == 0:
             raise ValueError("nothing was read yet, so nothing predicts the first token: read at least a separator")
-        ids = self._checked(ids, after=self.num_seen - 1)  # the last token is asked for, never fed
+        ids = self._checked(ids, after=self.longest - 1)  # the last token is asked for, never fed
         if ids.shape[0] % self.batch:
             raise ValueError(f"{ids.shape[0]} rows cannot be scored on a memory of {self.batch}: give a multiple of it")
         return ids.reshape(ids.shape[0] // self.batch, self.batch, ids.shape[1])
 
     def _checked(self, ids: Ids, *, after: int) -> Ids:
+        if self.scope is not None:
+            self.scope.check()
         if ids.dim() != 2 or ids.dtype != torch.long:
             raise ValueError(f"ids must be int64 of shape [batch, time], not {ids.dtype} {tuple(ids.shape)}")
         limit = self.lm.position_limit
@@ -148,7 +189,7 @@ class _Rows(ABC):
         return ids.to(self.lm.device)
 
     @abstractmethod
-    def _fork(self) -> AbstractContextManager[Callable[[Tensor], Tensor]]:
+    def fork(self) -> AbstractContextManager[Callable[[Tensor], Tensor]]:
         """A function that feeds ids [batch, time] and gives the next token's logits [batch, vocabulary]."""
 
     @torch.no_grad()
@@ -166,9 +207,18 @@ class _Rows(ABC):
         groups = [self._score_group(group, kept) for group in self._to_ask(ids)]
         return Scores(torch.cat([g.nats for g in groups]), torch.cat([g.rank for g in groups]))
 
-    @abstractmethod
     def _score_group(self, ids: Tensor, kept: range) -> Scores:
         """Scores of one group of rows [batch, time]."""
+        parts = []
+        with closing(self.expectations(ids, kept)) as expected:  # also after an error the memory is as it was
+            for targets, head in expected:
+                parts += list(_scored(self.lm, targets, head))
+        return _joined(parts, ids)
+
+    @abstractmethod
+    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+        """Of one group of rows [batch, time]: the targets at the kept positions, some at a time in order, and what
+        gives the logits that expect them. Once it is closed the memory is what it was before."""
 
     @torch.no_grad()
     def generate(
@@ -195,7 +245,7 @@ class _Rows(ABC):
         if len(groups) != 1:
             raise ValueError(f"generate continues {self.batch} rows; {len(ids)} were given")
         chosen: list[Tensor] = []
-        with self._fork() as expect:
+        with self.fork() as expect:
             logits = expect(groups[0])
             generator = None if seed is None else torch.Generator(logits.device).manual_seed(seed)
             done = torch.zeros(self.batch, dtype=torch.bool, device=logits.device)
@@ -215,13 +265,13 @@ class _Rows(ABC):
         return [row[row >= 0] for row in rows]
 
 
-class CachedMemory(_Rows):
+class CachedMemory(BaseMemory):
     """Keys and values, or a recurrent state, of what was read."""
 
     def __init__(self, lm: LM, reader: DenseReader) -> None:
         super().__init__(lm)
         self.reader = reader
-        self.stream = hf.Stream(lm.model, reader.capacity)
+        self.stream = hf.Stream(lm.model, reader.capacity, reader.attention)
         self.last: Tensor | None = None  # [batch, 1, hidden]: expects the first token to come
 
     @property
@@ -246,25 +296,23 @@ class CachedMemory(_Rows):
             self.last = hidden[:, -1:].clone()
         self.batch, self.num_seen = ids.shape[0], self.num_seen + ids.shape[1]
 
-    def _score_group(self, ids: Tensor, kept: range) -> Scores:
-        parts = []
+    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
         snapshot = self.stream.snapshot()
         try:
             if len(kept) and kept.start == 0:
                 assert self.last is not None
-                parts += list(_scored(self.lm, self.last, ids[:, :1], self.stream.output))
+                yield ids[:, :1], _head(self.lm, self.last, self.stream.output)
             # the last token is asked for, never fed; hidden state t expects token t + 1
             for first, hidden in self._steps(ids[:, : max(kept.stop - 1, 0)].clamp_min(0)):
                 low = max(kept.start - 1 - first, 0)
                 if low < hidden.shape[1]:
                     targets = ids[:, first + low + 1 : first + hidden.shape[1] + 1]
-                    parts += list(_scored(self.lm, hidden[:, low:], targets, self.stream.output))
+                    yield targets, _head(self.lm, hidden[:, low:], self.stream.output)
         finally:
             self.stream.restore(snapshot)
-        return _joined(parts, ids)
 
     @contextmanager
-    def _fork(self) -> Iterator[Callable[[Tensor], Tensor]]:
+    def fork(self) -> Iterator[Callable[[Tensor], Tensor]]:
         snapshot = self.stream.snapshot()
         last = self.last
 
@@ -285,7 +333,7 @@ class CachedMemory(_Rows):
             yield first, self.stream.step(ids[:, first : first + self.reader.chunk])
 
 
-class PlainMemory(_Rows):
+class PlainMemory(BaseMemory):
     """The tokens themselves: every question is one forward over all of them. For models that chunks mislead."""
 
     def __init__(self, lm: LM) -> None:
@@ -306,13 +354,13 @@ class PlainMemory(_Rows):
         self.ids = ids if self.ids is None else torch.cat([self.ids, ids], 1)
         self.batch, self.num_seen = ids.shape[0], self.ids.shape[1]
 
-    def _score_group(self, ids: Tensor, kept: range) -> Scores:
+    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
         hidden, output = self._hidden(ids[:, : max(kept.stop - 1, 0)].clamp_min(0))
         wanted = hidden[:, self.num_seen - 1 + kept.start : self.num_seen - 1 + kept.stop]
-        return _joined(list(_scored(self.lm, wanted, ids[:, kept.start : kept.stop], output)), ids)
+        yield ids[:, kept.start : kept.stop], _head(self.lm, wanted, output)
 
     @contextmanager
-    def _fork(self) -> Iterator[Callable[[Tensor], Tensor]]:
+    def fork(self) -> Iterator[Callable[[Tensor], Tensor]]:
         fed: list[Tensor] = []
 
         def expect(ids: Tensor) -> Tensor:
@@ -407,11 +455,15 @@ def logits_at_once(lm: LM) -> int:
     return LOGITS_AT_ONCE.get(lm.device.type, LOGITS_AT_ONCE_ELSEWHERE)
 
 
-def _scored(lm: LM, hidden: Tensor, targets: Tensor, output: object) -> Iterator[Scores]:
-    """Scores of targets [batch, time] under hidden [batch, time, dim], in blocks of positions."""
-    block = max(1, logits_at_once(lm) // (hidden.shape[0] * lm.vocabulary))
-    for first in range(0, hidden.shape[1], block):
-        logits = hf.logits(lm.model, hidden[:, first : first + block], output).float()
+def _head(lm: LM, hidden: Tensor, output: object) -> Head:
+    return lambda positions: hf.logits(lm.model, hidden[:, positions], output).float()
+
+
+def _scored(lm: LM, targets: Tensor, head: Head) -> Iterator[Scores]:
+    """Scores of targets [batch, time], in blocks of positions."""
+    block = max(1, logits_at_once(lm) // (targets.shape[0] * lm.vocabulary))
+    for first in range(0, targets.shape[1], block):
+        logits = head(slice(first, first + block))
         target = targets[:, first : first + block].to(logits.device)
         of_target = logits.gather(-1, target.clamp_min(0)[..., None])
         nats = (logits.logsumexp(-1) - of_target[..., 0]).masked_fill(target < 0, torch.nan)

@@ -1,0 +1,198 @@
+"""Attention that methods bring with them, as mathematics: what is visible, at which distance, in blocks of queries.
+
+Nothing here knows transformers; `hf.attention` puts it in the place of a model's own.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+SCORES_AT_ONCE = {"cpu": 1 << 20}  # values; of one block of queries: what stays in a CPU's cache ...
+SCORES_AT_ONCE_ELSEWHERE = 1 << 26
+Position = TypeVar("Position", int, Tensor)
+SMALLEST_BLOCK = 16  # queries; below that each block's overhead outweighs what it frees
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one attention layer brings along."""
+
+    index: int
+    inv_freq: Float[Tensor, "pairs"] | None  # angle per position of its rotary dimensions; None: no RoPE
+    window: int | None  # tokens, the current one included, where it has a sliding window of its own
+
+
+@dataclass(frozen=True)
+class Call:
+    """One layer's queries, keys and values of one forward, after RoPE.
+
+    Keys are those of consecutive positions that end with the last query's, except that some may be missing behind
+    the first ones (`num_missing` of them), which are then the first of the text.
+    """
+
+    query: Float[Tensor, "batch heads groups time dim"]  # groups: query heads that share a key head
+    key: Float[Tensor, "batch heads keys dim"]
+    value: Float[Tensor, "batch heads keys value_dim"]
+    scale: float
+    softcap: float | None
+    layer: Layer
+    start: int  # position of the first query in the text
+    real: Bool[Tensor, "batch keys"] | None  # False at padding; None without any
+
+    @property
+    def num_missing(self) -> int:
+        return self.start + self.query.shape[3] - self.key.shape[2]
+
+    def blocks(self, num_keys: Callable[[int], int]) -> Iterator[slice]:
+        """Slices of queries whose scores fit; `num_keys` says how many keys a block of so many queries needs."""
+        batch, heads, groups, time, _ = self.query.shape
+        limit = SCORES_AT_ONCE.get(self.query.device.type, SCORES_AT_ONCE_ELSEWHERE) // (batch * heads * groups)
+        size = time
+        while size > SMALLEST_BLOCK and size * num_keys(size) > limit:
+            size = max(SMALLEST_BLOCK, size // 2)
+        for first in range(0, time, size):
+            yield slice(first, min(time, first + size))
+
+    def scores(self, query: Tensor, key: Tensor) -> Float[Tensor, "batch heads groups some keys"]:
+        """Scaled (and capped) scores of some queries [batch, heads, groups, some, dim] and keys, in their dtype."""
+        batch, heads, groups, some, dim = query.shape
+        keys = key.shape[2]
+        rows = query.reshape(batch * heads, groups * some, dim)
+        columns = key.reshape(batch * heads, keys, dim).transpose(1, 2)
+        scores = torch.baddbmm(rows.new_empty(()), rows, columns, beta=0, alpha=self.scale)
+        return self.capped(scores.view(batch, heads, groups, some, keys))
+
+    def capped(self, scores: Tensor) -> Tensor:
+        return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
+
+
+Attend = Callable[[Call], Float[Tensor, "batch heads groups time value_dim"]]
+
+
+def mixed(weights: Float[Tensor, "batch heads groups some keys"], value: Tensor) -> Tensor:
+    """Values [batch, heads, keys, value_dim] by weights."""
+    batch, heads, groups, some, keys = weights.shape
+    rows = weights.reshape(batch * heads, groups * some, keys)
+    summed = rows @ value.reshape(batch * heads, keys, value.shape[-1])
+    return summed.view(batch, heads, groups, some, value.shape[-1])
+
+
+def angles(positions: Int[Tensor, "time"], inv_freq: Tensor) -> Float[Tensor, "time pairs"]:
+    """As rotary embeddings compute them, rounding included: position · inv_freq in float32."""
+    return positions[:, None].float() * inv_freq.to(positions.device, torch.float32)
+
+
+def turned(x: Float[Tensor, "*batch time dim"], before: Tensor, after: Tensor) -> Float[Tensor, "*batch time dim"]:
+    """What was rotated by the angles `before` as if it had been by `after`, both [..., time, pairs].
+
+    Dimension m turns together with m + pairs; those from 2 · pairs on do not turn. The difference of two angles
+    is taken between their sines and cosines, so that it is as exact far away as near by.
+    """
+    cos = after.cos() * before.cos() + after.sin() * before.sin()
+    sin = after.sin() * before.cos() - after.cos() * before.sin()
+    pairs = before.shape[-1]
+    first, second = x[..., :pairs].float(), x[..., pairs : 2 * pairs].float()
+    parts = first * cos - second * sin, second * cos + first * sin
+    return torch.cat([*(part.to(x.dtype) for part in parts), x[..., 2 * pairs :]], -1)
+
+
+def dense(
+    call: Call,
+    *,
+    scores: Callable[[Call, slice, slice], Tensor] | None = None,
+    select: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Attention to everything before, within the layer's own window, where only padding may be missing.
+
+    `scores` gives those of some queries and keys in the model's stead; `select` takes masked scores
+    [..., keys] and gives them back with more of them at -inf.
+    """
+    time, keys, window = call.query.shape[3], call.key.shape[2], call.layer.window
+    before = keys - time  # in what is here; an own window may have dropped more
+    out = call.query.new_empty(*call.query.shape[:4], call.value.shape[-1])
+    for block in call.blocks(lambda size: keys if window is None else min(keys, window + size)):
+        low = 0 if window is None else max(0, before + block.start - window + 1)
+        visible = slice(low, before + block.stop)
+        if scores is None:
+            some = call.scores(call.query[..., block, :], call.key[:, :, visible])
+        else:
+            some = scores(call, block, visible)
+        here = torch.arange(before + block.start, before + block.stop, device=some.device)[:, None]
+        there = torch.arange(low, before + block.stop, device=some.device)
+        hidden = there > here
+        if window is not None:
+            hidden |= there <= here - window
+        if call.real is not None:
+            hidden = hidden | ~call.real[:, None, None, None, visible]
+        nothing = torch.finfo(some.dtype).min if call.real is not None else -torch.inf  # padding itself sees nothing
+        some = some.masked_fill_(hidden, nothing)
+        if select is not None:
+            some = select(some)
+        weights = some.softmax(-1, dtype=torch.float32).to(out.dtype)
+        out[..., block, :] = mixed(weights, call.value[:, :, visible])
+    return out
+
+
+@runtime_checkable
+class SinkWindow(Protocol):
+    """Near tokens at their own distance and, where these do not reach them, the first tokens of the text at another."""
+
+    @property
+    def window(self) -> int: ...  # tokens, the current one included
+
+    @property
+    def sinks(self) -> int: ...  # first tokens of the text
+
+    def first_near(self, position: Position) -> Position:
+        """The earliest near token (or a number below zero) of the query at this position; never decreases."""
+
+    def far_query(self, position: Int[Tensor, "time"]) -> Tensor:
+        """The position at which this query meets the first tokens."""
+
+    def far_key(self, position: Int[Tensor, "sinks"]) -> Tensor:
+        """The position at which a first token meets such a query."""
+
+
+def sink_window(call: Call, shape: SinkWindow) -> Tensor:
+    """One softmax over the near tokens and, re-rotated, the first ones. A narrower window of the layer's own stays."""
+    if keeps_to_its_own(call.layer, shape):
+        return dense(call)
+    keys, device = call.key.shape[2], call.query.device
+    missing, inv_freq = call.num_missing, call.layer.inv_freq
+    sinks = min(shape.sinks, keys)
+    out = call.query.new_empty(*call.query.shape[:4], call.value.shape[-1])
+    far_key = call.key[:, :, :sinks]
+    if inv_freq is not None:
+        # sinks are held as rotated at the beginning; where nothing is missing yet, so is everything
+        whose = torch.arange(sinks, device=device)
+        far_key = turned(far_key, angles(whose, inv_freq), angles(shape.far_key(whose), inv_freq))
+    for block in call.blocks(lambda size: min(keys, shape.window + size)):
+        first_query, last_query = call.start + block.start, call.start + block.stop - 1
+        low = max(shape.first_near(first_query) - missing, sinks if missing else 0)
+        high = last_query + 1 - missing
+        query = call.query[..., block, :]
+        here = torch.arange(first_query, last_query + 1, device=device)
+        there = torch.arange(low + missing, last_query + 1, device=device)
+        first = shape.first_near(here)[:, None]
+        near = call.scores(query, call.key[:, :, low:high])
+        near = near.masked_fill_((there > here[:, None]) | (there < first), -torch.inf)
+        if sinks == 0 or shape.first_near(last_query) <= 0:
+            weights = near.softmax(-1, dtype=torch.float32).to(out.dtype)
+            out[..., block, :] = mixed(weights, call.value[:, :, low:high])
+            continue
+        if inv_freq is not None:
+            met = shape.far_query(here)
+            query = turned(query, angles(here, inv_freq), angles(met, inv_freq))
+        far = call.scores(query, far_key).masked_fill_(torch.arange(sinks, device=device) >= first, -torch.inf)
+        weights = torch.cat([far, near], -1).softmax(-1, dtype=torch.float32).to(out.dtype)
+        out[..., block, :] = mixed(weights[..., :sinks], call.value[:, :, :sinks])
+        out[..., block, :] += mixed(weights[..., sinks:], call.value[:, :, low:high])
+    return out
+
+
+def keeps_to_its_own(layer: Layer, shape: SinkWindow) -> bool:
+    return layer.window is not None and layer.window < shape.window

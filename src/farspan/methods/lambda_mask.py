@@ -1,0 +1,62 @@
+"""The Λ-shaped mask with a ceiling on distance (LM-Infinite).
+
+    visible(i)     = {j : j < sinks} ∪ {j : i - window < j <= i}
+    distance(i, j) = min(i - j, window)
+
+Han et al. 2023, arXiv 2308.16137, section 3.2: a local branch of `window` tokens, a global branch of the first 10 to
+100, and no distance beyond the trained length. The paper sets window and ceiling to one number, and so does ours, so
+only the first tokens ever meet the ceiling. A window counts the current token. Unlike `sinks`, every first token
+behind the window stands at the same distance. Keeps sinks + window - 1 keys per layer between calls. Not trained.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from farspan import hf
+from farspan.attention import Position, sink_window
+from farspan.lm import LM
+from farspan.methods.text import written
+from farspan.reader import DenseReader, Reader, readable_in_chunks
+
+
+@dataclass(frozen=True)
+class LambdaMask:
+    """The last `window` tokens and the first `sinks`, at most `window` tokens away."""
+
+    window: int  # tokens, the current one included; also the largest distance
+    sinks: int = 10  # tokens at the beginning of the text
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or self.sinks < 0:
+            raise ValueError(f"{self}: window must be at least 1, sinks at least 0")
+
+    def __str__(self) -> str:
+        return written("lambda_mask", self)
+
+    @contextmanager
+    def on(self, lm: LM) -> Iterator[Reader]:
+        limit = lm.trained_length
+        if limit is not None and self.window > limit:
+            raise ValueError(
+                f"{self}: window = {self.window:,} tokens is more than the {limit:,} {lm.name} was trained on; "
+                f"use window <= {limit:,}"
+            )
+        readable_in_chunks(lm, str(self))
+        layers = hf.attention_layers(lm.model, name=str(self))
+        attend = partial(sink_window, shape=self)
+        with hf.attention(lm.model, attend, layers, name=str(self), shape=self) as attention:
+            yield DenseReader(lm, attention=attention)
+
+    def first_near(self, position: Position) -> Position:
+        return position - self.window + 1
+
+    def far_query(self, position: Tensor) -> Tensor:
+        return torch.full_like(position, self.window)
+
+    def far_key(self, position: Tensor) -> Tensor:
+        return torch.zeros_like(position)

@@ -1,0 +1,233 @@
+"""One pass per passage, and a mixture of the expectations (RePlug).
+
+    p(x_t | x_<t) = Σ_c w_c p(x_t | passage_c, x_<t)
+
+Shi et al. 2023, arXiv 2301.12652, section 3.2: each passage stands in front of its own copy of the text, and the
+next-token distributions are averaged, w = softmax of how well each passage fits the text (`bm25`, `dense`) or 1 / n
+(`uniform`). The fit is to the first 256 tokens behind the passages, as in CEPE (Yen et al. 2024, appendix B);
+weights do not change with what is scored or generated, so nothing of it is known before its time.
+
+A long document is read so, too (`piece`): it is cut into pieces from its end, the first being the shorter one, and
+its last `tail` tokens stand behind every piece. CEPE's baseline is piece=256,tail=3840,weights=dense.
+
+`head` stands first in every pass. Keeps all of each pass. Not trained.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from functools import reduce
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from farspan import retrieve
+from farspan.lm import LM
+from farspan.methods.text import closest, written
+from farspan.reader import BaseMemory, Head, Ids, Memory, Reader, dense_reader
+
+WEIGHTS = ("uniform", "bm25", "dense")
+QUERY = 256  # tokens behind the passages that say what fits
+
+
+@dataclass(frozen=True)
+class Replug:
+    """A pass for each passage, mixed by weights."""
+
+    weights: str = "uniform"  # one of WEIGHTS
+    piece: int | None = None  # tokens; longer passages are cut
+    tail: int = field(default=0, metadata={"quiet": True})  # tokens at the end of the last passage that all pieces see
+    encoder: str = field(default="facebook/contriever", metadata={"quiet": True})  # for weights=dense
+
+    def __post_init__(self) -> None:
+        if self.weights not in WEIGHTS:
+            hint = closest(self.weights, WEIGHTS)
+            raise ValueError(f"replug weights {self.weights!r} are unknown{hint}; known: {', '.join(WEIGHTS)}")
+        if (self.piece is not None and self.piece < 1) or self.tail < 0:
+            raise ValueError(f"{self}: piece must be at least 1 token, tail at least 0")
+
+    def __str__(self) -> str:
+        return written("replug", self)
+
+    @contextmanager
+    def on(self, lm: LM) -> Iterator[Reader]:
+        yield self.around(dense_reader(lm))
+
+    def around(self, reader: Reader) -> Reader:
+        """Passes by another method's reader."""
+        return MixtureReader(reader, self)
+
+
+@dataclass
+class MixtureReader:
+    """Reads each passage by itself."""
+
+    inner: Reader
+    how: Replug
+
+    @property
+    def lm(self) -> LM:
+        return self.inner.lm
+
+    @property
+    def fallback(self) -> str | None:
+        return getattr(self.inner, "fallback", None)
+
+    @property
+    def chunk(self) -> int:
+        return self.inner.chunk
+
+    @chunk.setter
+    def chunk(self, tokens: int) -> None:
+        self.inner.chunk = tokens
+
+    @property
+    def capacity(self) -> int:
+        return self.inner.capacity
+
+    @capacity.setter
+    def capacity(self, tokens: int) -> None:
+        self.inner.capacity = tokens
+
+    def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
+        """A pass for each passage (or piece), `head` first in each.
+
+        Args:
+            weights: of the passes, [passes] or [batch, passes], not negative; default the method's own.
+
+        Raises:
+            ValueError: weights of another shape, negative ones, or what the passes' own reader refuses.
+        """
+        parts, tail = list(passages), None
+        if parts and self.how.tail:
+            whole = parts.pop()
+            cut = max(0, whole.shape[1] - self.how.tail)
+            parts, tail = [*parts, whole[:, :cut]], whole[:, cut:]
+        if self.how.piece is not None:
+            parts = [piece for part in parts for piece in _pieces(part, self.how.piece)]
+        parts = [part for part in parts if part.shape[1]] or parts[:1]
+        passes = [self.inner.read(part, head=head) for part in parts] or [self.inner.read(head=head)]
+        memory = MixtureMemory(self, passes, parts, weights)
+        if tail is not None:
+            memory.read(tail)
+        return memory
+
+
+class MixtureMemory(BaseMemory):
+    """The memories of all passes, which are asked together."""
+
+    def __init__(
+        self, reader: MixtureReader, passes: Sequence[Memory], passages: Sequence[Ids], weights: Tensor | None
+    ) -> None:
+        super().__init__(reader.lm)
+        assert all(isinstance(one, BaseMemory) for one in passes)
+        self.how = reader.how
+        self.passes: list[BaseMemory] = list(passes)  # type: ignore[arg-type]
+        self.passages = passages
+        self.batch, self.scope = self.passes[0].batch, self.passes[0].scope
+        before = self.longest - (passages[0].shape[1] if len(passages) == 1 else max(map(_time, passages), default=0))
+        self.num_seen = before + sum(map(_time, passages))
+        self.query = torch.empty(self.batch, 0, dtype=torch.long)
+        self.fits: Tensor | None = None  # log-weights by the query; what is asked does not change them
+        self.weights = None if weights is None else self._normal(weights)
+
+    @property
+    def longest(self) -> int:
+        return max(one.longest for one in self.passes)
+
+    @property
+    def num_kept(self) -> int:
+        return sum(one.num_kept for one in self.passes)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(one.num_bytes for one in self.passes)
+
+    def read(self, ids: Ids) -> None:
+        """Appends ids [batch, time] to every pass; as `CachedMemory.read`."""
+        ids = self._to_read(ids)
+        if ids.shape[1] == 0:
+            return
+        for one in self.passes:
+            one.read(ids)
+        if self.query.shape[1] < QUERY and self.num_seen:
+            self.query = torch.cat([self.query.reshape(len(ids), -1), ids.cpu()], 1)[:, :QUERY]
+            self.fits = None
+        self.batch, self.num_seen = ids.shape[0], self.num_seen + ids.shape[1]
+
+    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+        weights = self._log_weights()
+        with ExitStack() as stack:
+            each = [stack.enter_context(closing(one.expectations(ids, kept))) for one in self.passes]
+            for parts in zip(*each, strict=True):
+                yield parts[0][0], _mixture([head for _, head in parts], weights)
+
+    @contextmanager
+    def fork(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        weights = self._log_weights()
+        with ExitStack() as stack:
+            each = [stack.enter_context(one.fork()) for one in self.passes]
+
+            def expect(ids: Tensor) -> Tensor:
+                heads: list[Head] = [lambda _, one=one: one(ids)[:, None] for one in each]  # type: ignore[misc]
+                return _mixture(heads, weights)(slice(None))[:, 0]
+
+            yield expect
+
+    def _log_weights(self) -> Float[Tensor, "batch passes"]:
+        if self.weights is not None:
+            return self.weights.log()
+        count = len(self.passes)
+        if self.how.weights == "uniform" or count == 1:
+            return torch.full((self.batch, count), 1 / count).log()
+        if self.query.shape[1] == 0:
+            raise ValueError(
+                f"{self.how}: nothing stands behind the passages that they could fit; read the question before asking, "
+                "or leave some of a document behind every piece with tail=TOKENS"
+            )
+        if self.fits is None:
+            self.fits = torch.stack([self._fit(row) for row in range(self.batch)]).log_softmax(-1)
+        return self.fits
+
+    def _fit(self, row: int) -> Float[Tensor, "passes"]:
+        query, *texts = (self.lm.tokenizer.decode(ids[row].tolist()) for ids in (self.query, *self.passages))
+        bm25 = self.how.weights == "bm25"
+        fits = retrieve.bm25(query, texts) if bm25 else retrieve.dense(query, texts, self.how.encoder)
+        return torch.tensor(fits, dtype=torch.float32)
+
+    def _normal(self, weights: Tensor) -> Float[Tensor, "batch passes"]:
+        count = len(self.passes)
+        if tuple(weights.shape) not in ((count,), (self.batch, count)) or bool((weights < 0).any()):
+            raise ValueError(
+                f"weights {weights.tolist()} do not fit {self.batch} rows of {count} passes: give one number, zero or "
+                "more, for each pass, or one for each row and pass"
+            )
+        weights = weights.detach().float().cpu().expand(self.batch, count)
+        if not bool((weights.sum(-1) > 0).all()):
+            raise ValueError("weights of a row are all zero: no pass would say anything")
+        return weights / weights.sum(-1, keepdim=True)
+
+
+def _mixture(heads: Sequence[Head], log_weights: Float[Tensor, "batch passes"]) -> Head:
+    """Logits (log-probabilities) of the mixture; never those of more than two passes at a time."""
+
+    def head(positions: slice) -> Tensor:
+        def part(one: Head, log_weight: Tensor) -> Tensor:
+            log_p = one(positions).log_softmax(-1)
+            return log_p.add_(log_weight.to(log_p.device)[:, None, None])
+
+        return reduce(torch.logaddexp, map(part, heads, log_weights.unbind(1)))
+
+    return head
+
+
+def _pieces(ids: Ids, size: int) -> list[Ids]:
+    """Cut from the end; the first piece is the shorter one."""
+    time = ids.shape[1]
+    first = time % size or size
+    return [ids[:, max(0, end - size) : end] for end in range(first, time + 1, size)]
+
+
+def _time(ids: Ids) -> int:
+    return ids.shape[1]

@@ -1,0 +1,129 @@
+"""RoPE with other frequencies: linear (position interpolation), NTK-aware, dynamic NTK, YaRN.
+
+    f_m = theta^(-2m / d)                        angle per position of pair m of d / 2
+    linear:  f_m / s                             Chen et al. 2023, arXiv 2306.15595, equation 4
+    ntk:     theta · s^(d / (d - 2)) for theta   bloc97 2023; as in Peng et al. 2023, arXiv 2309.00071, definition 1
+    dynamic: ntk with s(i) = max(1, factor · (i + 1) / original - (factor - 1)) for the query at i
+    yarn:    ramp(m) · f_m / s + (1 - ramp(m)) · f_m, queries and keys times 0.1 ln s + 1        ibid., section 3
+
+s is `factor`, d the rotary dimension. The ramp rises from 0 to 1 between the pairs that turn 32 times and once in
+`original` tokens, linear in m and with rounded ends as in YaRN's own code. All but dynamic change the frequencies and
+nothing else. Keeps every key. Not trained.
+
+Dynamic: each query turns all keys by the frequencies of the length up to itself, which is what token-by-token
+generation with keys cached before RoPE gives. A forward in transformers turns a whole text by the frequencies of its
+end, so that what a token is expected to be depends on what comes behind it; ours is causal and the same however the
+text is cut, and slower: every query beyond `original` turns every key anew.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from farspan import hf
+from farspan.attention import Call, angles, dense, turned
+from farspan.lm import LM
+from farspan.methods.text import closest, written
+from farspan.reader import DenseReader, Reader, dense_reader, readable_in_chunks
+
+TYPES = ("linear", "ntk", "dynamic", "yarn")
+BETA_FAST, BETA_SLOW = 32, 1  # turns within the original length, between which YaRN's ramp lies
+
+
+@dataclass(frozen=True)
+class Rope:
+    """RoPE for texts `factor` times as long as the model was trained on."""
+
+    type: str  # one of TYPES
+    factor: float = 1.0  # for dynamic: how fast the scale grows with the length; 1 is the paper's
+    original: int | None = None  # tokens; default what the model was trained on
+
+    def __post_init__(self) -> None:
+        if self.type not in TYPES:
+            raise ValueError(
+                f"rope type {self.type!r} is unknown{closest(self.type, TYPES)}; known: {', '.join(TYPES)}"
+            )
+        if not 1.0 <= self.factor < math.inf:
+            raise ValueError(f"{self}: factor must be at least 1")
+        if self.original is not None and self.original < 1:
+            raise ValueError(f"{self}: original must be at least 1 token")
+
+    def __str__(self) -> str:
+        return written("rope", self)
+
+    @contextmanager
+    def on(self, lm: LM) -> Iterator[Reader]:
+        theta, own = hf.plain_rope(lm.model, name=str(self))
+        original = self.original or lm.trained_length
+        if original is None:
+            raise ValueError(f"{self}: nothing says how long {lm.name} was trained; write original=TOKENS")
+        if not torch.allclose(own.float().cpu(), plain(theta, 2 * len(own)), rtol=0.01):
+            raise ValueError(
+                f"{self}: the RoPE of {lm.name} does not have the frequencies that its theta = {theta:g} gives"
+            )
+        if self.type == "dynamic":
+            with self._dynamic(lm, theta, original) as reader:
+                yield reader
+            return
+        inv_freq, scale = scaled(self.type, theta, 2 * len(own), self.factor, original)
+        with hf.rope(lm.model, inv_freq, scale, name=str(self)) as scope:
+            longer = replace(lm, trained_length=int(original * self.factor))
+            yield replace(dense_reader(longer), scope=scope)
+
+    @contextmanager
+    def _dynamic(self, lm: LM, theta: float, original: int) -> Iterator[Reader]:
+        readable_in_chunks(lm, str(self))
+        layers = hf.attention_layers(lm.model, name=str(self))
+        scores = partial(scores_by_length, theta=theta, factor=self.factor, original=original)
+        with hf.attention(lm.model, partial(dense, scores=scores), layers, name=str(self)) as attention:
+            yield DenseReader(lm, attention=attention)
+
+
+def scaled(type: str, theta: float, dim: int, factor: float, original: int) -> tuple[Tensor, float]:
+    """Frequencies [dim / 2] in float32, and what cos and sin are multiplied with."""
+    if type == "ntk":
+        return plain(ntk(theta, dim, factor), dim), 1.0
+    if type == "linear":
+        return plain(theta, dim) / factor, 1.0
+    low, high = (
+        dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (BETA_FAST, BETA_SLOW)
+    )
+    low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
+    ramp = ((torch.arange(dim // 2) - low) / max(high - low, 1e-3)).clamp(0, 1)
+    inv_freq = plain(theta, dim)
+    return inv_freq / factor * ramp + inv_freq * (1 - ramp), 0.1 * math.log(factor) + 1.0
+
+
+def ntk(theta: float, dim: int, factor: float) -> float:
+    """theta for texts `factor` times as long. A single pair turns once a token whatever theta is."""
+    return theta if dim == 2 else theta * factor ** (dim / (dim - 2))
+
+
+def plain(theta: float, dim: int) -> Tensor:
+    return 1.0 / theta ** (torch.arange(0, dim, 2).float() / dim)
+
+
+def scores_by_length(call: Call, queries: slice, keys: slice, *, theta: float, factor: float, original: int) -> Tensor:
+    """Scores with each query's own frequencies, by the length of the text up to it."""
+    inv_freq, start, device = call.layer.inv_freq, call.start, call.query.device
+    if inv_freq is None:
+        return call.scores(call.query[..., queries, :], call.key[:, :, keys])
+    inside = min(max(original - start, queries.start), queries.stop)  # queries before it: within the original length
+    parts = [call.scores(call.query[..., queries.start : inside, :], call.key[:, :, keys])]
+    end = start + call.query.shape[3]
+    there = torch.arange(end - call.key.shape[2], end, device=device)[keys]
+    before = angles(there, inv_freq)
+    for query in range(inside, queries.stop):
+        length = start + query + 1
+        scale = factor * length / original - (factor - 1)
+        dim = 2 * inv_freq.numel()
+        longer = plain(ntk(theta, dim, scale), dim)
+        here = torch.tensor([start + query], device=device)
+        one = turned(call.query[..., query : query + 1, :], angles(here, inv_freq), angles(here, longer))
+        parts.append(call.scores(one, turned(call.key[:, :, keys], before, angles(there, longer))))
+    return torch.cat(parts, -2)

@@ -1,0 +1,69 @@
+"""Attention sinks with a sliding window (StreamingLLM), positions inside the cache.
+
+    near(i)        = {j : b(i) - window < j <= i}        b(i) = i - i mod stride
+    visible(i)     = {j : j < sinks} ∪ near(i)
+    distance(i, j) = i - j                                        for near j
+                     i - b(i) + min(b(i), sinks + window - 1) - j     for the other sinks
+
+Xiao et al. 2023, arXiv 2309.17453, section 3.2: the positions are those that tokens have in the cache, so the
+distance to a sink stops growing where the cache begins to let go. A window counts the current token: the paper's
+4 + 2044 is window=2045. Ours masks inside a chunk, so the result is that of the token-by-token original however the
+text is cut. Keeps sinks + window - 1 keys per layer between calls. Not trained.
+
+stride > 1 is the approximation of CEPE (Yen et al. 2024, appendix B, table 6): the cache is trimmed every `stride`
+tokens, counted from the beginning of the text, so that a query sees up to stride - 1 tokens more. It is here for
+comparison; ours is as fast without. Keeps up to stride - 1 keys more.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import Tensor
+
+from farspan import hf
+from farspan.attention import Position, sink_window
+from farspan.lm import LM
+from farspan.methods.text import written
+from farspan.reader import DenseReader, Reader, readable_in_chunks
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """The last `window` tokens and the first `sinks`."""
+
+    window: int  # tokens, the current one included
+    sinks: int = 4  # tokens at the beginning of the text
+    stride: int = field(default=1, metadata={"quiet": True})  # tokens between two trimmings of the cache
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or self.sinks < 0 or self.stride < 1:
+            raise ValueError(f"{self}: window and stride must be at least 1, sinks at least 0")
+
+    def __str__(self) -> str:
+        return written("sinks", self)
+
+    @contextmanager
+    def on(self, lm: LM) -> Iterator[Reader]:
+        needed, limit = self.sinks + self.window - 1 + self.stride, lm.trained_length
+        if limit is not None and needed > limit:
+            way_out = f"use window <= {limit - needed + self.window:,}" if limit - needed + self.window > 0 else "fewer"
+            raise ValueError(
+                f"{self} needs {needed:,} positions, more than the {limit:,} {lm.name} was trained on; {way_out}"
+            )
+        readable_in_chunks(lm, str(self))
+        layers = hf.attention_layers(lm.model, name=str(self))
+        attend = partial(sink_window, shape=self)
+        with hf.attention(lm.model, attend, layers, name=str(self), shape=self) as attention:
+            yield DenseReader(lm, attention=attention)
+
+    def first_near(self, position: Position) -> Position:
+        return position - position % self.stride - self.window + 1
+
+    def far_query(self, position: Tensor) -> Tensor:
+        since = position % self.stride
+        return (position - since).clamp_max(self.sinks + self.window - 1) + since
+
+    def far_key(self, position: Tensor) -> Tensor:
+        return position

@@ -1,0 +1,67 @@
+"""Top-k attention: each query gives its weight to the k keys with the largest scores, in each head by itself.
+
+    visible(i) = the k largest of {q_i · k_j : j <= i}
+
+As in SMT (appendix B.3, figure 5), at inference. Exactly k of them: of equal scores the earliest. Scores are computed
+in blocks of queries, never [time, time]. Shows how few tokens a query needs; it does not make reading cheaper, and
+keeps every key. Not trained.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from farspan import hf
+from farspan.attention import dense
+from farspan.lm import LM
+from farspan.methods.text import written
+from farspan.reader import DenseReader, Reader, readable_in_chunks
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The `k` largest scores of each query and head."""
+
+    k: int  # keys, the current one among them only if it is one of the largest
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"{self}: k must be at least 1")
+
+    def __str__(self) -> str:
+        return written("topk", self)
+
+    @contextmanager
+    def on(self, lm: LM) -> Iterator[Reader]:
+        readable_in_chunks(lm, str(self))
+        layers = hf.attention_layers(lm.model, name=str(self), rotary=False)
+        attend = partial(dense, select=partial(largest, k=self.k))
+        with hf.attention(lm.model, attend, layers, name=str(self), padding=True) as attention:
+            yield DenseReader(lm, attention=attention)
+
+
+def largest(scores: Float[Tensor, "*rows keys"], k: int) -> Float[Tensor, "*rows keys"]:
+    """The scores, all but the k largest of each row at -inf. Changes them in place."""
+    keys = scores.shape[-1]
+    if k >= keys:
+        return scores
+    smallest = kth_largest(scores, k)
+    fewer = scores < smallest
+    if int(fewer.sum()) == fewer.numel() // keys * (keys - k):
+        return scores.masked_fill_(fewer, -torch.inf)
+    equal = scores == smallest  # ties for the last places
+    places = k - (scores > smallest).sum(-1, keepdim=True)
+    return scores.masked_fill_(fewer | (equal & (equal.cumsum(-1) > places)), -torch.inf)
+
+
+def kth_largest(scores: Float[Tensor, "*rows keys"], k: int) -> Float[Tensor, "*rows one"]:
+    if scores.device.type == "cpu" and scores.dtype == torch.float32 and not scores.requires_grad:
+        place = scores.shape[-1] - k  # numpy selects with vector instructions, twice as fast as torch
+        return torch.from_numpy(np.partition(scores.numpy(), place, axis=-1)[..., place, None])
+    return scores.topk(k, sorted=False).values.amin(-1, keepdim=True)
