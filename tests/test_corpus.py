@@ -303,7 +303,8 @@ def test_another_tokenizer_gives_another_hash(tmp_path: Path, tokenizer: PreTrai
 
 @pytest.fixture(scope="module")
 def builtin() -> dict[str, list[str]]:
-    return {part: list(builtin_texts(part)) for part in ("", "train", "held-out", "train+tests")}
+    parts = ("", "train", "held-out", "train+tests", "held-out+tests")
+    return {part: list(builtin_texts(part)) for part in parts}
 
 
 def test_builtin_train_and_held_out_are_disjoint(builtin: dict[str, list[str]]) -> None:
@@ -312,6 +313,8 @@ def test_builtin_train_and_held_out_are_disjoint(builtin: dict[str, list[str]]) 
 
 def test_builtin_train_with_tests_has_nothing_held_out(builtin: dict[str, list[str]]) -> None:
     assert not set(builtin["train+tests"]) & set(builtin["held-out"])
+    assert not set(builtin["train+tests"]) & set(builtin["held-out+tests"])
+    assert set(builtin["held-out"]) <= set(builtin["held-out+tests"])
 
 
 def test_builtin_train_and_held_out_are_together_the_builtin_text(builtin: dict[str, list[str]]) -> None:

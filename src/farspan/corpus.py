@@ -143,40 +143,41 @@ def read_texts(name: str) -> Iterator[str]:
 def builtin_texts(part: str = "") -> Iterator[str]:
     """The text every Python brings: its library's .py files outside its tests, and the pydoc topics.
 
-    Part `train` leaves out, and part `held-out` is, the twentieth chosen by a hash of each file's path.
-    Part `train+tests` adds the library's own tests, .txt and .rst files to `train`, where the Python has them.
-    Files of under 200 characters and exact duplicates are left out.
+    Part `train` leaves out, and part `held-out` is, the twentieth chosen by a hash of each file's path. Parts
+    `train+tests` and `held-out+tests` have the library's own tests, .txt and .rst files as well, where the Python has
+    them. Files of under 200 characters and exact duplicates are left out.
     """
     from pydoc_data.topics import topics
 
-    if part not in ("", "train", "held-out", "train+tests"):
+    name, _, tests = part.partition("+")
+    if name not in ("", "train", "held-out") or tests not in ("", "tests") or part == "+tests":
         raise ValueError(
-            f"text 'builtin:{part}' is unknown: use builtin, builtin:train, builtin:train+tests or builtin:held-out"
+            f"text 'builtin:{part}' is unknown: use builtin, builtin:train or builtin:held-out, the last two also "
+            "with +tests"
         )
     library = Path(sysconfig.get_path("stdlib"))
-    suffixes = (".py", ".txt", ".rst") if part == "train+tests" else (".py",)
+    suffixes = (".py", ".txt", ".rst") if tests else (".py",)
     texts = {f"topics/{topic}": text for topic, text in topics.items()}
     for path in library.rglob("*"):
         place = path.relative_to(library)
         if path.suffix not in suffixes or "site-packages" in place.parts or place == Path("pydoc_data/topics.py"):
             continue
-        if part != "train+tests" and any(folder in ("test", "tests", "idle_test") for folder in place.parts):
+        if not tests and any(folder in ("test", "tests", "idle_test") for folder in place.parts):
             continue
         try:
             texts[place.as_posix()] = path.read_text("utf-8")
         except UnicodeDecodeError:
             continue  # a handful of the library's test files are in other encodings on purpose
 
-    # what is held out stays so where the tests hold a copy of it
-    seen = set(builtin_texts("held-out")) if part == "train+tests" else set()
+    # what is held out stays so where another file is a copy of it
+    seen = set(builtin_texts(part.replace("train", "held-out"))) if name == "train" else set()
     for place_name in sorted(texts):
         text = texts[place_name]
-        if len(text) < MIN_BUILTIN_CHARACTERS or text in seen:
+        held_out = int(hashlib.sha256(place_name.encode()).hexdigest(), 16) % 20 == 0
+        if len(text) < MIN_BUILTIN_CHARACTERS or text in seen or (name and held_out != (name == "held-out")):
             continue
         seen.add(text)
-        held_out = int(hashlib.sha256(place_name.encode()).hexdigest(), 16) % 20 == 0
-        if not part or held_out == (part == "held-out"):
-            yield text
+        yield text
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
