@@ -17,6 +17,7 @@ from farspan import __version__
 
 if TYPE_CHECKING:
     from farspan.compare import CurveSettings, Load
+    from farspan.plan import Plan
     from farspan.record import Row
 
 app = typer.Typer(
@@ -334,13 +335,16 @@ def _curves(
     test: bool = False,
 ) -> None:
     """What `curve` and `recall` do once they know what is asked."""
-    from farspan.compare import default_folder, measure_curves
+    from farspan.compare import default_folder, measure_curves, plan_curves
     from farspan.display import Display
     from farspan.measure import Watch
 
     methods = methods or ["full"]
     if plan:
-        _print_plans(models, methods, settings, loader, batch, chunk, as_json)
+        adaptive = settings.lengths is None and settings.protocol != "paper" and not settings.whole_window
+        first = "; the first round of --lengths auto, about two thirds of it all" if adaptive else ""
+        plans = plan_curves(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
+        _print_plans(plans, first, as_json)
         return
     folder = out or default_folder(models, methods, settings)
     console = err if as_json else Console()
@@ -436,27 +440,15 @@ def _differences(folder: Path) -> list[tuple[dict[str, Any], list[str]]]:
     from farspan.report.tables import grouped, read_sources
 
     found = [one for group in grouped(read_sources([folder])) for one in group_differences(group)]
-    return [(one.as_dict(), said([one])) for one in found]
+    # a length that is 0 in both says nothing
+    return [(one.as_dict(), said([one]) if any(one.values) else []) for one in found]
 
 
-def _print_plans(
-    models: list[str],
-    methods: list[str],
-    settings: "CurveSettings",
-    loader: "Load",
-    batch: int | None,
-    chunk: int | None,
-    as_json: bool,
-) -> None:
+def _print_plans(plans: list[tuple[str, str, str, "Plan"]], first: str, as_json: bool) -> None:
     from dataclasses import asdict
 
     from rich.table import Table
 
-    from farspan.compare import plan_curves
-
-    plans = plan_curves(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
-    adaptive = settings.lengths is None and settings.protocol != "paper" and not settings.whole_window
-    first = "; the first round of --lengths auto, about two thirds of it all" if adaptive else ""
     table = Table(title=f"plan: nothing is measured yet{first}", title_justify="left")
     for column in ("model", "method", "asked", "examples", "tokens", "PFLOP", "memory above the model", "time"):
         table.add_column(column, justify="left" if column in ("model", "method", "asked") else "right")
@@ -525,3 +517,110 @@ def train_lm(
         )
         if as_json:
             print(json.dumps(summary))
+
+
+@app.command()
+def perplexity(
+    models: Models,
+    method: Methods = None,
+    text: Text = "builtin",
+    lengths: Annotated[
+        str, typer.Option(help="512,1024,2048 or 512:16384; auto: powers of two to twice the trained length.")
+    ] = "auto",
+    points: Annotated[int | None, typer.Option(help="Lengths in a range A:B, default 16.")] = None,
+    spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default log.")] = None,
+    repeats: Annotated[int, typer.Option(help="Windows of the text, from as many documents as possible.")] = 10,
+    targets: Annotated[
+        str, typer.Option(help="fixed: the same tokens at all lengths; last: of each length; all: every token.")
+    ] = "fixed",
+    target_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Scored at each length; default 256, or half of the smallest length.")
+    ] = None,
+    buckets: Annotated[
+        int | None, typer.Option(min=1, help="Equal parts of a text, with --targets all; default powers of two.")
+    ] = None,
+    seed: Seed = 0,
+    out: Out = None,
+    device: Device = None,
+    device_map: DeviceMap = None,
+    dtype: ModelDtype = Dtype.auto,
+    attention: Attention = None,
+    trained_length: TrainedLength = None,
+    revision: Revision = None,
+    trust_remote_code: RemoteCode = False,
+    allow_pickle: Pickle = False,
+    batch: Batch = None,
+    chunk: Chunk = None,
+    plan: PlanOnly = False,
+    as_json: AsJson = False,
+) -> None:
+    """Perplexity by length: how well a model expects the same tokens behind more and more of their text."""
+    with _said():
+        from farspan.lengths import DEFAULT_POINTS, parse_lengths
+        from farspan.perplexity import PerplexitySettings, default_folder, measure_perplexity, plan_perplexity
+
+        if (points or spacing) and ":" not in lengths:
+            raise ValueError("--points and --spacing belong to a range, such as --lengths 512:16384")
+        spaced: Literal["linear", "log"] = "linear" if spacing is Spacing.linear else "log"
+        chosen = parse_lengths(lengths, points or DEFAULT_POINTS, spaced) if lengths != "auto" else None
+        settings = PerplexitySettings(text, chosen, repeats, seed, targets, target_tokens, buckets)
+        loader = _loader(
+            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
+        )
+        methods = method or ["full"]
+        if plan:
+            from farspan.report.perplexity import label
+
+            plans = plan_perplexity(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
+            _print_plans([(name, how, label(what), cost) for name, how, what, cost in plans], "", as_json)
+            return
+        from farspan.display import Display
+        from farspan.measure import Watch
+
+        folder = out or default_folder(models, methods, settings)
+        console = err if as_json else Console()
+        with Display(console) as display:
+            rows = measure_perplexity(
+                models,
+                methods,
+                settings,
+                folder,
+                loader=loader,
+                batch=batch,
+                chunk=chunk,
+                watch=Watch(display.start, display.row, display.notice),
+            )
+        if _show_perplexity(rows, folder, console, as_json):
+            raise typer.Exit(1)
+
+
+def _show_perplexity(rows: list["Row"], folder: Path, console: Console, as_json: bool) -> int:
+    """Draws and prints what a run holds; returns how many of its rows failed."""
+    from farspan.record import read_header
+    from farspan.report import perplexity as report
+
+    found = report.series(rows)
+    drawn = [one for one in found if one.measured.any()]
+    pictures: list[Path] = []
+    if drawn:
+        about = read_header(folder)["models"]
+        trained = {about.get(one.model, {}).get("trained_length") for one in drawn}
+        what = "; ".join(sorted({one.what for one in drawn}))
+        names = ", ".join(sorted({one.model.rstrip("/").rpartition("/")[2] for one in drawn}))
+        pictures = report.draw_perplexity(drawn, folder, f"Perplexity of {names} ({what})", trained)
+        report.print_perplexity(drawn, console)
+    failed = [row for row in rows if row.status != "ok"]
+    if failed:
+        first = f"{len(failed)} of {len(rows)} rows failed, first: {failed[0].status}: {failed[0].reason}"
+        console.print(first, style="red", markup=False, highlight=False, soft_wrap=True)
+    for line in [f"rows: {folder / 'rows.jsonl'}", *(f"picture: {path}" for path in pictures)]:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        summary = {
+            "run": str(folder),
+            "perplexity": report.as_data(found),
+            "failed_rows": len(failed),
+            "pictures": [str(path) for path in pictures],
+        }
+        print(json.dumps(summary))
+    return len(failed)

@@ -46,7 +46,7 @@ def series(rows: Iterable[Row], models: Mapping[str, Mapping[str, Any]]) -> list
     result = []
     for (model, method, what), group in groups.items():
         parts = [short_names[model]] if several[0] else []
-        parts += [what] if several[2] or not several[0] else []
+        parts += [what] if several[2] or not (several[0] or several[1]) else []
         parts += [method] if several[1] else []
         curve = stats.curve(group)
         about = models.get(model, {})
