@@ -177,7 +177,7 @@ def automatic(quick: bool) -> dict[str, Any]:
             measure_curves([lm], ["full"], CurveSettings(lengths=(8, 16), repeats=2), Path(folder) / f"warm-{name}")
             fed = 0
             settings = CurveSettings(
-                text="shuffled:builtin:held-out", lengths=lengths, repeats=AUTHORS_REPEATS if lengths else None
+                text="shuffled:builtin:held-out+tests", lengths=lengths, repeats=AUTHORS_REPEATS if lengths else None
             )
             rows = measure_curves([lm], ["full"], settings, Path(folder) / name)
             figures[f"{name}_tokens"], found[name] = fed, stats.summarise(stats.curve(rows))

@@ -20,7 +20,7 @@ from farspan.report.picture import draw_curves
 from farspan.report.tables import series
 from farspan.stats import measured_mean
 
-TEXTS = ("builtin:held-out", "builtin:train", "shuffled:builtin:held-out")
+TEXTS = ("builtin:held-out+tests", "builtin:train+tests", "shuffled:builtin:held-out+tests")
 LENGTHS = (32, 48, 64, 96, 128, 160, 192, 224, 254, 288, 320, 384, 448, 511)
 BOUNDS = "copy >= 0.85 and >= 0.3 above control inside the window; shuffled < 0.05 at twice the window"
 

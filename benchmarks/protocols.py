@@ -40,7 +40,7 @@ SWEPT = {"lengths": (254,), "protocol": "probe", "scored": 64}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=[str(files("farspan") / "assets" / "demo")])
-    parser.add_argument("--text", default="builtin:held-out")
+    parser.add_argument("--text", default="builtin:held-out+tests")
     parser.add_argument("--repeats", type=int, default=24)
     parser.add_argument("--out", type=Path, help="keep runs and pictures here")
     parser.add_argument("--quick", action="store_true", help="8 repeats, three lengths")

@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -159,7 +160,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
 
 
 def test_a_budget_that_runs_out_leaves_rows_that_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptive._Rounds, "affordable", lambda self, grid, repeats, *, fixed: (grid, repeats))
+    monkeypatch.setattr(adaptive._Rounds, "affordable", lambda self, grid, repeats: grid)
     ticking(monkeypatch, 1.0)
     rows = adaptively(tmp_path, copier(10_000), budget=Budget(6.5, started=0.0))
     left_out = [row for row in rows if row.status == "budget"]
@@ -172,12 +173,40 @@ def test_a_budget_that_runs_out_leaves_rows_that_say_so(tmp_path: Path, monkeypa
 
 def test_more_time_measures_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(adaptive._Rounds, "affordable", lambda self, grid, repeats, *, fixed: (grid[:3], 2))
+        patched.setattr(adaptive._Rounds, "affordable", lambda self, grid, repeats: grid[:3])
         adaptively(tmp_path, copier(10_000), budget=Budget(1e6))
     assert any(row.status == "budget" for row in read_rows(tmp_path))
     rows = adaptively(tmp_path, copier(10_000))
-    assert {row.status for row in rows if row.repeat > 0} == {"ok"}
+    assert {row.status for row in rows} == {"ok"}
     assert np.isfinite(stats.curve(rows).copy).all()
+    assert len({(row.repeat, row.length) for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize(("left", "lengths"), [(1000.0, 8), (100.0, 3), (0.0, 0)])
+def test_the_plan_says_how_many_lengths_a_budget_allows(
+    left: float, lengths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planned(task: Curve, *_: Any, lengths: tuple[int, ...], **__: Any) -> Any:
+        return SimpleNamespace(flops=float(sum(lengths)), seconds=sum(lengths) / 5)
+
+    monkeypatch.setattr(adaptive, "plan", planned)
+    if lengths:
+        rows = adaptively(tmp_path, copier(10_000), budget=Budget(left))
+        measured = {row.length for row in rows if row.status == "ok"}
+        assert measured == set(coarse_lengths(LONGEST)[:lengths])
+    else:
+        with pytest.raises(ValueError, match="give more --minutes"):
+            adaptively(tmp_path, copier(10_000), budget=Budget(left))
+
+
+def test_what_is_measured_already_costs_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned(task: Curve, *_: Any, lengths: tuple[int, ...], **__: Any) -> Any:
+        return SimpleNamespace(flops=float(len(lengths)), seconds=float(len(lengths)))
+
+    monkeypatch.setattr(adaptive, "plan", planned)
+    for times in (1, 2, 3):
+        rows = adaptively(tmp_path, copier(10_000), budget=Budget(4.0))  # three lengths, at 80 % of it
+        assert len({row.length for row in rows if row.status == "ok"}) == min(8, 3 * times)
 
 
 # texts

@@ -21,7 +21,7 @@ def test_the_demo_ends_with_lengths_a_picture_and_the_next_command(tmp_path: Pat
     command = [sys.executable, "-c", start, "demo", "--out", str(tmp_path / "demo")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert time.monotonic() - started < 180  # under 60 s on a machine that does nothing else
-    for said in ("half life", "reach", "picture:", "farspan curve MODEL"):
+    for said in ("half-life", "reach", "picture:", "farspan curve MODEL"):
         assert said in done.stdout
     assert (tmp_path / "demo" / "curve.png").stat().st_size > 10_000
     assert not done.stderr
@@ -51,7 +51,7 @@ def test_the_embedded_model_remembers_inside_its_window_and_not_at_twice_of_it(t
     command = [sys.executable, str(script), "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     figures = json.loads(done.stdout.splitlines()[-1])
-    natural = figures["builtin:held-out"]
+    natural = figures["builtin:held-out+tests"]
     assert natural["copy"]["64"] > natural["control"]["64"] + 0.2
     assert figures["shuffled_inside"] > 0.3
     assert figures["shuffled_at_twice_the_window"] < 0.05

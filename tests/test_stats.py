@@ -1,6 +1,7 @@
 """Memory lengths and intervals: against the published curve, against curves whose answer is known, against twins."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -418,3 +419,15 @@ def test_the_numbers_without_a_contaminated_window_are_those_of_the_other_repeat
     found = summary(copy, control)
     assert found.half_life.value != pytest.approx(300, abs=1)
     assert found.without_contaminated["half_life"] == pytest.approx(300)
+
+
+def test_texts_of_one_name_in_two_places_are_two_curves() -> None:
+    settings = {"protocol": "nested", "compat": False, "target_text": "t.txt", "prefix_text": None}
+    found = stats.by_curve(
+        [
+            replace(r, settings=settings | {"prefix_text": f"/{place}/p.txt"}, example=f"{place} {r.example}")
+            for place in "xy"
+            for r in rows(STEP)
+        ]
+    )
+    assert [what for _, _, what in found] == ["nested, t.txt behind /x/p.txt", "nested, t.txt behind /y/p.txt"]

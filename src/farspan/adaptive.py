@@ -7,7 +7,8 @@
 3. Repeats, four at a time and at these two lengths alone, while the interval of half-life or reach goes further to
    either side than a 32nd of the longest length and 5 % of the value; up to 32, and none where 32 would not do.
 
-Each decision is a function of rows alone, so a run that was stopped decides as if it had not been.
+Without a budget each decision is a function of rows alone, so a run that was stopped decides as if it had not been.
+With one, lengths are measured as far as the time goes by plan; repeating the command measures further.
 """
 
 import math
@@ -21,12 +22,11 @@ from farspan import stats
 from farspan.lm import LM
 from farspan.measure import Watch, measure
 from farspan.methods import Method
-from farspan.plan import plan
+from farspan.plan import Plan, plan
 from farspan.record import Row, Run, latest
 from farspan.tasks.curve import RING, Curve
 
 MOST_REPEATS = 32
-LEAST_REPEATS = 2
 SHORTEST = 63  # tokens; 32 of them are scored, enough to judge a threshold by
 GRID = 8  # steps of the coarse grid
 RESOLUTION = 32  # parts of the longest length
@@ -107,9 +107,9 @@ def measure_adaptively(
     """
     rounds = _Rounds(task, method, lm, run, longest, seed, batch, chunk, budget, watch)
     grid, start = round_one(task, longest, repeats)
-    lengths, start = rounds.affordable(grid, start, fixed=repeats is not None)
+    lengths = rounds.affordable(grid, start)
     rounds.measure(task, lengths, start, "", to_amnesia=True)
-    rounds.record_unaffordable(grid if budget.left < 0 else grid[len(lengths) :])
+    rounds.record_unaffordable(grid if budget.left < 0 else [n for n in grid if n not in lengths], start)
 
     # decisions look at what was asked for so far, and not at what an earlier run went on to measure
     asked = set(grid)
@@ -208,13 +208,21 @@ class _Rounds:
         """Of these lengths and of the first repeats alone."""
         return stats.curve(row for row in self.rows if row.length in lengths and row.repeat < repeats)
 
-    def affordable(self, grid: tuple[int, ...], repeats: int, *, fixed: bool) -> tuple[tuple[int, ...], int]:
-        """As many lengths of the grid, and repeats, as the budget allows by plan."""
-        if self.budget.seconds == math.inf:
-            return grid, repeats
+    def affordable(self, grid: tuple[int, ...], repeats: int) -> tuple[int, ...]:
+        """The lengths of the grid that are measured already, and of the others, ascending, as many as the budget allows
+        by plan.
 
-        def cost(lengths: tuple[int, ...], repeats: int, calibrate: bool = False) -> tuple[float, float]:
-            found = plan(
+        Raises:
+            ValueError: not even one.
+        """
+        done = {(row.length, row.repeat, row.depth) for row in self.rows if row.status == "ok"}
+        wanted = [(repeat, depth) for repeat in range(repeats) for depth in self.task.depths]
+        missing = tuple(n for n in grid if any((n, *what) not in done for what in wanted))
+        if self.budget.seconds == math.inf or not missing:
+            return grid
+
+        def cost(lengths: tuple[int, ...], calibrate: bool = False) -> Plan:
+            return plan(
                 self.task,
                 self.method,
                 self.lm,
@@ -225,20 +233,18 @@ class _Rounds:
                 chunk=self.chunk,
                 calibrate=calibrate,
             )
-            return found.flops, found.seconds or 0.0
 
-        flops, seconds = cost(grid, repeats, calibrate=True)
-        may = self.budget.left * BUDGET_SHARE * flops / max(seconds, 1e-9)
-        for tried in [repeats] if fixed or repeats <= LEAST_REPEATS else [repeats, LEAST_REPEATS]:
-            if cost(grid, tried)[0] <= may:
-                return grid, tried
-        for end in range(len(grid) - 1, 0, -1):
-            if cost(grid[:end], tried)[0] <= may:
-                return grid[:end], tried
-        needed = cost(grid[:1], tried)[0] * seconds / flops
+        everything = cost(missing, calibrate=True)
+        seconds = everything.seconds or 0.0
+        may = self.budget.left * BUDGET_SHARE * everything.flops / max(seconds, 1e-9)
+        for end in range(len(missing), 0, -1):
+            if cost(missing[:end]).flops <= may:
+                return tuple(n for n in grid if n not in missing[end:])
+        needed = cost(missing[:1]).flops * seconds / everything.flops / BUDGET_SHARE
         raise ValueError(
-            f"the budget leaves {max(self.budget.left, 0.0):,.1f} s, too little for one length: {tried} repeats of "
-            f"{grid[0]:,} tokens take about {max(needed, 1.0):,.0f} s on {self.lm.name}; give more --minutes"
+            f"loading {self.lm.name} and timing it left {max(self.budget.left, 0.0):,.1f} s of its time, too little "
+            f"for one length: {repeats} repeats of {missing[0]:,} tokens take about {max(needed, 1.0):,.0f} s; give "
+            "more --minutes"
         )
 
     def measure(
@@ -275,11 +281,12 @@ class _Rounds:
         self.seconds, self.tokens = self.seconds + time.monotonic() - started, self.tokens + tokens
         return True
 
-    def record_unaffordable(self, lengths: Iterable[int]) -> None:
+    def record_unaffordable(self, lengths: Iterable[int], repeats: int) -> None:
         """Rows for lengths that the budget leaves out, so that no number takes the last one measured for the end."""
+        end = last_worth_measuring([row for row in self.rows if row.repeat < repeats], self.longest)
         done = {row.length for row in self.rows}
         example = self.task.examples(self.lm, (self.longest,), self.task.pool or RING, self.seed)[0]
-        for length in (length for length in lengths if length not in done):
+        for length in (length for length in lengths if length not in done and length <= end):
             self.run.append(
                 Row(
                     model=self.lm.name,
@@ -292,7 +299,7 @@ class _Rounds:
                     seed=self.seed,
                     example=example.id,
                     status="budget",
-                    reason=f"no time for it in {self.budget.seconds / 60:.3g} minutes",
+                    reason=f"no time for it in {self.budget.seconds:,.0f} s",
                 )
             )
 

@@ -157,7 +157,7 @@ def curve(
     lengths: Annotated[
         str, typer.Option(help="512,1024,2048 or 512:16384; auto: where the curve needs them.")
     ] = "auto",
-    points: Annotated[int | None, typer.Option(help="Lengths in a range A:B, default 16.")] = None,
+    points: Annotated[int | None, typer.Option(min=1, help="Lengths in a range A:B, default 16.")] = None,
     spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default linear.")] = None,
     repeats: Annotated[
         int | None, typer.Option(help="Targets at each length; default 10, with auto lengths 4 or as needed.")
@@ -204,6 +204,9 @@ def curve(
             raise ValueError("--compat authors measures 32 lengths from 8 on: name the longest, --lengths 8:N")
         if test and len(target_text or ()) < 2 and len(prefix_text or ()) < 2:
             raise ValueError("--test compares texts: give two or more --prefix-text, or two or more --target-text")
+        for texts in (target_text or [], prefix_text or []):
+            if len(set(texts)) < len(texts):
+                raise ValueError(f"texts {', '.join(texts)} are not all different: name each once")
         spaced: Literal["linear", "log"] = "log" if spacing is Spacing.log else "linear"
         chosen = parse_lengths(lengths, points or DEFAULT_POINTS, spaced) if lengths != "auto" else None
         if compat is not None and chosen is not None:
@@ -215,7 +218,7 @@ def curve(
             lengths=chosen,
             repeats=repeats,
             seed=seed,
-            protocol="paper" if compat else protocol.value if protocol else None,
+            protocol="paper" if compat else protocol.value if protocol else "probe" if depths else None,
             warmup=warmup,
             scored=scored,
             depths=parse_depths(depths) if depths else (0.0,),
@@ -450,17 +453,18 @@ def _print_plans(plans: list[tuple[str, str, str, "Plan"]], first: str, as_json:
     from rich.table import Table
 
     table = Table(title=f"plan: nothing is measured yet{first}", title_justify="left")
-    for column in ("model", "method", "asked", "examples", "tokens", "PFLOP", "memory above the model", "time"):
-        table.add_column(column, justify="left" if column in ("model", "method", "asked") else "right")
+    for column in ("model", "method", "asked", "examples", "tokens", "TFLOP", "memory", "time"):
+        left = column in ("model", "method", "asked")
+        table.add_column(column, justify="left" if left else "right", no_wrap=not left, overflow="fold")
     for model, method, what, cost in plans:
         seconds = cost.seconds or 0.0
         table.add_row(
-            model,
+            model.rstrip("/").rpartition("/")[2],
             method,
             what,
             f"{cost.num_examples:,}",
             f"{cost.tokens:,}",
-            f"{cost.flops / 1e15:,.3g}",
+            f"{cost.flops / 1e12:,.3g}",
             f"{cost.extra_bytes / 2**30:,.2f} GiB",
             time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 3600:,.0f} h",
         )
@@ -474,6 +478,49 @@ def _print_plans(plans: list[tuple[str, str, str, "Plan"]], first: str, as_json:
             {"model": model, "method": method, "what": what, **asdict(cost)} for model, method, what, cost in plans
         ]
         print(json.dumps({"plans": cells}))
+
+
+@app.command()
+def doctor(
+    model: Annotated[str, typer.Argument(help="Folder or hub id of a causal model.")],
+    method: Annotated[str, typer.Option(help="How the model reads.")] = "full",
+    text: Text = "builtin",
+    device: Device = None,
+    device_map: DeviceMap = None,
+    dtype: ModelDtype = Dtype.auto,
+    attention: Attention = None,
+    trained_length: TrainedLength = None,
+    revision: Revision = None,
+    trust_remote_code: RemoteCode = False,
+    allow_pickle: Pickle = False,
+    as_json: AsJson = False,
+) -> None:
+    """Is a method really doing on this model what it says? Checks in under a minute; exit 1 when one fails."""
+    with _said():
+        from dataclasses import asdict
+
+        from farspan.doctor import beginning, diagnose, print_checks
+        from farspan.methods import method as parsed
+
+        wanted = parsed(method)
+        loader = _loader(
+            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
+        )
+        excerpt, console = beginning(text), err if as_json else Console()
+        with console.status(f"loading {model}") as status:
+            lm = loader(model)
+            checks = diagnose(
+                lm, wanted, excerpt, watch=lambda name, done, total: status.update(f"{done + 1}/{total}: {name}")
+            )
+        failed = print_checks(checks, f"{wanted} on {model}", console)
+        if as_json:
+            print(
+                json.dumps(
+                    {"model": model, "method": str(wanted), "failed": failed, "checks": list(map(asdict, checks))}
+                )
+            )
+        if failed:
+            raise typer.Exit(1)
 
 
 @app.command("import")
@@ -527,7 +574,7 @@ def perplexity(
     lengths: Annotated[
         str, typer.Option(help="512,1024,2048 or 512:16384; auto: powers of two to twice the trained length.")
     ] = "auto",
-    points: Annotated[int | None, typer.Option(help="Lengths in a range A:B, default 16.")] = None,
+    points: Annotated[int | None, typer.Option(min=1, help="Lengths in a range A:B, default 16.")] = None,
     spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default log.")] = None,
     repeats: Annotated[int, typer.Option(help="Windows of the text, from as many documents as possible.")] = 10,
     targets: Annotated[

@@ -16,7 +16,7 @@ from farspan.methods import Method, method
 from farspan.plan import Plan, plan
 from farspan.record import Row, Run, latest
 from farspan.stats import label
-from farspan.tasks.curve import LONG, Curve, Protocol
+from farspan.tasks.curve import LONG, RING, Curve, Protocol
 
 DEFAULT_REPEATS = 10
 DEFAULT_TRAINED_LENGTH = 2048  # tokens, where a config says none
@@ -68,10 +68,10 @@ class CurveSettings:
             warmup, scored = warmup // 2, scored // 2  # a map needs lengths with room for depths
         warmup = self.warmup if self.warmup is not None else warmup
         scored = self.scored if self.scored is not None else scored
-        if (self.warmup is not None or self.scored is not None) and warmup + scored > (self.lengths or (context,))[-1]:
+        if (self.warmup is not None or self.scored is not None) and warmup + scored > largest:
             raise ValueError(
                 f"a probe of {warmup} + {scored} tokens (--warmup, --scored) is longer than the longest text, "
-                f"{(self.lengths or (context,))[-1]:,} tokens: give smaller ones, or longer --lengths"
+                f"{largest:,} tokens: give smaller ones, or longer --lengths"
             )
         return replace(self, protocol=protocol, warmup=warmup, scored=scored)
 
@@ -148,6 +148,8 @@ def measure_curves(
     watch, loader = watch or Watch(), loader or Load()
     chosen = [method(text) for text in methods]
     settings = _resolved(settings, models, loader)
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"minutes = {minutes}: a budget is a positive number")
     if minutes is not None and (settings.lengths is not None or settings.protocol == "paper"):
         raise ValueError("a budget in minutes goes with --lengths auto, which has something to choose")
     budget = Budget() if minutes is None else Budget(60 * minutes)
@@ -209,19 +211,18 @@ def _measure_model(
                 budget=Budget(left),
                 watch=watch,
             )
-        _show_first(task, lm, run, settings.seed)
+            lengths, repeats = (longest,), task.pool or RING
+        _show_first(task, lm, run, lengths, repeats, settings.seed)
 
 
-def _show_first(task: Curve, lm: LM, run: Run, seed: int) -> None:
+def _show_first(task: Curve, lm: LM, run: Run, lengths: Sequence[int], repeats: int, seed: int) -> None:
     """Keeps the first example, in words, beside the rows."""
     rows = [row for row in run.rows if (row.model, row.settings, row.status) == (lm.name, task.settings, "ok")]
-    if rows:
-        first = min(rows, key=lambda row: (row.length, row.repeat, row.depth))
-        repeats = max(task.pool or 0, *(row.repeat + 1 for row in rows), 2)
-        examples = task.examples(lm, tuple(sorted({row.length for row in rows})), repeats, seed)
-        example = next((example for example in examples if example.id == first.example), None)
-        if example is not None:
-            run.add_example({"model": lm.name, "what": label(task.settings)} | task.shown(lm, example, first.length))
+    examples = {example.id: example for example in task.examples(lm, lengths, repeats, seed)}
+    if found := [row for row in rows if row.example in examples]:
+        first = min(found, key=lambda row: (row.length, row.repeat, row.depth))
+        shown = task.shown(lm, examples[first.example], first.length)
+        run.add_example({"model": lm.name, "what": label(task.settings)} | shown)
 
 
 def plan_curves(

@@ -13,7 +13,7 @@ from farspan.record import Row, read_header
 from farspan.report.picture import draw_curves
 from farspan.report.tables import series
 
-TEXTS = {"natural": "builtin:held-out", "shuffled": "shuffled:builtin:held-out"}
+TEXTS = {"natural": "builtin:held-out+tests", "shuffled": "shuffled:builtin:held-out+tests"}
 LENGTHS = (32, 64, 96, 128, 160, 192, 224, 254, 288, 320, 352, 384, 448, 511)
 REPEATS = 12
 NEXT = "farspan curve MODEL --text FOLDER"

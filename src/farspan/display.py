@@ -11,7 +11,7 @@ from rich.table import Table
 
 from farspan import stats
 from farspan.record import Row
-from farspan.report.tables import HEADLINE, Series
+from farspan.report.tables import HEADLINE, Series, spoken
 
 LINE_EVERY = 15.0  # seconds between lines where the output is no terminal
 
@@ -73,9 +73,9 @@ def print_memory_lengths(series: list[Series], console: Console) -> None:
     for one in series:
         table.add_column(escape(one.name), justify="right", overflow="fold")
     for field in HEADLINE:
-        table.add_row(field.replace("_", " "), *(str(getattr(one.summary, field)) for one in series))
+        table.add_row(spoken(field), *(str(getattr(one.summary, field)) for one in series))
     console.print(table)
-    meanings = "; ".join(f"{field.replace('_', ' ')}: {meaning}" for field, meaning in HEADLINE.items())
+    meanings = "; ".join(f"{spoken(field)}: {meaning}" for field, meaning in HEADLINE.items())
     console.print(meanings, style="dim", highlight=False)
 
 

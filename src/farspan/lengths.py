@@ -44,16 +44,15 @@ def parse_lengths(text: str, points: int, spacing: Literal["linear", "log"]) -> 
         ValueError: not numbers, not ascending, not positive.
     """
     try:
-        if ":" in text:
-            shortest, longest = (int(part) for part in text.split(":"))
-            return spaced_lengths(shortest, longest, points, spacing)
-        lengths = tuple(int(part) for part in text.split(","))
+        numbers = tuple(int(part) for part in text.split(":" if ":" in text else ","))
     except ValueError as error:
-        if "lengths" in str(error) or "points" in str(error):
-            raise
-        raise ValueError(f"lengths {text!r} are neither like 512,1024,2048 nor like 512:16384") from error
-    check_lengths(lengths)
-    return lengths
+        raise ValueError(f"lengths {text!r} are neither like 512,1024,2048 nor like 512:16384, nor auto") from error
+    if ":" not in text:
+        check_lengths(numbers)
+        return numbers
+    if len(numbers) != 2:
+        raise ValueError(f"lengths {text!r} are neither like 512,1024,2048 nor like 512:16384, nor auto")
+    return spaced_lengths(*numbers, points, spacing)
 
 
 def check_lengths(lengths: Sequence[int]) -> None:

@@ -168,10 +168,16 @@ def curves(rows: Iterable[Row]) -> dict[tuple[str, str, str], Curve]:
 
 def by_curve(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
     """The rows that belong together, by (model, method, label of what was asked)."""
+    rows = [row for row in latest(rows) if row.task == "curve"]
+    settings: dict[str, list[dict[str, Any]]] = {}  # short label -> what goes by it under one model
+    for row in rows:
+        known = settings.setdefault(f"{row.model} {label(row.settings)}", [])
+        if row.settings not in known:
+            known.append(row.settings)
     groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in latest(rows):
-        if row.task == "curve":
-            groups.setdefault((row.model, row.method, label(row.settings)), []).append(row)
+    for row in rows:
+        ambiguous = len(settings[f"{row.model} {label(row.settings)}"]) > 1
+        groups.setdefault((row.model, row.method, label(row.settings, whole=ambiguous)), []).append(row)
     return groups
 
 
@@ -203,13 +209,18 @@ def _cells(rows: Sequence[Row]) -> Map:
     return Map(np.array(lengths), np.array(depths), distance, copy, control, targets)
 
 
-def label(settings: dict[str, Any]) -> str:
-    """Protocol and texts of a curve in a few words; numbers are comparable under one label only."""
+def label(settings: dict[str, Any], *, whole: bool = False) -> str:
+    """Protocol and texts of a curve in a few words; numbers are comparable under one label only. `whole`: with the
+    texts' paths, where their last parts are the same."""
+
+    def named(text: str) -> str:
+        return text if whole else _base(text)
+
     protocol = settings["protocol"]
     if protocol == "probe":
         protocol += f" {settings['warmup']}+{settings['scored']}"
-    text = f"{protocol}{' (authors)' if settings.get('compat') else ''}, {_base(settings['target_text'])}"
-    return text + (f" behind {_base(settings['prefix_text'])}" if settings.get("prefix_text") else "")
+    text = f"{protocol}{' (authors)' if settings.get('compat') else ''}, {named(settings['target_text'])}"
+    return text + (f" behind {named(settings['prefix_text'])}" if settings.get("prefix_text") else "")
 
 
 def _base(text: str) -> str:
@@ -241,8 +252,8 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
         half = expansion(repeats_behind(measured, name, value)) * float(np.std(others))
         low, high = max(0.0, value - half), value + half
         over = float(np.mean(beyond)) > 0.025
-        if name in CROSSINGS and high > measured.lengths[-1]:
-            high, over = measured.lengths[-1], True
+        if high > measured.lengths[-1]:  # an area can be no larger than recalling everything
+            high, over = measured.lengths[-1], over or name in CROSSINGS
         if value == 0.0:
             high = max(high, _first_judged(measured))
         return MemoryLength(value, low, float(high), censored, reason, over)

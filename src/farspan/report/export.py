@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from farspan import stats
-from farspan.report.tables import Group, Member, Source, in_characters
+from farspan.report.tables import Group, Member, Source, in_characters, spoken
 
 MEASURES = ("fine", "coarse", "half_life", "reach", "span", "paper_fine", "paper_coarse")
 WHOSE = ("run", "model", "method", "what", "version")
@@ -43,7 +43,7 @@ def markdown_page(context: Mapping[str, Any]) -> str:
     """The tables of the page; `context`: what its template is given."""
     lines = [f"# {plain(context['title'])}", ""]
     for section in context["groups"]:
-        names = [name.replace("_", " ") for name in section["columns"]]
+        names = [spoken(name) for name in section["columns"]]
         lines += [f"## {plain(section['title'])}", "", "Tokens of text to be copied, 95 % interval over repeats.", ""]
         head = ["model", "method", "run", "claimed", *names, "repeats"]
         lines += _table(head, (_table_line(line, len(names)) for line in section["lines"]))

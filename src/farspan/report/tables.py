@@ -21,6 +21,11 @@ HEADLINE = {
 }
 
 
+def spoken(name: str) -> str:
+    """The name of a number as it is written: half-life, paper fine."""
+    return name.replace("half_life", "half-life").replace("_", " ")
+
+
 @dataclass(frozen=True)
 class Series:
     """One curve, what it is of, and its numbers."""
@@ -74,14 +79,14 @@ def remarks(one: Series) -> list[str]:
     for name in ("fine", "coarse", "half_life", "reach"):
         length = getattr(s, name)
         if length.reason:
-            lines.append(f"{name}: {length.reason}")
+            lines.append(f"{spoken(name)}: {length.reason}")
     if s.failed:
         failed = ", ".join(f"{length:,} ({why})" for length, why in sorted(s.failed.items()))
-        lines.append(f"lengths with failed rows: {failed}")
+        lines.append(f"lengths with missing rows: {failed}")
     if s.contaminated:
         without = s.without_contaminated.get("half_life")
         lines.append(
-            f"{len(s.contaminated)} windows have a control out of line with the others (text known by heart, or "
+            f"{len(s.contaminated)} of the windows have a control out of line with the others (text known by heart, or "
             f"boilerplate){'' if without is None else f'; without them half-life is {without:,.0f}'}"
         )
     if s.nonmonotone > 0.1:

@@ -1,0 +1,179 @@
+"""What perplexity of a long text takes in memory, and that it is the naive number.
+
+    python benchmarks/perplexity_memory.py [--quick] [--check]
+
+Perplexity at 16,384 tokens with a vocabulary of 32,000, by `measure` with the command's own chunk: of all tokens in one
+pass, and of the last 256 behind the others. Peak memory is what the process took above the loaded model, with an
+allocator that gives every freed block back at once (and, for comparison, with glibc's own settings); it is compared
+with what the logits of all tokens alone would take in fp32. The naive twin is one plain forward over all tokens and
+log_softmax of all of its logits, some positions at a time. Each way runs in a process of its own on one thread.
+Model: d 256, 4 layers, 4 heads of 64, fp32, random weights. Last line: the figures as JSON.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+VOCABULARY = 32_000
+BUCKETS = 64  # of positions, each compared with the twin's
+TARGETS = 256
+FREEING = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}  # of glibc
+BOUNDS = {"memory_share_all": 0.1, "memory_share_fixed": 0.1, "largest_difference": 1e-5}
+
+
+class Letters(SimpleNamespace):
+    """Enough of a tokenizer: a letter a token."""
+
+    bos_token_id = 0
+
+    def __len__(self) -> int:
+        return VOCABULARY
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    def get_vocab(self) -> dict[str, int]:
+        return {}
+
+
+def build(length: int) -> tuple[Any, Any]:
+    """The model, and a text of that many tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from farspan.corpus import Corpus
+    from farspan.lm import wrap
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=1 << 20,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight *= 5  # expectations that differ: nats from 5 to 20
+    tokens = np.random.default_rng(0).integers(1, VOCABULARY, length)
+    return wrap(model, Letters(), "benchmark"), Corpus("random", "random", tokens, np.array([0, length]))
+
+
+def peak_kibibytes() -> int:
+    """The most this process has held, VmHWM."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+
+def naive(lm: Any, text: Any) -> list[float]:
+    """Nats of every token: one plain forward, log_softmax of all logits, 64 positions at a time."""
+    ids = torch.tensor([[0, *text.tokens.tolist()]])
+    nats = []
+    with torch.no_grad():
+        hidden = lm.model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[0]
+        for first in range(0, len(hidden), 64):
+            expected = lm.model.lm_head(hidden[first : first + 64]).log_softmax(-1)
+            wanted = ids[0, 1 + first : 65 + first]
+            nats += (-expected[torch.arange(len(wanted)), wanted]).tolist()
+    return nats
+
+
+def ours(lm: Any, task: Any, length: int) -> dict[str, Any]:
+    """The scores of one row by `measure`."""
+    from farspan.measure import measure
+    from farspan.methods import method
+    from farspan.perplexity import default_chunk
+    from farspan.record import Run
+
+    chunk = default_chunk(lm, length)
+    with tempfile.TemporaryDirectory() as folder, Run.open(Path(folder) / "run", {}) as run:
+        (row,) = measure(task, method("full"), lm, run, lengths=(length,), repeats=1, chunk=chunk)
+    assert row.status == "ok", row.reason
+    return row.scores
+
+
+def child(way: str, length: int) -> dict[str, Any]:
+    """One way of measuring, in this process."""
+    from farspan.tasks.perplexity import Perplexity
+
+    lm, text = build(length)
+    task = Perplexity(text, "all", buckets=BUCKETS) if way == "all" else Perplexity(text, target_tokens=TARGETS)
+    if way != "naive":
+        ours(lm, task, 2 * TARGETS)  # the self-check and the first forwards are not what is compared
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what building the model left over must not hide what is taken
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = peak_kibibytes()
+    started = time.perf_counter()
+    if way == "naive":
+        nats = np.array(naive(lm, text))
+        result = {"buckets": nats.reshape(BUCKETS, -1).mean(1).tolist(), "last": float(nats[-TARGETS:].mean())}
+    else:
+        scores = ours(lm, task, length)
+        result = {"last": scores["nats"]}
+        if way == "all":
+            result = {"buckets": (np.array(scores["buckets"]["nats"]) / (length // BUCKETS)).tolist()}
+    return result | {
+        "seconds": time.perf_counter() - started,
+        "peak_mib": (peak_kibibytes() - before) / 1024,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="4,096 tokens; the bounds are for all of them")
+    parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    length = 4096 if options.quick else 16_384
+    if options.child:
+        print(json.dumps(child(options.child, length)))
+        return
+
+    results = {}
+    for way, allocator in (("naive", "own"), *((way, kind) for way in ("all", "fixed") for kind in ("freeing", "own"))):
+        command = [sys.executable, __file__, "--child", way, *(["--quick"] if options.quick else [])]
+        environment = {**os.environ, **(FREEING if allocator == "freeing" else {})}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        results[way, allocator] = r = json.loads(done.stdout.splitlines()[-1])
+        print(f"{way:6} {allocator:8} {r['seconds']:7.1f} s  {r['peak_mib']:6.0f} MiB above the model", flush=True)
+
+    twin = results["naive", "own"]
+    logits = length * VOCABULARY * 4 / 2**20
+    differences = [
+        float(np.abs(np.subtract(results[way, allocator][what], twin[what])).max())
+        for way, what in (("all", "buckets"), ("fixed", "last"))
+        for allocator in ("freeing", "own")
+    ]
+    figures = {
+        "length": length,
+        "vocabulary": VOCABULARY,
+        "logits_mib": logits,
+        "memory_share_all": results["all", "freeing"]["peak_mib"] / logits,
+        "memory_share_fixed": results["fixed", "freeing"]["peak_mib"] / logits,
+        "memory_share_all_glibc": results["all", "own"]["peak_mib"] / logits,
+        "memory_share_fixed_glibc": results["fixed", "own"]["peak_mib"] / logits,
+        "keys_share": length * 4 * 2 * 256 * 4 / 2**20 / logits,
+        "nats": float(np.mean(twin["buckets"])),
+        "largest_difference": max(differences),
+    }
+    print(json.dumps({n: float(f"{value:.3g}") if isinstance(value, float) else value for n, value in figures.items()}))
+    missed = [f"{n} = {figures[n]:.3g}, bound {bound}" for n, bound in BOUNDS.items() if figures[n] > bound]
+    if options.check and missed:
+        sys.exit("missed: " + "; ".join(missed))
+
+
+if __name__ == "__main__":
+    main()
