@@ -40,8 +40,7 @@ class Display:
         self.tokens, self.started, self.printed = 0, time.monotonic(), time.monotonic()
 
     def row(self, row: Row, done: int, total: int) -> None:
-        # each half feeds the row's length again; the reading itself is shared among lengths
-        self.tokens += 2 * row.length if row.status == "ok" else 0
+        self.tokens += row.scores.get("context", 0)  # about what was fed: lengths share what they read
         now = time.monotonic()
         state = f"{self.tokens / max(1e-9, now - self.started):,.0f} tokens/s, peak {row.peak_bytes / 2**30:.2f} GiB"
         if row.status == "ok" and "copy" in row.scores:

@@ -33,7 +33,8 @@ STRING = 24  # random tokens that are to be copied
 COPIES = 5  # texts with such a string
 GAP = 4  # tokens between a string and its copy; of a copy also those that are not counted
 CHARACTERS = 20_000  # of the text
-EXACT, ROUNDED, ROUNDED_LARGEST = 2e-3, 0.05, 0.25  # nats: largest in fp32; mean and largest in lower precision
+EXACT = 2e-3  # nats, the largest difference in float32
+ROUNDED, ROUNDED_LARGEST = 0.05, 0.25  # nats, the mean and the largest in lower precision
 MISSING = 1e9  # nats; the difference between a number and none
 AT_WORK = 1e-3  # nats; less than that is no difference
 TROUBLE = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)  # what a model answers to what it cannot
@@ -76,6 +77,7 @@ def diagnose(lm: LM, method: Method, text: str | None = None, *, watch: Watch | 
     total = sum(len(questions) for questions in stages.values()) + 1
     checks: list[Check] = []
     patient.expected = patient.plain_nats(patient.rows)  # also what a model makes at its first forward is then there
+    patient.measure_rounding()
     before, logits = _state(lm), patient.plain_nats(patient.rows[:, :16], 1)
 
     def begins(name: str) -> None:
@@ -141,6 +143,7 @@ class _Patient:
         self.known = tokens.unique()
         self.exact = lm.model.dtype in (torch.float32, torch.float64)
         self.expected = torch.empty(0)  # nats of the rows by a plain forward
+        self.rounding = 0.0  # nats by which full attention in chunks of 7 differs from that, in lower precision
         self.noise = 0.0  # nats by which the method at its neutral setting differs from that
 
     def stages(self) -> dict[Method, dict[str, Question]]:
@@ -247,9 +250,15 @@ class _Patient:
         """How far two ways to the same scores are apart, nats."""
         return _largest(given, expected) if self.exact else float(_differences(given, expected).mean())
 
+    def measure_rounding(self) -> None:
+        if not self.exact:
+            with Full().on(self.lm) as reader:
+                given = self.nats(reader, self.rows, 7)
+            self.rounding = min(self.apart(given, self.expected), ROUNDED_LARGEST)
+
     @property
     def tolerance(self) -> float:
-        return EXACT if self.exact else ROUNDED
+        return EXACT if self.exact else max(ROUNDED, 2 * self.rounding)
 
     @property
     def tolerance_of_one(self) -> float:
@@ -259,7 +268,7 @@ class _Patient:
     def _equal(self, name: str, variant: Method | None, apart: float, said: str) -> Check:
         what = "largest" if self.exact else "mean"
         note = "" if variant is None else self._tested(variant)
-        return Check(name, apart <= self.tolerance, apart, f"<= {self.tolerance:g} nats, {what}", said + note)
+        return Check(name, apart <= self.tolerance, apart, f"<= {self.tolerance:.2g} nats, {what}", said + note)
 
     def _equal_one(self, name: str, variant: Method, largest: float, said: str) -> Check:
         allowed = f"<= {self.tolerance_of_one:g} nats, largest"
