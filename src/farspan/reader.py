@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from farspan import hf
+from farspan.attention import Attend, SinkWindow
 from farspan.lm import LM
 
 Ids = Int[
@@ -117,14 +118,30 @@ def dense_reader(lm: LM) -> DenseReader:
     return DenseReader(lm, fallback=_checked(lm))
 
 
-def readable_in_chunks(lm: LM, name: str) -> None:
-    """Refuses a model that chunks mislead to the method of this name.
+@contextmanager
+def attending(
+    lm: LM,
+    attend: Attend,
+    *,
+    name: str,
+    rotary: bool = True,
+    shape: SinkWindow | None = None,
+    padding: bool = False,
+) -> Iterator[DenseReader]:
+    """The dense reader of `lm`, whose attention is `attend` meanwhile; see `hf.attention`.
+
+    Args:
+        name: of the method, for what is refused.
+        rotary: whether the method needs to know how each layer turns its queries and keys.
 
     Raises:
-        ValueError: the self-check found that chunks change the answer.
+        ValueError: a model that chunks mislead, whose attention cannot be replaced, or has been already.
     """
     if (reason := _checked(lm)) is not None:
         raise ValueError(f"{name} reads in chunks, which {lm.name} cannot be: {reason}; use full")
+    layers = hf.attention_layers(lm.model, name=name, rotary=rotary)
+    with hf.attention(lm.model, attend, layers, name=name, shape=shape, padding=padding) as attention:
+        yield DenseReader(lm, attention=attention)
 
 
 def _checked(lm: LM) -> str | None:

@@ -17,11 +17,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from farspan import hf
 from farspan.attention import Position, sink_window
 from farspan.lm import LM
 from farspan.methods.text import written
-from farspan.reader import DenseReader, Reader, readable_in_chunks
+from farspan.reader import Reader, attending
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,8 @@ class LambdaMask:
                 f"{self}: window = {self.window:,} tokens is more than the {limit:,} {lm.name} was trained on; "
                 f"use window <= {limit:,}"
             )
-        readable_in_chunks(lm, str(self))
-        layers = hf.attention_layers(lm.model, name=str(self))
-        attend = partial(sink_window, shape=self)
-        with hf.attention(lm.model, attend, layers, name=str(self), shape=self) as attention:
-            yield DenseReader(lm, attention=attention)
+        with attending(lm, partial(sink_window, shape=self), name=str(self), shape=self) as reader:
+            yield reader
 
     def first_near(self, position: Position) -> Position:
         return position - self.window + 1

@@ -29,7 +29,7 @@ from farspan import hf
 from farspan.attention import Call, angles, dense, turned
 from farspan.lm import LM
 from farspan.methods.text import closest, written
-from farspan.reader import DenseReader, Reader, dense_reader, readable_in_chunks
+from farspan.reader import Reader, attending, dense_reader
 
 TYPES = ("linear", "ntk", "dynamic", "yarn")
 BETA_FAST, BETA_SLOW = 32, 1  # turns within the original length, between which YaRN's ramp lies
@@ -67,21 +67,14 @@ class Rope:
                 f"{self}: the RoPE of {lm.name} does not have the frequencies that its theta = {theta:g} gives"
             )
         if self.type == "dynamic":
-            with self._dynamic(lm, theta, original) as reader:
+            scores = partial(scores_by_length, theta=theta, factor=self.factor, original=original)
+            with attending(lm, partial(dense, scores=scores), name=str(self)) as reader:
                 yield reader
             return
         inv_freq, scale = scaled(self.type, theta, 2 * len(own), self.factor, original)
         with hf.rope(lm.model, inv_freq, scale, name=str(self)) as scope:
             longer = replace(lm, trained_length=int(original * self.factor))
             yield replace(dense_reader(longer), scope=scope)
-
-    @contextmanager
-    def _dynamic(self, lm: LM, theta: float, original: int) -> Iterator[Reader]:
-        readable_in_chunks(lm, str(self))
-        layers = hf.attention_layers(lm.model, name=str(self))
-        scores = partial(scores_by_length, theta=theta, factor=self.factor, original=original)
-        with hf.attention(lm.model, partial(dense, scores=scores), layers, name=str(self)) as attention:
-            yield DenseReader(lm, attention=attention)
 
 
 def scaled(type: str, theta: float, dim: int, factor: float, original: int) -> tuple[Tensor, float]:

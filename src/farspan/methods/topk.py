@@ -17,11 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from farspan import hf
 from farspan.attention import dense
 from farspan.lm import LM
 from farspan.methods.text import written
-from farspan.reader import DenseReader, Reader, readable_in_chunks
+from farspan.reader import Reader, attending
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,9 @@ class TopK:
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
-        readable_in_chunks(lm, str(self))
-        layers = hf.attention_layers(lm.model, name=str(self), rotary=False)
         attend = partial(dense, select=partial(largest, k=self.k))
-        with hf.attention(lm.model, attend, layers, name=str(self), padding=True) as attention:
-            yield DenseReader(lm, attention=attention)
+        with attending(lm, attend, name=str(self), rotary=False, padding=True) as reader:
+            yield reader
 
 
 def largest(scores: Float[Tensor, "*rows keys"], k: int) -> Float[Tensor, "*rows keys"]:
