@@ -1,0 +1,47 @@
+"""The command line: thin and typed. Nothing heavy is imported before a command needs it."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from farspan import __version__
+from farspan.cli import curve, demo, doctor, perplexity, report, train
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="farspan measures how far back a language model remembers, and extends it.",
+    pretty_exceptions_enable=False,
+)
+# in the order in which `farspan --help` lists them
+for command in (demo.demo, curve.curve, curve.recall, perplexity.perplexity, doctor.doctor, report.report):
+    app.command()(command)
+app.command("import")(report.import_file)
+train_app = typer.Typer(no_args_is_help=True, help="Train or extend a model. A config is one TOML file.")
+train_app.command("lm")(train.train_lm)
+app.add_typer(train_app, name="train")
+
+
+def main() -> None:
+    """The entry point. Exit 1 when rows are missing, 2 for what a user can mend, 130 when interrupted."""
+    app()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"farspan {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
+    # transformers' own progress and advice would bury ours
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1" if not sys.stderr.isatty() else "0")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

@@ -1,0 +1,124 @@
+"""What commands share: their options, how errors are said, how a model is loaded."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from farspan.compare import Load
+
+err = Console(stderr=True)
+
+
+class Dtype(StrEnum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Spacing(StrEnum):
+    linear = "linear"
+    log = "log"
+
+
+Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Folders or hub ids of causal models.")]
+Methods = Annotated[list[str] | None, typer.Option("--method", help="How the model reads, default full; repeatable.")]
+Text = Annotated[str, typer.Option(help="FILE, FOLDER, org/name, builtin, builtin:held-out or random.")]
+TargetTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target-text", help="Text to be copied; default --text. `shuffled`: --text in shuffled order. Repeatable."
+    ),
+]
+PrefixTexts = Annotated[
+    list[str] | None,
+    typer.Option("--prefix-text", help="Irrelevant text of the control; default the protocol's own. Repeatable."),
+]
+Warmup = Annotated[
+    int | None, typer.Option(min=0, help="Tokens of a probe that are fed first; default 128, beyond 8,192 512.")
+]
+Scored = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of a probe that are scored; default 256, beyond 8,192 1,024.")
+]
+Seed = Annotated[int, typer.Option(help="Of the choice of texts.")]
+Out = Annotated[Path | None, typer.Option(help="Run folder; default: one under runs/.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")]
+DeviceMap = Annotated[str | None, typer.Option(help="`auto` spreads a model over accelerators.")]
+ModelDtype = Annotated[Dtype, typer.Option(help="auto: the checkpoint's own.")]
+Attention = Annotated[str | None, typer.Option(help="Attention implementation of transformers.")]
+TrainedLength = Annotated[int | None, typer.Option(min=1, help="Tokens; overrides the model's config.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")]
+RemoteCode = Annotated[bool, typer.Option(help="Run code that comes with the model.")]
+Pickle = Annotated[bool, typer.Option(help="Also read .bin weights, which can run code.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="Repeats read at once; default what fits.")]
+Chunk = Annotated[int | None, typer.Option(min=1, help="Tokens of one forward.")]
+PlanOnly = Annotated[bool, typer.Option("--plan", help="Say tokens, FLOPs, memory and time; measure nothing.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON last.")]
+
+
+@contextmanager
+def said() -> Iterator[None]:
+    """Errors that a user can mend become one line."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        err.print("interrupted; what was measured is kept, and the same command goes on from there")
+        raise typer.Exit(130) from error
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        message = str(error)
+        if isinstance(error, RuntimeError | MemoryError):
+            from farspan.measure import is_out_of_memory
+
+            if not is_out_of_memory(error):
+                raise
+            first = message.partition("\n")[0]
+            message = f"out of memory: {first}; try --dtype bfloat16, --device-map auto or another --device"
+        if os.environ.get("FARSPAN_DEBUG"):
+            raise
+        err.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+
+
+def make_loader(
+    device: str | None,
+    device_map: str | None,
+    dtype: Dtype,
+    attention: str | None,
+    trained_length: int | None,
+    revision: str | None,
+    trust_remote_code: bool,
+    allow_pickle: bool,
+) -> "Load":
+    from farspan.compare import Load
+
+    if device is not None and device_map is not None:
+        raise ValueError("--device and --device-map contradict each other: give one")
+    options: dict[str, Any] = {
+        "revision": revision,
+        "trust_remote_code": trust_remote_code,
+        "allow_pickle": allow_pickle,
+    }
+    if device_map is not None:
+        options["device_map"] = device_map
+    return Load(dtype.value, device, attention, trained_length, options)
+
+
+def chosen_lengths(
+    lengths: str, points: int | None, spacing: Spacing | None, default: Spacing
+) -> tuple[int, ...] | None:
+    """What --lengths, --points and --spacing say together; None for `auto`."""
+    from farspan.lengths import DEFAULT_POINTS, parse_lengths
+
+    if (points or spacing) and ":" not in lengths:
+        raise ValueError("--points and --spacing belong to a range, such as --lengths 512:16384")
+    if lengths == "auto":
+        return None
+    spaced: Literal["linear", "log"] = "log" if (spacing or default) is Spacing.log else "linear"
+    return parse_lengths(lengths, points or DEFAULT_POINTS, spaced)

@@ -1,0 +1,135 @@
+"""`farspan perplexity`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from farspan.cli.options import (
+    AsJson,
+    Attention,
+    Batch,
+    Chunk,
+    Device,
+    DeviceMap,
+    Dtype,
+    Methods,
+    ModelDtype,
+    Models,
+    Out,
+    Pickle,
+    PlanOnly,
+    RemoteCode,
+    Revision,
+    Seed,
+    Spacing,
+    Text,
+    TrainedLength,
+    chosen_lengths,
+    err,
+    make_loader,
+    said,
+)
+from farspan.cli.show import print_end, print_plans
+
+if TYPE_CHECKING:
+    from farspan.record import Row
+
+
+def perplexity(
+    models: Models,
+    method: Methods = None,
+    text: Text = "builtin",
+    lengths: Annotated[
+        str, typer.Option(help="512,1024,2048 or 512:16384; auto: powers of two to twice the trained length.")
+    ] = "auto",
+    points: Annotated[int | None, typer.Option(min=1, help="Lengths in a range A:B, default 16.")] = None,
+    spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default log.")] = None,
+    repeats: Annotated[int, typer.Option(help="Windows of the text, from as many documents as possible.")] = 10,
+    targets: Annotated[
+        str, typer.Option(help="fixed: the same tokens at all lengths; last: of each length; all: every token.")
+    ] = "fixed",
+    target_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Scored at each length; default 256, or half of the smallest length.")
+    ] = None,
+    buckets: Annotated[
+        int | None, typer.Option(min=1, help="Equal parts of a text, with --targets all; default powers of two.")
+    ] = None,
+    seed: Seed = 0,
+    out: Out = None,
+    device: Device = None,
+    device_map: DeviceMap = None,
+    dtype: ModelDtype = Dtype.auto,
+    attention: Attention = None,
+    trained_length: TrainedLength = None,
+    revision: Revision = None,
+    trust_remote_code: RemoteCode = False,
+    allow_pickle: Pickle = False,
+    batch: Batch = None,
+    chunk: Chunk = None,
+    plan: PlanOnly = False,
+    as_json: AsJson = False,
+) -> None:
+    """Perplexity by length: how well a model expects the same tokens behind more and more of their text."""
+    with said():
+        from farspan.perplexity import PerplexitySettings, default_folder, measure_perplexity, plan_perplexity
+
+        chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
+        settings = PerplexitySettings(text, chosen, repeats, seed, targets, target_tokens, buckets)
+        loader = make_loader(
+            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
+        )
+        methods = method or ["full"]
+        if plan:
+            from farspan.report.perplexity import label
+
+            plans = plan_perplexity(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
+            print_plans([(name, how, label(what), cost) for name, how, what, cost in plans], "", as_json)
+            return
+        from farspan.display import Display
+        from farspan.measure import Watch
+
+        folder = out or default_folder(models, methods, settings)
+        console = err if as_json else Console()
+        with Display(console) as display:
+            rows = measure_perplexity(
+                models,
+                methods,
+                settings,
+                folder,
+                loader=loader,
+                batch=batch,
+                chunk=chunk,
+                watch=Watch(display.start, display.row, display.notice),
+            )
+        if show_perplexity(rows, folder, console, as_json):
+            raise typer.Exit(1)
+
+
+def show_perplexity(rows: list["Row"], folder: Path, console: Console, as_json: bool) -> int:
+    """Draws and prints what a run holds; returns how many of its rows failed."""
+    from farspan.record import read_header
+    from farspan.report import perplexity as report
+
+    found = report.series(rows)
+    drawn = [one for one in found if one.measured.any()]
+    pictures: list[Path] = []
+    if drawn:
+        about = read_header(folder)["models"]
+        trained = {about.get(one.model, {}).get("trained_length") for one in drawn}
+        what = "; ".join(sorted({one.what for one in drawn}))
+        names = ", ".join(sorted({one.model.rstrip("/").rpartition("/")[2] for one in drawn}))
+        pictures = report.draw_perplexity(drawn, folder, f"Perplexity of {names} ({what})", trained)
+        report.print_perplexity(drawn, console)
+    failed = print_end(rows, folder, pictures, console)
+    if as_json:
+        summary = {
+            "run": str(folder),
+            "perplexity": report.as_data(found),
+            "failed_rows": failed,
+            "pictures": [str(path) for path in pictures],
+        }
+        print(json.dumps(summary))
+    return failed

@@ -1,0 +1,47 @@
+"""`farspan report` and `farspan import`: rows that exist already."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from farspan.cli.curve import show_curves
+from farspan.cli.options import AsJson, err, said
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    out: Annotated[Path, typer.Option(help="Folder for the page and the tables.")] = Path("report"),
+    as_json: AsJson = False,
+) -> None:
+    """One page of any runs that opens anywhere: curves, maps, memory lengths, failures; also Markdown and CSV."""
+    with said():
+        from farspan.report.page import write_report
+
+        written = write_report(runs, out)
+        for path in written:
+            (err if as_json else Console()).print(str(path), markup=False, highlight=False, soft_wrap=True)
+        if as_json:
+            print(json.dumps({"written": [str(path) for path in written]}))
+
+
+def import_file(
+    file: Annotated[Path, typer.Argument(help="Result file of the authors' script: JSON with copy_accs and lm_accs.")],
+    out: Annotated[Path, typer.Option(help="Run folder to make.")],
+    model: Annotated[str | None, typer.Option(help="Whose results they are; default the file's name.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON last.")] = False,
+) -> None:
+    """Brings published results into a run, with their memory lengths and a picture."""
+    with said():
+        from farspan.record import Run
+        from farspan.tasks.curve import read_authors_file
+
+        rows = read_authors_file(file, model or file.stem)
+        with Run.open(out, {"task": "curve", "imported": file.name, "model": model or file.stem}) as run:
+            known = {row.key for row in run.rows}
+            for row in rows:
+                if row.key not in known:
+                    run.append(row)
+            show_curves(run.rows, out, err if as_json else Console(), as_json)

@@ -1,0 +1,59 @@
+"""What commands print in the same way: a plan, and the end of a measurement."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from farspan.cli.options import err
+
+if TYPE_CHECKING:
+    from farspan.plan import Plan
+    from farspan.record import Row
+
+
+def print_end(rows: list["Row"], folder: Path, pictures: Sequence[Path], console: Console) -> int:
+    """Says what failed and where rows and pictures are; returns how many rows failed."""
+    failed = [row for row in rows if row.status not in ("ok", "budget")]
+    if failed:
+        first = f"{len(failed)} of {len(rows)} rows failed, first: {failed[0].status}: {failed[0].reason}"
+        console.print(first, style="red", markup=False, highlight=False, soft_wrap=True)
+    for line in [f"rows: {folder / 'rows.jsonl'}", *(f"picture: {path}" for path in pictures)]:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return len(failed)
+
+
+def print_plans(plans: list[tuple[str, str, str, "Plan"]], first: str, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    table = Table(title=f"plan: nothing is measured yet{first}", title_justify="left")
+    for column in ("model", "method", "asked", "examples", "tokens", "TFLOP", "memory", "time"):
+        left = column in ("model", "method", "asked")
+        table.add_column(column, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+    for model, method, what, cost in plans:
+        seconds = cost.seconds or 0.0
+        table.add_row(
+            model.rstrip("/").rpartition("/")[2],
+            method,
+            what,
+            f"{cost.num_examples:,}",
+            f"{cost.tokens:,}",
+            f"{cost.flops / 1e12:,.3g}",
+            f"{cost.extra_bytes / 2**30:,.2f} GiB",
+            time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 3600:,.0f} h",
+        )
+    console = err if as_json else Console()
+    console.print(table)
+    for model, method, _, cost in plans:
+        if cost.fallback:
+            console.print(f"{model} {method}: read with plain forwards: {cost.fallback}", style="yellow", markup=False)
+    if as_json:
+        cells = [
+            {"model": model, "method": method, "what": what, **asdict(cost)} for model, method, what, cost in plans
+        ]
+        print(json.dumps({"plans": cells}))
