@@ -158,7 +158,7 @@ def naive_flops(lm: Any, lengths: tuple[int, ...], repeats: int) -> float:
 def automatic(quick: bool) -> dict[str, Any]:
     """Tokens that `--lengths auto` feeds, against 32 lengths x 10 repeats, and whether both say the same."""
     from farspan import hf, stats
-    from farspan.compare import CurveSettings, measure_curves
+    from farspan.curves import CurveSettings, measure_curves
     from farspan.demo import embedded_model
 
     fed = 0

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from farspan import CurveSettings, measure_curves
-from farspan.compare import Load
+from farspan.lm import Load
 from farspan.record import read_header
 from farspan.report.picture import draw_curves
 from farspan.report.tables import series

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from farspan import CurveSettings, measure_curves, stats
-from farspan.compare import Load
+from farspan.lm import Load
 from farspan.record import read_header
 from farspan.report.picture import draw_curves
 from farspan.report.tables import series

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, Trai
 
 import farspan.callback
 from farspan import CurveCallback, measure_curves, read_rows
-from farspan.compare import CurveSettings
+from farspan.curves import CurveSettings
 from farspan.lm import wrap
 from farspan.record import read_header
 

@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from farspan import corpus, stats
-from farspan.compare import CurveSettings
 from farspan.corpus import Corpus
+from farspan.curves import CurveSettings
 from farspan.lm import LM, load, wrap
 from farspan.measure import measure
 from farspan.methods import method

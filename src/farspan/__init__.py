@@ -7,19 +7,19 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from farspan.callback import CurveCallback
-    from farspan.compare import CurveSettings, measure_curves
+    from farspan.curves import CurveSettings, measure_curves
     from farspan.lm import LM, load, wrap
     from farspan.methods import method
     from farspan.record import Row, Run, read_rows
 
 _HOMES = {
     "CurveCallback": "callback",
-    "CurveSettings": "compare",
+    "CurveSettings": "curves",
     "LM": "lm",
     "Row": "record",
     "Run": "record",
     "load": "lm",
-    "measure_curves": "compare",
+    "measure_curves": "curves",
     "method": "methods",
     "read_rows": "record",
     "wrap": "lm",

@@ -24,9 +24,9 @@ from transformers.trainer_callback import CallbackHandler
 
 from farspan import stats
 from farspan.adaptive import SHORTEST, prepared
-from farspan.compare import DEFAULT_TRAINED_LENGTH, CurveSettings
+from farspan.curves import CurveSettings
 from farspan.lengths import spaced_lengths
-from farspan.lm import LM, fingerprint, wrap
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, fingerprint, wrap
 from farspan.measure import Watch, measure
 from farspan.methods.full import Full
 from farspan.plan import plan

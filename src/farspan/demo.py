@@ -6,9 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from farspan.compare import CurveSettings, Watch, measure_curves
+from farspan.curves import CurveSettings, measure_curves
 from farspan.display import Display, print_memory_lengths
 from farspan.lm import LM, load, wrap
+from farspan.measure import Watch
 from farspan.record import Row, read_header
 from farspan.report.picture import draw_curves
 from farspan.report.tables import series

@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from farspan import hf
 from farspan.corpus import offline, tokenizer_hash
 
+DEFAULT_TRAINED_LENGTH = 2048  # tokens, where a config says none
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -129,6 +130,31 @@ def load(
     if where is not None:
         network = network.to(where)
     return wrap(network.eval(), tokenizer, name, trained_length=trained_length)
+
+
+@dataclass(frozen=True)
+class Load:
+    """How each model is loaded; see `farspan.load`."""
+
+    dtype: Any = "auto"
+    device: str | None = None
+    attention: str | None = None
+    trained_length: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, model: str) -> LM:
+        return load(
+            model,
+            dtype=self.dtype,
+            device=self.device,
+            attention=self.attention,
+            trained_length=self.trained_length,
+            **self.options,
+        )
+
+    def trained(self, model: str) -> int | None:
+        """The trained length of a model that need not be loaded for it; None where that cannot be said."""
+        return self.trained_length or trained_length_of(model, **self.options)
 
 
 def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = None) -> LM:

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from farspan import corpus
-from farspan.compare import DEFAULT_REPEATS, DEFAULT_TRAINED_LENGTH, Load
+from farspan.curves import DEFAULT_REPEATS
 from farspan.lengths import check_lengths
-from farspan.lm import LM
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
 from farspan.measure import Watch, measure
 from farspan.methods import method
 from farspan.plan import Plan, plan
 from farspan.reader import CHUNK
 from farspan.record import Row, Run, latest
-from farspan.tasks.perplexity import TARGET_TOKENS, Perplexity, check_target_tokens, check_targets
+from farspan.tasks.perplexity import TARGET_TOKENS, Perplexity, check_target_tokens, check_targets, shortest_length
 
-SHORTEST = 512  # tokens; a quarter of the trained length, where that is less
 MASK = 1 << 22  # of one forward on a CPU, where attention in chunks holds a number for each token and token read
 SMALLEST_CHUNK = 256  # tokens; smaller ones take longer
 
@@ -53,7 +52,11 @@ class PerplexitySettings:
         """With one number of target tokens for the run, chosen for models trained on these lengths."""
         if self.target_tokens is not None or self.targets == "all":
             return self
-        shortest = self.lengths[0] if self.lengths else min(map(_shortest, trained))
+        shortest = (
+            self.lengths[0]
+            if self.lengths
+            else min(shortest_length(length or DEFAULT_TRAINED_LENGTH) for length in trained)
+        )
         return replace(self, target_tokens=max(1, min(TARGET_TOKENS, shortest // 2)))
 
     def task(self, lm: LM) -> Perplexity:
@@ -156,7 +159,7 @@ def default_lengths(lm: LM, task: Perplexity, repeats: int, watch: Watch) -> tup
     room = 2 * trained
     if lm.position_limit is not None:
         room = min(room, lm.position_limit - task.num_tokens(lm, 0))
-    shortest = _shortest(trained)
+    shortest = shortest_length(trained)
     while task.targets != "all" and shortest < 2 * task.target_tokens:
         shortest *= 2
     lengths = [shortest << i for i in range(room.bit_length()) if shortest << i <= room]
@@ -183,12 +186,6 @@ def default_folder(models: Sequence[str], methods: Sequence[str], settings: Perp
     what = json.dumps([list(models), list(methods), asdict(settings)])
     name = Path(models[0]).name or "model"
     return Path("runs") / f"perplexity-{name}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
-
-
-def _shortest(trained: int | None) -> int:
-    """The largest power of two that is no more than a quarter of the trained length, at most SHORTEST."""
-    quarter = max(1, (trained or DEFAULT_TRAINED_LENGTH) // 4)
-    return min(SHORTEST, 1 << (quarter.bit_length() - 1))
 
 
 def _resolved(settings: PerplexitySettings, models: Sequence[str | LM], loader: Load) -> PerplexitySettings:

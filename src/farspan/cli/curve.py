@@ -40,7 +40,8 @@ from farspan.cli.options import (
 from farspan.cli.show import print_end, print_plans
 
 if TYPE_CHECKING:
-    from farspan.compare import CurveSettings, Load
+    from farspan.curves import CurveSettings
+    from farspan.lm import Load
     from farspan.record import Row
 
 
@@ -101,7 +102,7 @@ def curve(
 ) -> None:
     """The forgetting curve: how long a text a model can copy from memory, with its memory lengths and a picture."""
     with said():
-        from farspan.compare import CurveSettings
+        from farspan.curves import CurveSettings
         from farspan.lengths import authors_lengths, parse_depths
 
         chosen = chosen_lengths(lengths, points, spacing, Spacing.linear)
@@ -163,7 +164,7 @@ def recall(
 ) -> None:
     """Recall by distance: how well a model copies from near and from far, in one reading of a text of one length."""
     with said():
-        from farspan.compare import CurveSettings
+        from farspan.curves import CurveSettings
         from farspan.lengths import parse_depths
 
         settings = CurveSettings(
@@ -199,7 +200,7 @@ def measured(
     test: bool = False,
 ) -> None:
     """What `curve` and `recall` do once they know what is asked."""
-    from farspan.compare import default_folder, measure_curves, plan_curves
+    from farspan.curves import default_folder, measure_curves, plan_curves
     from farspan.display import Display
     from farspan.measure import Watch
 

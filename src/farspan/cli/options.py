@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from farspan.compare import Load
+    from farspan.lm import Load
 
 err = Console(stderr=True)
 
@@ -96,7 +96,7 @@ def make_loader(
     trust_remote_code: bool,
     allow_pickle: bool,
 ) -> "Load":
-    from farspan.compare import Load
+    from farspan.lm import Load
 
     if device is not None and device_map is not None:
         raise ValueError("--device and --device-map contradict each other: give one")

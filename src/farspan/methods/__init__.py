@@ -11,9 +11,9 @@ from farspan.methods.lambda_mask import LambdaMask
 from farspan.methods.replug import Replug
 from farspan.methods.rope import Rope
 from farspan.methods.sinks import Sinks
-from farspan.methods.text import closest, parsed
 from farspan.methods.topk import TopK
 from farspan.reader import Reader
+from farspan.spelling import one_of
 
 
 @runtime_checkable
@@ -73,15 +73,8 @@ def method(text: str) -> Method:
     Raises:
         ValueError: an unknown name or setting, a value out of range, or methods that do not go together.
     """
-    parts = tuple(_one(part) for part in text.split("+"))
+    parts = tuple(one_of(METHODS, part, "method") for part in text.split("+"))
     if len(parts) == 1:
         return parts[0]
     order = ROPE + ATTENTION + PASSAGES
     return Composed(tuple(sorted(parts, key=lambda part: order.index(type(part)) if type(part) in order else 0)))
-
-
-def _one(text: str) -> Method:
-    name, _, settings = text.strip().partition(":")
-    if name not in METHODS:
-        raise ValueError(f"method {name!r} is unknown; known are {', '.join(METHODS)}{closest(name, METHODS)}")
-    return parsed(METHODS[name], name, settings)

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from farspan import retrieve
 from farspan.lm import LM
-from farspan.methods.text import closest, written
 from farspan.reader import BaseMemory, Head, Ids, Memory, Reader, dense_reader
+from farspan.spelling import closest, written
 
 WEIGHTS = ("uniform", "bm25", "dense")
 QUERY = 256  # tokens behind the passages that say what fits

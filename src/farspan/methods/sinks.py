@@ -24,8 +24,8 @@ from torch import Tensor
 
 from farspan.attention import Position, sink_window
 from farspan.lm import LM
-from farspan.methods.text import written
 from farspan.reader import Reader, attending
+from farspan.spelling import written
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from farspan.attention import dense
 from farspan.lm import LM
-from farspan.methods.text import written
 from farspan.reader import Reader, attending
+from farspan.spelling import written
 
 
 @dataclass(frozen=True)

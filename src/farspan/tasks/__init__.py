@@ -1,63 +1,24 @@
-"""What is asked of a memory, and how the answer is judged. One file each; the table below knows their names."""
+"""What is asked of a memory, and how the answer is judged. One file each; this table is the only place that knows their
+names."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from farspan.spelling import one_of
+from farspan.tasks.base import Example, Quality, Question, Result, Task, Work
+from farspan.tasks.curve import CurveQuestion
+from farspan.tasks.perplexity import PerplexityQuestion
 
-import numpy as np
-
-from farspan.lm import LM
-from farspan.reader import Reader
-
-
-@dataclass(frozen=True)
-class Example:
-    """One repeat over all its lengths, asked for at some depths of each."""
-
-    id: str  # hash of its tokens and of what is asked
-    repeat: int
-    lengths: tuple[int, ...]  # tokens, ascending
-    tokens: Mapping[str, np.ndarray]
-    depths: tuple[float, ...] = (0.0,)  # of the text: 0 its beginning, 1 its end
+TASKS: dict[str, type[Question]] = {
+    "perplexity": PerplexityQuestion,
+    "curve": CurveQuestion,
+}
 
 
-@dataclass(frozen=True)
-class Result:
-    """What an example gave at one length and depth; `measure` makes a row of it."""
+def task(text: str) -> Question:
+    """The question that `text` names, as `perplexity:targets=last`.
 
-    example: Example
-    length: int
-    depth: float = 0.0
-    scores: dict[str, Any] = field(default_factory=dict)
-    status: str = "ok"
-    reason: str = ""
-    num_seen: int = 0
-    num_kept: int = 0
+    Raises:
+        ValueError: an unknown name or setting, or a value out of range.
+    """
+    return one_of(TASKS, text, "task")
 
 
-@dataclass(frozen=True)
-class Work:
-    """One stretch of tokens that some rows feed behind what they have read: what a plan adds up."""
-
-    num_rows: int
-    num_before: int  # tokens each row has read before
-    num_tokens: int  # tokens each row feeds
-    num_scored: int  # positions of these that need the output head
-
-
-class Task(Protocol):
-    name: ClassVar[str]
-    version: ClassVar[int]  # a change that moves numbers bumps it
-
-    @property
-    def settings(self) -> dict[str, Any]: ...  # resolved, for the record
-
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]: ...
-
-    def num_tokens(self, lm: LM, length: int) -> int: ...  # the whole context at this length
-
-    def work(self, lm: LM, example: Example) -> Iterable[Work]: ...  # what run will do, in order
-
-    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
-        ...
-        # yields a result per length, depth and example, in this order, as it gets there
+__all__ = ["TASKS", "Example", "Quality", "Question", "Result", "Task", "Work", "task"]

@@ -22,18 +22,19 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 
-from farspan.corpus import Corpus, join
+from farspan.corpus import Corpus, join, load
 from farspan.lm import LM
 from farspan.reader import Reader, Scores
 from farspan.record import Row
-from farspan.tasks import Example, Result, Work
+from farspan.spelling import written
+from farspan.tasks.base import Example, Quality, Result, Work
 
 Protocol = Literal["paper", "nested", "probe"]
 RING = 4  # repeats that lend each other their targets; more repeats are further rings, so that none changes
@@ -223,6 +224,33 @@ class Curve:
                         num_seen=memory.num_seen,
                         num_kept=memory.num_kept,
                     )
+
+
+@dataclass(frozen=True)
+class CurveQuestion:
+    """The forgetting curve of the text at chosen lengths, each of a copy alone."""
+
+    protocol: str = "nested"  # paper, nested or probe
+    warmup: int = field(default=128, metadata={"quiet": True})  # tokens of a probe
+    scored: int = field(default=256, metadata={"quiet": True})  # tokens of a probe
+
+    unit: ClassVar[str] = "tokens"
+    quality: ClassVar[Quality] = Quality("copy", "copy accuracy", higher_is_better=True)
+
+    def __post_init__(self) -> None:
+        if self.protocol not in get_args(Protocol):
+            raise ValueError(f"protocol {self.protocol!r} is unknown; known are {', '.join(get_args(Protocol))}")
+
+    def __str__(self) -> str:
+        return written("curve", self)
+
+    def on(self, lm: LM, text: str) -> Curve:
+        protocol: Protocol = self.protocol  # type: ignore[assignment]
+        return Curve(load(text, lm.tokenizer), protocol=protocol, warmup=self.warmup, scored=self.scored)
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Eight, evenly spaced, to a whole context of about twice the largest trained length."""
+        return tuple(max(trained) * i // 8 for i in range(1, 9))
 
 
 def read_authors_file(path: str | Path, model: str) -> list[Row]:

@@ -24,13 +24,15 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from farspan.corpus import Corpus
+from farspan.corpus import Corpus, load
 from farspan.lm import LM
 from farspan.reader import DenseReader, Memory, Reader, Scores
-from farspan.tasks import Example, Result, Work
+from farspan.spelling import written
+from farspan.tasks.base import Example, Quality, Result, Work
 
 TARGETS = ("fixed", "last", "all")
 TARGET_TOKENS = 256  # CEPE's
+SHORTEST = 512  # tokens; a quarter of the trained length, where that is less
 FIRST_BUCKET = 64  # positions; each further one ends at twice the position of the one before
 
 
@@ -163,6 +165,36 @@ class Perplexity:
             reader.read(text[:, begin:first], head=head).score(text[:, first:end])
         where = found() or "the output head"
         return f"at {length:,} tokens the first numbers that are not finite came out of {where}"
+
+
+@dataclass(frozen=True)
+class PerplexityQuestion:
+    """Perplexity of the text at chosen lengths."""
+
+    targets: str = "fixed"  # one of TARGETS
+    target_tokens: int = TARGET_TOKENS
+
+    unit: ClassVar[str] = "tokens"
+    quality: ClassVar[Quality] = Quality("nats", "perplexity", higher_is_better=False, exp=True)
+
+    def __post_init__(self) -> None:
+        check_targets(self.targets)
+
+    def __str__(self) -> str:
+        return written("perplexity", self)
+
+    def on(self, lm: LM, text: str) -> Perplexity:
+        return Perplexity(load(text, lm.tokenizer), self.targets, self.target_tokens)
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Powers of two from a quarter of the smallest trained length, at most 512, to twice the largest."""
+        first = shortest_length(min(trained))
+        return tuple(first << i for i in range((2 * max(trained) // first).bit_length()))
+
+
+def shortest_length(trained: int) -> int:
+    """The largest power of two that is no more than a quarter of the trained length, at most SHORTEST."""
+    return min(SHORTEST, 1 << (max(1, trained // 4).bit_length() - 1))
 
 
 def check_targets(targets: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from farspan import stats
-from farspan.compare import CurveSettings, default_folder, default_lengths, measure_curves
+from farspan.curves import CurveSettings, default_folder, default_lengths, measure_curves
 from farspan.lm import wrap
 from farspan.record import read_examples, read_header
 from farspan.tasks.curve import Curve

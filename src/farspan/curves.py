@@ -1,16 +1,15 @@
-"""Loops around `measure`: several models, several methods, one run."""
+"""Loops around `measure` for forgetting curves: several models, several methods, one run."""
 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from farspan import corpus
 from farspan.adaptive import Budget, measure_adaptively, prepared, round_one
 from farspan.lengths import DEFAULT_POINTS, check_lengths, spaced_lengths
-from farspan.lm import LM, load, trained_length_of
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
 from farspan.measure import Watch, measure
 from farspan.methods import Method, method
 from farspan.plan import Plan, plan
@@ -19,7 +18,6 @@ from farspan.stats import label
 from farspan.tasks.curve import LONG, RING, Curve, Protocol
 
 DEFAULT_REPEATS = 10
-DEFAULT_TRAINED_LENGTH = 2048  # tokens, where a config says none
 PROBED = (128, 256)  # tokens of a probe that warm up, and that are scored ...
 PROBED_LONG = (512, 1024)  # ... where the largest length exceeds LONG
 
@@ -94,31 +92,6 @@ class CurveSettings:
             for target in targets
             for prefix in prefixes
         ]
-
-
-@dataclass(frozen=True)
-class Load:
-    """How each model is loaded; see `farspan.load`."""
-
-    dtype: Any = "auto"
-    device: str | None = None
-    attention: str | None = None
-    trained_length: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def __call__(self, model: str) -> LM:
-        return load(
-            model,
-            dtype=self.dtype,
-            device=self.device,
-            attention=self.attention,
-            trained_length=self.trained_length,
-            **self.options,
-        )
-
-    def trained(self, model: str) -> int | None:
-        """The trained length of a model that need not be loaded for it; None where that cannot be said."""
-        return self.trained_length or trained_length_of(model, **self.options)
 
 
 def measure_curves(
