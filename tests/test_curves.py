@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from farspan import stats
-from farspan.curves import CurveSettings, default_folder, default_lengths, measure_curves
+from farspan.curves import CurveSettings, default_lengths, measure_curves
 from farspan.lm import wrap
 from farspan.record import read_examples, read_header
 from farspan.tasks.curve import Curve
@@ -31,13 +31,6 @@ def test_default_lengths_go_to_twice_the_trained_length_or_where_positions_end(
     lengths = default_lengths(lm, Curve(counting_text()))
     assert (len(lengths), lengths[-1]) == (16, longest)
     assert Curve(counting_text()).num_tokens(lm, longest) <= 1024
-
-
-def test_the_default_folder_is_the_same_for_the_same_command_only() -> None:
-    settings = CurveSettings(lengths=(10, 20))
-    assert default_folder(["a/b"], ["full"], settings) == default_folder(["a/b"], ["full"], settings)
-    assert default_folder(["a/b"], ["full"], settings) != default_folder(["a/b"], ["full"], CurveSettings(seed=1))
-    assert default_folder(["a/b"], ["full"], settings).name.startswith("curve-b-")
 
 
 @pytest.mark.parametrize("wrong", [{"repeats": 0}, {"protocol": "mine"}, {"lengths": (20, 10)}])

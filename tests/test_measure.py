@@ -14,8 +14,9 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from farspan import stats
+from farspan.device import is_out_of_memory
 from farspan.lm import LM, wrap
-from farspan.measure import Watch, is_out_of_memory, measure
+from farspan.measure import Watch, measure
 from farspan.methods import method
 from farspan.record import Row, Run, read_rows
 from farspan.tasks import Example, Result

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from farspan.record import Row, Run, read_header, read_rows
+from farspan.record import Row, Run, default_folder, read_header, read_rows
 
 SETTINGS = {"task": "curve", "seed": 0, "lengths": (8, 16)}
 IDENTITY = {"name": "tiny", "dtype": "float32", "fingerprint": "abc"}
@@ -322,3 +322,9 @@ def test_a_run_without_rows_is_begun_anew_with_other_settings(tmp_path: Path) ->
     with Run.open(tmp_path, {"text": "corrected"}) as run:
         run.add_model({"name": "m", "fingerprint": "2"})
     assert read_header(tmp_path)["settings"] == {"text": "corrected"}
+
+
+def test_the_default_folder_is_the_same_for_the_same_command_only() -> None:
+    assert default_folder("curve", ["a/b"], {"seed": 0}) == default_folder("curve", ["a/b"], {"seed": 0})
+    assert default_folder("curve", ["a/b"], {"seed": 0}) != default_folder("curve", ["a/b"], {"seed": 1})
+    assert default_folder("curve", ["a/b"], {}).name.startswith("curve-b-")

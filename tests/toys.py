@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from farspan.corpus import Corpus
 from farspan.lm import Separator
@@ -96,6 +97,9 @@ class ToyMethod:
     def __str__(self) -> str:
         return "toy"
 
+    def kept(self, num_tokens: int) -> int:
+        return num_tokens
+
     @contextmanager
     def on(self, lm: Any) -> Iterator[ToyReader]:
         yield ToyReader(lm, self.rule)
@@ -105,6 +109,7 @@ def toy_lm(position_limit: int | None = None) -> Any:
     return SimpleNamespace(
         name="toy",
         separator=Separator((SEPARATOR,), "bos"),
+        model=SimpleNamespace(config=PreTrainedConfig()),  # of no heads, so of no keys
         position_limit=position_limit,
         trained_length=None,
         device=torch.device("cpu"),

@@ -1,7 +1,5 @@
 """Loops around `measure` for forgetting curves: several models, several methods, one run."""
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -254,13 +252,6 @@ def _prepared(lm: LM, task: Curve, settings: CurveSettings, watch: Watch) -> tup
 
 def _largest_length(lm: LM, task: Curve, context: int) -> int:
     return max(1, task.largest_length(lm, min(context, lm.position_limit or context)))
-
-
-def default_folder(models: Sequence[str], methods: Sequence[str], settings: CurveSettings) -> Path:
-    """runs/NAME, the same for the same command, so that repeating it continues it."""
-    what = json.dumps([list(models), list(methods), asdict(settings)])
-    name = Path(models[0]).name or "model"
-    return Path("runs") / f"curve-{name}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
 
 
 def default_lengths(lm: LM, task: Curve) -> tuple[int, ...]:

@@ -21,8 +21,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from farspan import hf
 from farspan.attention import SinkWindow, angles
 from farspan.corpus import read_texts
+from farspan.device import is_out_of_memory
 from farspan.lm import LM
-from farspan.measure import is_out_of_memory
 from farspan.methods import Composed, Full, Method, Replug, Rope
 from farspan.methods.rope import plain, scaled
 from farspan.reader import Memory, Reader

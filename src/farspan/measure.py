@@ -1,22 +1,20 @@
 """The one evaluation loop: task × reader × lengths → rows. Resumes, backs off when memory runs out."""
 
 import math
-import resource
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import psutil
 import torch
 
 from farspan import hf
+from farspan.device import free_bytes, is_out_of_memory, peak_bytes
 from farspan.lm import LM
 from farspan.methods import Method
-from farspan.reader import Reader
+from farspan.reader import CHUNK, Reader
 from farspan.record import Row, Run, latest
-from farspan.tasks import Example, Result, Task
+from farspan.tasks import Example, Result, Task, Work
 
 SMALLEST_CHUNK = 64  # tokens; below that the overhead of each forward outweighs what it frees
 TOKENS_AT_ONCE = 8192  # of one forward, over the rows of a batch
@@ -93,7 +91,7 @@ def measure(
             num_seen=result.num_seen,
             num_kept=result.num_kept,
             seconds=round(seconds, 4),
-            peak_bytes=peak_bytes(lm),
+            peak_bytes=peak_bytes(lm.device),
         )
         run.append(row)
         done.add((result.example.id, result.length, result.depth))
@@ -128,10 +126,15 @@ def measure(
     with method.on(lm) as reader:
         if fallback := getattr(reader, "fallback", None):
             watch.notice(f"{lm.name} is read with plain forwards, slower and without a cache: {fallback}")
+        else:
+            for example in within_positions(task, lm, examples):
+                for length in missing(example):
+                    if reason := _cannot_fit(task, method, lm, replace(example, lengths=(length,))):
+                        failed(example, length, "oom", reason)
         reader.chunk = chunk or reader.chunk
         fitting = within_positions(task, lm, examples)
         reader.capacity = max((task.num_tokens(lm, n) for e in fitting for n in e.lengths), default=0)
-        size = batch or batch_that_fits(task, lm, fitting)
+        size = batch or batch_that_fits(task, method, lm, fitting)
         while groups := _groups([e for e in examples if missing(e)], missing, size):
             group = groups[0]
             try:
@@ -162,30 +165,6 @@ def measure(
                         if length >= at:
                             failed(example, length, "oom", reason)
     return mine()
-
-
-def peak_bytes(lm: LM) -> int:
-    """The most memory taken so far: of the accelerator, or of this process."""
-    if lm.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(lm.device)
-    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kibibytes if sys.platform == "darwin" else kibibytes * 1024
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on an accelerator or in torch's CPU allocator."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in ("DefaultCPUAllocator", "out of memory", "can't allocate memory")
-    )
-
-
-def free_bytes(lm: LM) -> int:
-    """Memory that can still be taken where the model is."""
-    if lm.device.type == "cuda":
-        return torch.cuda.mem_get_info(lm.device)[0]
-    return psutil.virtual_memory().available
 
 
 def _measure_group(
@@ -230,14 +209,27 @@ def _within_positions(task: Task, lm: LM, length: int) -> bool:
     return lm.position_limit is None or task.num_tokens(lm, length) <= lm.position_limit
 
 
-def batch_that_fits(task: Task, lm: LM, examples: Sequence[Example]) -> int:
+def key_bytes(method: Method, lm: LM, work: Work, chunk: int) -> int:
+    """What the keys of one stretch of work take, over its rows: those that the method keeps, and those of a chunk."""
+    before = method.kept(work.num_before)
+    return work.num_rows * hf.key_bytes_per_token(lm.model) * (before + min(work.num_tokens, chunk))
+
+
+def _cannot_fit(task: Task, method: Method, lm: LM, example: Example) -> str:
+    """Why an example cannot be read even alone, where its keys are more than the free memory; else ""."""
+    keys = max((key_bytes(method, lm, w, SMALLEST_CHUNK) for w in task.work(lm, example)), default=0)
+    free = free_bytes(lm.device)
+    return f"keys of {keys / 2**30:,.1f} GiB alone, {free / 2**30:,.1f} GiB are free" if keys > free else ""
+
+
+def batch_that_fits(task: Task, method: Method, lm: LM, examples: Sequence[Example]) -> int:
     """Repeats to read at once: enough to keep the device busy, and their keys in a share of the free memory."""
     work = [w for example in examples for w in task.work(lm, example)]
     if not work:
         return 1
     longest = max(w.num_before + w.num_tokens for w in work)
-    keys = hf.key_bytes_per_token(lm.model) * longest * max(w.num_rows for w in work)
+    keys = max(key_bytes(method, lm, w, CHUNK) for w in work)
     return max(
         1,
-        min(TOKENS_AT_ONCE // max(1, min(longest, 1024)), int(free_bytes(lm) * MEMORY_SHARE / max(1, keys))),
+        min(TOKENS_AT_ONCE // max(1, min(longest, 1024)), int(free_bytes(lm.device) * MEMORY_SHARE / max(1, keys))),
     )

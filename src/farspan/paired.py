@@ -417,6 +417,16 @@ def _differences(
     return result
 
 
+def student_mean(values: Float[np.ndarray, "values"]) -> tuple[float, float, float, float]:
+    """The mean, such as of paired differences, its 95 % interval (Student's), and the two-sided p against a mean of 0,
+    which the interval leaves out where p is below 0.05. NaN under two values."""
+    if len(values) < 2:
+        return (float(values.mean()) if len(values) else np.nan), np.nan, np.nan, np.nan
+    value, error, freedom = _paired_error(values)
+    half = float(student.ppf(1 - LEVEL / 2, freedom)) * error
+    return value, value - half, value + half, _two_sided(value, error, freedom)
+
+
 def _two_sided(value: float, error: float, freedom: float) -> float:
     if error == 0.0:
         return 1.0 if value == 0.0 else 0.0

@@ -1,7 +1,5 @@
 """Loops around `measure` for perplexity by length: several models, several methods, one run."""
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -179,13 +177,6 @@ def default_chunk(lm: LM, longest: int) -> int | None:
     if lm.device.type != "cpu" or CHUNK * longest <= MASK:
         return None
     return max(SMALLEST_CHUNK, MASK // longest)
-
-
-def default_folder(models: Sequence[str], methods: Sequence[str], settings: PerplexitySettings) -> Path:
-    """runs/NAME, the same for the same command, so that repeating it continues it."""
-    what = json.dumps([list(models), list(methods), asdict(settings)])
-    name = Path(models[0]).name or "model"
-    return Path("runs") / f"perplexity-{name}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
 
 
 def _resolved(settings: PerplexitySettings, models: Sequence[str | LM], loader: Load) -> PerplexitySettings:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from farspan import hf
+from farspan.device import wait
 from farspan.lm import LM
-from farspan.measure import batch_that_fits, within_positions
+from farspan.measure import batch_that_fits, key_bytes, within_positions
 from farspan.methods import Method
 from farspan.reader import Reader, logits_at_once
 from farspan.tasks import Task, Work
@@ -54,7 +54,7 @@ def plan(
     work = [w for example in examples for w in task.work(lm, example)]
     if not work:
         raise ValueError(f"{lm.name} has {lm.position_limit:,} positions; every length needs more: give smaller ones")
-    batch = min(repeats, batch or batch_that_fits(task, lm, examples))
+    batch = min(repeats, batch or batch_that_fits(task, method, lm, examples))
     with method.on(lm) as reader:
         chunk = reader.chunk = chunk or reader.chunk
         fallback = getattr(reader, "fallback", None)
@@ -67,18 +67,20 @@ def plan(
             cost = _calibrated(reader, batch, chunk, max(s.num_before + s.num_tokens for s in steps), bool(fallback))
             # a batch of examples goes through the model together; ceil: the last one may be smaller
             seconds = sum(s.num_rows * cost(s) for s in steps) / repeats * math.ceil(repeats / batch)
-    rows = batch * max(w.num_rows for w in work)
-    longest = max(w.num_before + w.num_tokens for w in work)
+    most = max(key_bytes(method, lm, s, chunk) * 5 // 4 + _mask_bytes(method, s) for s in steps)
     return Plan(
         num_examples=len(examples),
         tokens=sum(w.num_rows * w.num_tokens for w in work),
         flops=sum(s.num_rows * flops(lm, s) for s in steps),
-        extra_bytes=rows * longest * hf.key_bytes_per_token(lm.model) * 5 // 4
-        + rows * chunk * longest
-        + 3 * 4 * logits_at_once(lm),
+        extra_bytes=batch * most + 3 * 4 * logits_at_once(lm),
         seconds=seconds,
         fallback=fallback,
     )
+
+
+def _mask_bytes(method: Method, step: Work) -> int:
+    """Of the mask of one chunk: a byte for each token of it and each that it may see."""
+    return step.num_rows * step.num_tokens * (method.kept(step.num_before) + step.num_tokens)
 
 
 def flops(lm: LM, step: Work) -> float:
@@ -119,11 +121,11 @@ def _calibrated(reader: Reader, batch: int, chunk: int, longest: int, plain: boo
         memory = reader.read(ids[:, :before])
         seconds = []
         for _ in range(CALIBRATION_RUNS + 1):
-            _wait(reader.lm)
+            wait(reader.lm.device)
             started = time.perf_counter()
             # one more token than is fed: the last of what is scored only serves as a target
             memory.score(ids[:, : num_tokens + 1], keep)
-            _wait(reader.lm)
+            wait(reader.lm.device)
             seconds.append(time.perf_counter() - started)
         return min(seconds[1:])  # what others do on the machine only adds
 
@@ -141,8 +143,3 @@ def _calibrated(reader: Reader, batch: int, chunk: int, longest: int, plain: boo
         + per_pair * s.num_tokens * (s.num_before + s.num_tokens)
         + head * s.num_scored
     )
-
-
-def _wait(lm: LM) -> None:
-    if lm.device.type == "cuda":
-        torch.cuda.synchronize(lm.device)

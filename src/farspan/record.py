@@ -6,6 +6,7 @@ runs/NAME/examples.jsonl   the first example of each model and question, in word
 """
 
 import fcntl
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -146,6 +147,12 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def default_folder(command: str, models: Sequence[str], settings: Any) -> Path:
+    """runs/NAME, the same for the same command, so that repeating it continues it."""
+    digest = hashlib.sha256(json.dumps([list(models), settings]).encode()).hexdigest()[:8]
+    return Path("runs") / f"{command}-{Path(models[0]).name or 'model'}-{digest}"
 
 
 def read_header(folder: str | Path) -> dict[str, Any]:

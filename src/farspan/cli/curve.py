@@ -200,9 +200,12 @@ def measured(
     test: bool = False,
 ) -> None:
     """What `curve` and `recall` do once they know what is asked."""
-    from farspan.curves import default_folder, measure_curves, plan_curves
+    from dataclasses import asdict
+
+    from farspan.curves import measure_curves, plan_curves
     from farspan.display import Display
     from farspan.measure import Watch
+    from farspan.record import default_folder
 
     methods = methods or ["full"]
     if plan:
@@ -211,7 +214,7 @@ def measured(
         plans = plan_curves(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
         print_plans(plans, first, as_json)
         return
-    folder = out or default_folder(models, methods, settings)
+    folder = out or default_folder("curve", models, [methods, asdict(settings)])
     console = err if as_json else Console()
     with Display(console) as display:
         rows = measure_curves(

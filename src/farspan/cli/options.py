@@ -74,7 +74,7 @@ def said() -> Iterator[None]:
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         message = str(error)
         if isinstance(error, RuntimeError | MemoryError):
-            from farspan.measure import is_out_of_memory
+            from farspan.device import is_out_of_memory
 
             if not is_out_of_memory(error):
                 raise

@@ -74,7 +74,9 @@ def perplexity(
 ) -> None:
     """Perplexity by length: how well a model expects the same tokens behind more and more of their text."""
     with said():
-        from farspan.perplexity import PerplexitySettings, default_folder, measure_perplexity, plan_perplexity
+        from dataclasses import asdict
+
+        from farspan.perplexity import PerplexitySettings, measure_perplexity, plan_perplexity
 
         chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
         settings = PerplexitySettings(text, chosen, repeats, seed, targets, target_tokens, buckets)
@@ -90,8 +92,9 @@ def perplexity(
             return
         from farspan.display import Display
         from farspan.measure import Watch
+        from farspan.record import default_folder
 
-        folder = out or default_folder(models, methods, settings)
+        folder = out or default_folder("perplexity", models, [methods, asdict(settings)])
         console = err if as_json else Console()
         with Display(console) as display:
             rows = measure_perplexity(

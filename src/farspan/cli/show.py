@@ -26,7 +26,7 @@ def print_end(rows: list["Row"], folder: Path, pictures: Sequence[Path], console
     return len(failed)
 
 
-def print_plans(plans: list[tuple[str, str, str, "Plan"]], first: str, as_json: bool) -> None:
+def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str, as_json: bool) -> None:
     from dataclasses import asdict
 
     from rich.table import Table
@@ -36,6 +36,9 @@ def print_plans(plans: list[tuple[str, str, str, "Plan"]], first: str, as_json: 
         left = column in ("model", "method", "asked")
         table.add_column(column, justify="left" if left else "right", no_wrap=not left, overflow="fold")
     for model, method, what, cost in plans:
+        if isinstance(cost, str):
+            table.add_row(model.rstrip("/").rpartition("/")[2], method, what, *[""] * 4, "refused")
+            continue
         seconds = cost.seconds or 0.0
         table.add_row(
             model.rstrip("/").rpartition("/")[2],
@@ -49,11 +52,15 @@ def print_plans(plans: list[tuple[str, str, str, "Plan"]], first: str, as_json: 
         )
     console = err if as_json else Console()
     console.print(table)
-    for model, method, _, cost in plans:
-        if cost.fallback:
+    for model, method, what, cost in plans:
+        if isinstance(cost, str):
+            console.print(f"{model} {method}, {what}: {cost}", style="red", markup=False, highlight=False)
+        elif cost.fallback:
             console.print(f"{model} {method}: read with plain forwards: {cost.fallback}", style="yellow", markup=False)
     if as_json:
         cells = [
-            {"model": model, "method": method, "what": what, **asdict(cost)} for model, method, what, cost in plans
+            {"model": model, "method": method, "what": what}
+            | ({"refused": cost} if isinstance(cost, str) else asdict(cost))
+            for model, method, what, cost in plans
         ]
         print(json.dumps({"plans": cells}))

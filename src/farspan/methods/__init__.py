@@ -22,6 +22,10 @@ class Method(Protocol):
 
     def on(self, lm: LM) -> AbstractContextManager[Reader]: ...
 
+    def kept(self, num_tokens: int) -> int:
+        """Of that many tokens read, those whose keys are held."""
+        ...
+
 
 METHODS: dict[str, type[Method]] = {
     "full": Full,
@@ -53,6 +57,9 @@ class Composed:
 
     def __str__(self) -> str:
         return "+".join(str(part) for part in self.parts)
+
+    def kept(self, num_tokens: int) -> int:
+        return min(part.kept(num_tokens) for part in self.parts)
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:

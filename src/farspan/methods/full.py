@@ -20,6 +20,9 @@ class Full:
     def __str__(self) -> str:
         return "full"
 
+    def kept(self, num_tokens: int) -> int:
+        return num_tokens
+
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
         yield dense_reader(lm)

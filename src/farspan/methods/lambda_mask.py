@@ -37,6 +37,9 @@ class LambdaMask:
     def __str__(self) -> str:
         return written("lambda_mask", self)
 
+    def kept(self, num_tokens: int) -> int:
+        return min(num_tokens, self.window + self.sinks - 1)
+
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
         limit = lm.trained_length

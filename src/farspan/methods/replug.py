@@ -50,6 +50,9 @@ class Replug:
     def __str__(self) -> str:
         return written("replug", self)
 
+    def kept(self, num_tokens: int) -> int:
+        return num_tokens
+
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
         yield self.around(dense_reader(lm))
@@ -88,7 +91,7 @@ class MixtureReader:
 
     @capacity.setter
     def capacity(self, tokens: int) -> None:
-        self.inner.capacity = tokens
+        self.inner.capacity = tokens if self.how.piece is None else 0  # a piece takes a part of it
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
         """A pass for each passage (or piece), `head` first in each.

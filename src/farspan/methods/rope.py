@@ -56,6 +56,9 @@ class Rope:
     def __str__(self) -> str:
         return written("rope", self)
 
+    def kept(self, num_tokens: int) -> int:
+        return num_tokens
+
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
         theta, own = hf.plain_rope(lm.model, name=str(self))

@@ -43,6 +43,9 @@ class Sinks:
     def __str__(self) -> str:
         return written("sinks", self)
 
+    def kept(self, num_tokens: int) -> int:
+        return min(num_tokens, self.window + self.sinks + self.stride - 2)
+
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
         needed, limit = self.sinks + self.window - 1 + self.stride, lm.trained_length

@@ -36,6 +36,9 @@ class TopK:
     def __str__(self) -> str:
         return written("topk", self)
 
+    def kept(self, num_tokens: int) -> int:
+        return num_tokens
+
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
         attend = partial(dense, select=partial(largest, k=self.k))

@@ -1,0 +1,77 @@
+"""What a device says of its memory and its time: bytes free and taken, the peak of some work; waiting for it."""
+
+import ctypes
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+
+@dataclass
+class Peak:
+    """The most memory that a stretch of work took above what was taken before it."""
+
+    num_bytes: int | None = None  # None: not known yet, or not on this system
+
+
+def wait(device: torch.device) -> None:
+    """Returns once the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be taken there."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory taken so far: of the accelerator, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kibibytes if sys.platform == "darwin" else kibibytes * 1024
+
+
+@contextmanager
+def peak_above(device: torch.device) -> Iterator[Peak]:
+    """Within, watches what is taken. On a CPU by the resident memory of the process, and on Linux alone, where its peak
+    can be reset; what the allocator holds back from earlier work is given back first."""
+    peak, status = Peak(), Path("/proc/self/status")
+    wait(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield peak
+        wait(device)
+        peak.num_bytes = torch.cuda.max_memory_allocated(device) - before
+    elif device.type == "cpu" and status.exists():
+        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+            trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is resident
+        before = _resident(status, "VmRSS")
+        yield peak
+        peak.num_bytes = max(0, _resident(status, "VmHWM") - before)
+    else:
+        yield peak
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on an accelerator or in torch's CPU allocator."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in ("DefaultCPUAllocator", "out of memory", "can't allocate memory")
+    )
+
+
+def _resident(status: Path, name: str) -> int:
+    line = next(line for line in status.read_text().splitlines() if line.startswith(name))
+    return 1024 * int(line.split()[1])

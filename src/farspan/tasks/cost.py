@@ -1,0 +1,93 @@
+"""What reading and answering costs: time to the first token, tokens per second, and memory by what it is for.
+
+    prefill    tokens read / seconds until the first new token is there
+    decode     further new tokens / seconds they took
+    memory     above the model, at the peak of both: the memory of the context, as it is kept, and activations, the rest
+
+Rows are read one at a time, on random tokens: what a token costs does not depend on which it is. The first row of each
+length is preceded by a short one that is not measured, and every clock waits for the device. Yen et al. 2024 (CEPE),
+arXiv 2402.16617, section 3 and table 1, report throughput and memory beside perplexity in the same way; their
+baselines were run without a common setting.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from farspan.device import peak_above, wait
+from farspan.lm import LM
+from farspan.reader import Reader
+from farspan.tasks.base import Example, Result, Work
+
+NEW_TOKENS = 32
+WARM_UP = 64  # tokens
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds and bytes by the length of the context."""
+
+    new_tokens: int = NEW_TOKENS  # generated behind the context; at least 2
+
+    name: ClassVar[str] = "cost"
+    version: ClassVar[int] = 1
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"new_tokens": self.new_tokens}
+
+    def num_tokens(self, lm: LM, length: int) -> int:
+        return length + self.new_tokens - 1
+
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
+        return [
+            Example(
+                f"cost-{self.new_tokens}-{seed}-{repeat}",
+                repeat,
+                tuple(lengths),
+                {"text": np.random.default_rng([seed, repeat]).integers(3, lm.vocabulary, lengths[-1])},
+            )
+            for repeat in range(repeats)
+        ]
+
+    def work(self, lm: LM, example: Example) -> Iterator[Work]:
+        for length in example.lengths:
+            yield Work(1, 0, length, 1)
+            yield from (Work(1, length + i, 1, 1) for i in range(self.new_tokens - 1))
+
+    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
+        """A result per length and example, shortest length first."""
+        weights = sum(t.numel() * t.element_size() for t in (*reader.lm.model.parameters(), *reader.lm.model.buffers()))
+        for length in batch[0].lengths:
+            reader.capacity = self.num_tokens(reader.lm, length)  # no room that this length does not need
+            for example in batch:
+                text = torch.from_numpy(example.tokens["text"][None, :length])
+                self._once(reader, text[:, :WARM_UP])
+                scores, seen, kept = self._once(reader, text)
+                yield Result(example, length, scores=scores | {"weight_bytes": weights}, num_seen=seen, num_kept=kept)
+
+    def _once(self, reader: Reader, text: torch.Tensor) -> tuple[dict[str, Any], int, int]:
+        """Seconds and bytes of one text [1, length], and the tokens seen and kept before its last."""
+        device, stamps = reader.lm.device, []
+
+        def stamp(token: torch.Tensor) -> None:
+            wait(device)
+            stamps.append(time.perf_counter())
+
+        with peak_above(device) as peak:
+            started = time.perf_counter()
+            memory = reader.read(text[:, :-1])
+            memory.generate(text[:, -1:], self.new_tokens, min_new_tokens=self.new_tokens, on_token=stamp)
+            kept = memory.num_bytes
+        scores = {
+            "prefill_seconds": stamps[0] - started,
+            "prefill_rate": text.shape[1] / (stamps[0] - started),  # tokens per second
+            "decode_rate": (len(stamps) - 1) / (stamps[-1] - stamps[0]),
+            "context_bytes": kept,
+            "activation_bytes": None if peak.num_bytes is None else max(0, peak.num_bytes - kept),
+        }
+        return scores, memory.num_seen, memory.num_kept

@@ -1,0 +1,254 @@
+"""Models and methods side by side: the same tokens, what failed, who wins, and what it cost."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from scipy.stats import ttest_rel
+from typer.testing import CliRunner
+
+from farspan import device
+from farspan.cli import app
+from farspan.compare import CompareSettings, compare, plan_compare
+from farspan.lm import LM, wrap
+from farspan.measure import Watch, measure
+from farspan.methods import method
+from farspan.record import Row, Run, read_header, read_rows
+from farspan.report import compare as report
+from farspan.tasks import Quality, task
+from farspan.tasks.cost import Cost
+
+from tiny import tiny_model
+
+TEXT = "the quick brown fox jumps over the lazy dog and back again, over and over. " * 40
+METHODS = ["full", "sinks:window=12,sinks=2", "topk:k=4"]
+LENGTHS = (16, 32)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    (tmp_path / "text.txt").write_text(TEXT)
+    return str(tmp_path / "text.txt")
+
+
+def settings(text: str, **changes: Any) -> CompareSettings:
+    what = CompareSettings(tasks=("perplexity:target_tokens=8", "curve"), text=text, lengths=LENGTHS, repeats=4)
+    return replace(what, **changes)
+
+
+def compared(lms: list[LM], text: str, folder: Path, methods: list[str] = METHODS, **changes: Any) -> list[report.Cell]:
+    rows = compare(lms, methods, settings(text, **changes), folder / "run")
+    return report.cells(rows, read_header(folder / "run"))
+
+
+def test_all_cells_are_asked_for_the_same_tokens(lm: LM, tokenizer: Any, text: str, tmp_path: Path) -> None:
+    other = wrap(tiny_model("qwen2"), tokenizer, "tiny-other")
+    rows = compare([lm, other], METHODS, settings(text), tmp_path / "run")
+    examples = {(row.model, row.method, row.task): set() for row in rows if row.task != "cost"}
+    for row in rows:
+        if row.task != "cost":
+            examples[row.model, row.method, row.task].add((row.example, row.length))
+    assert len(examples) == 2 * 3 * 2
+    for asked in ("perplexity", "curve"):
+        assert len({frozenset(v) for (_, _, name), v in examples.items() if name == asked}) == 1
+    assert all(row.status == "ok" for row in rows)
+
+
+def test_a_cell_holds_the_mean_of_its_rows_and_the_paired_test(lm: LM, text: str, tmp_path: Path) -> None:
+    found = compared([lm], text, tmp_path, cost=False)
+    rows = read_rows(tmp_path / "run")
+
+    def nats(how: str, length: int) -> list[float]:
+        mine = [r for r in rows if (r.task, r.method, r.length) == ("perplexity", how, length)]
+        return [r.scores["nats"] for r in sorted(mine, key=lambda r: r.repeat)]
+
+    cell = next(c for c in found if (c.method, c.length, c.exp) == ("topk:k=4", 32, True))
+    mine, base = nats("topk:k=4", 32), nats("full", 32)
+    assert cell.value == pytest.approx(np.exp(np.mean(mine)))
+    assert cell.difference == pytest.approx(np.mean(mine) - np.mean(base))
+    expected = ttest_rel(mine, base)
+    assert cell.p == pytest.approx(expected.pvalue)
+    low, high = expected.confidence_interval()
+    assert (cell.difference_low, cell.difference_high) == (pytest.approx(low), pytest.approx(high))
+    assert (cell.n, cell.pairs) == (4, 4)
+    of_task = [c.p for c in found if c.exp and c.p is not None]
+    assert len(of_task) == 4
+    assert cell.p_holm is not None
+    assert cell.p_holm >= cell.p
+
+
+def row(method: str, example: str, nats: float, model: str = "m", **more: Any) -> Row:
+    return Row(model, method, "perplexity", 1, {"targets": "fixed"}, 8, 0, 0, example, scores={"nats": nats}, **more)
+
+
+HEADER = {
+    "models": {"m": {"questions": {"perplexity": {"targets": "fixed"}}}},
+    "settings": {
+        "methods": ["full", "better", "worse", "same"],
+        "questions": {
+            "perplexity": {
+                "unit": "tokens",
+                "quality": {"score": "nats", "name": "perplexity", "higher_is_better": False, "exp": True},
+            }
+        },
+    },
+}
+
+
+def test_verdicts_are_of_what_is_certain_and_know_which_way_is_better() -> None:
+    noise = np.random.default_rng(0).normal(size=(4, 8))
+    shift = {"full": 0.0, "better": -1.0, "worse": 1.0, "same": 0.0}
+    rows = [row(how, str(i), i + by + 0.1 * noise[k, i]) for k, (how, by) in enumerate(shift.items()) for i in range(8)]
+    verdicts = {cell.method: cell.verdict for cell in report.cells(rows, HEADER)}
+    assert verdicts == {"full": "", "better": "win", "worse": "loss", "same": "tie"}
+
+
+def test_other_examples_are_not_compared() -> None:
+    rows = [row("full", f"a{i}", i) for i in range(4)] + [row("better", f"b{i}", i - 3.0) for i in range(4)]
+    cell = report.cells(rows, HEADER)[1]
+    assert (cell.value is not None, cell.pairs, cell.verdict, cell.p) == (True, 0, "", None)
+
+
+def test_what_a_model_or_method_refuses_is_a_row_that_says_so_and_the_others_go_on(
+    lm: LM, tokenizer: Any, text: str, tmp_path: Path
+) -> None:
+    gpt2 = wrap(tiny_model("gpt2"), tokenizer, "tiny-gpt2")
+    said: list[str] = []
+    rows = compare(
+        [lm, gpt2],
+        ["full", "rope:type=yarn,factor=2"],
+        settings(text),
+        tmp_path / "run",
+        watch=Watch(notice=said.append),
+    )
+    found = report.cells(rows, read_header(tmp_path / "run"))
+    refused = [cell for cell in found if cell.failed]
+    assert {(cell.model, cell.method, cell.failed) for cell in refused} == {
+        ("tiny-gpt2", "rope:type=yarn,factor=2", "refused")
+    }
+    assert len(refused) == 2 * len(LENGTHS)
+    assert all("gpt2" in cell.reason for cell in refused)
+    assert sum(cell.value is not None for cell in found) == 3 * 2 * len(LENGTHS)
+    assert any("tiny-gpt2" in line for line in said)
+    assert len(report.failures(found)) == 2
+
+
+def test_what_is_recorded_is_not_measured_again(lm: LM, text: str, tmp_path: Path) -> None:
+    compared([lm], text, tmp_path)
+    before = (tmp_path / "run" / "rows.jsonl").read_bytes()
+    compared([lm], text, tmp_path)
+    assert (tmp_path / "run" / "rows.jsonl").read_bytes() == before
+
+
+def test_cost_splits_what_is_held_from_what_is_passing(lm: LM, tmp_path: Path) -> None:
+    with Run.open(tmp_path, {}) as run:
+        for text in ("full", "sinks:window=40,sinks=4"):
+            measure(Cost(new_tokens=4), method(text), lm, run, lengths=(64, 256), repeats=1, batch=1)
+        found = {(row.method, row.length): row.scores for row in run.rows}
+    weights = sum(p.numel() * p.element_size() for p in [*lm.model.parameters(), *lm.model.buffers()])
+    for scores in found.values():
+        assert scores["weight_bytes"] == weights
+        assert scores["prefill_rate"] > 0
+        assert scores["decode_rate"] > 0
+        assert scores["activation_bytes"] >= 0
+    per_token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, dimensions, bytes
+    assert found["full", 256]["context_bytes"] >= 255 * per_token
+    assert found["full", 64]["context_bytes"] < 128 * per_token  # no room that another length needs
+    windowed = {length: found["sinks:window=40,sinks=4", length]["context_bytes"] for length in (64, 256)}
+    assert windowed[256] <= 1.1 * windowed[64]
+
+
+def test_the_peak_of_some_work_is_what_it_took_above_what_was_there() -> None:
+    with device.peak_above(torch.device("cpu")) as peak:
+        block = torch.ones(50 << 18)  # 50 MiB
+        del block
+    with device.peak_above(torch.device("cpu")) as nothing:
+        pass
+    if peak.num_bytes is None:
+        pytest.skip("the peak of a process is not known on this system")
+    assert 45 << 20 <= peak.num_bytes <= 60 << 20
+    assert nothing.num_bytes is not None
+    assert nothing.num_bytes < 5 << 20
+
+
+def test_what_cannot_fit_is_a_row_that_says_so_without_being_tried(
+    lm: LM, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    per_token = 2 * 2 * 2 * 8 * 4
+    monkeypatch.setattr("farspan.measure.free_bytes", lambda device: 30 * per_token)
+    found = compared([lm], text, tmp_path, ["full", "sinks:window=12,sinks=2"], tasks=("perplexity:target_tokens=8",))
+    failed = {(cell.method, cell.length): cell.reason for cell in found if cell.failed}
+    assert set(failed) == {("full", 32), ("sinks:window=12,sinks=2", 32)} or set(failed) == {("full", 32)}
+    assert "GiB" in failed["full", 32]
+
+
+def test_a_plan_has_a_line_for_each_cell(tmp_path: Path, text: str, saved: Path) -> None:
+    plans = list(plan_compare([str(saved)], ["full", "sinks:window=9000"], settings(text, cost=False)))
+    assert [what for _, how, what, _ in plans if how == "full"] == [
+        "perplexity:targets=fixed,target_tokens=8 16", "perplexity:targets=fixed,target_tokens=8 32",
+        "curve:protocol=nested 16", "curve:protocol=nested 32",
+    ]  # fmt: skip
+    assert all(isinstance(cost, str) == how.startswith("sinks") for _, how, _, cost in plans)
+
+
+@pytest.fixture
+def saved(tmp_path: Path, tokenizer: Any) -> Path:
+    tiny_model("llama").save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_command_prints_tables_draws_and_ends_with_what_failed(saved: Path, text: str, tmp_path: Path) -> None:
+    arguments = ["compare", str(saved), "--text", text, "--lengths", "16,32", "--repeats", "3", "--json"]
+    arguments += ["--task", "perplexity:target_tokens=8", "--out", str(tmp_path / "run")]
+    arguments += ["--method", "full", "--method", "topk:k=4", "--method", "sinks:window=9000"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1
+    summary = json.loads(result.stdout.splitlines()[-1])
+    assert summary["failed_cells"] == 2
+    assert len(summary["cells"]) == 6
+    assert "W/T/L" in result.stderr
+    assert "refused" in result.stderr
+    for name in ("compare.png", "compare.svg", "compare.md", "compare.csv"):
+        assert (tmp_path / "run" / name).stat().st_size > 200
+    with (tmp_path / "run" / "compare.csv").open() as file:
+        assert [line["length"] for line in csv.DictReader(file)] == ["16", "32"] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--task", "perplexty"], "did you mean 'perplexity'?"),
+        (["--task", "curve:protocol=mine"], "known are paper, nested, probe"),
+        (["--method", "sinks:windw=3"], "did you mean 'window'?"),
+        (["--lengths", "0,4"], "lengths"),
+        (["--repeats", "0"], "at least 1"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments: list[str], said: str, saved: Path) -> None:
+    result = CliRunner().invoke(app, ["compare", str(saved), *arguments])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_tasks_are_written_as_they_are_parsed() -> None:
+    for text in ("perplexity:targets=last,target_tokens=7", "curve:protocol=probe,warmup=3,scored=5"):
+        assert str(task(text)) == text
+        assert isinstance(task(text).quality, Quality)
+        assert task(text).lengths([512])[-1] <= 1024
+
+
+def test_a_table_marks_wins_and_counts_them() -> None:
+    rows = [row(how, str(i), i + by) for how, by in (("full", 0.0), ("better", -1.0)) for i in range(5)]
+    console = Console(record=True, width=160)
+    report.print_comparison(report.cells(rows, HEADER), console)
+    shown = console.export_text()
+    assert "2.718 ▲" in shown
+    assert "1/0/0" in shown
