@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure  # not pyplot, which would choose the backend of the whole program
+from matplotlib.ticker import LogLocator
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -277,10 +278,12 @@ def draw_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
             if ends and max(ends) > DECADE * min(ends):
                 axes.set_xscale("log")
             else:
-                axes.set_xlim(left=0)
+                axes.set_xlim(0, 1.1 * max(ends, default=1))
             axes.set(xlabel=what, ylabel=group[0].quality, yscale="log" if group[0].exp else "linear")
             axes.yaxis.set_major_formatter("{x:,.3g}")
-            axes.yaxis.set_minor_formatter("{x:,.3g}")
+            if group[0].exp:
+                axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+                axes.yaxis.set_minor_formatter("{x:,.3g}")
             axes.grid(alpha=0.25)
         axes_of_task[0].set_title(f"{group[0].task} at {group[0].length:,} {group[0].unit}", loc="left", fontsize=10)
         axes_of_task[1].legend(fontsize=8)
