@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from farspan import __version__
-from farspan.cli import compare, curve, demo, doctor, perplexity, report, train
+from farspan.cli import ask, compare, curve, demo, doctor, perplexity, report, train
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,7 +17,7 @@ app = typer.Typer(
 )
 # in the order in which `farspan --help` lists them
 measures = (curve.curve, curve.recall, perplexity.perplexity, compare.compare)
-for command in (demo.demo, *measures, doctor.doctor, report.report):
+for command in (demo.demo, *measures, ask.ask, doctor.doctor, report.report):
     app.command()(command)
 app.command("import")(report.import_file)
 train_app = typer.Typer(no_args_is_help=True, help="Train or extend a model. A config is one TOML file.")

@@ -1,0 +1,153 @@
+"""Questions about files of any length: the files are read once, under any method, and each question is asked of what
+was kept.
+
+Base models see the files, each followed by an empty line, and then `Question: ...` and `Answer:`. Models with a chat
+template see one user turn that begins with the files and ends with the question.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farspan.lm import LM
+from farspan.reader import Memory, Reader
+
+PLAIN = "{context}Question: {question}\nAnswer:"
+BETWEEN = "\n\n"  # behind each file
+MARK, ASKED = "\u2402context\u2403", "\u2402question\u2403"  # stand for both while a chat template is filled in
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said, and what it took."""
+
+    text: str
+    num_tokens: int
+    num_seen: int  # tokens of the context and what stands before it
+    num_kept: int  # of these, still held by the decoder
+    num_encoded: int  # of these, read by an encoder instead of the decoder
+    seconds: float  # from the question to the end of the answer
+
+
+class Conversation:
+    """Files that were read, ready for questions."""
+
+    def __init__(self, reader: Reader, texts: Sequence[str]) -> None:
+        """Reads the texts, in order, each as a passage of its own.
+
+        Raises:
+            ValueError: no text, one without tokens, or more than the model or method can read.
+        """
+        self.lm = reader.lm
+        before, self._between, self._after = _template(self.lm)
+        if not texts:
+            raise ValueError("there is nothing to ask about: give at least one file with --context")
+        passages = [_ids(self.lm, text.rstrip() + BETWEEN) for text in texts]
+        if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
+            raise ValueError(f"context {empty[0]} is empty: leave it out, or give a file with text")
+        head = _ids(self.lm, before) if before else torch.tensor([self.lm.separator.ids])
+        reader.capacity = head.shape[1] + sum(passage.shape[1] for passage in passages)
+        self.memory: Memory = reader.read(*passages, head=head)
+
+    def ask(
+        self,
+        question: str,
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        on_text: Callable[[str], None] = lambda text: None,
+    ) -> Answer:
+        """The answer to one question; what was asked before is forgotten.
+
+        Args:
+            on_text: given each further piece of the answer as soon as it is there.
+
+        Raises:
+            ValueError: an empty question, or more tokens than the model has positions.
+        """
+        if not question.strip():
+            raise ValueError("the question is empty")
+        started, ids, shown = time.perf_counter(), [], ""
+
+        def stream(token: Tensor) -> None:
+            nonlocal shown
+            if int(token) >= 0:
+                ids.append(int(token))
+                text = self.lm.tokenizer.decode(ids, skip_special_tokens=True)
+                if not text.endswith("\ufffd"):  # half a character: its other half comes next
+                    on_text(text[len(shown) :])
+                    shown = text
+
+        self.memory.generate(
+            _ids(self.lm, self._between + question.strip() + self._after),
+            max_new_tokens,
+            stop=_stops(self.lm),
+            on_token=stream,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+        )
+        text = self.lm.tokenizer.decode(ids, skip_special_tokens=True)
+        on_text(text[len(shown) :])
+        return Answer(
+            text=text.strip(),
+            num_tokens=len(ids),
+            num_seen=self.memory.num_seen,
+            num_kept=self.memory.num_kept,
+            num_encoded=getattr(self.memory, "num_encoded", 0),
+            seconds=time.perf_counter() - started,
+        )
+
+
+def read_texts(files: Sequence[Path]) -> list[str]:
+    """The files as text.
+
+    Raises:
+        ValueError: one that is missing, a folder, or no UTF-8 text.
+    """
+    texts = []
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"{file} is {'a folder: name its files' if file.is_dir() else 'not there'}")
+        try:
+            texts.append(file.read_text("utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} is no UTF-8 text ({error.reason} at byte {error.start:,})") from error
+    return texts
+
+
+def num_tokens(lm: LM, texts: Sequence[str]) -> int:
+    """Tokens of the context that a conversation on these texts reads."""
+    return sum(_ids(lm, text.rstrip() + BETWEEN).shape[1] for text in texts)
+
+
+def _template(lm: LM) -> tuple[str, str, str]:
+    """What stands before the context, between it and the question, and behind that."""
+    filled = PLAIN.format(context=MARK, question=ASKED)
+    if getattr(lm.tokenizer, "chat_template", None):
+        turn = [{"role": "user", "content": f"{MARK}{ASKED}"}]
+        filled = lm.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    before, _, rest = filled.partition(MARK)
+    between, found, after = rest.partition(ASKED)
+    if not found:
+        raise ValueError(f"the chat template of {lm.name} leaves out what the user says: it cannot be asked this way")
+    return before, between, after
+
+
+def _stops(lm: LM) -> list[int]:
+    """The tokens that end an answer."""
+    config: Any = getattr(lm.model, "generation_config", None)
+    ids = getattr(config, "eos_token_id", None)
+    known = ids if isinstance(ids, list) else [ids, lm.tokenizer.eos_token_id]
+    return sorted({one for one in known if one is not None})
+
+
+def _ids(lm: LM, text: str) -> Tensor:
+    return torch.tensor([lm.tokenizer(text, add_special_tokens=False)["input_ids"]], dtype=torch.long)

@@ -1,0 +1,105 @@
+"""`farspan ask`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from farspan.cli.options import (
+    AsJson,
+    Attention,
+    Chunk,
+    Device,
+    DeviceMap,
+    Dtype,
+    ModelDtype,
+    Pickle,
+    RemoteCode,
+    Revision,
+    TrainedLength,
+    err,
+    make_loader,
+    said,
+)
+
+
+def ask(
+    model: Annotated[str, typer.Argument(help="Folder or hub id of a causal model.")],
+    question: Annotated[str | None, typer.Argument(help="What to ask; not needed with --interactive.")] = None,
+    context: Annotated[list[Path] | None, typer.Option(help="A text file to ask about; repeatable.")] = None,
+    method: Annotated[str, typer.Option(help="How the model reads.")] = "full",
+    interactive: Annotated[
+        bool, typer.Option("--interactive", help="Read once, then ask until an empty line.")
+    ] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: the most likely token each time.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens that hold this much.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Of sampling.")] = None,
+    device: Device = None,
+    device_map: DeviceMap = None,
+    dtype: ModelDtype = Dtype.auto,
+    attention: Attention = None,
+    trained_length: TrainedLength = None,
+    revision: Revision = None,
+    trust_remote_code: RemoteCode = False,
+    allow_pickle: Pickle = False,
+    chunk: Chunk = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Say tokens and memory of the context; ask nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a model about files of any length, read under any method."""
+    with said():
+        from dataclasses import asdict
+
+        from farspan import hf
+        from farspan.ask import Conversation, num_tokens, read_texts
+        from farspan.methods import method as parsed
+
+        if question is None and not interactive and not plan:
+            raise ValueError("no question was given: write it behind the model, or use --interactive")
+        how, texts = parsed(method), read_texts(context or [])
+        loader = make_loader(
+            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
+        )
+        console, lm = err if as_json else Console(), loader(model)
+        tokens = num_tokens(lm, texts)
+        keys = how.kept(tokens) * hf.key_bytes_per_token(lm.model)
+        say = f"{len(texts)} {'file' if len(texts) == 1 else 'files'}, {tokens:,} tokens; keys of {how.kept(tokens):,} tokens: {keys / 2**20:,.1f} MiB"
+        err.print(say, style="dim", highlight=False)
+        if plan:
+            if as_json:
+                print(json.dumps({"tokens": tokens, "kept": how.kept(tokens), "key_bytes": keys}))
+            return
+        if lm.trained_length and tokens > lm.trained_length and method == "full":
+            longer = f"the model was trained on {lm.trained_length:,} tokens: a --method may read the rest better"
+            err.print(longer, style="yellow", highlight=False)
+        with how.on(lm) as reader:
+            reader.chunk = chunk or reader.chunk
+            with err.status("reading"):
+                conversation = Conversation(reader, texts)
+            answers = []
+            while True:
+                if question is None:
+                    question = err.input("? ") if err.is_terminal else input()
+                if not question.strip() and interactive:
+                    break
+                answer = conversation.ask(
+                    question,
+                    max_new_tokens,
+                    temperature=temperature,
+                    top_p=top_p,
+                    seed=seed,
+                    on_text=lambda text: console.print(text, end="", markup=False, highlight=False, soft_wrap=True),
+                )
+                console.print()
+                seen = f"decoder {answer.num_seen - answer.num_encoded:,} tokens ({answer.num_kept:,} kept)"
+                took = f"{answer.num_tokens} tokens in {answer.seconds:.1f} s"
+                err.print(f"{seen}, encoder {answer.num_encoded:,}; {took}", style="dim", highlight=False)
+                answers.append({"question": question} | asdict(answer))
+                if not interactive:
+                    break
+                question = None
+        if as_json:
+            print(json.dumps({"model": model, "method": str(how), "answers": answers}))

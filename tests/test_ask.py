@@ -1,0 +1,122 @@
+"""Questions about files: what is read, what stops an answer, that a file is read once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from farspan.ask import Conversation, _template, read_texts
+from farspan.cli import app
+from farspan.lm import LM
+from farspan.methods import method
+
+from tiny import tiny_model
+
+CHAT = (
+    "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
+)
+
+
+def test_an_answer_is_what_the_model_generates_behind_files_and_question(lm: LM) -> None:
+    with method("full").on(lm) as reader:
+        answer = Conversation(reader, ["the quick fox", "a lazy dog\n"]).ask("who jumps?", 9)
+    fox, dog, asked = (
+        lm.tokenizer(part)["input_ids"]
+        for part in ("the quick fox\n\n", "a lazy dog\n\n", "Question: who jumps?\nAnswer:")
+    )
+    ids = torch.tensor([[*lm.separator.ids, *fox, *dog, *asked]])
+    with torch.no_grad():
+        expected = lm.model.generate(ids, max_new_tokens=9, do_sample=False)[0, ids.shape[1] :]
+    said = [int(token) for token in expected if int(token) not in (lm.tokenizer.eos_token_id,)]
+    assert answer.num_tokens == len(said)
+    assert answer.text == lm.tokenizer.decode(said, skip_special_tokens=True).strip()
+    assert answer.num_seen == len([*lm.separator.ids, *fox, *dog])
+
+
+def test_a_second_question_hears_nothing_of_the_first(lm: LM) -> None:
+    with method("sinks:window=30,sinks=2").on(lm) as reader:
+        conversation = Conversation(reader, ["the quick brown fox jumps over the lazy dog " * 4])
+        first = conversation.ask("who?", 6).text
+        conversation.ask("and where did it go?", 6)
+        assert conversation.ask("who?", 6).text == first
+
+
+def test_what_is_streamed_is_the_answer(lm: LM) -> None:
+    pieces: list[str] = []
+    with method("full").on(lm) as reader:
+        answer = Conversation(reader, ["the fox"]).ask("who?", 12, on_text=pieces.append)
+    assert "".join(pieces).strip() == answer.text
+    assert len([piece for piece in pieces if piece]) > 3
+
+
+def test_a_chat_template_holds_the_files_in_the_user_turn(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm.tokenizer, "chat_template", CHAT)
+    assert _template(lm) == ("<s>user: ", "", "\nbot:")
+    monkeypatch.setattr(lm.tokenizer, "chat_template", "{{ 'nothing' }}")
+    with pytest.raises(ValueError, match="leaves out what the user says"):
+        _template(lm)
+
+
+@pytest.fixture
+def saved(tmp_path: Path, tokenizer: Any) -> Path:
+    tiny_model("llama").save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "a.txt").write_text("the quick brown fox " * 20)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "empty.txt").write_text(" \n")
+    return tmp_path
+
+
+def test_the_command_answers_and_says_what_was_read(saved: Path) -> None:
+    arguments = [
+        "ask",
+        str(saved / "model"),
+        "who?",
+        "--context",
+        str(saved / "a.txt"),
+        "--max-new-tokens",
+        "5",
+        "--json",
+    ]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["answers"][0]["question"] == "who?"
+    assert found["answers"][0]["num_tokens"] <= 5
+    assert "1 file," in result.stderr
+    assert "encoder 0" in result.stderr
+
+
+def test_interactive_asks_until_an_empty_line(saved: Path) -> None:
+    arguments = ["ask", str(saved / "model"), "--context", str(saved / "a.txt"), "--interactive", "--json"]
+    result = CliRunner().invoke(app, [*arguments, "--max-new-tokens", "3"], input="who?\nwhere?\n\n")
+    assert result.exit_code == 0, result.stderr
+    answers = json.loads(result.stdout.splitlines()[-1])["answers"]
+    assert [answer["question"] for answer in answers] == ["who?", "where?"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["who?"], "give at least one file"),
+        (["--context", "a.txt"], "no question was given"),
+        (["who?", "--context", "nowhere.txt"], "not there"),
+        (["who?", "--context", "."], "a folder"),
+        (["who?", "--context", "binary"], "no UTF-8 text"),
+        (["who?", "--context", "empty.txt"], "is empty"),
+        (["  ", "--context", "a.txt"], "the question is empty"),
+        (["who?", "--context", "a.txt", "--method", "sinkz"], "did you mean 'sinks'?"),
+    ],
+)
+def test_wrong_input_is_said(arguments: list[str], said: str, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(saved)
+    result = CliRunner().invoke(app, ["ask", str(saved / "model"), *arguments])
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.split())
+
+
+def test_texts_are_read_whole(saved: Path) -> None:
+    assert read_texts([saved / "a.txt"]) == ["the quick brown fox " * 20]
