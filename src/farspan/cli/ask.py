@@ -66,7 +66,8 @@ def ask(
         console, lm = err if as_json else Console(), loader(model)
         tokens = num_tokens(lm, texts)
         keys = how.kept(tokens) * hf.key_bytes_per_token(lm.model)
-        say = f"{len(texts)} {'file' if len(texts) == 1 else 'files'}, {tokens:,} tokens; keys of {how.kept(tokens):,} tokens: {keys / 2**20:,.1f} MiB"
+        files = f"{len(texts)} {'file' if len(texts) == 1 else 'files'}"
+        say = f"{files}, {tokens:,} tokens; keys of {how.kept(tokens):,} tokens: {keys / 2**20:,.1f} MiB"
         err.print(say, style="dim", highlight=False)
         if plan:
             if as_json:
