@@ -45,9 +45,6 @@ def draw(full: Series, topk: Sequence[Series], ks: Sequence[int], path: Path, ti
                 capsize=3, label=f"{length:,} tokens",
             )  # fmt: skip
             axes.axhline(whole, color=colour, linestyle=":", linewidth=1.2)
-    left.set_yscale("log")
-    left.yaxis.set_major_formatter("{x:,.0f}")
-    left.yaxis.set_minor_formatter("{x:,.0f}")
     left.set(ylabel="perplexity")
     right.set(ylabel="accuracy (share of tokens that are the likeliest)")
     for axes in (left, right):

@@ -138,8 +138,8 @@ def grouped(sources: Sequence[Source]) -> list[Group]:
 
 
 def written(perplexity: float) -> str:
-    """Three digits, or all those before the point."""
-    return f"{perplexity:,.3g}" if perplexity < 999.5 else f"{perplexity:,.0f}"
+    """In three digits, or all those before the point."""
+    return f"{perplexity:,.{2 if perplexity < 9.995 else 1 if perplexity < 99.95 else 0}f}"
 
 
 def as_data(found: Sequence[Series]) -> list[dict[str, Any]]:
