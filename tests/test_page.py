@@ -19,7 +19,7 @@ import pytest
 
 from farspan import stats
 from farspan.record import Row
-from farspan.report import figures
+from farspan.report import figures, perplexity
 from farspan.report.example import examples
 from farspan.report.export import plain
 from farspan.report.page import write_report
@@ -625,6 +625,148 @@ def test_reports_do_not_import_torch(tmp_path: Path) -> None:
     assert done.stdout.strip() == "False"
 
 
+# perplexity
+
+
+def expected_row(
+    length: int, repeat: int, nats: float | None, *, targets: str = "fixed", method: str = "full", **changes: Any
+) -> Row:
+    """`nats` None: a row that failed. With targets `all`, the first 64 positions cost twice the others."""
+    settings: dict[str, Any] = {"targets": targets, "text": "library/books", "text_hash": "ee"}
+    settings |= {"buckets": None} if targets == "all" else {"target_tokens": 64}
+    values: dict[str, Any] = {"status": "oom", "reason": "too little"}
+    if nats is not None:
+        scores: dict[str, Any] = {"nats": nats + 0.1 * repeat, "accuracy": 0.5, "scored": 64, "context": length + 1}
+        if targets == "all":
+            each = nats * length / (length + 64)
+            parts = [128 * each, (length - 64) * each]
+            scores["buckets"] = {"ends": [64, length], "nats": parts, "hits": [32, length // 2 - 32]}
+        values = {"scores": scores}
+    given = {"model": "org/small", "version": 1} | changes
+    model, version = given["model"], given["version"]
+    return Row(model, method, "perplexity", version, settings, length, repeat, 0, f"e{repeat}", **values)
+
+
+NATS: dict[int, float | None] = {128: 2.0, 512: 1.5, 1024: 4.0}
+
+
+def expected_rows(nats: dict[int, float | None] = NATS, repeats: int = 2, **changes: Any) -> list[Row]:
+    return [expected_row(length, r, value, **changes) for r in range(repeats) for length, value in nats.items()]
+
+
+def test_perplexity_has_a_table_of_nats_by_length(tmp_path: Path) -> None:
+    measured = expected_rows() + expected_rows({128: 2.1, 512: 1.6, 1024: None}, method="sinks:window=9,sinks=4")
+    shown = page(tmp_path / "out", run(tmp_path / "a", measured))
+    assert shown.headings[0] == "Perplexity, last 64 tokens, fixed, library/books"
+    head, full, sinks = shown.table(0)
+    assert head == ["model", "claimed", "128", "512", "1,024"]
+    low, high = stats.interval(np.array([1.5, 1.6]))
+    assert full[:2] == ["● small full", "512"]
+    assert full[3] == f"1.550 [{low:.3f}, {high:.3f}] perplexity 4.71 accuracy 0.500"
+    assert (sinks[0], sinks[4]) == ("● small sinks:window=9,sinks=4", "oom")
+
+
+def test_perplexity_is_drawn_over_length_with_gain_and_accuracy(tmp_path: Path) -> None:
+    page(tmp_path / "out", run(tmp_path / "a", expected_rows({**NATS, 2048: None})))
+    found = drawn(tmp_path / "out")
+    assert list(found) == ["nats-1", "accuracy-1", "gain-1"]
+    band, line, cross, rule = found["nats-1"]["data"]
+    assert (line["x"], line["y"]) == ([128, 512, 1024], pytest.approx([2.05, 1.55, 4.05]))
+    low, high = stats.interval(np.array([[2.0, 1.5, 4.0], [2.1, 1.6, 4.1]]))
+    assert band["y"] == pytest.approx([*high, *low[::-1]], abs=1e-5)
+    assert (cross["x"], rule["x"]) == ([2048], [512, 512])
+    bottom, top = found["nats-1"]["layout"]["yaxis"]["range"]
+    assert bottom < min(low) < max(high) < top
+    gain = next(one for one in found["gain-1"]["data"] if one["mode"] == "lines+markers")
+    assert gain["y"] == pytest.approx([0, 0.5, -2])
+    assert line["text"][1].split("<br>")[1:] == [
+        "length 512", f"nats per token 1.550 [{low[1]:.3f}, {high[1]:.3f}]", "perplexity 4.71",
+        "accuracy 0.500 [0.500, 0.500]", "gain 0.500 [0.500, 0.500]", "2 windows",
+    ]  # fmt: skip
+
+
+def test_every_token_scored_is_also_shown_by_position(tmp_path: Path) -> None:
+    folder = run(tmp_path / "a", expected_rows({128: 3.0}, targets="all"))
+    written = write_report([folder], tmp_path / "out")
+    assert [path.name for path in written[2:]] == ["perplexity.csv", "positions.csv"]
+    found = drawn(tmp_path / "out")
+    assert list(found) == ["nats-1", "accuracy-1", "position-1"]
+    line = found["position-1"]["data"][-1]
+    assert (line["x"], line["y"]) == ([64, 128], [4.0, 2.0])
+    first, second = csv.DictReader((tmp_path / "out" / "positions.csv").read_text().splitlines())
+    assert [first[name] for name in ("begin", "end", "n", "nats", "accuracy")] == ["0", "64", "2", "4.0", "0.5"]
+    assert (second["begin"], second["nats"], first["what"]) == ("64", "2.0", "all tokens, library/books")
+
+
+def test_perplexity_csv_has_a_line_for_each_length_and_says_what_failed(tmp_path: Path) -> None:
+    measured = [*expected_rows({128: 2.0, 512: 1.5}), expected_row(1024, 0, 4.0), expected_row(1024, 1, None)]
+    write_report([run(tmp_path / "a", [*measured, expected_row(2048, 0, None)])], tmp_path / "out")
+    lines = list(csv.DictReader((tmp_path / "out" / "perplexity.csv").read_text().splitlines()))
+    assert [line["length"] for line in lines] == ["128", "512", "1024", "2048"]
+    assert [line["n"] for line in lines] == ["2", "2", "1", "0"]
+    assert [line["status"] for line in lines] == ["ok", "ok", "1 oom", "1 oom"]
+    assert [line["gain"] for line in lines] == ["0.0", "0.5", "-2.0", ""]
+    assert (float(lines[1]["nats"]), float(lines[1]["perplexity"])) == (1.55, pytest.approx(np.exp(1.55), abs=1e-3))
+    assert lines[2]["nats_low"] == ""
+
+
+def test_what_is_scored_in_another_way_is_shown_apart(tmp_path: Path) -> None:
+    folders = [
+        run(tmp_path / "a", expected_rows()),
+        run(tmp_path / "b", expected_rows(targets="last", model="org/large") + expected_rows(version=0)),
+        run(tmp_path / "c", expected_rows(model="org/large")),
+    ]
+    shown = page(tmp_path / "out", *folders)
+    assert shown.headings[:3] == [
+        "Perplexity, last 64 tokens, fixed, library/books (task version 1)",
+        "Perplexity, last 64 tokens, library/books",
+        "Perplexity, last 64 tokens, fixed, library/books (task version 0)",
+    ]
+    assert [[line[0] for line in shown.table(i)[1:]] for i in range(3)] == [
+        ["● small", "● large"],
+        ["● large"],
+        ["● small"],
+    ]
+
+
+def test_curves_and_perplexity_stand_on_one_page(tmp_path: Path) -> None:
+    folders = [run(tmp_path / "a", expected_rows()), run(tmp_path / "b", rows())]
+    written = write_report(folders, tmp_path / "out")
+    names = ["curves.csv", "memory_lengths.csv", "perplexity.csv"]
+    assert [path.name for path in written[2:]] == names
+    assert list(drawn(tmp_path / "out")) == ["curve-1", "index-1", "nats-2", "accuracy-2", "gain-2"]
+    shown = Page(written[0].read_text())
+    assert [a["id"] for tag, a in shown.tags if tag == "section"][:2] == ["group-1", "group-2"]
+    assert "What was not measured" not in shown.headings
+    text = written[1].read_text()
+    assert "| small | full | a | 512 | 2.050" in text
+    assert "; 4.71; 0.500 |" in text
+
+
+def test_a_page_of_perplexity_alone_says_nothing_of_curves(tmp_path: Path) -> None:
+    written = write_report([run(tmp_path / "a", expected_rows())], tmp_path / "out")
+    assert [path.name for path in written] == ["report.html", "report.md", "perplexity.csv"]
+    shown = Page(written[0].read_text())
+    assert shown.headings == ["Perplexity, last 64 tokens, fixed, library/books", "Settings and provenance"]
+    assert "Perplexity of small" in shown.texts
+    assert not any("forgetting curve" in text.lower() for text in shown.texts)
+    assert ["library/books (text_hash)", "ee"] in [line for i in range(len(shown.tables)) for line in shown.table(i)]
+
+
+def test_perplexities_that_all_failed_are_shown_with_their_failures(tmp_path: Path) -> None:
+    shown = page(tmp_path / "out", run(tmp_path / "a", expected_rows({128: None})))
+    assert shown.table(0)[1] == ["● small", "512", "oom"]
+    assert shown.table(1)[1] == ["org/small", "full", "a", "oom", "too little", "2", "128"]
+    assert drawn(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(6.1, "6.10"), (45.38, "45.4"), (9.999, "10.0"), (120.4, "120"), (1e6, "1,000,000")]
+)
+def test_perplexity_is_written_in_three_digits_or_more(value: float, text: str) -> None:
+    assert perplexity.written(value) == text
+
+
 # in a browser
 
 
@@ -758,6 +900,25 @@ def test_a_curve_can_be_hidden_and_its_control_with_it(browser: Any, tmp_path: P
         shown.append(browser.execute_script(lines))
     rule = 1  # the trained context
     assert shown == [8 + rule, 4 + rule, 2 + rule]
+
+
+def test_a_browser_draws_perplexity_over_logarithmic_lengths_unless_told_otherwise(
+    browser: Any, tmp_path: Path
+) -> None:
+    model = f"{IMAGE}{LINK}"
+    measured = expected_rows(model=model) + expected_rows({128: 6.0, 512: 6.0}, method="topk:k=9", model=model)
+    path = write_report([run(tmp_path / "a", measured)], tmp_path / "out")[0]
+    opened(browser, path)
+    said = hover(browser, "nats-1", 1)
+    assert said.startswith(f"{model} full")  # shown, not obeyed
+    assert "perplexity 4.71" in said
+    kind = "return document.getElementById('nats-1').layout.xaxis.type"
+    shown = [browser.execute_script(kind)]
+    browser.execute_script("document.querySelector('input[name=log]').click()")
+    assert [*shown, browser.execute_script(kind)] == ["log", "linear"]
+    assert browser.execute_script("return window.broken") is None
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    assert loaded(browser, path) == [path.as_uri()]
 
 
 def test_a_report_of_twenty_runs_is_under_8_mb(report_of_twenty: Path) -> None:

@@ -242,9 +242,9 @@ def test_a_model_that_halves_its_doubt_gains_log_two(tmp_path: Path) -> None:
 
 
 def test_intervals_are_over_repeats() -> None:
-    low, high = report.interval(np.array([[1.0], [2.0], [3.0]]))
+    low, high = stats.interval(np.array([[1.0], [2.0], [3.0]]))
     assert (low[0], high[0]) == (pytest.approx(2 - 4.302653 / math.sqrt(3)), pytest.approx(2 + 4.302653 / math.sqrt(3)))
-    assert np.isnan(report.interval(np.array([[1.0], [np.nan]]))).all()
+    assert np.isnan(stats.interval(np.array([[1.0], [np.nan]]))).all()
 
 
 # as part of the one loop

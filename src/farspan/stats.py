@@ -214,7 +214,7 @@ def label(settings: dict[str, Any], *, whole: bool = False) -> str:
     texts' paths, where their last parts are the same."""
 
     def named(text: str) -> str:
-        return text if whole else _base(text)
+        return text if whole else short_text(text)
 
     protocol = settings["protocol"]
     if protocol == "probe":
@@ -223,7 +223,8 @@ def label(settings: dict[str, Any], *, whole: bool = False) -> str:
     return text + (f" behind {named(settings['prefix_text'])}" if settings.get("prefix_text") else "")
 
 
-def _base(text: str) -> str:
+def short_text(text: str) -> str:
+    """The last part of a path; sources like builtin:tests and hub ids whole."""
     return text if ":" in text or text.count("/") == 1 else text.rstrip("/").rpartition("/")[2]
 
 
@@ -304,22 +305,28 @@ def memory_index(curve: Curve) -> Float[np.ndarray, "lengths"]:
 
 def index_upper(curve: Curve) -> Float[np.ndarray, "lengths"]:
     """The upper end of the one-sided 95 % interval (Student's) of the memory index; NaN under two repeats."""
-    gaps = curve.copy - curve.control
-    count, mean = np.isfinite(gaps).sum(0), measured_mean(gaps)
-    error = np.sqrt(measured_mean((gaps - mean) ** 2) / np.maximum(count - 1, 1))
+    _, upper = interval(curve.copy - curve.control, 0.9)
     left = 1.0 - measured_mean(curve.control)
-    upper = np.where(count > 1, mean + student.ppf(0.95, np.maximum(count - 1, 1)) * error, np.nan)
     return np.divide(upper, left, out=np.where(np.isnan(upper), np.nan, 0.0), where=left > 0)
 
 
-def bands(values: Float[np.ndarray, "repeats lengths"]) -> tuple[np.ndarray, np.ndarray]:
-    """The 95 % interval (Student's) of the mean accuracy over repeats, at each length; NaN under two repeats."""
+def interval(
+    values: Float[np.ndarray, "repeats *cells"], share: float = 0.95
+) -> tuple[Float[np.ndarray, "*cells"], Float[np.ndarray, "*cells"]]:
+    """The interval (Student's) of the mean over repeats that holds it with that probability, in each cell; NaN under
+    two repeats."""
     count = np.isfinite(values).sum(0)
     mean = measured_mean(values)
-    variance = measured_mean((values - mean) ** 2)
-    half = student.ppf(0.975, np.maximum(count - 1, 1)) * np.sqrt(variance / np.maximum(count - 1, 1))
-    half = np.where(count > 1, half, np.nan)
-    return np.clip(mean - half, 0.0, 1.0), np.clip(mean + half, 0.0, 1.0)
+    freedom = np.maximum(count - 1, 1)
+    error = np.sqrt(measured_mean((values - mean) ** 2) / freedom)
+    half = np.where(count > 1, student.ppf(0.5 + share / 2, freedom) * error, np.nan)
+    return np.asarray(mean - half), np.asarray(mean + half)  # arrays also where there is one cell
+
+
+def bands(values: Float[np.ndarray, "repeats *cells"]) -> tuple[np.ndarray, np.ndarray]:
+    """The 95 % interval of a mean accuracy, which lies between 0 and 1."""
+    low, high = interval(values)
+    return np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
 
 
 def bracket(curve: Curve, name: str) -> tuple[int, int] | None:

@@ -237,7 +237,7 @@ def show_curves(rows: list["Row"], folder: Path, console: Console, as_json: bool
     from farspan.display import print_memory_lengths, print_recall
     from farspan.record import read_header
     from farspan.report.picture import draw_curves, draw_maps
-    from farspan.report.tables import as_data, remarks, series
+    from farspan.report.tables import as_data, remarks, series, short_names
 
     curves = series(rows, read_header(folder)["models"])
     drawn = [one for one in curves if one.summary is not None]
@@ -246,7 +246,7 @@ def show_curves(rows: list["Row"], folder: Path, console: Console, as_json: bool
     pictures = []
     if drawn:
         what = "; ".join(sorted({one.what for one in drawn}))
-        names = ", ".join(sorted({one.model.rstrip("/").rpartition("/")[2] for one in drawn}))
+        names = ", ".join(sorted(short_names(one.model for one in drawn).values()))
         maps = [one for one in drawn if one.map is not None]
         if maps:
             pictures += draw_maps(maps, folder, f"Recall of {names} ({what})")

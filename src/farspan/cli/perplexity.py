@@ -115,6 +115,7 @@ def show_perplexity(rows: list["Row"], folder: Path, console: Console, as_json: 
     """Draws and prints what a run holds; returns how many of its rows failed."""
     from farspan.record import read_header
     from farspan.report import perplexity as report
+    from farspan.report.tables import short_names
 
     found = report.series(rows)
     drawn = [one for one in found if one.measured.any()]
@@ -123,7 +124,7 @@ def show_perplexity(rows: list["Row"], folder: Path, console: Console, as_json: 
         about = read_header(folder)["models"]
         trained = {about.get(one.model, {}).get("trained_length") for one in drawn}
         what = "; ".join(sorted({one.what for one in drawn}))
-        names = ", ".join(sorted({one.model.rstrip("/").rpartition("/")[2] for one in drawn}))
+        names = ", ".join(sorted(short_names(one.model for one in drawn).values()))
         pictures = report.draw_perplexity(drawn, folder, f"Perplexity of {names} ({what})", trained)
         report.print_perplexity(drawn, console)
     failed = print_end(rows, folder, pictures, console)

@@ -31,17 +31,20 @@ def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str,
 
     from rich.table import Table
 
+    from farspan.report.tables import short_names
+
     table = Table(title=f"plan: nothing is measured yet{first}", title_justify="left")
     for column in ("model", "method", "asked", "examples", "tokens", "TFLOP", "memory", "time"):
         left = column in ("model", "method", "asked")
         table.add_column(column, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+    short = short_names(model for model, *_ in plans)
     for model, method, what, cost in plans:
         if isinstance(cost, str):
             table.add_row(model.rstrip("/").rpartition("/")[2], method, what, *[""] * 4, "refused")
             continue
         seconds = cost.seconds or 0.0
         table.add_row(
-            model.rstrip("/").rpartition("/")[2],
+            short[model],
             method,
             what,
             f"{cost.num_examples:,}",

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from farspan import stats
+from farspan.record import Row
+from farspan.report import perplexity
 from farspan.report.tables import Group, Member, Source, in_characters, spoken
 
 MEASURES = ("fine", "coarse", "half_life", "reach", "span", "paper_fine", "paper_coarse")
@@ -22,6 +24,12 @@ LENGTH_COLUMNS = (
     *WHOSE, "trained_length", "repeats", "measure", "tokens", "low", "high", "censored", "interval_censored",
     "reason", "characters",
 )  # fmt: skip
+NATS_COLUMNS = ("n", "nats", "nats_low", "nats_high")
+ACCURACY_COLUMNS = ("accuracy", "accuracy_low", "accuracy_high")
+PERPLEXITY_COLUMNS = (
+    *WHOSE, "length", *NATS_COLUMNS, "perplexity", *ACCURACY_COLUMNS, "gain", "gain_low", "gain_high", "status",
+)  # fmt: skip
+POSITION_COLUMNS = (*WHOSE, "length", "begin", "end", *NATS_COLUMNS, *ACCURACY_COLUMNS)
 MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[]|#~!$"})
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would compute
 
@@ -39,6 +47,18 @@ def write_memory_lengths(groups: Sequence[Group], path: Path) -> Path:
     return _write(path, LENGTH_COLUMNS, (line for group in groups for one in group.members for line in _lengths(one)))
 
 
+def write_perplexity(groups: Sequence[perplexity.Group], path: Path) -> Path:
+    """A line per run, model, method, targets and text, and length."""
+    members = (one for group in groups for one in group.members)
+    return _write(path, PERPLEXITY_COLUMNS, (line for one in members for line in _expectations(one)))
+
+
+def write_positions(groups: Sequence[perplexity.Group], path: Path) -> Path:
+    """A line per run, model, method and range of positions in the longest text, of those that scored every token."""
+    members = (one for group in groups for one in group.members)
+    return _write(path, POSITION_COLUMNS, (line for one in members for line in _positions(one)))
+
+
 def markdown_page(context: Mapping[str, Any]) -> str:
     """The tables of the page; `context`: what its template is given."""
     lines = [f"# {plain(context['title'])}", ""]
@@ -52,6 +72,11 @@ def markdown_page(context: Mapping[str, Any]) -> str:
             lines += ["Differences from the first, in tokens unless said:", ""]
             keys = ("first", "second", "name", "value", "interval", "p", "pairs")
             lines += _table(keys, ([one[key] for key in keys] for one in section["differences"]))
+    for section in context["perplexity"]:
+        lines += [f"## {plain(section['title'])}", ""]
+        lines += ["Nats per token, 95 % interval over windows; perplexity; accuracy.", ""]
+        head = ["model", "method", "run", "claimed", *section["lengths"]]
+        lines += _table(head, (_expected_line(line) for line in section["lines"]))
     for test in context["text_tests"]:
         about = test["about"]
         lines += [f"## {plain(about.model)}, {plain(about.method)}: {about.which} (run {plain(about.run)})", ""]
@@ -66,7 +91,9 @@ def markdown_page(context: Mapping[str, Any]) -> str:
     for source in context["sources"]:
         commands = "; ".join(session["command"] for session in source["sessions"])
         lines.append(f"- {plain(source['name'])}: {source['rows']:,} rows; {plain(commands)}")
-    return "\n".join([*lines, "", "Every point: curves.csv. Memory lengths: memory_lengths.csv.", ""])
+    files = [*(["curves.csv"] if context["groups"] else []), *(["perplexity.csv"] if context["perplexity"] else [])]
+    lengths = " Memory lengths: memory_lengths.csv." if context["groups"] else ""
+    return "\n".join([*lines, "", f"Every point: {' and '.join(files)}.{lengths}" if files else "", ""])
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> list[str]:
@@ -74,8 +101,17 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> list[str]:
     return [rows[0], "|" + "---|" * len(head), *rows[1:], ""]
 
 
+def _line_head(line: Mapping[str, Any]) -> list[object]:
+    return [line["name"], line["method"], line["run"], f"{line['trained']:,}" if line["trained"] else "unknown"]
+
+
+def _expected_line(line: Mapping[str, Any]) -> list[object]:
+    said = ((f"{c['value']} {c['interval']}".strip(), c["perplexity"], c["accuracy"]) for c in line["cells"])
+    return [*_line_head(line), *("; ".join(part for part in parts if part) for parts in said)]
+
+
 def _table_line(line: Mapping[str, Any], count: int) -> list[object]:
-    whose = [line["name"], line["method"], line["run"], f"{line['trained']:,}" if line["trained"] else "unknown"]
+    whose = _line_head(line)
     if line["cells"] is None:
         return [*whose, f"every row failed: {line['failed']}", *[""] * count]
     return [*whose, *(f"{cell['value']} {cell['interval']}".strip() for cell in line["cells"]), line["repeats"]]
@@ -118,7 +154,7 @@ def _cell(value: Any) -> Any:
     return value
 
 
-def _whose(one: Member) -> dict[str, Any]:
+def _whose(one: Member | perplexity.Member) -> dict[str, Any]:
     series = one.series
     values = (one.source.name, series.model, series.method, series.what, one.rows[0].version)
     return dict(zip(WHOSE, values, strict=True))
@@ -134,9 +170,8 @@ def _points(one: Member) -> Iterable[dict[str, Any]]:
         ends = {name: stats.bands(values) for name, values in (("copy", curve.copy), ("control", curve.control))}
         index = stats.memory_index(curve)
         for i, length in enumerate(curve.lengths.tolist()):
-            failed = Counter(r.status for r in one.rows if (r.length, r.depth) == (length, depth) and r.status != "ok")
             line = _whose(one) | {"length": length, "depth": depth, "n": int(np.isfinite(curve.copy[:, i]).sum())}
-            line["status"] = "; ".join(f"{count} {status}" for status, count in failed.items()) or "ok"
+            line["status"] = _status(r for r in one.rows if (r.length, r.depth) == (length, depth))
             if curve.measured[i]:
                 line |= {"scored": int(curve.scored[i]), "context": int(curve.context[i])}
                 line |= {
@@ -146,6 +181,26 @@ def _points(one: Member) -> Iterable[dict[str, Any]]:
                 for name, (low, high) in ends.items():
                     line |= {name: float(means[name][i]), f"{name}_low": float(low[i]), f"{name}_high": float(high[i])}
             yield line
+
+
+def _status(rows: Iterable[Row]) -> str:
+    failed = Counter(row.status for row in rows if row.status != "ok")
+    return "; ".join(f"{count} {status}" for status, count in failed.items()) or "ok"
+
+
+def _expectations(one: perplexity.Member) -> Iterable[dict[str, Any]]:
+    (found,) = perplexity.as_data([one.series])
+    measured = {at["length"]: at for at in found["lengths"]}
+    for length in one.series.lengths.tolist():
+        numbers = dict(measured.get(length, {"length": length, "repeats": 0}))
+        status = _status(row for row in one.rows if row.length == length)
+        yield _whose(one) | {"n": numbers.pop("repeats"), "status": status} | numbers
+
+
+def _positions(one: perplexity.Member) -> Iterable[dict[str, Any]]:
+    (found,) = perplexity.as_data([one.series])
+    whose = _whose(one) | {"length": max(one.series.ends, default=0), "n": len(one.series.position_nats)}
+    return (whose | part for part in found["positions"])
 
 
 def _lengths(one: Member) -> Iterable[dict[str, Any]]:

@@ -3,13 +3,14 @@
 Plotly reads a small HTML in names and hover texts, so what comes from outside is escaped here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
 
 from farspan import stats
+from farspan.report import perplexity
 from farspan.report.picture import COLOURS
 from farspan.report.tables import Member, Series, trained_at
 
@@ -24,6 +25,7 @@ DARK = {"#000000": "#777777"}  # of the colours, the one that a dark page would 
 FAILED = "#cc3311"
 NEUTRAL = "#8a8a8a"
 RECALL = [[0.0, "#ebe2d0"], [0.25, "#c9dbe4"], [0.5, "#83b3d3"], [0.75, "#3583b8"], [1.0, "#08386b"]]
+MEASURES = {"nats": "nats per token", "accuracy": "accuracy", "gain": "gain (nats per token)"}
 
 
 def colour(index: int) -> str:
@@ -46,7 +48,7 @@ def curve_figure(members: Sequence[Member]) -> Figure:
         good = one.curve.kept(one.curve.measured)
         texts = _hover_texts(one.name, good)
         for values, kind in ((good.copy, "copy"), (good.control, "control")):
-            traces += _band(good.lengths, values, index, kind)
+            traces += _band(good.lengths, stats.bands(values), index, kind)
             traces.append(
                 _line(index, kind, good.lengths, stats.measured_mean(values), texts, dashed=kind == "control")
             )
@@ -126,11 +128,100 @@ def recall_figure(members: Sequence[Member]) -> Figure:
         texts = [_hover_texts(member.series.name, ats[i], where, int(i))[0] for i in order]
         for kind, values in (("copy", where.copy[:, 0, order]), ("control", where.control[:, 0, order])):
             means = stats.measured_mean(values)
-            traces += _band(distances, values, index, kind)
+            traces += _band(distances, stats.bands(values), index, kind)
             traces.append(_line(index, kind, distances, means, texts, dashed=kind == "control"))
     layout = _layout("accuracy", members)
     layout["xaxis"] |= {"title": {"text": "distance back to what is asked for (tokens)"}}
     return {"data": traces, "layout": layout}
+
+
+def perplexity_figure(members: Sequence[perplexity.Member], what: str) -> Figure:
+    """One of MEASURES over length, with 95 % bands, failed lengths as crosses, and the trained length as a line."""
+    traces: list[dict[str, Any]] = []
+    for index, member in enumerate(members):
+        one = member.series
+        if one.measured.any():
+            lengths, values = one.lengths[one.measured], getattr(one, what)[:, one.measured]
+            ends = stats.bands(values) if what == "accuracy" else stats.interval(values)
+            traces += _band(lengths, ends, index, what)
+            traces.append(_line(index, what, lengths, stats.measured_mean(values), _expectation_texts(one)))
+    bottom, top = _span(traces)
+    for index, member in enumerate(members):
+        one = member.series
+        partly = dict(zip(one.lengths.tolist(), one.measured.tolist(), strict=True))
+        traces += _crosses(index, one.name, one.failures, partly, bottom)
+    trained = sorted({member.trained_length for member in members if member.trained_length is not None})
+    traces += [_rule([at, at], [bottom, top], f"{at:,} (trained)", "bottom left") for at in trained]
+    lengths = sorted({int(length) for member in members for length in member.series.lengths})
+    return {"data": traces, "layout": _log_layout(MEASURES[what], "length (tokens)", lengths, (bottom, top), members)}
+
+
+def position_figure(members: Sequence[perplexity.Member]) -> Figure:
+    """Nats per token over the position in the longest text, of those that scored every token."""
+    traces: list[dict[str, Any]] = []
+    ends: set[int] = set()
+    for index, member in enumerate(members):
+        one = member.series
+        if not one.ends:
+            continue
+        ends |= set(one.ends)
+        at, mean, interval = (
+            np.array(one.ends),
+            stats.measured_mean(one.position_nats),
+            stats.interval(one.position_nats),
+        )
+        expected, accuracy = _with_ends(one.position_nats, interval), stats.measured_mean(one.position_accuracy)
+        texts = [
+            f"<b>{escape(one.name, quote=False)}</b><br>positions {begin:,} to {end - 1:,} of {one.ends[-1]:,}"
+            f"<br>nats per token {expected[i]}<br>perplexity {perplexity.written(float(np.exp(mean[i])))}"
+            f"<br>accuracy {accuracy[i]:.3f}"
+            for i, (begin, end) in enumerate(zip([0, *one.ends], one.ends, strict=False))
+        ]
+        traces += _band(at, interval, index, "nats")
+        traces.append(_line(index, "nats", at, mean, texts))
+    layout = _log_layout(MEASURES["nats"], "position in the text (tokens)", sorted(ends), _span(traces), members)
+    return {"data": traces, "layout": layout}
+
+
+def _expectation_texts(one: perplexity.Series) -> list[str]:
+    """A text for each length measured: all that is known of it."""
+    nats, accuracy, gain = (values[:, one.measured] for values in (one.nats, one.accuracy, one.gain))
+    expected, hit = _with_ends(nats, stats.interval(nats)), _with_ends(accuracy, stats.bands(accuracy))
+    gained = _with_ends(gain, stats.interval(gain))
+    perplexities, counts = np.exp(stats.measured_mean(nats)), np.isfinite(nats).sum(0)
+    return [
+        f"<b>{escape(one.name, quote=False)}</b><br>length {length:,}<br>nats per token {expected[i]}"
+        f"<br>perplexity {perplexity.written(perplexities[i])}<br>accuracy {hit[i]}"
+        f"{f'<br>gain {gained[i]}' if one.same_targets else ''}"
+        f"<br>{counts[i]} {'window' if counts[i] == 1 else 'windows'}"
+        for i, length in enumerate(one.lengths[one.measured])
+    ]
+
+
+def _with_ends(values: np.ndarray, ends: tuple[np.ndarray, np.ndarray]) -> list[str]:
+    """Means over repeats with their intervals, where there are any."""
+    return [
+        f"{mean:.3f} [{low:.3f}, {high:.3f}]" if np.isfinite(low) else f"{mean:.3f}"
+        for mean, low, high in zip(stats.measured_mean(values), *ends, strict=True)
+    ]
+
+
+def _span(traces: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """From a little below all lines and bands to a little above them."""
+    values = [y for one in traces for y in one["y"] if y is not None]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    margin = 0.12 * (high - low) or 0.5
+    return round(low - margin, 5), round(high + margin, 5)
+
+
+def _log_layout(
+    what: str, along: str, places: Sequence[int], span: tuple[float, float], members: Sequence[perplexity.Member]
+) -> dict[str, Any]:
+    xaxis: dict[str, Any] = {"type": "log", "title": {"text": along}}
+    if len(places) <= 12:
+        xaxis |= {"tickvals": list(places), "ticktext": [f"{place:,}" for place in places]}
+    yaxis = {"title": {"text": what}, "range": list(span)}
+    return {"xaxis": xaxis, "yaxis": yaxis, "height": 420, "curves": len(members)}
 
 
 def _line(
@@ -149,8 +240,8 @@ def _line(
     }
 
 
-def _band(lengths: np.ndarray, values: np.ndarray, index: int, kind: str) -> list[dict[str, Any]]:
-    low, high = stats.bands(values)
+def _band(lengths: np.ndarray, ends: tuple[np.ndarray, np.ndarray], index: int, kind: str) -> list[dict[str, Any]]:
+    low, high = ends
     known = np.isfinite(low)
     if known.sum() < 2:
         return []
@@ -162,7 +253,7 @@ def _band(lengths: np.ndarray, values: np.ndarray, index: int, kind: str) -> lis
             "x": _numbers(np.concatenate([lengths[known], lengths[known][::-1]])),
             "y": _numbers(np.concatenate([high[known], low[known][::-1]])),
             "fill": "toself",
-            "fillcolor": f"rgba({red},{green},{blue},{0.16 if kind == 'copy' else 0.09})",
+            "fillcolor": f"rgba({red},{green},{blue},{0.09 if kind == 'control' else 0.16})",
             "line": {"width": 0},
             "hoverinfo": "skip",
             "meta": {"curve": index, "kind": "band", "of": kind},
@@ -194,18 +285,24 @@ def _half_life(index: int, one: Series, good: stats.Curve) -> list[dict[str, Any
 
 
 def _failed(index: int, one: Series) -> list[dict[str, Any]]:
+    partly = dict(zip(one.curve.lengths.tolist(), one.curve.measured.tolist(), strict=True))
+    return _crosses(index, one.name, one.curve.failures, partly, -0.03)
+
+
+def _crosses(
+    index: int, name: str, failed: Mapping[int, str], partly: Mapping[int, bool], height: float
+) -> list[dict[str, Any]]:
     """Crosses at the bottom for lengths with failed rows, smaller where other repeats were measured."""
-    failures = sorted(one.curve.failures.items())
+    failures = sorted(failed.items())
     if not failures:
         return []
-    partly = dict(zip(one.curve.lengths.tolist(), one.curve.measured.tolist(), strict=True))
-    name = escape(one.name, quote=False)
+    name = escape(name, quote=False)
     return [
         {
             "type": "scatter",
             "mode": "markers",
             "x": [length for length, _ in failures],
-            "y": [-0.03] * len(failures),
+            "y": [height] * len(failures),
             "text": [
                 f"<b>{name}</b><br>length {length:,}: {'partly ' if partly[length] else ''}failed, "
                 f"{escape(status, quote=False)}"
@@ -257,18 +354,8 @@ def _layout(what: str, members: Sequence[Member]) -> dict[str, Any]:
 
 def _hover_texts(name: str, curve: stats.Curve, where: stats.Map | None = None, depth: int = 0) -> list[str]:
     """A text for each length: all that is known of it. `depth`: which one of the map, if there is one."""
-    copy, control, index = (
-        stats.measured_mean(curve.copy),
-        stats.measured_mean(curve.control),
-        stats.memory_index(curve),
-    )
-    intervals = [
-        [
-            f" [{low:.3f}, {high:.3f}]" if np.isfinite(low) else ""
-            for low, high in zip(*stats.bands(values), strict=True)
-        ]
-        for values in (curve.copy, curve.control)
-    ]
+    index = stats.memory_index(curve)
+    copies, controls = (_with_ends(values, stats.bands(values)) for values in (curve.copy, curve.control))
     counts = np.isfinite(curve.copy).sum(0)
     texts = []
     for i, length in enumerate(curve.lengths):
@@ -278,7 +365,7 @@ def _hover_texts(name: str, curve: stats.Curve, where: stats.Map | None = None, 
             place += f", depth {where.depths[depth]:g}<br>distance {distance:,.0f} tokens"
         texts.append(
             f"<b>{escape(name, quote=False)}</b><br>{place}"
-            f"<br>copy {copy[i]:.3f}{intervals[0][i]}<br>control {control[i]:.3f}{intervals[1][i]}"
+            f"<br>copy {copies[i]}<br>control {controls[i]}"
             f"<br>memory index {index[i]:.3f}<br>{counts[i]} {'repeat' if counts[i] == 1 else 'repeats'}"
         )
     return texts

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from farspan.corpus import optional_import
-from farspan.report.export import markdown_page, write_curves, write_memory_lengths
+from farspan.report import perplexity
+from farspan.report.export import markdown_page, write_curves, write_memory_lengths, write_perplexity, write_positions
 from farspan.report.sections import contents
 from farspan.report.tables import grouped, read_sources
 
 
 def write_report(folders: Sequence[str | Path], out: Path) -> list[Path]:
-    """Writes report.html, report.md, curves.csv and memory_lengths.csv of some runs into a folder; returns their paths.
+    """Writes report.html and report.md of some runs into a folder, and beside them, of what the runs hold, curves.csv
+    and memory_lengths.csv, perplexity.csv and positions.csv; returns their paths.
 
     Raises:
         ValueError: no run, one without rows, something that is no run, or a package of the extra `report` is missing.
@@ -29,19 +31,28 @@ def write_report(folders: Sequence[str | Path], out: Path) -> list[Path]:
     scripts = [plotly, (Path(__file__).parent / "page.js").read_text("utf-8")]
     assert not any("</script" in script.lower() for script in scripts)
     sources = read_sources(folders)
-    groups = grouped(sources)
+    groups, expected = grouped(sources), perplexity.grouped(sources)
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: name a folder for the report")
-    context = contents(sources, groups)
-    drawn = {place: figure for section in context["groups"] for place, figure in section["figures"].items()}
+    context = contents(sources, groups, expected)
+    drawn = {
+        place: figure
+        for section in (*context["groups"], *context["perplexity"])
+        for place, figure in section["figures"].items()
+    }
     html = template.render(context, figures=_for_script(drawn), scripts=scripts, hashes=[_hash(s) for s in scripts])
     out.mkdir(parents=True, exist_ok=True)
     for name, text in (("report.html", html), ("report.md", markdown_page(context))):
         (out / name).write_text(text, "utf-8", newline="\n")
-    curves = write_curves(groups, out / "curves.csv")
-    lengths = write_memory_lengths(groups, out / "memory_lengths.csv")
-    return [out / "report.html", out / "report.md", curves, lengths]
+    written = [out / "report.html", out / "report.md"]
+    if groups or not expected:
+        written += [write_curves(groups, out / "curves.csv"), write_memory_lengths(groups, out / "memory_lengths.csv")]
+    if expected:
+        written.append(write_perplexity(expected, out / "perplexity.csv"))
+    if any(one.series.ends for group in expected for one in group.members):
+        written.append(write_positions(expected, out / "positions.csv"))
+    return written
 
 
 def _environment() -> Any:

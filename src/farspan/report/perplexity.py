@@ -1,7 +1,7 @@
 """Perplexity by length: the numbers of rows with intervals over repeats, as tables, JSON and a picture."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from scipy.stats import t as student
 
 from farspan.record import Row, latest
-from farspan.stats import measured_mean
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
-MARKERS = "osD^vP*"
+from farspan.report.picture import COLOURS, MARKERS, add_legend
+from farspan.report.tables import Source, short_names, told_apart
+from farspan.stats import interval, measured_mean, short_text
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,7 @@ class Series:
 
 def label(settings: dict[str, Any]) -> str:
     """What was scored, in a few words; numbers are comparable under one label only."""
-    text = settings["text"]
-    text = text if ":" in text or text.count("/") == 1 else text.rstrip("/").rpartition("/")[2]
+    text = short_text(settings["text"])
     if settings["targets"] == "all":
         return f"all tokens, {text}"
     return f"last {settings['target_tokens']} tokens{', fixed' if settings['targets'] == 'fixed' else ''}, {text}"
@@ -65,9 +62,7 @@ def series(rows: Iterable[Row]) -> list[Series]:
         if row.task == "perplexity":
             groups.setdefault((row.model, row.method, label(row.settings)), []).append(row)
     several = [len({key[part] for key in groups}) > 1 for part in range(3)]
-    short = {key[0]: key[0].rstrip("/").rpartition("/")[2] for key in groups}
-    if len(set(short.values())) < len(short):
-        short = {name: name for name in short}
+    short = short_names(key[0] for key in groups)
     found = []
     for (model, method, what), group in groups.items():
         parts = [short[model]] if several[0] or not several[1] else []
@@ -98,13 +93,53 @@ def _series(name: str, model: str, method: str, what: str, rows: Sequence[Row]) 
     )
 
 
-def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The 95 % interval (Student's) of the mean over the first axis, repeats; NaN under two of them."""
-    count = np.isfinite(values).sum(0)
-    mean = measured_mean(values)
-    error = np.sqrt(measured_mean((values - mean) ** 2) / np.maximum(count - 1, 1))
-    half = np.where(count > 1, student.ppf(0.975, np.maximum(count - 1, 1)) * error, np.nan)
-    return mean - half, mean + half
+@dataclass(frozen=True)
+class Member:
+    """One model under one method in one run, and the rows that say so."""
+
+    source: Source
+    series: Series  # its name tells it from the others of its group
+    rows: list[Row]
+
+    @property
+    def trained_length(self) -> int | None:
+        """Tokens of the whole context."""
+        length = self.source.header["models"].get(self.series.model, {}).get("trained_length")
+        return None if length is None else int(length)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Series whose numbers stand beside each other: the same targets, text and version of the task."""
+
+    title: str
+    targets: str  # fixed, last or all
+    members: list[Member]
+
+
+def grouped(sources: Sequence[Source]) -> list[Group]:
+    """Perplexity by length in some runs, what was scored in the same way together, in the order it comes."""
+    groups: dict[tuple[str, int], list[Member]] = {}
+    for source in sources:
+        rows = [row for row in source.rows if row.task == "perplexity"]
+        for version in sorted({row.version for row in rows}, reverse=True):
+            for one in series(row for row in rows if row.version == version):
+                own = [row for row in rows if (row.model, row.method, row.version) == (one.model, one.method, version)]
+                own = [row for row in own if label(row.settings) == one.what]
+                groups.setdefault((one.what, version), []).append(Member(source, one, own))
+    found = []
+    for (what, version), members in groups.items():
+        title = f"perplexity, {what}"
+        title += f" (task version {version})" if sum(what == other for other, _ in groups) > 1 else ""
+        names = told_apart([(one.series.model, one.series.method, one.source.name) for one in members])
+        named = [replace(one, series=replace(one.series, name=n)) for one, n in zip(members, names, strict=True)]
+        found.append(Group(title, members[0].rows[0].settings["targets"], named))
+    return found
+
+
+def written(perplexity: float) -> str:
+    """In three digits, or all those before the point."""
+    return f"{perplexity:,.{2 if perplexity < 9.995 else 1 if perplexity < 99.95 else 0}f}"
 
 
 def as_data(found: Sequence[Series]) -> list[dict[str, Any]]:
@@ -206,10 +241,10 @@ def draw_perplexity(
     axes.set(xlabel="length (tokens)", ylabel="nats per token", title=title)
     right = axes.secondary_yaxis("right", functions=(lambda y: y, lambda y: y))  # the same height, said otherwise
     right.yaxis.set_major_locator(MaxNLocator(8))
-    right.yaxis.set_major_formatter(FuncFormatter(lambda nats, _: f"{np.exp(nats):,.3g}"))
+    right.yaxis.set_major_formatter(FuncFormatter(lambda nats, _: written(float(np.exp(nats)))))
     right.set_ylabel("perplexity")
     axes.grid(alpha=0.25)
-    axes.legend(fontsize=8)
+    add_legend(figure, axes)
     paths = [Path(folder) / f"perplexity.{ending}" for ending in ("png", "svg")]
     for path in paths:
         figure.savefig(path, dpi=140)

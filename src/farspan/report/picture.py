@@ -15,6 +15,7 @@ from farspan.report.tables import Series, trained_at
 LEGEND_CHARACTERS = 150  # of small print in the width of a picture
 SHOWN = 5  # curves of a training in one picture
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
+MARKERS = "osD^vP*"
 BANDS = (("fine", "#d9efd9"), ("coarse", "#fdf3d0"), ("amnesia", "#eeeeee"))
 
 
@@ -47,7 +48,7 @@ def draw_curves(series: Sequence[Series], folder: str | Path, title: str, name: 
     axes.set(xlim=(0, longest * 1.015), ylim=(-0.04, 1.04), xlabel="length of the text to be copied (tokens)")
     axes.set(ylabel="accuracy (share of tokens predicted)", title=title)
     axes.grid(alpha=0.25)
-    _add_legend(figure, axes)
+    add_legend(figure, axes)
     return _saved(figure, Path(folder), name)
 
 
@@ -77,7 +78,7 @@ def draw_maps(series: Sequence[Series], folder: str | Path, title: str) -> list[
         axes.set(xlabel="distance between a token and its copy (tokens)", ylabel="accuracy (share of tokens predicted)")
         axes.set(ylim=(-0.04, 1.04), title=title)
         axes.grid(alpha=0.25)
-        _add_legend(figure, axes)
+        add_legend(figure, axes)
         paths += _saved(figure, Path(folder), "recall")
     return paths
 
@@ -158,7 +159,7 @@ def _draw_recall(axes: Axes, one: Series, colour: str, *, prefix: str) -> None:
     axes.plot(distance, one.map.memory_index[0], ":", color=colour, label=f"{prefix}memory index")
 
 
-def _add_legend(figure: Figure, axes: Axes) -> None:
+def add_legend(figure: Figure, axes: Axes) -> None:
     """Below the axes, in as many columns as fit."""
     longest = max(len(label) for label in axes.get_legend_handles_labels()[1])
     columns = max(1, min(3, LEGEND_CHARACTERS // (longest + 6)))

@@ -2,16 +2,16 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from math import isfinite
+from math import exp, isfinite
 from typing import Any
 
 from farspan.paired import Difference, said
-from farspan.report import figures
+from farspan.report import figures, perplexity
 from farspan.report.contrasts import TextTest, group_differences, text_tests
 from farspan.report.example import Example, examples
 from farspan.report.export import failures
-from farspan.report.tables import HEADLINE, Group, Member, Source, in_characters, remarks
-from farspan.stats import MemoryLength, bands, measured_mean, memory_index
+from farspan.report.tables import HEADLINE, Group, Member, Series, Source, in_characters, remarks, short_names
+from farspan.stats import MemoryLength, bands, interval, measured_mean, memory_index
 
 COLUMNS = ("fine", "coarse", "half_life", "reach", "span")
 PAPER_COLUMNS = ("paper_fine", "paper_coarse")
@@ -23,29 +23,41 @@ PROTOCOLS = {
     "as Liu et al. 2024 did",
     "probe": "of the text that was read a slice is asked for: tokens to warm up + tokens scored",
 }
+TARGETS = {
+    "fixed": "the same tokens are scored at every length; their context grows to the left",
+    "last": "the last tokens of each length are scored: other ones at each, behind a context that begins where the "
+    "text does",
+    "all": "every token of a length is scored in one pass; most of them have a shorter context",
+}
 
 
-def contents(sources: Sequence[Source], groups: Sequence[Group]) -> dict[str, Any]:
+def contents(
+    sources: Sequence[Source], groups: Sequence[Group], expected: Sequence[perplexity.Group]
+) -> dict[str, Any]:
     """Everything that is shown, under the names that the template knows."""
     members = [one for group in groups for one in group.members]
+    shown = [one.source for one in members] + [one.source for group in expected for one in group.members]
     return {
-        "title": _title(sources),
+        "title": _title(sources, remembers=bool(groups) or not expected),
+        "perplexity": [_expected(group, number) for number, group in enumerate(expected, len(groups) + 1)],
         "groups": [_section(group, number) for number, group in enumerate(groups, 1)],
         "meanings": HEADLINE,
         "text_tests": [_text_test(one) for one in text_tests(members)],
         "examples": _examples(sources),
         "failures": failures(sources),
         "sources": [_provenance(source) for source in sources],
-        "empty": [source.name for source in sources if all(source is not one.source for one in members)],
+        "empty": [source.name for source in sources if all(source is not one for one in shown)],
     }
 
 
-def _title(sources: Sequence[Source]) -> str:
-    names = sorted({row.model.rstrip("/").rpartition("/")[2] for source in sources for row in source.rows})
-    if len(names) == 1:
-        return f"How far back {names[0]} remembers"
-    whose = f"{len(names)} models" if len(names) > 3 else f"{', '.join(names[:-1])} and {names[-1]}"
-    return f"How far back {whose} remember"
+def _title(sources: Sequence[Source], *, remembers: bool) -> str:
+    names = sorted(short_names(row.model for source in sources for row in source.rows).values())
+    whose = f"{len(names)} models"
+    if len(names) <= 3:
+        whose = " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+    if not remembers:
+        return f"Perplexity of {whose}"
+    return f"How far back {whose} {'remembers' if len(names) == 1 else 'remember'}"
 
 
 def _section(group: Group, number: int) -> dict[str, Any]:
@@ -82,6 +94,42 @@ def _section(group: Group, number: int) -> dict[str, Any]:
         "recall": [] if several else [line for one in members for line in _recall(one)],
         "differences": [_difference(one) for one in group_differences(group)],
     }
+
+
+def _expected(group: perplexity.Group, number: int) -> dict[str, Any]:
+    """What the page shows of one group of perplexities."""
+    members = group.members
+    measured = [one.series for one in members if one.series.measured.any()]
+    whats = ("nats", "accuracy", *(["gain"] if any(one.same_targets for one in measured) else []))
+    places = {f"{what}-{number}": figures.perplexity_figure(members, what) for what in whats} if measured else {}
+    if any(one.ends for one in measured):
+        places[f"position-{number}"] = figures.position_figure(members)
+    lengths = sorted({int(length) for one in members for length in one.series.lengths})
+    return {
+        "id": f"group-{number}",
+        "number": number,
+        "title": group.title,
+        "targets": TARGETS[group.targets],
+        "lengths": [f"{length:,}" for length in lengths],
+        "methods": sorted({one.series.method for one in members}),
+        "lines": [
+            _whose(one.source, one.series, one.trained_length, index)
+            | {"cells": [_expectation(one.series, length) for length in lengths]}
+            for index, one in enumerate(members)
+        ],
+        "figures": places,
+    }
+
+
+def _expectation(one: perplexity.Series, length: int) -> dict[str, str]:
+    """Nats with their interval, perplexity and accuracy at a length; why not, where a row failed; else nothing."""
+    here = one.lengths == length
+    if not one.measured[here].any():
+        return _shown(one.failures.get(length, "")) | {"perplexity": "", "accuracy": ""}
+    nats, accuracy = one.nats[:, here], one.accuracy[:, here]
+    mean, (low,), (high,) = float(measured_mean(nats)[0]), *interval(nats)
+    cell = _shown(f"{mean:.3f}", f"[{low:.3f}, {high:.3f}]" if isfinite(low) else "")
+    return cell | {"perplexity": perplexity.written(exp(mean)), "accuracy": f"{measured_mean(accuracy)[0]:.3f}"}
 
 
 def _recall(one: Member) -> Iterator[dict[str, Any]]:
@@ -141,23 +189,27 @@ def _text_test(one: TextTest) -> dict[str, Any]:
 def _line(one: Member, index: int, names: Sequence[str]) -> dict[str, Any]:
     """A line of the table of memory lengths."""
     series = one.series
-    line: dict[str, Any] = {
-        "name": series.name,
-        "model": series.model,
-        "method": series.method,
-        "run": one.source.name,
-        "colour": figures.colour(index),
-        "glyph": figures.symbol(index)[1],
-        "trained": series.trained_length,
-        "cells": None,
-        "failed": ", ".join(sorted(set(series.curve.failures.values()))),
-    }
+    line = _whose(one.source, series, series.trained_length, index)
+    line |= {"cells": None, "failed": ", ".join(sorted(set(series.curve.failures.values())))}
     if series.summary is not None:
         half = in_characters(series.summary.half_life, series)
         cells = {name: _cell(getattr(series.summary, name)) for name in names}
         cells["half_life"]["characters"] = _cell(half)["value"] if half is not None and half.value else ""
         line |= {"cells": list(cells.values()), "repeats": series.summary.repeats}
     return line
+
+
+def _whose(source: Source, series: Series | perplexity.Series, trained: int | None, index: int) -> dict[str, Any]:
+    """How a line of a table begins; its mark is that of its curve."""
+    return {
+        "name": series.name,
+        "model": series.model,
+        "method": series.method,
+        "run": source.name,
+        "colour": figures.colour(index),
+        "glyph": figures.symbol(index)[1],
+        "trained": trained,
+    }
 
 
 def _cell(length: MemoryLength) -> dict[str, str]:
@@ -192,9 +244,9 @@ def _provenance(source: Source) -> dict[str, Any]:
     """Settings, models and sessions of a run as names and texts."""
     header = source.header
     texts = {
-        f"{row.settings.get('target_text')} ({name})": row.settings[name]
+        f"{row.settings.get('text', row.settings.get('target_text'))} ({name})": row.settings[name]
         for row in source.rows
-        for name in ("target_hash", "prefix_hash")
+        for name in ("target_hash", "prefix_hash", "text_hash")
         if row.settings.get(name)
     }
     sessions = [

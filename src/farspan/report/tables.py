@@ -26,6 +26,12 @@ def spoken(name: str) -> str:
     return name.replace("half_life", "half-life").replace("_", " ")
 
 
+def short_names(models: Iterable[str]) -> dict[str, str]:
+    """Each model by the last part of its name, or all by their whole names where these would be the same."""
+    short = {model: model.rstrip("/").rpartition("/")[2] for model in models}
+    return short if len(set(short.values())) == len(short) else {model: model for model in short}
+
+
 @dataclass(frozen=True)
 class Series:
     """One curve, what it is of, and its numbers."""
@@ -45,12 +51,10 @@ def series(rows: Iterable[Row], models: Mapping[str, Mapping[str, Any]]) -> list
     """The curves among the rows, with their numbers. `models`: as run.json has them."""
     groups = {key: group for key, group in stats.by_curve(rows).items() if any(row.depth == 0 for row in group)}
     several = [len({key[part] for key in groups}) > 1 for part in range(3)]
-    short_names = {key[0]: key[0].rstrip("/").rpartition("/")[2] for key in groups}
-    if len(set(short_names.values())) < len(short_names):
-        short_names = {name: name for name in short_names}
+    short = short_names(key[0] for key in groups)
     result = []
     for (model, method, what), group in groups.items():
-        parts = [short_names[model]] if several[0] else []
+        parts = [short[model]] if several[0] else []
         parts += [what] if several[2] or not (several[0] or several[1]) else []
         parts += [method] if several[1] else []
         curve = stats.curve(group)
@@ -205,20 +209,24 @@ def in_characters(length: stats.MemoryLength, one: Series) -> stats.MemoryLength
     return replace(length, value=length.value * per_token, low=low, high=high)
 
 
+def told_apart(members: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Names of (model, method, run): by model, by method where there are several, and by run where the same was
+    measured in several."""
+    short = short_names(model for model, _, _ in members)
+    methods = {method for _, method, _ in members}
+    who = [(model, method) for model, method, _ in members]
+    names = []
+    for model, method, run in members:
+        parts = [short[model]]
+        parts += [method] if len(methods) > 1 else []
+        parts += [f"({run})"] if who.count((model, method)) > 1 else []
+        names.append(" ".join(parts))
+    return names
+
+
 def _named(members: Sequence[Member]) -> list[Member]:
-    """Named by model, by method where there are several, and by run where the same was measured in several."""
-    short = {one.series.model: one.series.model.rstrip("/").rpartition("/")[2] for one in members}
-    if len(set(short.values())) < len(short):
-        short = {model: model for model in short}
-    methods = {one.series.method for one in members}
-    who = [(one.series.model, one.series.method) for one in members]
-    named = []
-    for one, key in zip(members, who, strict=True):
-        parts = [short[one.series.model]]
-        parts += [one.series.method] if len(methods) > 1 else []
-        parts += [f"({one.source.name})"] if who.count(key) > 1 else []
-        named.append(replace(one, series=replace(one.series, name=" ".join(parts))))
-    return named
+    names = told_apart([(one.series.model, one.series.method, one.source.name) for one in members])
+    return [replace(one, series=replace(one.series, name=name)) for one, name in zip(members, names, strict=True)]
 
 
 def _endings(paths: Sequence[Path]) -> list[str]:

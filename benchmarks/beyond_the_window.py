@@ -1,0 +1,66 @@
+"""Perplexity beyond the trained window, by method: the embedded model, trained on 512 tokens, reads up to 8 times that.
+
+    python benchmarks/beyond_the_window.py [--quick] [--out FOLDER]
+
+Fixed targets: the last 128 tokens of each window of held-out text, behind 128 to 3,968 tokens of what stands before
+them. Every method and length scores the same tokens, so differences are taken target by target. The RoPE methods are
+set for the largest length (factor 8), the windows fill what the model was trained on. Draws the picture of the README
+from the rows. Last line: the figures as JSON.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from farspan.demo import embedded_model
+from farspan.perplexity import PerplexitySettings, measure_perplexity
+from farspan.report.perplexity import draw_perplexity, series
+from farspan.stats import interval, measured_mean
+
+TEXT = "builtin:held-out+tests"
+LENGTHS = (256, 512, 1024, 2048, 4096)
+TRAINED = 512
+TARGETS = 128
+METHODS = (
+    "full",
+    "sinks:window=508,sinks=4",
+    "lambda_mask:window=512,sinks=10",
+    "rope:type=yarn,factor=8",
+    "rope:type=ntk,factor=8",
+    "rope:type=linear,factor=8",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="3 windows up to 2,048 tokens instead of 48 up to 4,096")
+    parser.add_argument("--out", type=Path, help="keep the run and the picture here")
+    options = parser.parse_args()
+    lengths, repeats = (LENGTHS[:-1], 3) if options.quick else (LENGTHS, 48)
+    with tempfile.TemporaryDirectory() as scratch:
+        out = options.out or Path(scratch)
+        settings = PerplexitySettings(text=TEXT, lengths=lengths, repeats=repeats, target_tokens=TARGETS)
+        rows = measure_perplexity([embedded_model()], METHODS, settings, out)
+        found = series(rows)
+        title = f"Beyond the window: the embedded model ({found[0].what})"
+        print(draw_perplexity(found, out, title, [TRAINED])[0])
+
+    full = next(one for one in found if one.method == "full")
+    before = full.nats[:, [lengths.index(TRAINED)]]
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    for one in found:
+        print(one.method)
+        more = one.nats - before  # the same targets: pair by pair
+        ends = np.stack([measured_mean(more), *interval(more)]).round(3).T
+        for length, nats, (mean, low, high) in zip(lengths, measured_mean(one.nats), ends.tolist(), strict=True):
+            print(f"  {length:5}  {nats:.3f} nats  {np.exp(nats):8.2f}  {mean:+.3f} [{low:+.3f}, {high:+.3f}]")
+            told = {"nats": round(float(nats), 3), "more": mean, "low": low, "high": high}
+            figures.setdefault(one.method, {})[str(length)] = told
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Perplexity and accuracy over K: how many keys a query needs, as figure 5 of SMT (appendix B.3).
+
+    python benchmarks/topk_figure.py [--quick] [--model MODEL] [--text TEXT] [--out FOLDER]
+
+`topk:k=K` for K = 1, 2, 4, ... and `full`, on the same target tokens: the last 64 of each window of the text, behind
+contexts of several lengths up to what the model was trained on. The paper shows GPT-2 on LongBench, one line a data
+set; here a line is a length. Differences from `full` are taken target by target. Draws the picture from the rows. Last
+line: the figures as JSON.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from farspan.demo import embedded_model
+from farspan.lm import Load
+from farspan.perplexity import PerplexitySettings, measure_perplexity
+from farspan.report.perplexity import Series, series
+from farspan.report.picture import COLOURS, MARKERS
+from farspan.stats import bands, interval, measured_mean
+
+TARGETS = 64
+
+
+def draw(full: Series, topk: Sequence[Series], ks: Sequence[int], path: Path, title: str) -> None:
+    """Perplexity (left) and accuracy (right) over K, a line for each length, dotted what full attention gives."""
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for at, length in enumerate(full.lengths):
+        colour, marker = COLOURS[at], MARKERS[at]
+        nats, accuracy = (np.stack([values[:, at] for values in found], 1) for found in _both(topk))
+        for axes, middle, ends, whole in (
+            (left, np.exp(measured_mean(nats)), np.exp(interval(nats)), np.exp(measured_mean(full.nats)[at])),
+            (right, measured_mean(accuracy), bands(accuracy), measured_mean(full.accuracy)[at]),
+        ):
+            spread = [middle - ends[0], ends[1] - middle]
+            places = np.array(ks) * 2.0 ** (0.08 * (at - (len(full.lengths) - 1) / 2))
+            axes.errorbar(
+                places, middle, yerr=spread, fmt=f"{marker}-", color=colour, markersize=5, linewidth=1.4, elinewidth=1,
+                capsize=3, label=f"{length:,} tokens",
+            )  # fmt: skip
+            axes.axhline(whole, color=colour, linestyle=":", linewidth=1.2)
+    left.set(ylabel="perplexity")
+    right.set(ylabel="accuracy (share of tokens that are the likeliest)")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ks, [f"{k:,}" for k in ks])
+        axes.minorticks_off()
+        axes.set(xlabel="K: keys of each query and head")
+        axes.grid(alpha=0.25)
+    right.legend(fontsize=8, title="length (dotted: full attention)", title_fontsize=8)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=140)
+
+
+def _both(found: Sequence[Series]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    return [one.nats for one in found], [one.accuracy for one in found]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="4 windows and every other K instead of 48 and each")
+    parser.add_argument("--model", help="default: the embedded one")
+    parser.add_argument("--text", default="builtin:held-out+tests")
+    parser.add_argument("--out", type=Path, help="keep the run and the picture here")
+    options = parser.parse_args()
+    lm = Load(dtype="float32")(options.model) if options.model else embedded_model()
+    longest = lm.trained_length or 512
+    lengths = tuple(longest // part for part in (4, 2, 1))
+    ks = [1 << power for power in range(0, longest.bit_length() - 1, 2 if options.quick else 1)]
+    methods = ["full", *(f"topk:k={k}" for k in ks)]
+    settings = PerplexitySettings(
+        text=options.text, lengths=lengths, repeats=4 if options.quick else 48, target_tokens=TARGETS
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        out = options.out or Path(scratch)
+        full, *topk = series(measure_perplexity([lm], methods, settings, out))
+        path = out / "topk.png"
+        draw(full, topk, ks, path, f"Top-k attention: {Path(lm.name).name} ({full.what})")
+        print(path)
+
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    for at, length in enumerate(lengths):
+        print(f"{length:,} tokens: full {measured_mean(full.nats)[at]:.3f} nats")
+        for k, one in zip(ks, topk, strict=True):
+            told = {"nats": float(measured_mean(one.nats)[at]), "accuracy": float(measured_mean(one.accuracy)[at])}
+            for name, own, whole in (("nats", one.nats, full.nats), ("accuracy", one.accuracy, full.accuracy)):
+                more = own[:, at] - whole[:, at]  # the same targets: pair by pair
+                ends = (measured_mean(more), *interval(more))
+                told |= {f"{name}_more{end}": float(v) for end, v in zip(("", "_low", "_high"), ends, strict=True)}
+            told = {name: round(value, 3) for name, value in told.items()}
+            figures.setdefault(str(length), {})[str(k)] = told
+            print(
+                f"  k {k:4}  {told['nats']:.3f} nats  {told['nats_more']:+.3f} [{told['nats_more_low']:+.3f}, "
+                f"{told['nats_more_high']:+.3f}]  accuracy {told['accuracy']:.3f}  {told['accuracy_more']:+.3f} "
+                f"[{told['accuracy_more_low']:+.3f}, {told['accuracy_more_high']:+.3f}]"
+            )
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
