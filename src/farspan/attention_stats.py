@@ -17,7 +17,7 @@ from farspan.measure import TOKENS_AT_ONCE, Watch, measure
 from farspan.methods import method
 from farspan.plan import Plan, plan
 from farspan.record import Row, Run, latest
-from farspan.tasks.attention import MAP_BINS, SINKS, Attention, check_bins
+from farspan.tasks.attention import MAP_BINS, SINKS, Attention, check_numbers
 
 LONGEST = 8192  # tokens, of lengths that are chosen by themselves: what a reading takes grows with their square
 PARTS = (8, 4, 2, 1)  # lengths are these parts of the longest: 512, 1024, 2048 and 4096 of the paper's models
@@ -42,7 +42,7 @@ class AttentionSettings:
             raise ValueError(f"repeats = {self.repeats}; at least 1 is needed")
         if self.lengths is not None:
             check_lengths(self.lengths)
-        check_bins(self.bin or BIN, self.map_bins)
+        check_numbers(BIN if self.bin is None else self.bin, self.sinks, self.map_bins)
 
     def resolved(self, trained: Sequence[int | None]) -> "AttentionSettings":
         """With lengths and bins for all models of the run, which were trained on these lengths."""

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from farspan.record import Row, latest
-from farspan.report.perplexity import COLOURS, _numbers, _said, interval
+from farspan.report.perplexity import COLOURS, _numbers, interval
 from farspan.report.picture import _saved
 from farspan.stats import measured_mean
 
@@ -157,14 +157,8 @@ def print_attention(found: Sequence[Series], console: Console) -> None:
     layers one by one at the longest length."""
     for one in found:
         sinks, bin = one.settings["sinks"], one.settings["bin"]
-        columns = [
-            "heaviest 25 %",
-            f"without {sinks} sinks",
-            f"{sinks} sinks",
-            f"nearest {bin:,}",
-            f"nearest {bin:,} without sinks",
-        ]
-        title = f"{escape(one.name)}: share of attention held by (means over layers and heads, 95 % intervals)"
+        columns = ["top 25 %", "·rest", f"{sinks} sinks", f"nearest {bin:,}", "·rest"]
+        title = f"{escape(one.name)}: share of attention (means over layers and heads, 95 % intervals)"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
         for column in ("query at", *columns):
             table.add_column(column, justify="right")
@@ -191,6 +185,8 @@ def print_attention(found: Sequence[Series], console: Console) -> None:
             means = (f"{value.mean():.3f}" for value in of_layer.headline().values())
             table.add_row(str(layer), f"{last.visible[at_layer]:,}", *means)
         console.print(table)
+    line = "top 25 %: the heaviest quarter of the keys a query sees, head by head; rest: the keys behind the sinks"
+    console.print(line, style="dim", highlight=False)
 
 
 def draw_attention(found: Sequence[Series], folder: str | Path, title: str) -> list[Path]:
@@ -290,7 +286,7 @@ def _draw_heads(found: Sequence[Series], folder: Path, title: str) -> list[Path]
             step = -(-len(one.layers) // 8)
             axes.set_yticks(range(0, len(one.layers), step), [str(layer) for layer in one.layers[::step]])
             axes.xaxis.get_major_locator().set_params(integer=True)
-            axes.set(ylabel="layer", title=f"{one.name}, query at {at.length:,}:\n{words}")
+            axes.set(ylabel="layer", title=f"{one.name}, query at {at.length:,}:\n{words} (mean {value.mean():.3f})")
             axes.title.set_fontsize(9)
         figure.colorbar(image, ax=line.tolist())
     for axes in panels[-1]:
@@ -324,3 +320,8 @@ def _draw_maps(found: Sequence[Series], folder: Path, title: str) -> list[Path]:
 def _rounded(values: np.ndarray) -> list[Any]:
     rounded: list[Any] = values.round(6).tolist()
     return rounded
+
+
+def _said(values: np.ndarray) -> str:
+    half = float(interval(values)[1] - measured_mean(values))
+    return f"{measured_mean(values):.3f}" + ("" if np.isnan(half) else f"±{half:.3f}")

@@ -34,7 +34,7 @@ from farspan.tasks import Example, Result, Work
 SINKS = 8  # the paper's, figure 7
 MAP_BINS = 128
 LARGEST_MAP = 512  # bins; a row of it is 0.7 MB
-DECIMALS = 6  # of the shares in a row
+DECIMALS = 7  # of the shares in a row
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,7 @@ class Attention:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        check_bins(self.bin, self.map_bins)
-        if self.sinks < 0:
-            raise ValueError(f"sinks = {self.sinks}; it is the number of first tokens left out, 0 or more")
+        check_numbers(self.bin, self.sinks, self.map_bins)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -252,10 +250,12 @@ def packed(map: np.ndarray) -> str:
     return b64encode(map[np.tril_indices(len(map))].astype("<f4").tobytes()).decode()
 
 
-def check_bins(bin: int, map_bins: int) -> None:
-    """Raises ValueError unless there can be such bins."""
+def check_numbers(bin: int, sinks: int, map_bins: int) -> None:
+    """Raises ValueError unless there can be such bins and sinks."""
     if bin < 1:
         raise ValueError(f"bin = {bin} tokens; at least 1 is needed")
+    if sinks < 0:
+        raise ValueError(f"sinks = {sinks}; it is the number of first tokens that are left out, 0 or more")
     if not 0 <= map_bins <= LARGEST_MAP:
         raise ValueError(f"map bins = {map_bins}; a map has at most {LARGEST_MAP}, and 0 is none")
 
