@@ -253,15 +253,22 @@ def test_attention_that_is_not_a_softmax_over_keys_is_refused_by_name(
         looked_at(tmp_path, lm, Attention(some_text(), BIN, SINKS))
 
 
-@pytest.mark.parametrize("how", ["sinks:window=25,sinks=2", "topk:k=4", "rope:type=dynamic,original=40"])
-def test_methods_with_attention_of_their_own_are_refused(how: str, lm: LM, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="watching attention cannot be put on a model whose attention"):
+@pytest.mark.parametrize(
+    "how", ["sinks:window=25,sinks=2", "topk:k=4", "rope:type=dynamic,original=40", "replug:piece=30"]
+)
+def test_methods_with_attention_of_their_own_or_several_passes_are_refused(how: str, lm: LM, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tiny-llama itself attends to one text, and this method brings"):
         looked_at(tmp_path, lm, Attention(some_text(), BIN, SINKS), how=how)
 
 
-def test_a_reader_of_several_passes_is_refused(lm: LM, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="where a text is read as one"):
-        looked_at(tmp_path, lm, Attention(some_text(), BIN, SINKS), how="replug:piece=30")
+def test_attention_that_a_method_has_taken_over_cannot_be_watched(lm: LM) -> None:
+    taken_over = "watching attention cannot be put on a model whose attention another method has taken over"
+    with (
+        method("topk:k=4").on(lm),
+        pytest.raises(ValueError, match=taken_over),
+        hf.watch_attention(lm, None, None, print),
+    ):
+        pass
 
 
 def test_rope_methods_are_looked_at(lm: LM, tmp_path: Path) -> None:
@@ -315,7 +322,7 @@ def test_weights_that_are_no_numbers_are_rows_that_name_the_layer(
     text.tokens[75:][text.tokens[75:] == 2] = 3
     with torch.no_grad():
         model.model.embed_tokens.weight[2] = torch.nan
-    rows = looked_at(tmp_path, wrap(model, tokenizer, "broken"), Attention(text, BIN, SINKS), repeats=4)
+    rows = looked_at(tmp_path, wrap(model, tokenizer, "broken"), Attention(text, BIN, 0), repeats=4)
     broken = [row for row in rows if row.status == "nan"]
     assert {row.reason for row in broken if row.length == 100} == {
         "at 100 tokens layer 0 has attention weights that are not numbers"
@@ -471,7 +478,7 @@ def test_what_a_user_can_mend_is_said_in_a_line(models: Path) -> None:
     )
     for more in ([], ["--plan"]):
         said = refused(attention(models / "before", "--method", "topk:k=3", *more))
-        assert "whose attention another method has taken over" in said
+        assert "this method brings attention of its own" in said
 
 
 @pytest.mark.usefixtures("_text")

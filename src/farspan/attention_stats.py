@@ -17,7 +17,7 @@ from farspan.measure import TOKENS_AT_ONCE, Watch, measure
 from farspan.methods import method
 from farspan.plan import Plan, plan
 from farspan.record import Row, Run, latest
-from farspan.tasks.attention import MAP_BINS, SINKS, Attention, check_numbers
+from farspan.tasks.attention import MAP_BINS, SINKS, Attention, check_numbers, watchable
 
 LONGEST = 8192  # tokens, of lengths that are chosen by themselves: what a reading takes grows with their square
 PARTS = (8, 4, 2, 1)  # lengths are these parts of the longest: 512, 1024, 2048 and 4096 of the paper's models
@@ -134,6 +134,8 @@ def plan_attention(
         task = settings.task(lm)
         for text in methods:
             how = method(text)
+            with how.on(lm) as reader:
+                watchable(reader)
             with hf.watch_attention(lm, settings.layers, None if settings.map_bins else (), see):
                 cost = plan(
                     task,

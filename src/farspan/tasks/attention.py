@@ -96,12 +96,9 @@ class Attention:
         """Results of a batch of examples that share lengths, shortest length first.
 
         Raises:
-            ValueError: a reader of several passes, or what `hf.watch_attention` refuses.
+            ValueError: what `watchable` or `hf.watch_attention` refuse.
         """
-        if not isinstance(reader, DenseReader):
-            raise ValueError(
-                "attention is watched where a text is read as one, which this method does not do: use full, or rope"
-            )
+        reader = watchable(reader)
         text = torch.from_numpy(np.stack([example.tokens["text"] for example in batch])).long()
         ids = torch.cat([torch.tensor([reader.lm.separator.ids]).expand(len(batch), -1), text], 1)
         lengths, longest = batch[0].lengths, ids.shape[1]
@@ -146,7 +143,7 @@ class Attention:
         memory: Memory,
     ) -> Result:
         layers = sorted(found)
-        broken = [layer for layer in layers if bool(found[layer]["sinks"][index].isnan().any())]
+        broken = [layer for layer in layers if bool(found[layer]["all"]["pareto"][index].isnan().any())]
         if broken:
             reason = f"at {length:,} tokens layer {broken[0]} has attention weights that are not numbers"
             return Result(example, length, status="nan", reason=reason, num_seen=memory.num_seen)
@@ -243,6 +240,20 @@ class _Map:
         """[side, side] of one row of the batch: where the queries of a bin look, on average; each row sums to 1."""
         counts = torch.bincount(torch.arange(self.length) // self.width)
         return (self.sums[index] / (counts[:, None] * layers)).numpy()
+
+
+def watchable(reader: Reader) -> DenseReader:
+    """The reader, under which the model itself attends to a text that is read as one.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not isinstance(reader, DenseReader) or reader.attention is not None:
+        raise ValueError(
+            f"attention is watched where {reader.lm.name} itself attends to one text, and this method brings attention "
+            "of its own or reads in several passes: use full, or rope of a type other than dynamic"
+        )
+    return reader
 
 
 def packed(map: np.ndarray) -> str:
