@@ -324,4 +324,4 @@ def _rounded(values: np.ndarray) -> list[Any]:
 
 def _said(values: np.ndarray) -> str:
     half = float(interval(values)[1] - measured_mean(values))
-    return f"{measured_mean(values):.3f}" + ("" if np.isnan(half) else f"±{half:.3f}")
+    return f"{measured_mean(values):.3f}" + ("" if np.isnan(half) else f"±{half:.3f}".replace("±0", "±"))
