@@ -1,7 +1,7 @@
 """The only file that reaches into transformers: a model's cache or recurrent state, attention, RoPE, head, limits."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from copy import copy
 from itertools import count
@@ -241,11 +241,15 @@ class Attention(Scope):
             scale=dim**-0.5 if scaling is None else scaling,
             softcap=softcap,
             layer=layer,
-            start=key.shape[2] - time if self.start is None else self.start,
+            start=self._start(key.shape[2] - time) if self.start is None else self.start,
             real=attention_mask,
         )
         out = self.attend(call)
         return out.reshape(batch, heads, time, -1).transpose(1, 2).contiguous(), None
+
+    def _start(self, without_drops: int) -> int:
+        """Position of the first query of a model called by itself; a cache with a window has dropped earlier keys."""
+        return without_drops if self.offset is None else self.offset
 
     def _check_call(
         self, mask: Tensor | None, positions: Tensor | None, layer: Layer, query: Tensor, key: Tensor
@@ -381,6 +385,59 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
         )
         for index, window in enumerate(windows)
     ]
+
+
+See = Callable[[int, Tensor, Tensor, Tensor], None]
+
+
+@contextmanager
+def watch_attention(
+    lm: Any, layers: Collection[int] | None, queries: Collection[int] | None, see: See
+) -> Iterator[None]:
+    """Shows `see` how the chosen queries of some layers weigh the keys, while a text is read in whatever chunks.
+
+    The model attends in blocks meanwhile, as it does by itself; no weights are kept, and those of one block held.
+
+    Args:
+        lm: an `LM` under no method that brings attention of its own.
+        layers: whose, counted from 0, or from the end with -1; None: every layer.
+        queries: their positions in the text, from 0; None: every query.
+        see: is given a layer, the positions of some queries [some] and of keys [keys], consecutive, and scores
+            [batch, heads, some, keys], whose softmax are the weights: -inf where a query must not look. Keys that none
+            of these queries sees may be missing. It must leave the scores as they are.
+
+    Raises:
+        ValueError: attention that cannot be seen through transformers' interface or is more than a softmax over keys
+            (weight for nothing, ALiBi, chunks, states), or that a method has taken over.
+    """
+    name = "watching attention"
+    known = attention_layers(lm.model, name=name, rotary=False)
+    count = len(known)
+    if unknown := [layer for layer in layers or () if not -count <= layer < count]:
+        raise ValueError(f"{lm.name} has no attention layer {unknown[0]}: its layers are 0 to {count - 1}")
+    watched = set(range(count)) if layers is None else {layer % count for layer in layers}
+
+    def attend(call: Call) -> Tensor:
+        block = visible = slice(0)
+
+        def scores(call: Call, some: slice, there: slice) -> Tensor:
+            nonlocal block, visible
+            block, visible = some, there
+            return call.scores(call.query[..., some, :], call.key[:, :, there])
+
+        def show(masked: Tensor) -> Tensor:
+            first, last = call.start + block.start, call.start + block.stop
+            at = range(first, last) if queries is None else sorted(q for q in queries if first <= q < last)
+            if at:
+                rows = slice(None) if queries is None else torch.tensor([q - first for q in at], device=masked.device)
+                keys = torch.arange(call.num_missing + visible.start, call.num_missing + visible.stop)
+                see(call.layer.index, torch.tensor(at), keys, masked[..., rows, :].flatten(1, 2))
+            return masked
+
+        return dense(call, scores=scores, select=show) if call.layer.index in watched else dense(call)
+
+    with attention(lm.model, attend, known, name=name, padding=True):
+        yield
 
 
 def _frequencies(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from farspan import __version__
-from farspan.cli import ask, compare, curve, demo, doctor, perplexity, report, train
+from farspan.cli import ask, attention, compare, curve, demo, doctor, perplexity, report, train
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,7 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # in the order in which `farspan --help` lists them
-measures = (curve.curve, curve.recall, perplexity.perplexity, compare.compare)
+measures = (curve.curve, curve.recall, perplexity.perplexity, attention.attention, compare.compare)
 for command in (demo.demo, *measures, ask.ask, doctor.doctor, report.report):
     app.command()(command)
 app.command("import")(report.import_file)

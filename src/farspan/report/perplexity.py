@@ -153,16 +153,16 @@ def as_data(found: Sequence[Series]) -> list[dict[str, Any]]:
             "failed": {str(length): status for length, status in one.failures.items()},
             "lengths": [
                 {"length": int(one.lengths[at]), "repeats": int(np.isfinite(one.nats[:, at]).sum())}
-                | _numbers("nats", one.nats[:, at])
+                | numbers("nats", one.nats[:, at])
                 | {"perplexity": round(float(np.exp(measured_mean(one.nats)[at])), 4)}
-                | _numbers("accuracy", one.accuracy[:, at])
-                | (_numbers("gain", one.gain[:, at]) if one.same_targets else {})
+                | numbers("accuracy", one.accuracy[:, at])
+                | (numbers("gain", one.gain[:, at]) if one.same_targets else {})
                 for at in np.flatnonzero(one.measured)
             ],
             "positions": [
                 {"begin": begin, "end": end}
-                | _numbers("nats", one.position_nats[:, at])
-                | _numbers("accuracy", one.position_accuracy[:, at])
+                | numbers("nats", one.position_nats[:, at])
+                | numbers("accuracy", one.position_accuracy[:, at])
                 for at, (begin, end) in enumerate(zip([0, *one.ends], one.ends, strict=False))
             ],
         }
@@ -251,7 +251,7 @@ def draw_perplexity(
     return paths
 
 
-def _numbers(name: str, values: np.ndarray) -> dict[str, float | None]:
+def numbers(name: str, values: np.ndarray) -> dict[str, float | None]:
     """Mean and interval of some repeats, rounded; None where there is none."""
     low, high = interval(values)
     numbers = {name: measured_mean(values), f"{name}_low": low, f"{name}_high": high}

@@ -49,7 +49,7 @@ def draw_curves(series: Sequence[Series], folder: str | Path, title: str, name: 
     axes.set(ylabel="accuracy (share of tokens predicted)", title=title)
     axes.grid(alpha=0.25)
     add_legend(figure, axes)
-    return _saved(figure, Path(folder), name)
+    return saved(figure, Path(folder), name)
 
 
 def draw_maps(series: Sequence[Series], folder: str | Path, title: str) -> list[Path]:
@@ -69,7 +69,7 @@ def draw_maps(series: Sequence[Series], folder: str | Path, title: str) -> list[
         axes = figure.subplots()
         _draw_map(figure, axes, one)
         axes.set_title(f"{title}\n{one.name}" if len(maps) > 1 else title)
-        paths += _saved(figure, Path(folder), "map" if len(maps) == 1 else f"map-{number}")
+        paths += saved(figure, Path(folder), "map" if len(maps) == 1 else f"map-{number}")
     if lines:
         figure = Figure(figsize=(9, 5.5), layout="constrained")
         axes = figure.subplots()
@@ -79,7 +79,7 @@ def draw_maps(series: Sequence[Series], folder: str | Path, title: str) -> list[
         axes.set(ylim=(-0.04, 1.04), title=title)
         axes.grid(alpha=0.25)
         add_legend(figure, axes)
-        paths += _saved(figure, Path(folder), "recall")
+        paths += saved(figure, Path(folder), "recall")
     return paths
 
 
@@ -116,7 +116,7 @@ def draw_training(
     for axes in (left, right):
         axes.grid(alpha=0.25)
         axes.legend(fontsize=8)
-    return _saved(figure, folder, "training")
+    return saved(figure, folder, "training")
 
 
 def _draw_lengths(
@@ -166,7 +166,7 @@ def add_legend(figure: Figure, axes: Axes) -> None:
     figure.legend(fontsize=8, loc="outside lower center", ncols=columns, frameon=False)
 
 
-def _saved(figure: Figure, folder: Path, name: str) -> list[Path]:
+def saved(figure: Figure, folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:
         figure.savefig(path, dpi=140)

@@ -1,0 +1,161 @@
+"""What attention statistics of a long text take in memory, and that they are those of the model's own weights.
+
+    python benchmarks/attention_memory.py [--quick] [--check]
+
+Statistics of four queries, by all layers and heads, and a map of 128 × 128 bins over 32,768 tokens, by `measure` as the
+command calls it. Peak memory is what the process took above the loaded model (VmHWM); all weights of the text would
+take layers · heads · tokens² · 4 bytes. On 1,024 tokens the Pareto numbers, the bins of distance and the map are
+compared with those of the weights that transformers gives out (eager, `output_attentions`). One thread.
+Model: d 256, 4 layers, 8 heads of 32 on 4 key heads, fp32, random weights. Last line: the figures as JSON.
+"""
+
+import argparse
+import ctypes
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+VOCABULARY = 32_000
+LAYERS, HEADS = 4, 8
+BIN = 1024  # tokens
+COMPARED = 1024  # tokens
+BOUNDS = {"peak_gib": 2.0, "largest_difference": 1e-6}
+
+
+class Letters(SimpleNamespace):
+    """Enough of a tokenizer: a letter a token."""
+
+    bos_token_id = 0
+
+    def __len__(self) -> int:
+        return VOCABULARY
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    def get_vocab(self) -> dict[str, int]:
+        return {}
+
+
+def build(length: int) -> tuple[Any, Any]:
+    """The model, and a text of that many tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from farspan.corpus import Corpus
+    from farspan.lm import wrap
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=4,
+        max_position_embeddings=1 << 20,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight *= 6  # weights that differ: the heaviest quarter holds about half
+    tokens = np.random.default_rng(0).integers(1, VOCABULARY, length)
+    return wrap(model, Letters(), "benchmark"), Corpus("random", "random", tokens, np.array([0, length]))
+
+
+def looked_at(lm: Any, text: Any, lengths: tuple[int, ...], bin: int) -> tuple[list[Any], dict[str, list[int]]]:
+    """The rows of one repeat, and the tokens of each example."""
+    from farspan.measure import measure
+    from farspan.methods import method
+    from farspan.record import Run
+    from farspan.tasks.attention import Attention
+
+    task = Attention(text, bin)
+    with tempfile.TemporaryDirectory() as folder, Run.open(Path(folder) / "run", {}) as run:
+        rows = measure(task, method("full"), lm, run, lengths=lengths, repeats=1, batch=1)
+    assert all(row.status == "ok" for row in rows)
+    return rows, {e.id: [0, *e.tokens["text"].tolist()] for e in task.examples(lm, lengths, 1, 0)}
+
+
+def largest_difference(lm: Any, text: Any) -> tuple[float, float]:
+    """To the model's own weights on a short text; and the mean Pareto number."""
+    from farspan.report.attention import unpacked
+
+    bin, bins = COMPARED // 4, 128
+    (row,), ids = looked_at(lm, text, (COMPARED,), bin)
+    lm.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        found = lm.model(input_ids=torch.tensor([ids[row.example]]), use_cache=False, output_attentions=True)
+    weights = torch.stack(found.attentions)[:, 0].double()  # [layers, heads, queries, keys]
+    query = weights[:, :, -1]
+    pareto = query.sort(-1, descending=True).values[..., : COMPARED // 4].sum(-1)
+    by_bin = query.flip(-1).unflatten(-1, (4, bin)).sum(-1)
+    whole = weights.mean((0, 1)).unflatten(0, (bins, -1)).mean(1).unflatten(-1, (bins, -1)).sum(-1)
+    apart = [
+        np.abs(np.array(row.scores["all"]["pareto"]) - pareto.numpy()).max(),
+        np.abs(np.array(row.scores["all"]["bins"]) - by_bin.numpy()).max(),
+        np.abs(unpacked(row.scores["map"]) - whole.numpy()).max(),
+    ]
+    return float(max(apart)), float(pareto.mean())
+
+
+def peak_kibibytes() -> int:
+    """The most this process has held, VmHWM."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+
+def child(length: int) -> dict[str, Any]:
+    """The statistics of a text of this length, in this process."""
+    lm, text = build(length)
+    looked_at(lm, text, (64, 128), 32)  # the self-check and the first forwards are not what is measured
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what building the model left over must not hide what is taken
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before, started = peak_kibibytes(), time.perf_counter()
+    rows, _ = looked_at(lm, text, (length // 8, length // 4, length // 2, length), BIN)
+    seconds, peak = time.perf_counter() - started, (peak_kibibytes() - before) / 2**20
+    return {"seconds": seconds, "peak_gib": peak, "row_kilobytes": len(json.dumps(rows[-1].scores)) / 1000}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="4,096 tokens; the bound is for 32,768")
+    parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    length = 4096 if options.quick else 32_768
+    if options.child:
+        print(json.dumps(child(length)))
+        return
+
+    command = [sys.executable, __file__, "--child", *(["--quick"] if options.quick else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    result = json.loads(done.stdout.splitlines()[-1])
+    difference, pareto = largest_difference(*build(4 * COMPARED))
+    weights = LAYERS * HEADS * length**2 * 4 / 2**30
+    figures = {
+        "length": length,
+        **result,
+        "all_weights_gib": weights,
+        "keys_gib": length * LAYERS * 2 * 4 * 32 * 4 / 2**30,
+        "largest_difference": difference,
+        "pareto": pareto,
+    }
+    print(f"{length:,} tokens: {result['peak_gib']:.2f} GiB above the model, {result['seconds']:.0f} s;", end=" ")
+    print(f"all weights would take {weights:,.0f} GiB")
+    print(json.dumps({n: float(f"{value:.3g}") if isinstance(value, float) else value for n, value in figures.items()}))
+    missed = [f"{n} = {figures[n]:.3g}, bound {bound}" for n, bound in BOUNDS.items() if figures[n] > bound]
+    if options.check and missed:
+        sys.exit("missed: " + "; ".join(missed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""`farspan attention`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from farspan.cli.options import (
+    AsJson,
+    Batch,
+    Chunk,
+    Device,
+    DeviceMap,
+    Dtype,
+    Methods,
+    ModelDtype,
+    Models,
+    Out,
+    Pickle,
+    PlanOnly,
+    RemoteCode,
+    Revision,
+    Seed,
+    Spacing,
+    Text,
+    TrainedLength,
+    chosen_lengths,
+    err,
+    make_loader,
+    said,
+)
+from farspan.cli.show import print_end, print_plans
+
+if TYPE_CHECKING:
+    from farspan.record import Row
+
+
+def attention(
+    models: Models,
+    method: Methods = None,
+    text: Text = "builtin",
+    lengths: Annotated[
+        str,
+        typer.Option(help="Where queries stand: 512,4096 or 512:16384; auto: parts of the trained length, to 8,192."),
+    ] = "auto",
+    points: Annotated[int | None, typer.Option(min=1, help="Lengths in a range A:B, default 16.")] = None,
+    spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default log.")] = None,
+    repeats: Annotated[int, typer.Option(help="Windows of the text, from as many documents as possible.")] = 10,
+    layers: Annotated[str, typer.Option(help="all, or as 0,5,-1: the first, the sixth, the last.")] = "all",
+    sinks: Annotated[int, typer.Option(min=0, help="First tokens of a text that `rest` does without.")] = 8,
+    bin: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of distance; default 1,024, or less on short lengths.")
+    ] = None,
+    map_bins: Annotated[int, typer.Option(min=0, max=512, help="Of the map's queries and keys; 0: no map.")] = 128,
+    seed: Seed = 0,
+    out: Out = None,
+    device: Device = None,
+    device_map: DeviceMap = None,
+    dtype: ModelDtype = Dtype.auto,
+    trained_length: TrainedLength = None,
+    revision: Revision = None,
+    trust_remote_code: RemoteCode = False,
+    allow_pickle: Pickle = False,
+    batch: Batch = None,
+    chunk: Chunk = None,
+    plan: PlanOnly = False,
+    as_json: AsJson = False,
+) -> None:
+    """Where attention goes: by distance, by rank, by layer and head, with and without sinks, and a map."""
+    with said():
+        from dataclasses import asdict
+
+        from farspan.attention_stats import AttentionSettings, measure_attention, plan_attention
+
+        chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
+        settings = AttentionSettings(text, chosen, repeats, seed, chosen_layers(layers), sinks, bin, map_bins)
+        loader = make_loader(device, device_map, dtype, None, trained_length, revision, trust_remote_code, allow_pickle)
+        methods = method or ["full"]
+        if plan:
+            plans = plan_attention(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
+            print_plans([(name, how, what["text"], cost) for name, how, what, cost in plans], "", as_json)
+            return
+        from farspan.display import Display
+        from farspan.measure import Watch
+        from farspan.record import default_folder
+
+        folder = out or default_folder("attention", models, [methods, asdict(settings)])
+        console = err if as_json else Console()
+        with Display(console) as display:
+            rows = measure_attention(
+                models,
+                methods,
+                settings,
+                folder,
+                loader=loader,
+                batch=batch,
+                chunk=chunk,
+                watch=Watch(display.start, display.row, display.notice),
+            )
+        if show_attention(rows, folder, console, as_json):
+            raise typer.Exit(1)
+
+
+def chosen_layers(text: str) -> tuple[int, ...] | None:
+    """What --layers says; None for `all`.
+
+    Raises:
+        ValueError: neither `all` nor numbers.
+    """
+    if text == "all":
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"layers {text!r} are neither all nor like 0,5,-1") from error
+
+
+def show_attention(rows: list["Row"], folder: Path, console: Console, as_json: bool) -> int:
+    """Draws and prints what a run holds; returns how many of its rows failed."""
+    from farspan.report import attention as report
+
+    found = report.series(rows)
+    pictures: list[Path] = []
+    if any(one.at for one in found):
+        texts = ", ".join(sorted({one.text.rstrip("/").rpartition("/")[2] or one.text for one in found}))
+        names = ", ".join(dict.fromkeys(one.model.rstrip("/").rpartition("/")[2] for one in found))
+        pictures = report.draw_attention(found, folder, f"Attention of {names} ({texts})")
+        report.print_attention(found, console)
+    failed = print_end(rows, folder, pictures, console)
+    if as_json:
+        summary = {
+            "run": str(folder),
+            "attention": report.as_data(found),
+            "failed_rows": failed,
+            "pictures": [str(path) for path in pictures],
+        }
+        print(json.dumps(summary))
+    return failed

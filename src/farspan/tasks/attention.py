@@ -1,0 +1,275 @@
+"""Where attention goes: how the weights of a query are spread over the tokens before it.
+
+    S(k) = Σ of the weights of k keys of one query, one head:   the k nearest ones   ("distance", and "bins" of it)
+                                                                the k heaviest ones  ("rank")
+
+"The Pareto principle of transformers" of SMT, section 2 and appendix B.4 (figures 2, 3, 4, 6 and 7): a quarter of the
+keys holds most of the weight. `pareto` is that number, the rank's S at a quarter of the keys that a query may see (all
+before it and itself; those of its window in a layer that has one). Everything is by layer and head, and each head's
+keys are ranked by themselves: the paper averages heads for its maps (figures 2 and 4) and does not say what it does for
+its ranks, and heads that are averaged first look less concentrated than they are.
+
+A length of T tokens is the query at the T-th token of a text, the separator being the first; one reading serves all
+lengths, and the map is of the longest. `rest` is the same without the first tokens of the text, the attention sinks,
+the other weights divided by their sum. Nothing of [time, time] is held: weights are looked at in blocks of queries.
+"""
+
+import hashlib
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from farspan import hf
+from farspan.corpus import Corpus
+from farspan.lm import LM
+from farspan.reader import DenseReader, Memory, Reader
+from farspan.tasks.base import Example, Result, Work
+
+SINKS = 8  # the paper's, figure 7
+MAP_BINS = 128
+LARGEST_MAP = 512  # bins; a row of it is 0.7 MB
+DECIMALS = 7  # of the shares in a row
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Shares of attention by distance and by rank, at chosen queries of windows of one text, and an averaged map."""
+
+    text: Corpus
+    bin: int  # tokens of distance
+    sinks: int = SINKS  # first tokens of a text, the separator included
+    layers: tuple[int, ...] | None = None  # from 0, or from the end with -1; None: all
+    map_bins: int = MAP_BINS  # queries and keys of the map are put together into at most as many bins; 0: no map
+
+    name: ClassVar[str] = "attention"
+    version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_numbers(self.bin, self.sinks, self.map_bins)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "bin": self.bin,
+            "sinks": self.sinks,
+            "layers": list(self.layers) if self.layers is not None else None,
+            "map_bins": self.map_bins,
+            "text": self.text.name,
+            "text_hash": self.text.hash,
+        }
+
+    def num_tokens(self, lm: LM, length: int) -> int:
+        """The separator is the first token of a length."""
+        return length
+
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
+        """A window of the largest length for each repeat, from as many documents as possible.
+
+        Raises:
+            ValueError: a length of no more than the sinks and the separator, or a text too short.
+        """
+        separator = len(lm.separator.ids)
+        if lengths[0] <= max(self.sinks, separator):
+            raise ValueError(
+                f"a length of {lengths[0]:,} leaves no key beside {self.sinks} sinks and a separator of {separator}: "
+                f"give lengths from {max(self.sinks, separator) + 1:,} on, or fewer --sinks"
+            )
+        what = f"{self.name} {self.version} {self.bin} {self.sinks} {self.layers} {self.map_bins} {lm.separator.ids}"
+        return [
+            Example(_digest(f"{what} {seed} {repeat}", tokens), repeat, tuple(lengths), {"text": tokens})
+            for repeat, tokens in enumerate(self.text.windows(lengths[-1] - separator, repeats, seed))
+        ]
+
+    def work(self, lm: LM, example: Example) -> Iterator[Work]:
+        read = 0
+        for length in example.lengths:
+            yield Work(1, read, length - read, 1)
+            read = length
+
+    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
+        """Results of a batch of examples that share lengths, shortest length first.
+
+        Raises:
+            ValueError: what `watchable` or `hf.watch_attention` refuse.
+        """
+        reader = watchable(reader)
+        text = torch.from_numpy(np.stack([example.tokens["text"] for example in batch])).long()
+        ids = torch.cat([torch.tensor([reader.lm.separator.ids]).expand(len(batch), -1), text], 1)
+        lengths, longest = batch[0].lengths, ids.shape[1]
+        picture = _Map(len(batch), longest, self.map_bins) if self.map_bins and lengths[-1] == longest else None
+        found: dict[int, dict[int, dict[str, Any]]] = {length: {} for length in lengths}  # by length and layer
+
+        def see(layer: int, queries: Tensor, keys: Tensor, scores: Tensor) -> None:
+            if picture is not None:
+                picture.add(queries, keys, scores.softmax(-1, dtype=torch.float32))
+            for at, query in enumerate(queries.tolist()):
+                if query + 1 in found:
+                    end = query + 1 - int(keys[0])
+                    row = scores[:, :, at, :end].cpu().double()
+                    hidden = int((row[0, 0] == -torch.inf).sum())  # before the layer's own window
+                    first = int(keys[0]) + hidden
+                    found[query + 1][layer] = spread(row[..., hidden:], first, self.sinks, self.bin, query + 1)
+
+        memory: Memory | None = None
+        read = 0
+        watched = None if picture is not None else {length - 1 for length in lengths}
+        with hf.watch_attention(reader.lm, self.layers, watched, see):
+            for length in lengths:
+                if memory is None or reader.fallback:
+                    if picture is not None:
+                        picture.clear()
+                    memory = None  # gone before the next one is read
+                    memory = reader.read(ids[:, :length])
+                else:
+                    memory.read(ids[:, read:length])
+                memory.score(ids[:, :1])  # some memories do not run the model before they are asked
+                read = length
+                for index, example in enumerate(batch):
+                    yield self._result(example, index, length, found[length], picture, memory)
+
+    def _result(
+        self,
+        example: Example,
+        index: int,
+        length: int,
+        found: dict[int, dict[str, Any]],
+        picture: "_Map | None",
+        memory: Memory,
+    ) -> Result:
+        layers = sorted(found)
+        broken = [layer for layer in layers if bool(found[layer]["all"]["pareto"][index].isnan().any())]
+        if broken:
+            reason = f"at {length:,} tokens layer {broken[0]} has attention weights that are not numbers"
+            return Result(example, length, status="nan", reason=reason, num_seen=memory.num_seen)
+
+        def listed(pick: str, of: str = "") -> list[Any]:
+            values = [(found[layer][of] if of else found[layer])[pick][index] for layer in layers]
+            return [np.round(value.numpy(), DECIMALS).tolist() for value in values]
+
+        scores: dict[str, Any] = {
+            "context": length,
+            "layers": layers,
+            "visible": [found[layer]["visible"] for layer in layers],
+            "ends": powers(length),
+            "sinks": listed("sinks"),
+            **{
+                of: {pick: listed(pick, of) for pick in ("distance", "bins", "rank", "pareto")}
+                for of in ("all", "rest")
+            },
+        }
+        if picture is not None and length == picture.length:
+            scores["map"] = packed(picture.mean(index, len(layers)))
+        return Result(example, length, scores=scores, num_seen=memory.num_seen, num_kept=memory.num_kept)
+
+
+def spread(scores: Float[Tensor, "batch heads keys"], first: int, sinks: int, bin: int, length: int) -> dict[str, Any]:
+    """How one query's attention is spread over the keys it may see, the last of which is its own.
+
+    Args:
+        scores: whose softmax are the weights.
+        first: position of the first key in the text.
+        sinks: first tokens of the text that `rest` does without.
+        bin, length: tokens; distances are told apart up to the length, also where a window ends before.
+
+    Returns:
+        `visible` keys; the share of the `sinks` [batch, heads]; and `all` and `rest`, see `shares`.
+    """
+    cut = max(0, sinks - first)
+    weights = scores.softmax(-1)
+    # a softmax of its own: behind sinks that hold everything a division by what is left would be one by zero
+    rest = scores[..., cut:].softmax(-1)
+    return {
+        "visible": scores.shape[-1],
+        "sinks": weights[..., :cut].sum(-1),
+        "all": shares(weights, bin, length),
+        "rest": shares(rest, bin, length),
+    }
+
+
+def shares(weights: Float[Tensor, "batch heads keys"], bin: int, length: int) -> dict[str, Tensor]:
+    """Sums of one query's weights, the nearest key last: of the nearest and of the heaviest 1, 2, 4, ... `length` keys
+    (`distance`, `rank` [batch, heads, powers]), by `bins` of distance [batch, heads, bins], and of the heaviest quarter
+    (`pareto` [batch, heads])."""
+    near = weights.flip(-1).cumsum(-1)
+    heavy = weights.sort(-1, descending=True).values.cumsum(-1)
+
+    def held(sums: Tensor, counts: Sequence[int]) -> Tensor:
+        return sums[..., torch.tensor(counts).clamp_max(weights.shape[-1]) - 1]
+
+    ends = [*range(bin, length, bin), length]
+    return {
+        "distance": held(near, powers(length)),
+        "bins": held(near, ends).diff(dim=-1, prepend=near.new_zeros(*near.shape[:-1], 1)),
+        "rank": held(heavy, powers(length)),
+        "pareto": held(heavy, [-(-weights.shape[-1] // 4)])[..., 0],
+    }
+
+
+def powers(length: int) -> list[int]:
+    """1, 2, 4, ... and the length."""
+    return [1 << i for i in range((length - 1).bit_length())] + [length]
+
+
+class _Map:
+    """Sums of weights by bin of queries and bin of keys, over layers, each the mean of its heads."""
+
+    def __init__(self, batch: int, length: int, bins: int) -> None:
+        self.length = length
+        self.width = -(-length // bins)  # tokens of a bin; the last one may have fewer
+        side = -(-length // self.width)
+        self.sums = torch.zeros(batch, side, side, dtype=torch.float64)
+
+    def add(self, queries: Tensor, keys: Tensor, weights: Float[Tensor, "batch heads some keys"]) -> None:
+        first, last = int(keys[0]), int(keys[-1]) + 1
+        low, high = first // self.width, -(-last // self.width)
+        padding = first - low * self.width, high * self.width - last
+        wide = torch.nn.functional.pad(weights.mean(1), padding)
+        binned = wide.unflatten(-1, (high - low, self.width)).sum(-1).cpu().double()
+        self.sums[:, :, low:high].index_add_(1, queries // self.width, binned)
+
+    def clear(self) -> None:
+        self.sums.zero_()
+
+    def mean(self, index: int, layers: int) -> np.ndarray:
+        """[side, side] of one row of the batch: where the queries of a bin look, on average; each row sums to 1."""
+        counts = torch.bincount(torch.arange(self.length) // self.width)
+        return (self.sums[index] / (counts[:, None] * layers)).numpy()
+
+
+def watchable(reader: Reader) -> DenseReader:
+    """The reader, under which the model itself attends to a text that is read as one.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not isinstance(reader, DenseReader) or reader.attention is not None:
+        raise ValueError(
+            f"attention is watched where {reader.lm.name} itself attends to one text, and this method brings attention "
+            "of its own or reads in several passes: use full, or rope of a type other than dynamic"
+        )
+    return reader
+
+
+def packed(map: np.ndarray) -> str:
+    """The lower triangle of a map, row by row, as little-endian float32 in base64."""
+    return b64encode(map[np.tril_indices(len(map))].astype("<f4").tobytes()).decode()
+
+
+def check_numbers(bin: int, sinks: int, map_bins: int) -> None:
+    """Raises ValueError unless there can be such bins and sinks."""
+    if bin < 1:
+        raise ValueError(f"bin = {bin} tokens; at least 1 is needed")
+    if sinks < 0:
+        raise ValueError(f"sinks = {sinks}; it is the number of first tokens that are left out, 0 or more")
+    if not 0 <= map_bins <= LARGEST_MAP:
+        raise ValueError(f"map bins = {map_bins}; a map has at most {LARGEST_MAP}, and 0 is none")
+
+
+def _digest(what: str, tokens: np.ndarray) -> str:
+    return hashlib.sha256(what.encode() + np.asarray(tokens, dtype=np.int64).tobytes()).hexdigest()[:16]
