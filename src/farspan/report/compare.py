@@ -23,7 +23,7 @@ from rich.table import Table
 from farspan.paired import LEVEL, holm, student_mean
 from farspan.record import Row, latest
 from farspan.report.export import plain
-from farspan.report.picture import COLOURS
+from farspan.report.picture import COLOURS, saved
 
 DECADE = 10  # costs further apart are drawn on a logarithmic axis
 MARKS = {"win": "▲", "loss": "▼", "tie": "=", "": ""}
@@ -287,10 +287,7 @@ def draw_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
             axes.grid(alpha=0.25)
         axes_of_task[0].set_title(f"{group[0].task} at {group[0].length:,} {group[0].unit}", loc="left", fontsize=10)
         axes_of_task[1].legend(fontsize=8)
-    paths = [Path(folder) / f"compare.{ending}" for ending in ("png", "svg")]
-    for path in paths:
-        figure.savefig(path, dpi=140)
-    return paths
+    return saved(figure, Path(folder), "compare")
 
 
 def _at_longest_shared(group: Sequence[Cell]) -> list[Cell]:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from farspan.record import Row, latest
-from farspan.report.picture import COLOURS, MARKERS, add_legend
+from farspan.report.picture import COLOURS, MARKERS, add_legend, saved
 from farspan.report.tables import Source, short_names, told_apart
 from farspan.stats import interval, measured_mean, short_text
 
@@ -245,10 +245,7 @@ def draw_perplexity(
     right.set_ylabel("perplexity")
     axes.grid(alpha=0.25)
     add_legend(figure, axes)
-    paths = [Path(folder) / f"perplexity.{ending}" for ending in ("png", "svg")]
-    for path in paths:
-        figure.savefig(path, dpi=140)
-    return paths
+    return saved(figure, Path(folder), "perplexity")
 
 
 def numbers(name: str, values: np.ndarray) -> dict[str, float | None]:
