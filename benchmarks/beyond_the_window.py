@@ -1,11 +1,11 @@
 """Perplexity beyond the trained window, by method: the embedded model, trained on 512 tokens, reads up to 8 times that.
 
-    python benchmarks/beyond_the_window.py [--quick] [--out FOLDER]
+    python benchmarks/beyond_the_window.py [--quick] [--factor 8] [--out FOLDER]
 
 Fixed targets: the last 128 tokens of each window of held-out text, behind 128 to 3,968 tokens of what stands before
 them. Every method and length scores the same tokens, so differences are taken target by target. The RoPE methods are
-set for the largest length (factor 8), the windows fill what the model was trained on. Draws the picture of the README
-from the rows. Last line: the figures as JSON.
+set for the largest length unless --factor says otherwise, the windows fill what the model was trained on. Draws the
+picture of the README from the rows. Last line: the figures as JSON.
 """
 
 import argparse
@@ -28,22 +28,24 @@ METHODS = (
     "full",
     "sinks:window=508,sinks=4",
     "lambda_mask:window=512,sinks=10",
-    "rope:type=yarn,factor=8",
-    "rope:type=ntk,factor=8",
-    "rope:type=linear,factor=8",
+    "rope:type=yarn,factor={factor}",
+    "rope:type=ntk,factor={factor}",
+    "rope:type=linear,factor={factor}",
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="3 windows up to 2,048 tokens instead of 48 up to 4,096")
+    parser.add_argument("--quick", action="store_true", help="3 windows up to 2,048 tokens, not 48 up to 4,096")
+    parser.add_argument("--factor", type=int, default=8, help="of the RoPE methods")
     parser.add_argument("--out", type=Path, help="keep the run and the picture here")
     options = parser.parse_args()
     lengths, repeats = (LENGTHS[:-1], 3) if options.quick else (LENGTHS, 48)
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out or Path(scratch)
         settings = PerplexitySettings(text=TEXT, lengths=lengths, repeats=repeats, target_tokens=TARGETS)
-        rows = measure_perplexity([embedded_model()], METHODS, settings, out)
+        methods = [text.format(factor=options.factor) for text in METHODS]
+        rows = measure_perplexity([embedded_model()], methods, settings, out)
         found = series(rows)
         title = f"Beyond the window: the embedded model ({found[0].what})"
         print(draw_perplexity(found, out, title, [TRAINED])[0])
