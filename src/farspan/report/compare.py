@@ -24,7 +24,9 @@ from farspan.paired import LEVEL, holm, student_mean
 from farspan.record import Row, latest
 from farspan.report.export import plain
 from farspan.report.picture import COLOURS, saved
+from farspan.report.tables import short_names
 
+PRICES = {"seconds": "seconds to the first token", "memory": "memory above the model (MiB)"}
 DECADE = 10  # costs further apart are drawn on a logarithmic axis
 MARKS = {"win": "▲", "loss": "▼", "tie": "=", "": ""}
 
@@ -59,12 +61,6 @@ class Cell:
     weight_bytes: float | None = None
     context_bytes: float | None = None
     activation_bytes: float | None = None
-
-    @property
-    def extra_bytes(self) -> float | None:
-        """Above the model."""
-        known = self.context_bytes is not None and self.activation_bytes is not None
-        return self.context_bytes + self.activation_bytes if known else None  # type: ignore[operator]
 
 
 COSTS = ("prefill_rate", "decode_rate", "prefill_seconds", "weight_bytes", "context_bytes", "activation_bytes")
@@ -164,7 +160,7 @@ def lines(found: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
     by_line: dict[tuple[str, str], list[Cell]] = {}
     for cell in found:
         by_line.setdefault((cell.model, cell.method), []).append(cell)
-    short = _short({model for model, _ in by_line})
+    short = short_names({model for model, _ in by_line})
     table = []
     for (model, method), mine in by_line.items():
         at = {cell.length: cell for cell in mine}
@@ -248,19 +244,18 @@ def draw_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
     """Quality against cost into compare.png and .svg; returns the two paths, none where no cost was measured. A row for
     each task, at the longest length that most of its lines measured: against the seconds to the first token, and
     against the memory above the model."""
-    groups = [chosen for group in by_task(found) if (chosen := _at_longest_shared(group))]
+    groups = [chosen for group in by_task(found) if (chosen := at_longest_shared(group))]
     if not groups:
         return []
     names = list(dict.fromkeys((cell.model, cell.method) for cell in found))
-    short = _short({model for model, _ in names})
+    short = short_names({model for model, _ in names})
     several = len(short) > 1
     figure = Figure(figsize=(10, 4.2 * len(groups)), layout="constrained")
     panels = figure.subplots(len(groups), 2, squeeze=False)
     for axes_of_task, group in zip(panels, groups, strict=True):
-        kinds = (("prefill_seconds", "seconds to the first token"), ("extra_bytes", "memory above the model (MiB)"))
-        for axes, (name, what) in zip(axes_of_task, kinds, strict=True):
+        for axes, (name, what) in zip(axes_of_task, PRICES.items(), strict=True):
             for cell in group:
-                cost = getattr(cell, name)
+                cost = cost_of(cell, name)
                 if cost is None or cell.value is None:
                     continue
                 colour = COLOURS[names.index((cell.model, cell.method)) % len(COLOURS)]
@@ -271,10 +266,10 @@ def draw_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
                 )
                 label = f"{short[cell.model]} {cell.method}" if several else cell.method
                 axes.errorbar(
-                    [cost / 2**20 if name == "extra_bytes" else cost], [cell.value], yerr=spread, fmt="o", color=colour,
+                    [cost], [cell.value], yerr=spread, fmt="o", color=colour,
                     capsize=3, label=label,
                 )  # fmt: skip
-            ends = [value for cell in group if (value := getattr(cell, name))]
+            ends = [value for cell in group if (value := cost_of(cell, name))]
             if ends and max(ends) > DECADE * min(ends):
                 axes.set_xscale("log")
             else:
@@ -290,7 +285,16 @@ def draw_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
     return saved(figure, Path(folder), "compare")
 
 
-def _at_longest_shared(group: Sequence[Cell]) -> list[Cell]:
+def cost_of(cell: Cell, price: str) -> float | None:
+    """One of PRICES."""
+    if price == "seconds":
+        return cell.prefill_seconds
+    if cell.context_bytes is None or cell.activation_bytes is None:
+        return None
+    return (cell.context_bytes + cell.activation_bytes) / 2**20
+
+
+def at_longest_shared(group: Sequence[Cell]) -> list[Cell]:
     """The cells of the longest length at which the most lines have a value and a cost."""
     known = [cell for cell in group if cell.value is not None and cell.prefill_seconds is not None]
     counts = {length: sum(cell.length == length for cell in known) for length in {cell.length for cell in known}}
@@ -298,11 +302,6 @@ def _at_longest_shared(group: Sequence[Cell]) -> list[Cell]:
         return []
     longest = max(length for length, count in counts.items() if count == max(counts.values()))
     return [cell for cell in known if cell.length == longest]
-
-
-def _short(models: set[str]) -> dict[str, str]:
-    short = {model: model.rstrip("/").rpartition("/")[2] for model in models}
-    return short if len(set(short.values())) == len(short) else {model: model for model in models}
 
 
 def _said(cell: Cell) -> str:

@@ -77,6 +77,14 @@ def markdown_page(context: Mapping[str, Any]) -> str:
         lines += ["Nats per token, 95 % interval over windows; perplexity; accuracy.", ""]
         head = ["model", "method", "run", "claimed", *section["lengths"]]
         lines += _table(head, (_expected_line(line) for line in section["lines"]))
+    for one in context["comparisons"]:
+        lines += [
+            f"## Comparison: {plain(one['title'])}",
+            "",
+            *_table(one["head"], one["lines"]),
+            plain(one["legend"]),
+            "",
+        ]
     for test in context["text_tests"]:
         about = test["about"]
         lines += [f"## {plain(about.model)}, {plain(about.method)}: {about.which} (run {plain(about.run)})", ""]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from farspan import stats
-from farspan.report import perplexity
+from farspan.report import compare, perplexity
 from farspan.report.picture import COLOURS
 from farspan.report.tables import Member, Series, trained_at
 
@@ -341,6 +341,43 @@ def _rule(x: list[float], y: list[float], name: str, place: str) -> dict[str, An
         "hoverinfo": "skip",
         "meta": {"kind": "rule"},
     }
+
+
+def cost_figure(cells: Sequence[compare.Cell], cost: str, title: str) -> Figure | None:
+    """Quality against one cost, a point with its interval for each cell; None where none has that cost."""
+    traces = []
+    for index, cell in enumerate(cells):
+        value = compare.cost_of(cell, cost)
+        if value is None or cell.value is None:
+            continue
+        error = {"type": "data", "symmetric": False, "visible": cell.low is not None}
+        if cell.low is not None and cell.high is not None:
+            error |= {"array": [cell.high - cell.value], "arrayminus": [cell.value - cell.low]}
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "x": [value],
+                "y": [cell.value],
+                "error_y": error,
+                "marker": {"color": colour(index), "symbol": symbol(index)[0], "size": 11},
+                "text": [f"{escape(cell.method)}<br>{escape(cell.model)}<br>{cell.value:,.4g} at {value:,.4g}"],
+                "hoverinfo": "text",
+            }
+        )
+    return (
+        None
+        if not traces
+        else {
+            "data": traces,
+            "layout": {
+                "xaxis": {"title": {"text": title}, "rangemode": "tozero", "tickformat": ",.3~g"},
+                "yaxis": {"title": {"text": escape(cells[0].quality)}, "type": "log" if cells[0].exp else "linear"},
+                "height": 380,
+                "curves": len(traces),
+            },
+        }
+    )
 
 
 def _layout(what: str, members: Sequence[Member]) -> dict[str, Any]:

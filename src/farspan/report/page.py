@@ -38,7 +38,7 @@ def write_report(folders: Sequence[str | Path], out: Path) -> list[Path]:
     context = contents(sources, groups, expected)
     drawn = {
         place: figure
-        for section in (*context["groups"], *context["perplexity"])
+        for section in (*context["groups"], *context["perplexity"], *context["comparisons"])
         for place, figure in section["figures"].items()
     }
     html = template.render(context, figures=_for_script(drawn), scripts=scripts, hashes=[_hash(s) for s in scripts])

@@ -6,7 +6,7 @@ from math import exp, isfinite
 from typing import Any
 
 from farspan.paired import Difference, said
-from farspan.report import figures, perplexity
+from farspan.report import compare, figures, perplexity
 from farspan.report.contrasts import TextTest, group_differences, text_tests
 from farspan.report.example import Example, examples
 from farspan.report.export import failures
@@ -41,6 +41,7 @@ def contents(
         "title": _title(sources, remembers=bool(groups) or not expected),
         "perplexity": [_expected(group, number) for number, group in enumerate(expected, len(groups) + 1)],
         "groups": [_section(group, number) for number, group in enumerate(groups, 1)],
+        "comparisons": [one for source in sources for one in _comparison(source)],
         "meanings": HEADLINE,
         "text_tests": [_text_test(one) for one in text_tests(members)],
         "examples": _examples(sources),
@@ -48,6 +49,38 @@ def contents(
         "sources": [_provenance(source) for source in sources],
         "empty": [source.name for source in sources if all(source is not one for one in shown)],
     }
+
+
+def _comparison(source: Source) -> list[dict[str, Any]]:
+    """A table and a picture of quality against cost for each task of a comparison; nothing of other runs."""
+    if source.header["settings"].get("task") != "compare":
+        return []
+    found = []
+    for number, group in enumerate(compare.by_task(compare.cells(source.rows, source.header))):
+        head, lines = compare.lines(group)
+        shared = compare.at_longest_shared(group)
+        drawn = {
+            f"{price}-{source.name}-{number}": figures.cost_figure(shared, price, title)
+            for price, title in compare.PRICES.items()
+        }
+        found.append(
+            {
+                "id": f"comparison-{source.name}-{number}",
+                "title": f"{group[0].task}: {group[0].quality} by {group[0].unit}",
+                "run": source.name,
+                "head": head,
+                "lines": lines,
+                "legend": compare.legend(group),
+                "failures": compare.failures(group),
+                "cost_at": f"{shared[0].length:,} {shared[0].unit}" if shared else "",
+                "points": [
+                    {"name": cell.method, "colour": figures.colour(i), "glyph": figures.symbol(i)[1]}
+                    for i, cell in enumerate(shared)
+                ],
+                "figures": {place: figure for place, figure in drawn.items() if figure},
+            }
+        )
+    return found
 
 
 def _title(sources: Sequence[Source], *, remembers: bool) -> str:
