@@ -21,6 +21,7 @@ from farspan.measure import Watch, measure
 from farspan.methods import method
 from farspan.record import Row, Run, read_header, read_rows
 from farspan.report import compare as report
+from farspan.report.page import write_report
 from farspan.tasks import Quality, task
 from farspan.tasks.cost import Cost
 
@@ -133,7 +134,7 @@ def test_what_a_model_or_method_refuses_is_a_row_that_says_so_and_the_others_go_
         ("tiny-gpt2", "rope:type=yarn,factor=2", "refused")
     }
     assert len(refused) == 2 * len(LENGTHS)
-    assert all("gpt2" in cell.reason for cell in refused)
+    assert all("RoPE" in cell.reason for cell in refused)
     assert sum(cell.value is not None for cell in found) == 3 * 2 * len(LENGTHS)
     assert any("tiny-gpt2" in line for line in said)
     assert len(report.failures(found)) == 2
@@ -219,6 +220,18 @@ def test_the_command_prints_tables_draws_and_ends_with_what_failed(saved: Path, 
         assert (tmp_path / "run" / name).stat().st_size > 200
     with (tmp_path / "run" / "compare.csv").open() as file:
         assert [line["length"] for line in csv.DictReader(file)] == ["16", "32"] * 3
+
+
+def test_the_page_shows_the_table_and_why_cells_failed(lm: LM, tokenizer: Any, text: str, tmp_path: Path) -> None:
+    gpt2 = wrap(tiny_model("gpt2"), tokenizer, "<b>gpt2</b>")
+    compare([lm, gpt2], ["full", "topk:k=4", "rope:type=yarn,factor=2"], settings(text), tmp_path / "run")
+    write_report([tmp_path / "run"], tmp_path / "page")
+    page = (tmp_path / "page" / "report.html").read_text()
+    assert "Comparison: curve:protocol=nested: copy accuracy by tokens" in page
+    assert "&lt;b&gt;gpt2&lt;/b&gt; rope:type=yarn,factor=2" in page
+    assert "<b>gpt2" not in page
+    assert "seconds to the first token" in page
+    assert "| W/T/L |" in (tmp_path / "page" / "report.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ def compare(
         pictures = report.draw_comparison(found, folder)
         for path in report.write_tables(found, folder):
             console.print(f"table: {path}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"page: farspan report {folder}", markup=False, highlight=False, soft_wrap=True)
         missing = [cell for cell in found if cell.failed]
         print_end(rows, folder, pictures, console)
         if as_json:

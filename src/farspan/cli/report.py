@@ -16,7 +16,7 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder for the page and the tables.")] = Path("report"),
     as_json: AsJson = False,
 ) -> None:
-    """One page of any runs that opens anywhere: curves, maps, memory lengths, failures; also Markdown and CSV."""
+    """One page of any runs that opens anywhere: curves, perplexity, comparisons, failures; also Markdown and CSV."""
     with said():
         from farspan.report.page import write_report
 

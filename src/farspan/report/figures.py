@@ -365,19 +365,15 @@ def cost_figure(cells: Sequence[compare.Cell], cost: str, title: str) -> Figure 
                 "hoverinfo": "text",
             }
         )
-    return (
-        None
-        if not traces
-        else {
-            "data": traces,
-            "layout": {
-                "xaxis": {"title": {"text": title}, "rangemode": "tozero", "tickformat": ",.3~g"},
-                "yaxis": {"title": {"text": escape(cells[0].quality)}, "type": "log" if cells[0].exp else "linear"},
-                "height": 380,
-                "curves": len(traces),
-            },
-        }
-    )
+    if not traces:
+        return None
+    layout = {
+        "xaxis": {"title": {"text": title}, "rangemode": "tozero", "tickformat": ",.3~g"},
+        "yaxis": {"title": {"text": escape(cells[0].quality)}, "type": "log" if cells[0].exp else "linear"},
+        "height": 380,
+        "curves": len(traces),
+    }
+    return {"data": traces, "layout": layout}
 
 
 def _layout(what: str, members: Sequence[Member]) -> dict[str, Any]:
