@@ -4,11 +4,13 @@ names."""
 from farspan.spelling import one_of
 from farspan.tasks.base import Example, Quality, Question, Result, Task, Work
 from farspan.tasks.curve import CurveQuestion
+from farspan.tasks.icl import InContextLearningQuestion
 from farspan.tasks.perplexity import PerplexityQuestion
 
 TASKS: dict[str, type[Question]] = {
     "perplexity": PerplexityQuestion,
     "curve": CurveQuestion,
+    "icl": InContextLearningQuestion,
 }
 
 
