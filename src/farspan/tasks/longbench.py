@@ -136,8 +136,9 @@ SETS = {
     "passage_retrieval_en": Set(
         "Here are 30 paragraphs from Wikipedia, along with an abstract. Please determine which paragraph the abstract "
         "is from.\n\n{context}\n\nThe following is an abstract.\n\n{input}\n\nPlease enter the number of the paragraph "
-        'that the abstract is from. The answer format must be like "Paragraph 1", "Paragraph 2", etc.\n\nThe answer ,
-        3is: '2,
+        'that the abstract is from. The answer format must be like "Paragraph 1", "Paragraph 2", etc.\n\nThe answer '
+        "is: ",
+        32,
         "retrieval",
     ),
     "passage_retrieval_zh": Set(
