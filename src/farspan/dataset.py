@@ -57,36 +57,43 @@ def read_table(place: str | Path) -> Table:
 
 
 def find_table(folder: str | Path, stems: Sequence[str]) -> Table:
-    """The rows of the first of STEM.jsonl, STEM.csv, ... in a folder, for the stems in turn.
+    """The rows of a split of a data set in a folder: of STEM.jsonl, STEM.csv, ..., or of the parquet files that the hub
+    calls STEM-00000-of-00002.parquet or STEM/0000.parquet, for the first of the stems that is there.
 
     Raises:
         ValueError: there is none.
     """
     folder = Path(folder).expanduser()
     for stem in stems:
-        for suffix in SUFFIXES:
-            if (folder / (stem + suffix)).is_file():
-                return read_table(folder / (stem + suffix))
+        patterns = [stem + suffix for suffix in SUFFIXES] + [f"{stem}-*-of-*.parquet", f"{stem}/*.parquet"]
+        for files in (sorted(folder.glob(pattern)) for pattern in patterns):
+            if files:
+                tables = [read_table(file) for file in files]
+                return Table(tables[0].name, [row for table in tables for row in table.rows], tables[0].names)
     there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else "no such folder"
     raise ValueError(f"{folder} has no {' or '.join(stems)} with one of {', '.join(SUFFIXES)}; there: {there}")
 
 
-def hub_table(id: str, config: str | None, split: str, revision: str | None = None) -> Table:
-    """The rows of a hub data set.
+def hub_table(id: str, config: str | None, split: str, *, converted: bool = False) -> Table:
+    """The rows of a hub data set; `converted`: of the parquet that the hub makes of one that is a script.
 
     Raises:
         ValueError: it cannot be read, or exists only as a script.
     """
     datasets = optional_import("datasets", "data")
     name = f"hub data set {id}@{config or 'default'}:{split}"
+    parquet = f"hf://datasets/{id}@{CONVERTED}/{config or 'default'}/{split}/*.parquet"
     try:
-        rows = datasets.load_dataset(id, config, split=split, revision=revision)
+        if converted:
+            rows = datasets.load_dataset("parquet", data_files={split: parquet}, split=split)
+        else:
+            rows = datasets.load_dataset(id, config, split=split)
     except (OSError, ValueError, RuntimeError) as error:
         why = f"{name} cannot be read: {error}"
         if "scripts are no longer supported" in str(error):
             why = (
-                f"{name} exists only as a script, which is not run; the hub's parquet of it is branch {CONVERTED} of "
-                f"{id}: download that and give its folder as data"
+                f"{name} exists only as a script, which is not run; the hub keeps it as parquet in {parquet}: download "
+                "that and give its folder as data"
             )
         raise ValueError(why + ("; HF_HUB_OFFLINE is set: unset it to download" if offline() else "")) from error
     names = {key: list(kind.names) for key, kind in rows.features.items() if hasattr(kind, "names")}

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -72,13 +73,11 @@ class DocumentTask:
 
     @property
     def settings(self) -> dict[str, Any]:
-        what = [[i.before, i.document, i.after, i.references, i.options] for i in self.items]
-        return {
-            "set": self.set,
-            "truncate": self.truncate,
-            **{key: value for key, value in vars(self.answering).items() if value},
-            "data_hash": _digest(what),
-        }
+        return {"set": self.set, "truncate": self.truncate, **vars(self.answering), "data_hash": self._hash}
+
+    @cached_property
+    def _hash(self) -> str:
+        return _digest([[i.before, i.document, i.after, i.references, i.options] for i in self.items])
 
     def num_tokens(self, lm: LM, length: int) -> int:
         return length

@@ -24,6 +24,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -65,8 +66,12 @@ class InContextLearning:
             "scoring": self.scoring,
             "head": self.head,
             "options": len(self.options),
-            "data_hash": _digest([[one.text, one.label] for one in (*self.demonstrations, *self.questions)]),
+            "data_hash": self._hash,
         }
+
+    @cached_property
+    def _hash(self) -> str:
+        return _digest([[one.text, one.label] for one in (*self.demonstrations, *self.questions)])
 
     def num_tokens(self, lm: LM, length: int) -> int:
         """0: examples differ, and `run` says itself which are too long."""
@@ -91,10 +96,12 @@ class InContextLearning:
     ) -> Example:
         asked = self.questions[index]
         shown = self._drawn(lengths[-1], asked, np.random.default_rng([seed, index]))
-        texts = [f"{self.question.format(one.text)} {self.options[one.label]}\n\n" for one in shown]
-        parts = [behind(lm.tokenizer, text) for text in texts]
-        query = behind(lm.tokenizer, self.question.format(asked.text))
-        what = [self.version, texts, asked.text, self.options, self.head, *(ids.tolist() for ids in (query, *options))]
+        texts = [f"{self.question.format(one.text)} {self.options[one.label]}" for one in shown]
+        last = self.question.format(asked.text)
+        # the empty line is at the front of what follows: some tokenizers read it in another way where a text ends
+        parts = [behind(lm.tokenizer, f"\n\n{text}" if i else text, before="x"[:i]) for i, text in enumerate(texts)]
+        query, alone = behind(lm.tokenizer, f"\n\n{last}", before="x"), behind(lm.tokenizer, last, before="")
+        what = [self.version, texts, last, self.options, self.head, *(ids.tolist() for ids in (query, *options))]
         return Example(
             id=_digest(what),
             repeat=repeat,
@@ -103,6 +110,7 @@ class InContextLearning:
                 "shown": np.concatenate([np.empty(0, np.int64), *parts]),
                 "ends": np.cumsum([len(part) for part in parts], dtype=np.int64),
                 "query": query,
+                "alone": alone,  # as a question without demonstrations begins
                 "gold": np.array([asked.label]),
             },
         )
@@ -137,7 +145,7 @@ class InContextLearning:
         ids = [behind(lm.tokenizer, f" {option}", before=last) for option in self.options]
         seen: dict[tuple[int, ...], str] = {}
         for option, tokens in zip(self.options, ids, strict=True):
-            if not len(tokens):
+            if not option.strip() or not len(tokens):
                 raise ValueError(f"option {option!r} of {self.set} is no token at all under the tokenizer of {lm.name}")
             if (other := seen.setdefault(tuple(tokens), option)) != option:
                 raise ValueError(f"options {other!r} and {option!r} of {self.set} are the same tokens for {lm.name}")
@@ -149,7 +157,7 @@ class InContextLearning:
         first = int(ends[: self.head][-1]) if len(ends) and self.head else 0
         shown = example.tokens["shown"]
         passages = np.split(shown[first : int(ends[-1])], ends[self.head : -1] - first) if len(ends) > self.head else []
-        return shown[:first], passages, example.tokens["query"]
+        return shown[:first], passages, example.tokens["query" if length else "alone"]
 
     def work(self, lm: LM, example: Example) -> Iterator[Work]:
         options = self.option_ids(lm)

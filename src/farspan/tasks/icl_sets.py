@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from farspan.dataset import CONVERTED, Table, find_table, hub_table
+from farspan.dataset import Table, find_table, hub_table
 
 SPLIT_SEED = 42  # for the sets that come as one: a quarter of them is asked
 
@@ -32,7 +32,7 @@ class Set:
     question: str  # as in `Question: {}\nType:`
     scoring: str = "plain"  # CEPE's table 8
     config: str | None = None
-    revision: str | None = None
+    converted: bool = False  # the hub has it as a script
     splits: tuple[str, str] = ("train", "test")  # of demonstrations, of questions; the same: a quarter is asked
     text: tuple[str, ...] = ("text",)  # columns; the first that is there
     label: tuple[str, ...] = ("label",)
@@ -98,7 +98,7 @@ SETS = {
     ),
     "trec_coarse": Set(
         hub="CogComp/trec",
-        revision=CONVERTED,
+        converted=True,
         question="Question: {}\nType:",
         label=("coarse_label",),
         names=tuple(TREC),
@@ -108,7 +108,7 @@ SETS = {
     ),
     "trec_fine": Set(
         hub="CogComp/trec",
-        revision=CONVERTED,
+        converted=True,
         question="Question: {}\nType:",
         label=("fine_label",),
         names=tuple(TREC_FINE),
@@ -132,7 +132,7 @@ SETS = {
     ),
     "nlu_scenario": Set(
         hub="xingkunliuxtracta/nlu_evaluation_data",
-        revision=CONVERTED,
+        converted=True,
         question="Utterance: {}\nScenario:",
         scoring="both",
         splits=("train", "train"),
@@ -140,7 +140,7 @@ SETS = {
     ),
     "nlu_intent": Set(
         hub="xingkunliuxtracta/nlu_evaluation_data",
-        revision=CONVERTED,
+        converted=True,
         question="Utterance: {}\nIntent:",
         splits=("train", "train"),
     ),
@@ -183,7 +183,7 @@ def load_set(name: str, data: str | None) -> tuple[tuple[str, ...], tuple[Labell
 
 def _split(of: Set, data: str | None, which: int) -> Table:
     if data is None:
-        return hub_table(of.hub, of.config, of.splits[which], of.revision)
+        return hub_table(of.hub, of.config, of.splits[which], converted=of.converted)
     folder = Path(data).expanduser()
     for file in of.lines[which]:
         if (folder / file).is_file():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from farspan import corpus, scoring
-from farspan.dataset import Table, find_table, hub_table, read_table
+from farspan.dataset import find_table, read_table
 from farspan.lm import LM
 from farspan.spelling import closest, written
 from farspan.tasks.base import Quality, Task
@@ -177,7 +177,7 @@ class LongBenchQuestion:
 
     set: str  # one of SETS; view=text: one of PAPER
     view: str = "text"  # one of VIEWS
-    data: str | None = None  # a file, or a folder with SET.jsonl; None: THUDM/LongBench from the hub
+    data: str | None = None  # a file, or a folder with SET.jsonl
     truncate: str = "none"  # the part of a long document to leave out, of view=answers
     new_tokens: int | None = None  # at most, of view=answers; None: the benchmark's
 
@@ -204,17 +204,17 @@ class LongBenchQuestion:
         return Quality("score", SETS[self.set].scorer, higher_is_better=True)
 
     def on(self, lm: LM, text: str) -> Task:
-        if self.view == "text":
-            return Perplexity(corpus.load(f"{self._file()}#context", lm.tokenizer), "all")
-        how = Answering(self.new_tokens or SETS[self.set].new_tokens)
-        return LongBench(self.set, tuple(load_items(self.set, self.data)), how, self.truncate)
-
-    def _file(self) -> str:
-        """The place of the contexts, as a text is named."""
         if self.data is None:
-            return f"THUDM/LongBench@{self.set}:test"
-        folder = Path(self.data).expanduser()
-        return str(folder / f"{self.set}.jsonl") if folder.is_dir() else self.data
+            raise ValueError(
+                f"{self} needs data: on the hub LongBench exists only as a script, beside the data.zip of "
+                "THUDM/LongBench: unpack that and give its folder (data=FOLDER)"
+            )
+        if self.view == "text":
+            folder = Path(self.data).expanduser()
+            file = folder / f"{self.set}.jsonl" if folder.is_dir() else self.data
+            return Perplexity(corpus.load(f"{file}#context", lm.tokenizer), "all")
+        how = Answering(SETS[self.set].new_tokens if self.new_tokens is None else self.new_tokens)
+        return LongBench(self.set, tuple(load_items(self.set, self.data)), how, self.truncate)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """view=text: powers of two to twice the largest trained length; else what the models were trained on."""
@@ -224,13 +224,13 @@ class LongBenchQuestion:
         return tuple(first << i for i in range((2 * max(trained) // first).bit_length()))
 
 
-def load_items(name: str, data: str | None) -> list[Item]:
+def load_items(name: str, data: str) -> list[Item]:
     """The questions of a set, in the benchmark's form.
 
     Raises:
         ValueError: no such data, or another set's.
     """
-    table = _table(name, data)
+    table = find_table(data, [name]) if Path(data).expanduser().is_dir() else read_table(data)
     context, asked, answers = table.column("context"), table.column("input"), table.column("answers")
     classes, id_ = table.column("all_classes"), table.column("_id")
     before, _, after = SETS[name].prompt.partition("{context}")
@@ -242,9 +242,3 @@ def load_items(name: str, data: str | None) -> list[Item]:
         rest = after.replace("{input}", str(row[asked]))
         items.append(Item(str(row[id_]), before, row[context], rest, tuple(row[answers]), tuple(row[classes] or ())))
     return items
-
-
-def _table(name: str, data: str | None) -> Table:
-    if data is None:
-        return hub_table("THUDM/LongBench", name, "test")
-    return find_table(data, [name]) if Path(data).expanduser().is_dir() else read_table(data)

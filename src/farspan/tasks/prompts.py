@@ -24,7 +24,7 @@ def pieces(tokenizer: Any, *texts: str) -> list[np.ndarray]:
     return [np.array(whole[first:last], dtype=np.int64) for first, last in pairwise([*cuts, len(whole)])]
 
 
-def behind(tokenizer: Any, text: str, *, before: str = "\n") -> np.ndarray:
+def behind(tokenizer: Any, text: str, *, before: str) -> np.ndarray:
     """The token ids that `text` adds where it stands behind `before`."""
     return pieces(tokenizer, before, text)[1]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from farspan import scoring
-from farspan.dataset import CONVERTED, Table, find_table, hub_table, read_table
+from farspan.dataset import Table, find_table, hub_table, read_table
 from farspan.lm import LM
 from farspan.spelling import closest, written
 from farspan.tasks.base import Quality
@@ -173,7 +173,7 @@ def load_items(name: str, data: str | None) -> list[Item]:
     """
     of = SETS[name]
     if data is None:
-        table = hub_table("tau/scrolls", of.config, "validation", CONVERTED)
+        table = hub_table("tau/scrolls", of.config, "validation", converted=True)
     elif Path(data).expanduser().is_dir():
         table = find_table(data, ["validation", of.config])
     else:
