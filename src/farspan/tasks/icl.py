@@ -99,7 +99,9 @@ class InContextLearning:
         texts = [f"{self.question.format(one.text)} {self.options[one.label]}" for one in shown]
         last = self.question.format(asked.text)
         # the empty line is at the front of what follows: some tokenizers read it in another way where a text ends
-        parts = [behind(lm.tokenizer, f"\n\n{text}" if i else text, before="x"[:i]) for i, text in enumerate(texts)]
+        first, *others = texts or [""]
+        parts = [behind(lm.tokenizer, first, before="")]
+        parts += [behind(lm.tokenizer, f"\n\n{text}", before="x") for text in others]
         query, alone = behind(lm.tokenizer, f"\n\n{last}", before="x"), behind(lm.tokenizer, last, before="")
         what = [self.version, texts, last, self.options, self.head, *(ids.tolist() for ids in (query, *options))]
         return Example(
@@ -107,7 +109,7 @@ class InContextLearning:
             repeat=repeat,
             lengths=tuple(lengths),
             tokens={
-                "shown": np.concatenate([np.empty(0, np.int64), *parts]),
+                "shown": np.concatenate(parts),
                 "ends": np.cumsum([len(part) for part in parts], dtype=np.int64),
                 "query": query,
                 "alone": alone,  # as a question without demonstrations begins
