@@ -77,17 +77,17 @@ def test_ten_made_rows_of_each_set_are_read_and_answered(name: str, lm: LM, tmp_
         (
             "narrativeqa",
             "Story:\nText 0.\n\nMore of it.",
-            "\n\nYou are given a story, which can be either a novel or a movie script, and a question. Answer the question "
-            "as concisely as you can, using a single phrase if possible.\n\nQuestion:\nWho is 0?\n\nAnswer:\n",
+            "\n\nYou are given a story, which can be either a novel or a movie script, and a question. Answer the "
+            "question as concisely as you can, using a single phrase if possible.\n\nQuestion:\nWho is 0?\n\nAnswer:\n",
             ("fox 0",),
         ),
         (
             "qasper",
             "Article:\nText 0.\n\nMore of it.",
-            "\n\nYou are given a scientific article and a question. Answer the question as concisely as you can, using a "
-            "single phrase or sentence if possible. If the question cannot be answered based on the information in the "
-            'article, write "unanswerable". If the question is a yes/no question, answer "yes", "no", or "unanswerable".'
-            "\n\nQuestion:\nWho is 0?\n\nAnswer:\n",
+            "\n\nYou are given a scientific article and a question. Answer the question as concisely as you can, using "
+            "a single phrase or sentence if possible. If the question cannot be answered based on the information in "
+            'the article, write "unanswerable". If the question is a yes/no question, answer "yes", "no", or '
+            '"unanswerable".\n\nQuestion:\nWho is 0?\n\nAnswer:\n',
             ("fox 0",),
         ),
         (
@@ -106,16 +106,17 @@ def test_ten_made_rows_of_each_set_are_read_and_answered(name: str, lm: LM, tmp_
         (
             "qmsum",
             "Transcript:\nText 0.\n\nMore of it.",
-            "\n\nYou are given a meeting transcript and a query containing a question or instruction. Answer the query in "
-            "one or more sentences.\n\nQuery:\nWho is 0?\n\nAnswer:\n",
+            "\n\nYou are given a meeting transcript and a query containing a question or instruction. Answer the query "
+            "in one or more sentences.\n\nQuery:\nWho is 0?\n\nAnswer:\n",
             ("fox 0",),
         ),
         (
             "quality",
             "Story:\nIt was long ago.\n\nStory 0.",
-            "\n\nYou are provided a story and a multiple-choice question with 4 possible answers (marked by A, B, C, D). "
-            "Choose the best answer by writing its corresponding letter (either A, B, C, or D).\n\nQuestion and Possible "
-            "Answers:\nWhat was seen 0?\n\n(A) The sea\n(B) A ship\n(C) The sea and a ship\n(D) None\n\nAnswer:",
+            "\n\nYou are provided a story and a multiple-choice question with 4 possible answers (marked by A, B, C, "
+            "D). Choose the best answer by writing its corresponding letter (either A, B, C, or D).\n\nQuestion and "
+            "Possible Answers:\nWhat was seen 0?\n\n(A) The sea\n(B) A ship\n(C) The sea and a ship\n(D) None"
+            "\n\nAnswer:",
             ("B",),
         ),
     ],
@@ -153,9 +154,9 @@ def test_the_choice_is_the_equal_option_not_the_first_that_contains_it(tmp_path:
 def test_a_gold_a_is_not_met_by_an_empty_answer() -> None:
     item = Item("x", "", "", "", ("A",), ("The sea", "A ship", "a", "None"))
     what = ZeroScrolls("quality", (item,), Answering(5))
-    assert {text: what.judged(text, item)["score"] for text in ("A", " A", "(A) The sea", "", "the", "B", "A ship")} == {
-        "A": 1.0, " A": 1.0, "(A) The sea": 1.0, "": 0.0, "the": 0.0, "B": 0.0, "A ship": 0.0
-    }  # fmt: skip
+    right = ["A", " A", "(A) The sea", "the sea"]
+    wrong = ["", "the", "B", "A ship"]
+    assert [what.judged(text, item)["score"] for text in right + wrong] == [1.0] * 4 + [0.0] * 4
 
 
 def test_all_references_of_a_question_count(tmp_path: Path) -> None:

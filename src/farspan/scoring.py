@@ -185,6 +185,15 @@ LONGBENCH: dict[str, Callable[[str, str, Sequence[str]], float]] = {
 }
 
 
+NEEDED = {"F1 (zh)": ("jieba",), "ROUGE-L": ("rouge",), "ROUGE-L (zh)": ("rouge", "jieba")}  # packages of an extra
+
+
+def check_installed(name: str) -> None:
+    """Raises ValueError where LongBench's metric `name` needs a package that is not installed."""
+    for module in NEEDED.get(name, ()):
+        optional_import(module, "longbench")
+
+
 def longbench(name: str, prediction: str, references: Sequence[str], classes: Sequence[str] = ()) -> float:
     """The score of LongBench's metric `name`, of LONGBENCH, for the best reference.
 

@@ -213,6 +213,7 @@ class LongBenchQuestion:
             folder = Path(self.data).expanduser()
             file = folder / f"{self.set}.jsonl" if folder.is_dir() else self.data
             return Perplexity(corpus.load(f"{file}#context", lm.tokenizer), "all")
+        scoring.check_installed(SETS[self.set].scorer)
         how = Answering(SETS[self.set].new_tokens if self.new_tokens is None else self.new_tokens)
         return LongBench(self.set, tuple(load_items(self.set, self.data)), how, self.truncate)
 
