@@ -137,6 +137,24 @@ class Stream:
         self.state = [torch.cat(parts) for parts in zip(*states, strict=True)]
         return torch.cat(hidden)
 
+    @property
+    def can_branch(self) -> bool:
+        """Whether all that is carried are keys and values of whole texts, which `branch` needs."""
+        plain = self.attention is None and self.state_name == "past_key_values"
+        return plain and all(isinstance(layer, BufferLayer) for layer in self.state.layers)
+
+    def branch(self, ids: Int[Tensor, "branches batch time"]) -> Float[Tensor, "branches batch time hidden"]:
+        """Feeds several continuations of the text in one forward; each sees the text and itself. Then `restore`."""
+        count, batch, time = ids.shape
+        rows = ids.transpose(0, 1).reshape(batch, count * time)
+        own = torch.block_diag(*[torch.ones(time, time, device=ids.device).tril()] * count)
+        mask = torch.zeros(count * time, self.num_seen + count * time, dtype=self.model.dtype, device=ids.device)
+        mask[:, self.num_seen :].masked_fill_(own == 0, torch.finfo(self.model.dtype).min)
+        arguments = {self.state_name: self.state, "use_cache": True, "attention_mask": mask.expand(batch, 1, -1, -1)}
+        positions = (self.num_seen + torch.arange(time, device=ids.device)).repeat(count)
+        self.output = _base_forward(self.model, rows, positions, arguments, self.parameters)
+        return self.output[0].reshape(batch, count, time, -1).transpose(0, 1)
+
     def snapshot(self) -> Any:
         """What `restore` needs, once, to forget everything fed after this moment. Holds no copy of any keys."""
         if self.state_name == "state":
@@ -559,10 +577,12 @@ def key_bytes_per_token(model: Any) -> int:
     return 2 * config.num_hidden_layers * key_value_heads * dim * model.dtype.itemsize
 
 
-def _base_forward(model: Any, ids: Tensor, start: int, arguments: dict[str, Any], parameters: Any) -> Any:
+def _base_forward(model: Any, ids: Tensor, start: int | Tensor, arguments: dict[str, Any], parameters: Any) -> Any:
+    """`start`: the position of the first token, or of each."""
     if "position_ids" in parameters:
-        positions = torch.arange(start, start + ids.shape[1], device=ids.device)
-        arguments["position_ids"] = positions.expand(ids.shape[0], -1)
+        if not isinstance(start, Tensor):
+            start = torch.arange(start, start + ids.shape[1], device=ids.device)
+        arguments["position_ids"] = start.expand(ids.shape[0], -1)
     return model.get_decoder()(input_ids=ids, **arguments)
 
 

@@ -151,6 +151,37 @@ def _checked(lm: LM) -> str | None:
 
 
 _CHECKED: WeakKeyDictionary[LM, str | None] = WeakKeyDictionary()
+_BRANCHES: WeakKeyDictionary[LM, bool] = WeakKeyDictionary()
+
+
+def _branches(lm: LM) -> bool:
+    """Whether several continuations in one forward give what each gives by itself: some families make their positions
+    or biases of a mask that they expect in another shape. Found out once, on a few tokens."""
+    if lm not in _BRANCHES:
+        ids = torch.tensor(lm.tokenizer(CHECK_TEXT, add_special_tokens=False, verbose=False)["input_ids"])
+        ids = ids.to(lm.device)[None, : lm.position_limit]
+        few = max(1, min(8, ids.shape[1] // 8))
+        text, branches = ids[:, : -3 * few], ids[:, -3 * few :].reshape(3, 1, few)
+        stream = hf.Stream(lm.model)
+        difference = _Difference()
+        with torch.no_grad():
+            stream.step(text)
+            try:
+                snapshot = stream.snapshot()
+                together = hf.logits(lm.model, stream.branch(branches)[:, 0], stream.output).float()
+                stream.restore(snapshot)
+                for branch, given in zip(branches, together, strict=True):
+                    snapshot = stream.snapshot()
+                    expected = hf.logits(lm.model, stream.step(branch), stream.output).float()
+                    difference.add(expected, given[None])
+                    stream.restore(snapshot)
+            except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                _BRANCHES[lm] = False
+                return False
+        _BRANCHES[lm] = difference.problem(lm.model.dtype) is None
+    return _BRANCHES[lm]
 
 
 class BaseMemory(ABC):
@@ -221,8 +252,12 @@ class BaseMemory(ABC):
         kept = range(*(keep or slice(None)).indices(ids.shape[1]))
         if kept.step != 1:
             raise ValueError(f"keep = {keep} has a step; only contiguous positions can be kept")
-        groups = [self._score_group(group, kept) for group in self._to_ask(ids)]
+        groups = self._score_groups(self._to_ask(ids), kept)
         return Scores(torch.cat([g.nats for g in groups]), torch.cat([g.rank for g in groups]))
+
+    def _score_groups(self, ids: Tensor, kept: range) -> list[Scores]:
+        """Scores of groups of rows [groups, batch, time], each of which continues the memory."""
+        return [self._score_group(group, kept) for group in ids]
 
     def _score_group(self, ids: Tensor, kept: range) -> Scores:
         """Scores of one group of rows [batch, time]."""
@@ -327,6 +362,39 @@ class CachedMemory(BaseMemory):
                     yield targets, _head(self.lm, hidden[:, low:], self.stream.output)
         finally:
             self.stream.restore(snapshot)
+
+    def _score_groups(self, ids: Tensor, kept: range) -> list[Scores]:
+        """As the groups one by one; in one forward for as many as make a chunk, where the model allows it."""
+        fed = kept.stop - 1
+        together = self.reader.chunk // max(fed, 1)
+        if len(ids) == 1 or together < 2 or not len(kept) or not (self.stream.can_branch and _branches(self.lm)):
+            return super()._score_groups(ids, kept)
+        return [scores for few in ids.split(together) for scores in self._score_branches(few, kept)]
+
+    def _score_branches(self, ids: Tensor, kept: range) -> list[Scores]:
+        count, batch, _ = ids.shape
+        parts: list[list[Scores]] = [[] for _ in range(count)]
+        if kept.start == 0:  # what expects a first token is the same for all
+            assert self.last is not None
+            logits = _head(self.lm, self.last, self.stream.output)(slice(None))
+            for part, first in zip(parts, ids[:, :, :1], strict=True):
+                part += _scored(self.lm, first, lambda _: logits)
+        low = max(kept.start - 1, 0)
+        if low < kept.stop - 1:
+            snapshot = self.stream.snapshot()
+            try:
+                hidden = self.stream.branch(ids[:, :, : kept.stop - 1].clamp_min(0))[:, :, low:]
+                targets = ids[:, :, low + 1 : kept.stop]
+                rows = hidden.transpose(0, 1).reshape(batch, -1, hidden.shape[-1])
+                head = _head(self.lm, rows, self.stream.output)
+                scores = _joined(list(_scored(self.lm, targets.transpose(0, 1).reshape(batch, -1), head)), ids[0])
+            finally:
+                self.stream.restore(snapshot)
+            time = targets.shape[2]
+            each = zip(parts, scores.nats.split(time, 1), scores.rank.split(time, 1), strict=True)
+            for part, nats, rank in each:
+                part.append(Scores(nats, rank))
+        return [_joined(part, ids[0]) for part in parts]
 
     @contextmanager
     def fork(self) -> Iterator[Callable[[Tensor], Tensor]]:

@@ -4,11 +4,17 @@ names."""
 from farspan.spelling import one_of
 from farspan.tasks.base import Example, Quality, Question, Result, Task, Work
 from farspan.tasks.curve import CurveQuestion
+from farspan.tasks.icl import InContextLearningQuestion
+from farspan.tasks.longbench import LongBenchQuestion
 from farspan.tasks.perplexity import PerplexityQuestion
+from farspan.tasks.zeroscrolls import ZeroScrollsQuestion
 
 TASKS: dict[str, type[Question]] = {
     "perplexity": PerplexityQuestion,
     "curve": CurveQuestion,
+    "icl": InContextLearningQuestion,
+    "zeroscrolls": ZeroScrollsQuestion,
+    "longbench": LongBenchQuestion,
 }
 
 

@@ -1,0 +1,108 @@
+"""What it costs to score all options of an in-context-learning question, beside reading its prompt.
+
+    python benchmarks/icl_cost.py [--quick] [--check] [--data FOLDER] [--tokenizer FOLDER]
+
+BANKING77: a prompt of demonstrations of 2,048 tokens (--quick: 512) is read once, then its 77 options are scored on
+that memory, and on a memory each of their own, which is what a script does that feeds prompt + option 77 times (timed
+on a few of them). Model: d 256, 4 layers, 4 heads of 64, fp32, random weights, 32,000 entries; Mistral's tokenizer.
+Cost only. CPU seconds on one thread, the least of some runs. Last line: the figures as JSON.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+BOUND = 2.0  # of the reading alone
+RUNS = 5
+NAIVE = 3  # options that are read with the whole prompt
+
+
+def build(tokenizer: Path) -> Any:
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from farspan.lm import wrap
+
+    torch.manual_seed(0)
+    known = AutoTokenizer.from_pretrained(tokenizer)
+    config = LlamaConfig(
+        vocab_size=len(known),
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+    )
+    return wrap(LlamaForCausalLM(config).eval(), known, "benchmark")
+
+
+def least(run: Callable[[], Any], times: int = RUNS) -> float:
+    """CPU seconds of the fastest of some runs: what others do on the machine only adds."""
+    seconds = []
+    for _ in range(times):
+        started = time.process_time()
+        run()
+        seconds.append(time.process_time() - started)
+    return min(seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a prompt of 512 tokens, which is under a minute")
+    parser.add_argument("--check", action="store_true", help="fail when the bound is missed")
+    parser.add_argument("--data", type=Path, default=SHARED / "icl" / "banking77")
+    parser.add_argument("--tokenizer", type=Path, default=SHARED / "tokenizers" / "mistral-7b-v0.1")
+    options = parser.parse_args()
+    if not options.data.is_dir() or not options.tokenizer.is_dir():
+        sys.exit(f"{options.data} and {options.tokenizer} are needed: give --data and --tokenizer")
+
+    from farspan.methods import method
+    from farspan.tasks import task
+    from farspan.tasks.icl import nats_of_options
+
+    torch.set_num_threads(1)
+    lm = build(options.tokenizer)
+    asked = task(f"icl:set=banking77,data={options.data}").on(lm, "")
+    ids = asked.option_ids(lm)
+    wanted, count = 512 if options.quick else 2048, 2
+    while True:  # demonstrations until the prompt is long enough
+        front, passages, query = asked.parts(asked.examples(lm, (count,), 1, 0)[0], count)
+        prompt = torch.cat([torch.from_numpy(part) for part in (front, *passages, query)])[None]
+        if prompt.shape[1] >= wanted:
+            break
+        count += 1
+    prompt = prompt[:, -wanted:]
+    with method("full").on(lm) as reader:
+        reader.capacity = wanted + max(map(len, ids))
+        reading = least(lambda: reader.read(prompt))
+        memory = reader.read(prompt)
+        scoring = least(lambda: nats_of_options(memory, ids))
+        each = least(lambda: [nats_of_options(reader.read(prompt), [one]) for one in ids[:NAIVE]], 2) / NAIVE
+    figures = {
+        "prompt_tokens": wanted,
+        "demonstrations": count,
+        "options": len(ids),
+        "option_tokens": sum(map(len, ids)),
+        "reading_seconds": reading,
+        "scoring_seconds": scoring,
+        "total_to_reading": (reading + scoring) / reading,
+        "one_by_one_to_reading": len(ids) * each / reading,
+    }
+    for name, value in figures.items():
+        print(f"{name:24} {value:.3f}" if isinstance(value, float) else f"{name:24} {value}")
+    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+    if options.check and figures["total_to_reading"] > BOUND:
+        sys.exit(
+            f"missed: reading and scoring take {figures['total_to_reading']:.2f} times the reading, allowed {BOUND}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""How answers in words are judged, as each benchmark does it. Scores lie between 0 and 1; the best reference counts.
+
+exact_match, f1   of normalised words: lower case, no punctuation, no articles (Rajpurkar et al. 2016, SQuAD 1.1)
+rouge             F of shared words, word pairs and the longest common subsequence (Lin 2004), with the words of
+                  rouge-score without stemming, as SCROLLS has it (Shaham et al. 2022)
+choice            the letter of a multiple-choice question (QuALITY)
+LONGBENCH         the scorers of LongBench (Bai et al. 2024, arXiv 2308.14508, table 1), among them the ROUGE of another
+                  package, which splits at full stops, counts each word once, and joins the parts
+
+Ours differ from CEPE's evaluation script: ROUGE does not stem; a reference that is nothing but an article ("A") is
+compared as it stands, where normalisation would leave nothing of it, which any empty answer equals.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from farspan.corpus import optional_import
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+ROUGE_WORD = re.compile(r"[a-z0-9]+")
+# the punctuation LongBench takes out of Chinese words, besides ASCII's
+CHINESE_PUNCTUATION = (
+    "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」"
+    "『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
+)
+NO_CHINESE_PUNCTUATION = str.maketrans("", "", string.punctuation + CHINESE_PUNCTUATION)
+LEFT_OUT_OF_CODE = ("`", "#", "//")  # a line with one of these is a comment or a fence
+
+
+def normalised(text: str) -> str:
+    """Lower case, without punctuation, articles and extra space; the articles stay where nothing else is there."""
+    words = text.lower().translate(NO_PUNCTUATION)
+    return " ".join(ARTICLES.sub(" ", words).split()) or " ".join(words.split())
+
+
+def exact_match(prediction: str, references: Sequence[str]) -> float:
+    """1 if the prediction is one of the references, normalised."""
+    return float(normalised(prediction) in {normalised(reference) for reference in _some(references)})
+
+
+def f1(prediction: str, references: Sequence[str]) -> float:
+    """F of the words that prediction and reference share, normalised."""
+    words = normalised(prediction).split()
+    return max(_f1(words, normalised(reference).split()) for reference in _some(references))
+
+
+def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
+    """F of ROUGE-1, ROUGE-2 and ROUGE-L, the best reference for each."""
+    words = ROUGE_WORD.findall(prediction.lower())
+    each = [_rouge(words, ROUGE_WORD.findall(reference.lower())) for reference in _some(references)]
+    return {name: max(scores[name] for scores in each) for name in each[0]}
+
+
+def geometric_mean(scores: Sequence[dict[str, float]]) -> float:
+    """SCROLLS' one number for a summarisation set: of the means of ROUGE-1, ROUGE-2 and ROUGE-L over the examples."""
+    means = [float(np.mean([each[name] for each in scores])) for name in ("rouge1", "rouge2", "rougeL")]
+    return float(np.prod(means) ** (1 / 3))
+
+
+def choice(prediction: str, options: Sequence[str]) -> str | None:
+    """The letter, from A on, of the option that a prediction names: by the letter it begins with, alone or followed by
+    punctuation, in brackets or not, or by the option's whole text. None: it names none."""
+    letters = string.ascii_uppercase[: len(options)]
+    if found := re.match(rf"\W*([{letters}])\s*(?:[).:,;\n]|$)", prediction):
+        return found[1]
+    said = normalised(prediction)
+    meant = (letter for letter, option in zip(letters, options, strict=True) if said and said == normalised(option))
+    return next(meant, None)
+
+
+def _some(references: Sequence[str]) -> Sequence[str]:
+    if not any(reference.strip() for reference in references):
+        raise ValueError("nothing can be judged without a reference: this example has none, or empty ones")
+    return references
+
+
+def _f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
+    return _f(sum((Counter(prediction) & Counter(reference)).values()), len(prediction), len(reference))
+
+
+def _f(shared: int, predicted: int, wanted: int) -> float:
+    return 2 * shared / (predicted + wanted) if shared else 0.0
+
+
+def _rouge(prediction: Sequence[str], reference: Sequence[str]) -> dict[str, float]:
+    def pairs(words: Sequence[str]) -> list[str]:
+        return [f"{first} {second}" for first, second in pairwise(words)]
+
+    longest = _longest_common(prediction, reference)
+    return {
+        "rouge1": _f1(prediction, reference),
+        "rouge2": _f1(pairs(prediction), pairs(reference)),
+        "rougeL": _f(longest, len(prediction), len(reference)),
+    }
+
+
+def _longest_common(first: Sequence[str], second: Sequence[str]) -> int:
+    """Length of the longest common subsequence. row[j]: of what was seen of the first and the first j of the second."""
+    others = np.array(second)
+    row = np.zeros(len(second) + 1, dtype=np.int64)
+    for word in first:
+        # one more than before the match; what is not matched takes over the best so far, from the left or from above
+        row[1:] = np.maximum.accumulate(np.maximum(row[1:], np.where(others == word, row[:-1] + 1, 0)))
+    return int(row[-1])
+
+
+# LongBench: each takes a prediction, one reference and the classes
+
+
+def _code_similarity(prediction: str, reference: str, classes: Sequence[str]) -> float:
+    """Of the first line that holds code, in whole percent."""
+    lines = prediction.lstrip("\n").split("\n")
+    line = next((line for line in lines if not any(mark in line for mark in LEFT_OUT_OF_CODE)), "")
+    return round(100 * SequenceMatcher(None, line, reference).ratio()) / 100
+
+
+def _classification(prediction: str, reference: str, classes: Sequence[str]) -> float:
+    """1 / n where n classes are named and the right one is among them. A class that is part of the right one's name is
+    not counted, as far as the benchmark's own loop takes it out while it runs over the list."""
+    named = [name for name in classes if name in prediction]
+    for name in named:
+        if name in reference and name != reference:
+            named.remove(name)
+    return 1 / len(named) if reference in named else 0.0
+
+
+def _numbers(prediction: str, reference: str, classes: Sequence[str], *, marker: str) -> float:
+    """The share of the numbers in the prediction that are the one behind the marker in the reference."""
+    wanted = re.search(marker + r"(\d+)", reference)
+    if wanted is None:
+        raise ValueError(f"reference {reference!r} holds no number behind {marker!r}")
+    numbers = re.findall(r"\d+", prediction)
+    return numbers.count(wanted[1]) / len(numbers) if numbers else 0.0
+
+
+def _word_f1(prediction: str, reference: str, classes: Sequence[str]) -> float:
+    return f1(prediction, [reference])
+
+
+def _chinese_f1(prediction: str, reference: str, classes: Sequence[str]) -> float:
+    def words(text: str) -> list[str]:
+        cleaned = ("".join(word.lower().translate(NO_CHINESE_PUNCTUATION).split()) for word in _chinese_words(text))
+        return [word for word in cleaned if word]
+
+    return _f1(words(prediction), words(reference))
+
+
+def _joined_rouge(prediction: str, reference: str, classes: Sequence[str]) -> float:
+    """ROUGE-L of the `rouge` package; 0 where it fails, on an empty text, as the benchmark counts it."""
+    scorer = optional_import("rouge", "longbench").Rouge(metrics=["rouge-l"])
+    try:
+        return float(scorer.get_scores(prediction, reference)[0]["rouge-l"]["f"])
+    except (ValueError, RecursionError):
+        return 0.0
+
+
+def _chinese_rouge(prediction: str, reference: str, classes: Sequence[str]) -> float:
+    return _joined_rouge(" ".join(_chinese_words(prediction)), " ".join(_chinese_words(reference)), classes)
+
+
+def _chinese_words(text: str) -> list[str]:
+    words: Any = optional_import("jieba", "longbench").cut(text, cut_all=False)
+    return list(words)
+
+
+LONGBENCH: dict[str, Callable[[str, str, Sequence[str]], float]] = {
+    "F1": _word_f1,
+    "F1 (zh)": _chinese_f1,
+    "ROUGE-L": _joined_rouge,
+    "ROUGE-L (zh)": _chinese_rouge,
+    "accuracy": _classification,
+    "count": partial(_numbers, marker=""),
+    "retrieval": partial(_numbers, marker="Paragraph "),
+    "retrieval (zh)": partial(_numbers, marker="段落"),
+    "edit similarity": _code_similarity,
+}
+
+
+NEEDED = {"F1 (zh)": ("jieba",), "ROUGE-L": ("rouge",), "ROUGE-L (zh)": ("rouge", "jieba")}  # packages of an extra
+
+
+def check_installed(name: str) -> None:
+    """Raises ValueError where LongBench's metric `name` needs a package that is not installed."""
+    for module in NEEDED.get(name, ()):
+        optional_import(module, "longbench")
+
+
+def longbench(name: str, prediction: str, references: Sequence[str], classes: Sequence[str] = ()) -> float:
+    """The score of LongBench's metric `name`, of LONGBENCH, for the best reference.
+
+    Raises:
+        ValueError: no reference, or a package that is not installed.
+    """
+    return max(LONGBENCH[name](prediction, reference, classes) for reference in _some(references))

@@ -1,0 +1,273 @@
+"""In-context learning: classification by demonstrations, the option the model expects most.
+
+    option = argmax over options o of    log p(o | demonstrations, question)                          plain
+                                         ... / tokens of o                                            normalized
+                                         ... - log p(o | separator)                                   calibrated
+                                         (... - log p(o | separator)) / tokens of o                   both
+
+Eleven sets of Yen et al. 2024 (CEPE), arXiv 2402.16617, section 5, appendix C.2, tables 3 and 8, with the prompts of
+their script, after Ratner et al. 2023, arXiv 2212.10947; calibration is Holtzman et al.'s domain-conditional PMI, arXiv
+2104.08315, with an empty domain.
+
+Demonstrations are balanced: any first n of an example's hold as many of each class, one more of some. They are drawn
+for each example by itself, and a smaller number is the beginning of a larger. The first `head` stand in front of
+everything (in CEPE's decoder, in each pass of RePlug), each further one is a passage. All options are scored on one
+memory of demonstrations and question.
+
+Ours differ from the authors' script: the questions asked are drawn, not the first of the file; demonstrations do not
+depend on the number of workers, and never are the question itself; clinic150 is run; the options' first tokens are
+those they have behind the prompt.
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from farspan.lm import LM
+from farspan.reader import Memory, Reader
+from farspan.spelling import closest, written
+from farspan.tasks.base import Example, Quality, Result, Work
+from farspan.tasks.icl_sets import SETS, Labelled, load_set
+from farspan.tasks.prompts import behind
+
+SCORINGS = ("plain", "normalized", "calibrated", "both")
+LENGTHS = (2, 20, 40)  # demonstrations, CEPE's table 3
+HEAD = 2  # demonstrations in front, CEPE's
+DIGITS = 5  # of the numbers in a row; what is predicted is decided on what is recorded
+
+
+@dataclass(frozen=True)
+class InContextLearning:
+    """Accuracy on questions behind demonstrations. A length is a number of demonstrations."""
+
+    set: str
+    question: str
+    options: tuple[str, ...]
+    demonstrations: tuple[Labelled, ...] = field(repr=False)
+    questions: tuple[Labelled, ...] = field(repr=False)
+    scoring: str = "plain"  # one of SCORINGS: the one in front; all are recorded
+    head: int = HEAD
+
+    name: ClassVar[str] = "icl"
+    version: ClassVar[int] = 1
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "set": self.set,
+            "scoring": self.scoring,
+            "head": self.head,
+            "options": len(self.options),
+            "data_hash": self._hash,
+        }
+
+    @cached_property
+    def _hash(self) -> str:
+        return _digest([[one.text, one.label] for one in (*self.demonstrations, *self.questions)])
+
+    def num_tokens(self, lm: LM, length: int) -> int:
+        """0: examples differ, and `run` says itself which are too long."""
+        return 0
+
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
+        """`repeats` questions, each with demonstrations of its own.
+
+        Raises:
+            ValueError: fewer questions or demonstrations than asked for; options the tokenizer cannot tell apart.
+        """
+        if repeats > len(self.questions):
+            raise ValueError(
+                f"{self.set} has {len(self.questions):,} questions; {repeats:,} were asked for (--repeats)"
+            )
+        options = self.option_ids(lm)
+        chosen = np.random.default_rng([seed]).permutation(len(self.questions))[:repeats]
+        return [self._example(lm, lengths, repeat, int(index), seed, options) for repeat, index in enumerate(chosen)]
+
+    def _example(
+        self, lm: LM, lengths: Sequence[int], repeat: int, index: int, seed: int, options: list[np.ndarray]
+    ) -> Example:
+        asked = self.questions[index]
+        shown = self._drawn(lengths[-1], asked, np.random.default_rng([seed, index]))
+        texts = [f"{self.question.format(one.text)} {self.options[one.label]}" for one in shown]
+        last = self.question.format(asked.text)
+        # the empty line is at the front of what follows: some tokenizers read it in another way where a text ends
+        first, *others = texts or [""]
+        parts = [behind(lm.tokenizer, first, before="")]
+        parts += [behind(lm.tokenizer, f"\n\n{text}", before="x") for text in others]
+        query, alone = behind(lm.tokenizer, f"\n\n{last}", before="x"), behind(lm.tokenizer, last, before="")
+        what = [self.version, texts, last, self.options, self.head, *(ids.tolist() for ids in (query, *options))]
+        return Example(
+            id=_digest(what),
+            repeat=repeat,
+            lengths=tuple(lengths),
+            tokens={
+                "shown": np.concatenate(parts),
+                "ends": np.cumsum([len(part) for part in parts], dtype=np.int64),
+                "query": query,
+                "alone": alone,  # as a question without demonstrations begins
+                "gold": np.array([asked.label]),
+            },
+        )
+
+    def _drawn(self, count: int, asked: Labelled, rng: np.random.Generator) -> list[Labelled]:
+        """Demonstrations: in turns one of each class, the classes of a turn in random order."""
+        classes: dict[int, list[Labelled]] = defaultdict(list)
+        for one in self.demonstrations:
+            if one.text != asked.text:
+                classes[one.label].append(one)
+        # index -> its place in the class's own order, drawn only as far as it is needed
+        orders = {label: iter(rng.permutation(len(of_class))) for label, of_class in sorted(classes.items())}
+        drawn: list[Labelled] = []
+        while len(drawn) < count and orders:
+            for label in rng.permutation(list(orders)):
+                place = next(orders[label], None)
+                if place is None:
+                    del orders[label]
+                else:
+                    drawn.append(classes[label][place])
+        if len(drawn) < count:
+            raise ValueError(f"{self.set} has {len(drawn):,} demonstrations; {count:,} were asked for (--lengths)")
+        return drawn[:count]
+
+    def option_ids(self, lm: LM) -> list[np.ndarray]:
+        """The tokens of each option behind a question.
+
+        Raises:
+            ValueError: an option without tokens, or two with the same.
+        """
+        last = self.question.rpartition("\n")[2]
+        ids = [behind(lm.tokenizer, f" {option}", before=last) for option in self.options]
+        seen: dict[tuple[int, ...], str] = {}
+        for option, tokens in zip(self.options, ids, strict=True):
+            if not option.strip() or not len(tokens):
+                raise ValueError(f"option {option!r} of {self.set} is no token at all under the tokenizer of {lm.name}")
+            if (other := seen.setdefault(tuple(tokens), option)) != option:
+                raise ValueError(f"options {other!r} and {option!r} of {self.set} are the same tokens for {lm.name}")
+        return ids
+
+    def parts(self, example: Example, length: int) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+        """The demonstrations in front, those that are passages, and the question, as token ids."""
+        ends = example.tokens["ends"][:length]
+        first = int(ends[: self.head][-1]) if len(ends) and self.head else 0
+        shown = example.tokens["shown"]
+        passages = np.split(shown[first : int(ends[-1])], ends[self.head : -1] - first) if len(ends) > self.head else []
+        return shown[:first], passages, example.tokens["query" if length else "alone"]
+
+    def work(self, lm: LM, example: Example) -> Iterator[Work]:
+        options = self.option_ids(lm)
+        yield from (Work(1, len(lm.separator.ids), len(ids) - 1, len(ids)) for ids in options)
+        for length in example.lengths:
+            front, passages, query = self.parts(example, length)
+            prompt = len(lm.separator.ids) + len(front) + sum(map(len, passages)) + len(query)
+            yield Work(1, 0, prompt, 0)
+            yield from (Work(1, prompt, len(ids) - 1, len(ids)) for ids in options)
+
+    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
+        """Results of a batch of examples that share lengths. Examples differ in tokens, so each is read by itself."""
+        lm = reader.lm
+        options = self.option_ids(lm)
+        separator = torch.tensor([lm.separator.ids])
+        prior = nats_of_options(reader.read(head=separator), options)
+        for length in batch[0].lengths:
+            for example in batch:
+                front, passages, query = self.parts(example, length)
+                longest = (
+                    separator.shape[1] + len(front) + sum(map(len, passages)) + len(query) + max(map(len, options))
+                )
+                if lm.position_limit is not None and longest - 1 > lm.position_limit:
+                    reason = f"needs {longest - 1:,} tokens, the model has {lm.position_limit:,} positions"
+                    yield Result(example, length, status="too_long", reason=reason)
+                    continue
+                memory = reader.read(
+                    *(torch.from_numpy(passage)[None] for passage in passages),
+                    head=torch.cat([separator, torch.from_numpy(front)[None]], 1),
+                )
+                memory.read(torch.from_numpy(query)[None])
+                nats = nats_of_options(memory, options)
+                counts = memory.num_seen, memory.num_kept
+                if not (np.isfinite(nats).all() and np.isfinite(prior).all()):
+                    reason = "an option has no finite log-probability"
+                    yield Result(example, length, status="nan", reason=reason, num_seen=counts[0], num_kept=counts[1])
+                    continue
+                values = self._judged(nats, prior, [len(ids) for ids in options], int(example.tokens["gold"][0]))
+                values["demonstrations"] = {"head": min(length, self.head), "passages": len(passages)}
+                yield Result(example, length, scores=values, num_seen=counts[0], num_kept=counts[1])
+
+    def _judged(self, nats: np.ndarray, prior: np.ndarray, tokens: list[int], gold: int) -> dict[str, Any]:
+        nats, prior = nats.round(DIGITS), prior.round(DIGITS)
+        predicted = predictions(nats, prior, tokens)
+        return {
+            "accuracy": float(predicted[self.scoring] == gold),
+            **{f"accuracy_{scoring}": float(index == gold) for scoring, index in predicted.items()},
+            "predicted": predicted[self.scoring],
+            "gold": gold,
+            "nats": nats.tolist(),
+            "prior": prior.tolist(),
+            "tokens": tokens,
+        }
+
+
+def nats_of_options(memory: Memory, options: Sequence[np.ndarray]) -> np.ndarray:
+    """-log p of each option behind a memory of one row, which is read once: options of one length go together."""
+    nats = np.empty(len(options))
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for index, ids in enumerate(options):
+        by_length[len(ids)].append(index)
+    for indices in by_length.values():
+        rows = torch.from_numpy(np.stack([options[index] for index in indices]))
+        nats[indices] = memory.score(rows).nats.double().sum(1).cpu().numpy()
+    return nats
+
+
+def predictions(nats: ArrayLike, prior: ArrayLike, tokens: ArrayLike) -> dict[str, int]:
+    """The option each scoring chooses, the first of equals."""
+    plain, without, count = (np.asarray(values, dtype=np.float64) for values in (nats, prior, tokens))
+    costs = (plain, plain / count, plain - without, (plain - without) / count)
+    return {scoring: int(cost.argmin()) for scoring, cost in zip(SCORINGS, costs, strict=True)}
+
+
+@dataclass(frozen=True)
+class InContextLearningQuestion:
+    """A classification set by demonstrations, `icl:set=banking77,data=FOLDER`."""
+
+    set: str  # one of SETS
+    data: str | None = None  # a folder with its two splits; None: from the hub
+    scoring: str | None = None  # one of SCORINGS; None: CEPE's choice for the set
+    head: int = field(default=HEAD, metadata={"quiet": True})  # demonstrations in front; the others are passages
+
+    unit: ClassVar[str] = "demonstrations"
+    quality: ClassVar[Quality] = Quality("accuracy", "accuracy", higher_is_better=True)
+
+    def __post_init__(self) -> None:
+        if self.set not in SETS:
+            raise ValueError(f"icl set {self.set!r} is unknown{closest(self.set, SETS)}; known: {', '.join(SETS)}")
+        if self.scoring is not None and self.scoring not in SCORINGS:
+            hint = closest(self.scoring, SCORINGS)
+            raise ValueError(f"icl scoring {self.scoring!r} is unknown{hint}; known: {', '.join(SCORINGS)}")
+        if self.head < 0:
+            raise ValueError(f"icl head = {self.head}; a number of demonstrations is needed")
+
+    def __str__(self) -> str:
+        return written("icl", self)
+
+    def on(self, lm: LM, text: str) -> InContextLearning:
+        options, demonstrations, questions = load_set(self.set, self.data)
+        scoring = self.scoring or SETS[self.set].scoring
+        return InContextLearning(
+            self.set, SETS[self.set].question, options, demonstrations, questions, scoring, self.head
+        )
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        return LENGTHS
+
+
+def _digest(what: Any) -> str:
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]

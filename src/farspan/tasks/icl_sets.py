@@ -1,0 +1,234 @@
+"""The eleven classification sets of in-context learning: where they are, how they are written, and reading them.
+
+Prompts are those of CEPE's script, after Ratner et al. 2023, arXiv 2212.10947, whose words for the classes are taken
+where a set's own names are not said as words. The other sets' class names are those of their own label column.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from farspan.dataset import Table, find_table, hub_table
+
+SPLIT_SEED = 42  # for the sets that come as one: a quarter of them is asked
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A text and the index of its class."""
+
+    text: str
+    label: int
+
+
+@dataclass(frozen=True)
+class Set:
+    """One classification set: where it is, and how it is written."""
+
+    hub: str
+    question: str  # as in `Question: {}\nType:`
+    scoring: str = "plain"  # CEPE's table 8
+    config: str | None = None
+    converted: bool = False  # the hub has it as a script
+    splits: tuple[str, str] = ("train", "test")  # of demonstrations, of questions; the same: a quarter is asked
+    text: tuple[str, ...] = ("text",)  # columns; the first that is there
+    label: tuple[str, ...] = ("label",)
+    names: tuple[str, ...] = ()  # of the classes as the data says them, in order; (): from the data
+    options: tuple[str, ...] = ()  # of the classes as a model is asked for them; (): names, _ as a space
+    lines: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # files of "label text" lines for the two splits
+    encoding: str = "utf-8"  # of these
+
+
+TREC_LINES = (("raw_TREC.train", "train_5500.label"), ("raw_TREC.test", "TREC_10.label"))
+TREC: dict[str, dict[str, str]] = {  # class -> what is asked for -> as a model is asked for it
+    "ABBR": {"": "abbreviation", "abb": "abbreviation", "exp": "expansion"},
+    "ENTY": {
+        "": "entity", "animal": "animal", "body": "body", "color": "color", "cremat": "creation",
+        "currency": "currency", "dismed": "disease", "event": "event", "food": "food", "instru": "instrument",
+        "lang": "language", "letter": "letter", "other": "other", "plant": "plant", "product": "product",
+        "religion": "religion", "sport": "sport", "substance": "substance", "symbol": "symbol",
+        "techmeth": "technique", "termeq": "term", "veh": "vehicle", "word": "word",
+    },
+    "DESC": {"": "description", "def": "definition", "desc": "description", "manner": "manner", "reason": "reason"},
+    "HUM": {"": "human", "gr": "group", "ind": "individual", "title": "title", "desc": "description"},
+    "LOC": {
+        "": "location", "city": "city", "country": "country", "mount": "mountain", "other": "other", "state": "state",
+    },
+    "NUM": {
+        "": "numeric", "code": "code", "count": "count", "date": "date", "dist": "distance", "money": "money",
+        "ord": "order", "other": "other", "period": "period", "perc": "percent", "speed": "speed",
+        "temp": "temperature", "volsize": "size", "weight": "weight",
+    },
+}  # fmt: skip
+TREC_FINE = {
+    f"{coarse}:{fine}": f"{what['']} {name}" for coarse, what in TREC.items() for fine, name in what.items() if fine
+}
+
+SETS = {
+    "sst2": Set(
+        hub="stanfordnlp/sst2",
+        question="Sentence: {}\nSentiment:",
+        scoring="calibrated",
+        splits=("train", "validation"),
+        text=("sentence", "text"),
+        names=("negative", "positive"),
+        lines=(("stsa.binary.train",), ("stsa.binary.dev",)),
+    ),
+    "mr": Set(
+        hub="cornell-movie-review-data/rotten_tomatoes",
+        question="Review: {}\nSentiment:",
+        names=("neg", "pos"),
+        options=("negative", "positive"),
+    ),
+    "ag_news": Set(
+        hub="fancyzhx/ag_news",
+        question="Article: {}\nTopic:",
+        names=("World", "Sports", "Business", "Sci/Tech"),
+    ),
+    "sst5": Set(
+        hub="SetFit/sst5",
+        question="Sentence: {}\nSentiment:",
+        scoring="calibrated",
+        splits=("train", "validation"),
+        names=("very negative", "negative", "neutral", "positive", "very positive"),
+        options=("terrible", "bad", "okay", "good", "great"),
+    ),
+    "trec_coarse": Set(
+        hub="CogComp/trec",
+        converted=True,
+        question="Question: {}\nType:",
+        label=("coarse_label",),
+        names=tuple(TREC),
+        options=tuple(what[""] for what in TREC.values()),
+        lines=TREC_LINES,
+        encoding="iso-8859-1",
+    ),
+    "trec_fine": Set(
+        hub="CogComp/trec",
+        converted=True,
+        question="Question: {}\nType:",
+        label=("fine_label",),
+        names=tuple(TREC_FINE),
+        options=tuple(TREC_FINE.values()),
+        lines=TREC_LINES,
+        encoding="iso-8859-1",
+    ),
+    "dbpedia": Set(
+        hub="fancyzhx/dbpedia_14",
+        question="Input: {}\nType:",
+        scoring="both",
+        text=("content",),
+        names=(
+            "Company", "EducationalInstitution", "Artist", "Athlete", "OfficeHolder", "MeanOfTransportation",
+            "Building", "NaturalPlace", "Village", "Animal", "Plant", "Album", "Film", "WrittenWork",
+        ),
+        options=(
+            "Company", "School", "Artist", "Athlete", "Politics", "Transportation",
+            "Building", "Nature", "Village", "Animal", "Plant", "Album", "Film", "Book",
+        ),
+    ),
+    "nlu_scenario": Set(
+        hub="xingkunliuxtracta/nlu_evaluation_data",
+        converted=True,
+        question="Utterance: {}\nScenario:",
+        scoring="both",
+        splits=("train", "train"),
+        label=("scenario",),
+    ),
+    "nlu_intent": Set(
+        hub="xingkunliuxtracta/nlu_evaluation_data",
+        converted=True,
+        question="Utterance: {}\nIntent:",
+        splits=("train", "train"),
+    ),
+    "banking77": Set(
+        hub="legacy-datasets/banking77",
+        question="Query: {}\nIntent:",
+        label=("label", "category"),
+    ),
+    "clinic150": Set(
+        hub="clinc/clinc_oos",
+        config="plus",
+        question="Utterance: {}\nIntent:",
+        splits=("train", "validation"),
+        label=("intent",),
+    ),
+}  # fmt: skip
+
+
+def load_set(name: str, data: str | None) -> tuple[tuple[str, ...], tuple[Labelled, ...], tuple[Labelled, ...]]:
+    """The options of a set, what is shown and what is asked.
+
+    Raises:
+        ValueError: files, columns or class names that are missing or not the set's.
+    """
+    of = SETS[name]
+    tables = [_split(of, data, which) for which in (0, 1)] if of.splits[0] != of.splits[1] else [_split(of, data, 0)]
+    columns = [(table.column(*of.text), table.column(*of.label)) for table in tables]
+    names = list(of.names) or _names(tables, [label for _, label in columns])
+    pools = [
+        tuple(Labelled(_text(table, row[text]), _class(table, label, names, row[label])) for row in table.rows)
+        for table, (text, label) in zip(tables, columns, strict=True)
+    ]
+    if len(pools) == 1:
+        order = np.random.default_rng(SPLIT_SEED).permutation(len(pools[0]))
+        asked = len(order) // 4
+        pools = [tuple(pools[0][i] for i in order[asked:]), tuple(pools[0][i] for i in order[:asked])]
+    options = of.options or tuple(each.replace("_", " ") for each in names)
+    return options, pools[0], pools[1]
+
+
+def _split(of: Set, data: str | None, which: int) -> Table:
+    if data is None:
+        return hub_table(of.hub, of.config, of.splits[which], converted=of.converted)
+    folder = Path(data).expanduser()
+    for file in of.lines[which]:
+        if (folder / file).is_file():
+            return _labelled_lines(folder / file, of)
+    return find_table(folder, [of.splits[which]])
+
+
+def _labelled_lines(path: Path, of: Set) -> Table:
+    """A file of lines, each a label, a space and a text."""
+    rows = []
+    for line in path.read_text(of.encoding).split("\n"):
+        if line.strip():
+            label, _, text = line.strip().partition(" ")
+            # TREC's labels are COARSE:fine
+            label = label if label in of.names else label.partition(":")[0]
+            rows.append({of.text[0]: text, of.label[0]: int(label) if label.isdigit() else label})
+    return Table(str(path), rows)
+
+
+def _names(tables: Sequence[Table], columns: Sequence[str]) -> list[str]:
+    """The classes' names: what the data set says of the column, else its words in order."""
+    for table, column in zip(tables, columns, strict=True):
+        if column in table.names:
+            return table.names[column]
+    words = {row[column] for table, column in zip(tables, columns, strict=True) for row in table.rows}
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError(
+            f"{tables[0].name}: column {columns[0]!r} holds numbers and no names for them: give words, or parquet "
+            "files with the hub's class names"
+        )
+    return sorted(words)
+
+
+def _text(table: Table, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{table.name} has a row whose text is {value!r}")
+    return value.strip()
+
+
+def _class(table: Table, column: str, names: Sequence[str], value: Any) -> int:
+    """The index of a class given by its name or number. A number is of the data's own names, where it has some."""
+    own = table.names.get(column, names)
+    number = str(value).isdigit() and int(value) < len(own)
+    name = own[int(value)] if number and value not in names else value
+    if name not in names:
+        few = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise ValueError(f"{table.name} has a row of class {name!r}; known are 0 to {len(names) - 1}, or {few}")
+    return names.index(name)

@@ -1,0 +1,245 @@
+"""LongBench: twelve sets as texts to be expected, and all twenty-one as questions to be answered.
+
+view=text       next-token perplexity and accuracy on the contexts of a set, by length: the view of Sparse Memory
+                Training, tables 2, 3 and 10. That its "accuracy" is of next tokens is our reading: vanilla LLaMA-2
+                falls to about 0.05 on every set alike, which no task score does.
+view=answers    Bai et al. 2024, arXiv 2308.14508: their prompts, lengths of answers and scorers.
+
+The benchmark cuts a prompt that is too long out of its middle; here a document is cut only where it was said how
+(truncate=middle is theirs, but of the document alone, so that the question always stays). No chat template.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from farspan import corpus, scoring
+from farspan.dataset import find_table, read_table
+from farspan.lm import LM
+from farspan.spelling import closest, written
+from farspan.tasks.base import Quality, Task
+from farspan.tasks.documents import Answering, DocumentTask, Item, check_truncate
+from farspan.tasks.perplexity import Perplexity, shortest_length
+
+VIEWS = ("text", "answers")
+
+
+@dataclass(frozen=True)
+class Set:
+    """One set: its prompt, how long its answers are, and how they are judged."""
+
+    prompt: str  # {context} and {input} in it
+    new_tokens: int
+    scorer: str  # of scoring.LONGBENCH
+    one_line: bool = False  # judged by its first line; generated to its end
+
+
+PASSAGES = (
+    "Answer the question based on the given passages. Only give me the answer and do not output any other words.\n\n"
+    "The following are given passages.\n{context}\n\nAnswer the question based on the given passages. Only give me the "
+    "answer and do not output any other words.\n\nQuestion: {input}\nAnswer:"
+)
+SETS = {
+    "narrativeqa": Set(
+        "You are given a story, which can be either a novel or a movie script, and a question. Answer the question as "
+        "concisely as you can, using a single phrase if possible. Do not provide any explanation.\n\nStory: {context}"
+        "\n\nNow, answer the question based on the story as concisely as you can, using a single phrase if possible. "
+        "Do not provide any explanation.\n\nQuestion: {input}\n\nAnswer:",
+        128,
+        "F1",
+    ),
+    "qasper": Set(
+        "You are given a scientific article and a question. Answer the question as concisely as you can, using a "
+        "single phrase or sentence if possible. If the question cannot be answered based on the information in the "
+        'article, write "unanswerable". If the question is a yes/no question, answer "yes", "no", or "unanswerable". '
+        "Do not provide any explanation.\n\nArticle: {context}\n\n Answer the question based on the above article as "
+        "concisely as you can, using a single phrase or sentence if possible. If the question cannot be answered based "
+        'on the information in the article, write "unanswerable". If the question is a yes/no question, answer "yes", '
+        '"no", or "unanswerable". Do not provide any explanation.\n\nQuestion: {input}\n\nAnswer:',
+        128,
+        "F1",
+    ),
+    "multifieldqa_en": Set(
+        "Read the following text and answer briefly.\n\n{context}\n\nNow, answer the following question based on the "
+        "above text, only give me the answer and do not output any other words.\n\nQuestion: {input}\nAnswer:",
+        64,
+        "F1",
+    ),
+    "multifieldqa_zh": Set(
+        "阅读以下文字并用中文简短回答：\n\n{context}\n\n现在请基于上面的文章回答下面的问题，只告诉我答案，"
+        "不要输出任何其他字词。\n\n问题：{input}\n回答：",
+        64,
+        "F1 (zh)",
+    ),
+    "hotpotqa": Set(PASSAGES, 32, "F1"),
+    "2wikimqa": Set(PASSAGES, 32, "F1"),
+    "musique": Set(PASSAGES, 32, "F1"),
+    "dureader": Set(
+        "请基于给定的文章回答下述问题。\n\n文章：{context}\n\n请基于上述文章回答下面的问题。\n\n问题：{input}\n回答：",
+        128,
+        "ROUGE-L (zh)",
+    ),
+    "gov_report": Set(
+        "You are given a report by a government agency. Write a one-page summary of the report.\n\nReport:\n{context}"
+        "\n\nNow, write a one-page summary of the report.\n\nSummary:",
+        512,
+        "ROUGE-L",
+    ),
+    "qmsum": Set(
+        "You are given a meeting transcript and a query containing a question or instruction. Answer the query in one "
+        "or more sentences.\n\nTranscript:\n{context}\n\nNow, answer the query based on the above meeting transcript "
+        "in one or more sentences.\n\nQuery: {input}\nAnswer:",
+        512,
+        "ROUGE-L",
+    ),
+    "multi_news": Set(
+        "You are given several news passages. Write a one-page summary of all news. \n\nNews:\n{context}\n\nNow, write "
+        "a one-page summary of all the news.\n\nSummary:",
+        512,
+        "ROUGE-L",
+    ),
+    "vcsum": Set(
+        "下面有一段会议记录，请你阅读后，写一段总结，总结会议的内容。\n会议记录：\n{context}\n\n会议总结：",
+        512,
+        "ROUGE-L (zh)",
+    ),
+    "trec": Set(
+        "Please determine the type of the question below. Here are some examples of questions.\n\n{context}\n{input}",
+        64,
+        "accuracy",
+        one_line=True,
+    ),
+    "triviaqa": Set(
+        "Answer the question based on the given passage. Only give me the answer and do not output any other words. "
+        "The following are some examples.\n\n{context}\n\n{input}",
+        32,
+        "F1",
+        one_line=True,
+    ),
+    "samsum": Set(
+        "Summarize the dialogue into a few short sentences. The following are some examples.\n\n{context}\n\n{input}",
+        128,
+        "ROUGE-L",
+        one_line=True,
+    ),
+    "lsht": Set("请判断给定新闻的类别，下面是一些例子。\n\n{context}\n{input}", 64, "accuracy", one_line=True),
+    "passage_count": Set(
+        "There are some paragraphs below sourced from Wikipedia. Some of them may be duplicates. Please carefully read "
+        "these paragraphs and determine how many unique paragraphs there are after removing duplicates. In other "
+        "words, how many non-repeating paragraphs are there in total?\n\n{context}\n\nPlease enter the final count of "
+        "unique paragraphs after removing duplicates. The output format should only contain the number, such as 1, 2, "
+        "3, and so on.\n\nThe final answer is: ",
+        32,
+        "count",
+    ),
+    "passage_retrieval_en": Set(
+        "Here are 30 paragraphs from Wikipedia, along with an abstract. Please determine which paragraph the abstract "
+        "is from.\n\n{context}\n\nThe following is an abstract.\n\n{input}\n\nPlease enter the number of the paragraph "
+        'that the abstract is from. The answer format must be like "Paragraph 1", "Paragraph 2", etc.\n\nThe answer '
+        "is: ",
+        32,
+        "retrieval",
+    ),
+    "passage_retrieval_zh": Set(
+        "以下是若干段落文字，以及其中一个段落的摘要。请确定给定的摘要出自哪一段。\n\n{context}\n\n下面是一个摘要\n\n"
+        '{input}\n\n请输入摘要所属段落的编号。答案格式必须是"段落1"，"段落2"等格式\n\n答案是：',
+        32,
+        "retrieval (zh)",
+    ),
+    "lcc": Set("Please complete the code given below. \n{context}Next line of code:\n", 64, "edit similarity"),
+    "repobench-p": Set(
+        "Please complete the code given below. \n{context}{input}Next line of code:\n", 64, "edit similarity"
+    ),
+}
+PAPER = (  # Sparse Memory Training's twelve, its table 10
+    "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "gov_report", "multi_news",
+    "trec", "triviaqa", "passage_count", "passage_retrieval_en", "lcc", "repobench-p",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LongBench(DocumentTask):
+    """One set of LongBench, answered."""
+
+    name: ClassVar[str] = "longbench"
+    version: ClassVar[int] = 1
+
+    def judged(self, prediction: str, item: Item) -> dict[str, float]:
+        of = SETS[self.set]
+        said = prediction.lstrip("\n").split("\n")[0] if of.one_line else prediction
+        return {"score": scoring.longbench(of.scorer, said, item.references, item.options)}
+
+
+@dataclass(frozen=True)
+class LongBenchQuestion:
+    """One set of LongBench, `longbench:set=hotpotqa,view=answers,data=FILE,truncate=middle`."""
+
+    set: str  # one of SETS; view=text: one of PAPER
+    view: str = "text"  # one of VIEWS
+    data: str | None = None  # a file, or a folder with SET.jsonl
+    truncate: str = "none"  # the part of a long document to leave out, of view=answers
+    new_tokens: int | None = None  # at most, of view=answers; None: the benchmark's
+
+    unit: ClassVar[str] = "tokens"
+
+    def __post_init__(self) -> None:
+        known: Sequence[str] = PAPER if self.view == "text" else tuple(SETS)
+        if self.view not in VIEWS:
+            raise ValueError(f"longbench view {self.view!r} is unknown; known: {', '.join(VIEWS)}")
+        if self.set not in known:
+            hint = closest(self.set, known)
+            raise ValueError(f"longbench set {self.set!r} is unknown{hint}; view={self.view} has {', '.join(known)}")
+        check_truncate(self.truncate)
+        if self.view == "text" and (self.truncate != "none" or self.new_tokens is not None):
+            raise ValueError("truncate and new_tokens belong to view=answers; view=text reads windows of the texts")
+
+    def __str__(self) -> str:
+        return written("longbench", self)
+
+    @property
+    def quality(self) -> Quality:
+        if self.view == "text":
+            return Quality("nats", "perplexity", higher_is_better=False, exp=True)
+        return Quality("score", SETS[self.set].scorer, higher_is_better=True)
+
+    def on(self, lm: LM, text: str) -> Task:
+        if self.data is None:
+            raise ValueError(
+                f"{self} needs data: on the hub LongBench exists only as a script, beside the data.zip of "
+                "THUDM/LongBench: unpack that and give its folder (data=FOLDER)"
+            )
+        if self.view == "text":
+            folder = Path(self.data).expanduser()
+            file = folder / f"{self.set}.jsonl" if folder.is_dir() else self.data
+            return Perplexity(corpus.load(f"{file}#context", lm.tokenizer), "all")
+        scoring.check_installed(SETS[self.set].scorer)
+        how = Answering(SETS[self.set].new_tokens if self.new_tokens is None else self.new_tokens)
+        return LongBench(self.set, tuple(load_items(self.set, self.data)), how, self.truncate)
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """view=text: powers of two to twice the largest trained length; else what the models were trained on."""
+        if self.view == "answers":
+            return tuple(sorted(set(trained)))
+        first = shortest_length(min(trained))
+        return tuple(first << i for i in range((2 * max(trained) // first).bit_length()))
+
+
+def load_items(name: str, data: str) -> list[Item]:
+    """The questions of a set, in the benchmark's form.
+
+    Raises:
+        ValueError: no such data, or another set's.
+    """
+    table = find_table(data, [name]) if Path(data).expanduser().is_dir() else read_table(data)
+    context, asked, answers = table.column("context"), table.column("input"), table.column("answers")
+    classes, id_ = table.column("all_classes"), table.column("_id")
+    before, _, after = SETS[name].prompt.partition("{context}")
+    items = []
+    for row in table.rows:
+        of = str(row.get("dataset", name)).removesuffix("_e")
+        if of != name:
+            raise ValueError(f"{table.name} holds rows of {of!r}, not of {name!r}: give the file of that set")
+        rest = after.replace("{input}", str(row[asked]))
+        items.append(Item(str(row[id_]), before, row[context], rest, tuple(row[answers]), tuple(row[classes] or ())))
+    return items

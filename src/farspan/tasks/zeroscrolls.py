@@ -1,0 +1,253 @@
+"""Long-document understanding: six sets of ZeroSCROLLS, the document before the instruction.
+
+    [before: "Report:\\n"][document]\\n\\n[instruction]\\n\\n[question]
+
+Shaham et al. 2023, arXiv 2305.14196, as in Yen et al. 2024 (CEPE), arXiv 2402.16617, section 6, appendix C.3, table 4:
+their validation sets are those of SCROLLS (Shaham et al. 2022), their templates ZeroSCROLLS' with the document first,
+without a chat template. Questions are answered greedily in one line of at most 50 tokens; summaries have 1,024 tokens,
+GovReport's sampled (temperature 1, top-p 0.95, at least 10 tokens). Scored by F1 (NarrativeQA, Qasper), accuracy of the
+letter (QuALITY) and ROUGE-L, beside it ROUGE-1 and ROUGE-2, of which SCROLLS takes the geometric mean over a set.
+
+Ours differ from the authors' script: examples are drawn, not the first of the file; all references of a question count
+together (SCROLLS repeats the question for each); the letter of QuALITY is that of the equal option, not of the first
+that contains the answer, and an "A" is not lost to the removal of articles; ROUGE does not stem; no document is cut
+unless it was said how.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from farspan import scoring
+from farspan.dataset import Table, find_table, hub_table, read_table
+from farspan.lm import LM
+from farspan.spelling import closest, written
+from farspan.tasks.base import Quality
+from farspan.tasks.documents import Answering, DocumentTask, Item, check_truncate
+
+QUESTION = Answering(new_tokens=50, one_line=True)
+SUMMARY = Answering(new_tokens=1024)
+SAMPLED = Answering(new_tokens=1024, min_new_tokens=10, temperature=1.0, top_p=0.95)
+CHOICES = re.compile(r"(?P<question>.*?)\s*\(A\)(.*?)\(B\)(.*?)\(C\)(.*?)\(D\)(.*?)\n\n(?P<story>.*)", re.DOTALL)
+LETTERS = "ABCD"
+
+
+@dataclass(frozen=True)
+class Set:
+    """One set: where it is, what is said around its documents, and how answers are judged."""
+
+    config: str  # of tau/scrolls
+    before: str
+    instruction: str  # also what stands behind it, before the question
+    question: str  # {question} in it; also {options}
+    noun: str  # of what is omitted
+    answering: Answering
+    quality: str  # as a table says it
+
+
+SETS = {
+    "narrativeqa": Set(
+        config="narrative_qa",
+        before="Story:\n",
+        instruction="You are given a story, which can be either a novel or a movie script, and a question. Answer the "
+        "question as concisely as you can, using a single phrase if possible.\n\n",
+        question="Question:\n{question}\n\nAnswer:\n",
+        noun="story",
+        answering=QUESTION,
+        quality="F1",
+    ),
+    "qasper": Set(
+        config="qasper",
+        before="Article:\n",
+        instruction="You are given a scientific article and a question. Answer the question as concisely as you can, "
+        "using a single phrase or sentence if possible. If the question cannot be answered based on the information "
+        'in the article, write "unanswerable". If the question is a yes/no question, answer "yes", "no", or '
+        '"unanswerable".\n\n',
+        question="Question:\n{question}\n\nAnswer:\n",
+        noun="article",
+        answering=QUESTION,
+        quality="F1",
+    ),
+    "quality": Set(
+        config="quality",
+        before="Story:\n",
+        instruction="You are provided a story and a multiple-choice question with 4 possible answers (marked by A, B, "
+        "C, D). Choose the best answer by writing its corresponding letter (either A, B, C, or D).\n\n",
+        question="Question and Possible Answers:\n{question}\n\n{options}\n\nAnswer:",
+        noun="story",
+        answering=QUESTION,
+        quality="accuracy",
+    ),
+    "govreport": Set(
+        config="gov_report",
+        before="Report:\n",
+        instruction="Instruction: You are given a report by a government agency. Write a one-page summary of the "
+        "report.\n",
+        question="Summary:\n",
+        noun="report",
+        answering=SAMPLED,
+        quality="ROUGE-L",
+    ),
+    "summ_screen_fd": Set(
+        config="summ_screen_fd",
+        before="Episode Script:\n",
+        instruction="You are given a script of a TV episode. Summarize the episode in a paragraph.\n\n",
+        question="Summary:\n",
+        noun="episode script",
+        answering=SUMMARY,
+        quality="ROUGE-L",
+    ),
+    "qmsum": Set(
+        config="qmsum",
+        before="Transcript:\n",
+        instruction="You are given a meeting transcript and a query containing a question or instruction. Answer the "
+        "query in one or more sentences.\n\n",
+        question="Query:\n{question}\n\nAnswer:\n",
+        noun="transcript",
+        answering=SUMMARY,
+        quality="ROUGE-L",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ZeroScrolls(DocumentTask):
+    """One set of ZeroSCROLLS."""
+
+    name: ClassVar[str] = "zeroscrolls"
+    version: ClassVar[int] = 1
+
+    def judged(self, prediction: str, item: Item) -> dict[str, float]:
+        match SETS[self.set].quality:
+            case "accuracy":
+                return {"score": float(scoring.choice(prediction, item.options) in item.references)}
+            case "F1":
+                return {"score": scoring.f1(prediction, item.references)}
+            case _:
+                each = scoring.rouge(prediction, item.references)
+                return {"score": each["rougeL"], **each}
+
+
+@dataclass(frozen=True)
+class ZeroScrollsQuestion:
+    """One set of ZeroSCROLLS, `zeroscrolls:set=qmsum,data=FILE,truncate=beginning`."""
+
+    set: str  # one of SETS
+    data: str | None = None  # a file, or a folder with validation.SUFFIX; None: tau/scrolls from the hub
+    truncate: str = "none"  # the part of a long document to leave out
+    new_tokens: int | None = None  # at most; None: CEPE's
+
+    unit: ClassVar[str] = "tokens"
+
+    def __post_init__(self) -> None:
+        if self.set not in SETS:
+            hint = closest(self.set, SETS)
+            raise ValueError(f"zeroscrolls set {self.set!r} is unknown{hint}; known: {', '.join(SETS)}")
+        check_truncate(self.truncate)
+
+    def __str__(self) -> str:
+        return written("zeroscrolls", self)
+
+    @property
+    def quality(self) -> Quality:
+        return Quality("score", SETS[self.set].quality, higher_is_better=True)
+
+    def on(self, lm: LM, text: str) -> ZeroScrolls:
+        of = SETS[self.set]
+        how = of.answering if self.new_tokens is None else replace(of.answering, new_tokens=self.new_tokens)
+        omitted = f"... [The rest of the {of.noun} is omitted]"
+        return ZeroScrolls(self.set, tuple(load_items(self.set, self.data)), how, self.truncate, omitted)
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """What the models were trained on: all of that for prompt and answer."""
+        return tuple(sorted(set(trained)))
+
+
+def load_items(name: str, data: str | None) -> list[Item]:
+    """The questions of a set, in the form of SCROLLS or of the set's own publication.
+
+    Raises:
+        ValueError: no such data, or columns that are in none of the forms.
+    """
+    of = SETS[name]
+    if data is None:
+        table = hub_table("tau/scrolls", of.config, "validation", converted=True)
+    elif Path(data).expanduser().is_dir():
+        table = find_table(data, ["validation", of.config])
+    else:
+        table = read_table(data)
+    own = {"narrativeqa": _narrativeqa, "govreport": _govreport, "qmsum": _qmsum}
+    there = table.rows[0].keys()
+    if name in own and "input" not in there:
+        return list(own[name](of, table))
+    return list(_scrolls(name, of, table))
+
+
+def _item(of: Set, name: str, document: str, question: str, references: Sequence[str], options: str = "") -> Item:
+    asked = of.question.replace("{options}", options).replace("{question}", question)
+    choices = tuple(line[4:] for line in options.split("\n")) if options else ()
+    return Item(name, of.before, document.strip(), f"\n\n{of.instruction}{asked}", tuple(references), choices)
+
+
+def _scrolls(name: str, of: Set, table: Table) -> Iterator[Item]:
+    """SCROLLS: the question, an empty line, the document in "input"; a row for each reference, in "output"."""
+    id_, input_, output = table.column("id"), table.column("input"), table.column("output")
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in table.rows:
+        rows.setdefault(str(row[id_]), []).append(row)
+    for key, same in rows.items():
+        text, references = str(same[0][input_]), [str(row[output] or "") for row in same]
+        if name == "quality":
+            yield _choice(of, key, text, references)
+        elif "{question}" in of.question:
+            question, empty, document = text.partition("\n\n")
+            if not empty:
+                raise ValueError(f"{table.name}: the input of {key} has no empty line between question and document")
+            yield _item(of, key, document, question.strip(), references)
+        else:
+            yield _item(of, key, text, "", references)
+
+
+def _choice(of: Set, key: str, text: str, references: Sequence[str]) -> Item:
+    found = CHOICES.fullmatch(text)
+    if found is None:
+        raise ValueError(f"the input of {key} has no four options marked (A) to (D)")
+    options = [" ".join(option.split()) for option in found.groups()[1:5]]
+    gold = [letter for letter, option in zip(LETTERS, options, strict=True) if option in map(_joined, references)]
+    if any(reference.strip() for reference in references) and not gold:
+        raise ValueError(f"the answer of {key}, {references[0]!r}, is none of its options {options}")
+    marked = "\n".join(f"({letter}) {option}" for letter, option in zip(LETTERS, options, strict=True))
+    return _item(of, key, found["story"], found["question"].strip(), gold, marked)
+
+
+def _joined(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _narrativeqa(of: Set, table: Table) -> Iterator[Item]:
+    """The set's own form: document.text, question.text, answers with a text each."""
+    document, question, answers = table.column("document"), table.column("question"), table.column("answers")
+    for number, row in enumerate(table.rows):
+        references = [answer["text"] for answer in row[answers]]
+        yield _item(of, f"row {number}", row[document]["text"], row[question]["text"], references)
+
+
+def _govreport(of: Set, table: Table) -> Iterator[Item]:
+    """The form of ccdv/govreport-summarization."""
+    report, summary = table.column("report"), table.column("summary")
+    for number, row in enumerate(table.rows):
+        yield _item(of, f"row {number}", row[report], "", [row[summary]])
+
+
+def _qmsum(of: Set, table: Table) -> Iterator[Item]:
+    """The form of Yale-LILY/QMSum: a meeting a row, with general and specific queries."""
+    said = table.column("meeting_transcripts")
+    kinds = table.column("general_query_list"), table.column("specific_query_list")
+    for number, row in enumerate(table.rows):
+        transcript = "\n".join(f"{turn['speaker']}: {turn['content']}" for turn in row[said])
+        for kind in kinds:
+            for index, asked in enumerate(row[kind]):
+                name = f"meeting {number}, {kind.partition('_')[0]} query {index}"
+                yield _item(of, name, transcript, asked["query"], [asked["answer"]])

@@ -1,0 +1,476 @@
+"""In-context learning: against plain forwards over whole prompts, made rows of all eleven sets, and three real ones."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from farspan import dataset, hf
+from farspan.lm import LM, load, wrap
+from farspan.measure import measure
+from farspan.methods import method
+from farspan.plan import plan
+from farspan.reader import BaseMemory
+from farspan.record import Row, Run
+from farspan.tasks import task
+from farspan.tasks.icl import SCORINGS, InContextLearning, InContextLearningQuestion, predictions
+from farspan.tasks.icl_sets import SETS, TREC_FINE, Labelled, load_set
+
+from tiny import tiny_model
+
+LENGTHS = (1, 2, 5)
+METHODS = [
+    "full",
+    "sinks:window=64,sinks=4",
+    "lambda_mask:window=64,sinks=4",
+    "topk:k=32",
+    "rope:type=yarn,factor=4",
+    "replug",
+    "replug:weights=bm25",
+    "rope:type=yarn,factor=4+replug",
+]
+ARCHITECTURES = [
+    "llama", "mistral", "qwen3", "gpt_neox", "gpt2", "opt", "gemma2", "gemma3", "llama4", "bloom", "gptj", "falcon",
+    "smollm3", "mamba2", "rwkv", "falcon_h1", "granite_hybrid", "mamba",
+]  # fmt: skip
+
+
+def made(scoring: str = "plain", head: int = 2, options: tuple[str, ...] = ("red fox", "dog", "the lazy dog")) -> Any:
+    """Three classes of three demonstrations, nine questions."""
+    shown = tuple(Labelled(f"a fox number {i} of kind {i % 3}", i % 3) for i in range(9))
+    asked = tuple(Labelled(f"which dog is {i}", i % 3) for i in range(9))
+    return InContextLearning("made", "Query: {}\nKind:", options, shown, asked, scoring, head)
+
+
+def measured(folder: Path, lm: LM, what: Any, how: str = "full", **more: Any) -> list[Row]:
+    with Run.open(folder, {}) as run:
+        return measure(what, method(how), lm, run, **({"lengths": LENGTHS, "repeats": 4} | more))
+
+
+def text_of(tokenizer: Any, ids: np.ndarray) -> str:
+    return tokenizer.decode(ids.tolist())
+
+
+def naive_nats(lm: LM, before: list[int], option: list[int]) -> float:
+    fed = torch.tensor([before + option])
+    with torch.no_grad():
+        log_p = lm.model(input_ids=fed, use_cache=False).logits[0].double().log_softmax(-1)
+    return -float(sum(log_p[len(before) - 1 + i, token] for i, token in enumerate(option)))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mistral", "mamba2"])
+def test_every_option_is_expected_as_in_a_plain_forward_of_the_whole_prompt(
+    architecture: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm = wrap(tiny_model(architecture), tokenizer, "tiny")
+    what = made()
+    rows = measured(tmp_path, lm, what)
+    examples = {example.id: example for example in what.examples(lm, LENGTHS, 4, 0)}
+    options = [ids.tolist() for ids in what.option_ids(lm)]
+    assert len(rows) == 12
+    for row in rows:
+        front, passages, query = what.parts(examples[row.example], row.length)
+        prompt = [*lm.separator.ids, *np.concatenate([front, *passages, query]).tolist()]
+        assert row.num_seen == len(prompt)
+        for index, option in enumerate(options):
+            assert row.scores["nats"][index] == pytest.approx(naive_nats(lm, prompt, option), abs=3e-5)
+            assert row.scores["prior"][index] == pytest.approx(naive_nats(lm, list(lm.separator.ids), option), abs=3e-5)
+
+
+def test_the_prompt_is_the_papers_two_demonstrations_in_front(lm: LM) -> None:
+    what = made()
+    [example] = what.examples(lm, (4,), 1, 0)
+    front, passages, query = what.parts(example, 4)
+    shown = [text_of(lm.tokenizer, ids) for ids in passages]
+    assert text_of(lm.tokenizer, front).count("Query: ") == 2
+    assert len(shown) == 2
+    for one in shown:
+        assert one.startswith("\n\nQuery: a fox number ")
+        assert any(one.endswith(f"\nKind: {option}") for option in what.options)
+    assert text_of(lm.tokenizer, query).startswith("\n\nQuery: which dog is ")
+    assert text_of(lm.tokenizer, query).endswith("\nKind:")
+    assert [text_of(lm.tokenizer, ids) for ids in what.option_ids(lm)] == [" red fox", " dog", " the lazy dog"]
+
+
+def test_pieces_are_the_tokens_of_the_joined_prompt(shared_data: Path) -> None:
+    for name in ("tokenizers/gpt2", "tokenizers/mistral-7b-v0.1", "models/stories260K"):
+        known = AutoTokenizer.from_pretrained(shared_data / name)
+        lm = SimpleNamespace(tokenizer=known, separator=SimpleNamespace(ids=()), name=name)
+        what = made()
+        [example] = what.examples(lm, (5,), 1, 0)
+        front, passages, query = what.parts(example, 5)
+        whole = np.concatenate([front, *passages, query, what.option_ids(lm)[0]])
+        assert known(text_of(known, whole), add_special_tokens=False)["input_ids"] == whole.tolist(), name
+
+
+def test_no_demonstrations_ask_the_question_alone(lm: LM, tmp_path: Path) -> None:
+    what = made()
+    [row] = measured(tmp_path, lm, what, lengths=(0,), repeats=1)
+    [example] = what.examples(lm, (0,), 1, 0)
+    assert text_of(lm.tokenizer, what.parts(example, 0)[2]).startswith("Query: which")
+    assert row.num_seen == 1 + len(what.parts(example, 0)[2])
+
+
+@pytest.mark.parametrize("head", [0, 1, 2, 3, 9])
+def test_all_demonstrations_are_shown_once_wherever_they_stand(head: int, lm: LM) -> None:
+    what = made(head=head)
+    [example] = what.examples(lm, (7,), 1, 0)
+    for length in (0, 1, 2, 3, 7):
+        front, passages, _ = what.parts(example, length)
+        assert len(passages) == max(0, length - head)
+        assert sum(text_of(lm.tokenizer, ids).count("Query") for ids in (front, *passages)) == length
+
+
+def test_demonstrations_are_balanced_at_every_number(lm: LM) -> None:
+    what = made()
+    for example in what.examples(lm, (9,), 9, 0):
+        kinds = [text[-1] for text in text_of(lm.tokenizer, example.tokens["shown"]).split("\nKind")[:-1]]
+        assert len(kinds) == 9
+        for count in range(1, 10):
+            numbers = Counter(kinds[:count])
+            assert max(numbers.values()) - min(numbers.get(kind, 0) for kind in "012") <= 1
+
+
+def test_every_model_is_shown_the_same_whatever_else_is_asked(lm: LM, shared_data: Path) -> None:
+    what = made()
+    other = SimpleNamespace(
+        tokenizer=AutoTokenizer.from_pretrained(shared_data / "tokenizers" / "gpt2"),
+        name="other",
+        separator=lm.separator,
+    )
+
+    def shown(of: Any, repeats: int, longest: int) -> list[str]:
+        examples = what.examples(of, (2, longest), repeats, 3)
+        return [text_of(of.tokenizer, e.tokens["shown"][: e.tokens["ends"][1]]) for e in examples[:2]]
+
+    assert shown(lm, 2, 4) == shown(other, 5, 9)
+    assert shown(lm, 2, 4) != [text_of(lm.tokenizer, e.tokens["shown"]) for e in what.examples(lm, (2,), 2, 4)]
+
+
+def test_a_question_is_never_its_own_demonstration(lm: LM) -> None:
+    same = tuple(Labelled(f"text {i}", i % 2) for i in range(6))
+    what = InContextLearning("made", "{}\n:", ("dog", "fox"), same, same)
+    for example in what.examples(lm, (5,), 6, 0):
+        asked = text_of(lm.tokenizer, example.tokens["alone"]).partition("\n")[0]
+        assert asked not in text_of(lm.tokenizer, example.tokens["shown"])
+
+
+def test_the_four_scorings_are_what_they_say() -> None:
+    # option 0 is likeliest, 1 per token, 2 beyond its prior, 3 that per token
+    nats, prior, tokens = [4.0, 5.0, 9.0, 6.0], [2.0, 2.0, 20.0, 16.0], [1, 4, 3, 2]
+    naive = {
+        "plain": min(range(4), key=lambda i: nats[i]),
+        "normalized": min(range(4), key=lambda i: nats[i] / tokens[i]),
+        "calibrated": min(range(4), key=lambda i: nats[i] - prior[i]),
+        "both": min(range(4), key=lambda i: (nats[i] - prior[i]) / tokens[i]),
+    }
+    assert predictions(nats, prior, tokens) == naive == {"plain": 0, "normalized": 1, "calibrated": 2, "both": 3}
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_a_row_holds_all_that_its_scores_are_made_of(scoring: str, lm: LM, tmp_path: Path) -> None:
+    rows = measured(tmp_path, lm, made(scoring))
+    for row in rows:
+        scores = row.scores
+        again = predictions(scores["nats"], scores["prior"], scores["tokens"])
+        assert scores["predicted"] == again[scoring]
+        assert scores["accuracy"] == float(again[scoring] == scores["gold"]) == scores[f"accuracy_{scoring}"]
+        assert {name: scores[f"accuracy_{name}"] for name in SCORINGS} == {
+            name: float(index == scores["gold"]) for name, index in again.items()
+        }
+    assert len(json.dumps(rows[0].scores)) < 1000
+
+
+@pytest.mark.parametrize("how", METHODS)
+def test_it_runs_under_every_method_and_resumes(how: str, lm: LM, tmp_path: Path) -> None:
+    rows = measured(tmp_path, lm, made(), how)
+    assert [row.status for row in rows] == ["ok"] * 12
+    before = (tmp_path / "rows.jsonl").read_bytes()
+    assert measured(tmp_path, lm, made(), how) == rows
+    assert (tmp_path / "rows.jsonl").read_bytes() == before
+
+
+def test_replug_reads_a_pass_for_each_demonstration_behind_the_first_two(lm: LM, tmp_path: Path) -> None:
+    what = made()
+    [row] = measured(tmp_path, lm, what, "replug", lengths=(5,), repeats=1)
+    front, passages, query = what.parts(what.examples(lm, (5,), 1, 0)[0], 5)
+    assert row.num_kept == 3 * (1 + len(front) + len(query)) + sum(map(len, passages))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_many_continuations_in_one_forward_score_as_each_by_itself(
+    architecture: str, batch: int, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    lm = wrap(tiny_model(architecture), tokenizer, "tiny")
+    rng = torch.Generator().manual_seed(0)
+    read = torch.randint(1, 300, (batch, 60), generator=rng)
+    asked = torch.randint(1, 300, (5 * batch, 7), generator=rng)
+    asked[-1, 4:] = -1  # padding
+    with method("full").on(lm) as reader:
+        memory = reader.read(read)
+        assert isinstance(memory, BaseMemory)
+        for keep in (slice(None), slice(2, 6), slice(0, 1), slice(3, 3)):
+            for reader.chunk in (1024, 13):  # type: ignore[misc]
+                together = memory.score(asked, keep)
+                each = [memory.score(asked[first : first + batch], keep) for first in range(0, 5 * batch, batch)]
+                torch.testing.assert_close(
+                    together.nats, torch.cat([one.nats for one in each]), atol=1e-5, rtol=1e-5, equal_nan=True
+                )
+                assert torch.equal(together.rank, torch.cat([one.rank for one in each]))
+        assert memory.num_seen == 60
+
+
+def test_options_are_scored_in_one_forward_for_each_of_their_lengths(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    what = made(options=("red fox", "dog", "the lazy dog", "big fox"))
+    fed: list[tuple[int, ...]] = []
+    step, branch = hf.Stream.step, hf.Stream.branch
+    with method("full").on(lm) as reader:
+        [example] = what.examples(lm, (2,), 1, 0)
+        list(what.run(reader, [example]))  # what is found out once
+        monkeypatch.setattr(hf.Stream, "step", lambda self, ids: (fed.append(tuple(ids.shape)), step(self, ids))[1])
+        monkeypatch.setattr(hf.Stream, "branch", lambda self, ids: (fed.append(tuple(ids.shape)), branch(self, ids))[1])
+        list(what.run(reader, [example]))
+    front, _, query = what.parts(example, 2)
+    lengths = Counter(len(ids) - 1 for ids in what.option_ids(lm))
+    asked = [(count, 1, fed) if count > 1 else (1, fed) for fed, count in lengths.items() if fed]
+    assert max(lengths.values()) > 1
+    assert sorted(fed) == sorted([(1, 1), (1, 1 + len(front)), (1, len(query)), *asked, *asked])
+
+
+def test_the_plan_counts_what_is_fed(lm: LM) -> None:
+    what = made()
+    cost = plan(what, method("full"), lm, lengths=(2,), repeats=1, calibrate=False)
+    [example] = what.examples(lm, (2,), 1, 0)
+    front, _, query = what.parts(example, 2)
+    options = sum(len(ids) - 1 for ids in what.option_ids(lm))
+    assert cost.tokens == 2 * options + 1 + len(front) + len(query)
+
+
+def test_what_the_positions_do_not_hold_is_a_row_that_says_so(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm = wrap(tiny_model("gpt2", n_positions=80), tokenizer, "tiny")
+    rows = measured(tmp_path, lm, made(), lengths=(0, 9))
+    assert [row.status for row in rows] == ["ok"] * 4 + ["too_long"] * 4
+    assert "the model has 80 positions" in rows[-1].reason
+
+
+def test_no_finite_numbers_are_a_row_that_says_so(lm: LM, tmp_path: Path) -> None:
+    lm.model.lm_head.weight.data[:] = torch.nan
+    assert {row.status for row in measured(tmp_path, lm, made())} == {"nan"}
+
+
+@pytest.mark.parametrize(
+    ("what", "lengths", "repeats", "problem"),
+    [
+        (made(options=("red", "", "blue")), (1,), 1, "option '' of made"),
+        (made(), (10,), 1, "made has 9 demonstrations; 10 were asked for"),
+        (made(), (1,), 10, "made has 9 questions; 10 were asked for"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(what: Any, lengths: Any, repeats: int, problem: str, lm: LM) -> None:
+    with pytest.raises(ValueError, match=problem):
+        what.examples(lm, lengths, repeats, 0)
+
+
+def test_options_that_no_token_tells_apart_are_refused(lm: LM) -> None:
+    class Deaf:
+        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+            return {"input_ids": [1] * len(text.split("\n")[-1].split(":")[0]) + [2] * text.count(": ")}
+
+    deaf = SimpleNamespace(tokenizer=Deaf(), name="deaf", separator=lm.separator)
+    with pytest.raises(ValueError, match="'dog' and 'fox' of made are the same tokens for deaf"):
+        made(options=("dog", "fox")).option_ids(deaf)
+
+    class Mute(Deaf):
+        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+            return {"input_ids": [1] * text.count("Kind")}
+
+    mute = SimpleNamespace(tokenizer=Mute(), name="mute", separator=lm.separator)
+    with pytest.raises(ValueError, match="option 'dog' of made is no token at all under the tokenizer of mute"):
+        made(options=("dog", "fox")).option_ids(mute)
+
+
+def words_of(name: str) -> list[str]:
+    """What the label column of a made file says, a few classes of the set."""
+    own = {"nlu_scenario": ["alarm", "iot"], "nlu_intent": ["alarm_query", "iot_hue_lighton"]}
+    banking = {"banking77": ["age_limit", "card_arrival"], "clinic150": ["oil_change_how", "oos"]}
+    return list(SETS[name].names) or (own | banking)[name]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_ten_made_rows_of_each_set_are_read(name: str, tmp_path: Path, lm: LM) -> None:
+    of, words = SETS[name], words_of(name)
+    for split in dict.fromkeys(of.splits):
+        rows = [{of.text[0]: f"{split} text {i}", of.label[0]: words[i % len(words)]} for i in range(10)]
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    what = task(f"icl:set={name},data={tmp_path}").on(lm, "")
+    assert isinstance(what, InContextLearning)
+    assert what.options == (
+        of.options or tuple(word.replace("_", " ") for word in sorted(words))
+        if not of.names
+        else (of.options or of.names)
+    )
+    if of.splits[0] == of.splits[1]:
+        assert (len(what.demonstrations), len(what.questions)) == (8, 2)
+        assert not {one.text for one in what.demonstrations} & {one.text for one in what.questions}
+    else:
+        assert [one.text for one in what.questions] == [f"{of.splits[1]} text {i}" for i in range(10)]
+        assert [one.label for one in what.demonstrations] == [
+            list(of.names or sorted(words)).index(words[i % len(words)]) for i in range(10)
+        ]
+    assert what.examples(lm, (2,), 1, 0)
+    assert what.scoring == of.scoring
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_numbers_of_parquet_files_are_named_by_the_data_set_itself(name: str, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    of, words = SETS[name], words_of(name)[::-1]  # another order than ours
+    for split in dict.fromkeys(of.splits):
+        numbers = [i % len(words) for i in range(10)]
+        table = arrow.table({of.text[0]: [f"text {i}" for i in range(10)], of.label[0]: numbers})
+        about = {"info": {"features": {of.label[0]: {"names": words, "_type": "ClassLabel"}}}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps(about)})
+        parquet.write_table(table, tmp_path / f"{split}-00000-of-00001.parquet")
+    options, demonstrations, _ = load_set(name, str(tmp_path))
+    own = dict(zip(of.names, of.options or of.names, strict=True)) or {word: word.replace("_", " ") for word in words}
+    said = {one.text: options[one.label] for one in demonstrations}
+    assert said == {text: own[words[int(text.split()[1]) % len(words)]] for text in said}
+
+
+def test_the_verbalisers_of_trec_are_all_fifty() -> None:
+    assert len(TREC_FINE) == 50
+    assert len(set(TREC_FINE.values())) == 50
+    assert list(TREC_FINE)[:3] == ["ABBR:abb", "ABBR:exp", "ENTY:animal"]
+    assert (TREC_FINE["NUM:volsize"], TREC_FINE["HUM:ind"]) == ("numeric size", "human individual")
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ([{"txt": "a", "label": "neg"}], r"no column 'text'; it has \['txt', 'label'\]"),
+        ([{"text": "a", "sentiment": "neg"}], r"no column 'label'; it has \['text', 'sentiment'\]"),
+        ([{"text": "a", "label": "neg"}, {"text": "b"}], r"row 2 has no 'label'; it has \['text'\]"),
+        ([{"text": "a", "label": "bad"}], "class 'bad'; known are 0 to 1, or neg, pos"),
+        ([{"text": "a", "label": -1}], "class -1"),
+        ([{"text": "a", "label": 2}], "class 2"),
+        ([{"text": None, "label": 0}], "text is None"),
+        ([{"text": "  ", "label": 0}], "text is '  '"),
+        ([], "holds no rows"),
+        (["neg"], "holds str 'neg' where a row"),
+    ],
+)
+def test_rows_that_are_not_the_sets_are_refused(rows: list[Any], problem: str, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=problem):
+        load_set("mr", str(tmp_path))
+
+
+def test_numbers_without_names_are_refused(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.csv").write_text("text,label\na,0\n")
+        (tmp_path / f"{split}.jsonl").write_text('{"text": "a", "label": 0}\n')
+    with pytest.raises(ValueError, match="holds numbers and no names"):
+        load_set("banking77", str(tmp_path))
+
+
+def test_files_that_are_not_there_or_damaged_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no train with one of .*; there: no such folder"):
+        load_set("mr", str(tmp_path / "nowhere"))
+    (tmp_path / "train.jsonl").write_text('{"text": "a", "label": 0}\n{"text"')
+    with pytest.raises(ValueError, match=r"train\.jsonl, line 2 is not JSON"):
+        load_set("mr", str(tmp_path))
+    (tmp_path / "train.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="is not UTF-8"):
+        load_set("mr", str(tmp_path))
+    with pytest.raises(ValueError, match="neither a file"):
+        dataset.read_table(tmp_path / "missing.jsonl")
+
+
+def test_a_set_that_is_a_script_on_the_hub_names_its_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
+    def script(*given: Any, **named: Any) -> Any:
+        raise RuntimeError("Dataset scripts are no longer supported, but found trec.py")
+
+    monkeypatch.setattr(dataset, "optional_import", lambda module, extra: SimpleNamespace(load_dataset=script))
+    with pytest.raises(ValueError, match=r"only as a script.*hf://datasets/CogComp/trec@refs/convert/parquet/default"):
+        dataset.hub_table("CogComp/trec", None, "train")
+
+
+def test_the_hub_is_asked_for_the_right_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def load_dataset(*given: Any, **named: Any) -> Any:
+        asked.append((given, named))
+        features = {"intent": SimpleNamespace(names=["age_limit", "oos"]), "text": SimpleNamespace()}
+        return SimpleNamespace(features=features, to_list=lambda: [{"text": "a", "intent": 1}])
+
+    monkeypatch.setattr(dataset, "optional_import", lambda module, extra: SimpleNamespace(load_dataset=load_dataset))
+    options, shown, _ = load_set("clinic150", None)
+    assert (options, options[shown[0].label]) == (("age limit", "oos"), "oos")
+    assert asked == [(("clinc/clinc_oos", "plus"), {"split": split}) for split in ("train", "validation")]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("icl:set=trec", "'trec' is unknown.*did you mean"),
+        ("icl:set=mr,scoring=best", "scoring 'best' is unknown"),
+        ("icl:set=mr,head=-1", "head = -1"),
+        ("icl", "needs set"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        task(text)
+
+
+def test_a_question_prints_as_it_parses() -> None:
+    for text in ("icl:set=mr", "icl:set=trec_fine,data=a/b,scoring=both", "icl:set=mr,head=0"):
+        assert str(task(text)) == text
+    question = task("icl:set=mr")
+    assert isinstance(question, InContextLearningQuestion)
+    assert question.lengths([512]) == (2, 20, 40)
+    assert question.quality.score == "accuracy"
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "options", "shown", "asked"),
+    [
+        ("banking77", "banking77", 77, 10003, 3080),
+        ("trec_coarse", "trec", 6, 5452, 500),
+        ("trec_fine", "trec", 50, 5452, 500),
+        ("sst2", "sst2", 2, 6920, 872),
+    ],
+)
+def test_real_sets_are_read_and_measured(
+    name: str, folder: str, options: int, shown: int, asked: int, shared_data: Path, tmp_path: Path
+) -> None:
+    lm = load(shared_data / "models" / "stories260K", dtype="float32", device="cpu")
+    what = task(f"icl:set={name},data={shared_data / 'icl' / folder}").on(lm, "")
+    assert isinstance(what, InContextLearning)
+    assert (len(what.options), len(what.demonstrations), len(what.questions)) == (options, shown, asked)
+    assert len({one.label for one in what.demonstrations}) == options
+    rows = measured(tmp_path, lm, what, lengths=(2, 5), repeats=3)
+    assert [row.status for row in rows] == ["ok"] * 6
+    assert all(len(row.scores["nats"]) == options for row in rows)
+
+
+def test_real_labels_are_the_right_ones(shared_data: Path) -> None:
+    options, shown, _ = load_set("trec_fine", str(shared_data / "icl" / "trec"))
+    assert (shown[0].text[:24], options[shown[0].label]) == ("How did serfdom develop ", "description manner")
+    options, shown, _ = load_set("sst2", str(shared_data / "icl" / "sst2"))
+    assert (shown[1].text[:11], options[shown[1].label]) == ("apparently ", "negative")
+    options, _, asked = load_set("banking77", str(shared_data / "icl" / "banking77"))
+    assert (asked[0].text, options[asked[0].label]) == ("How do I locate my card?", "card arrival")
+    names = json.loads((shared_data / "icl" / "banking77" / "categories.json").read_text())
+    assert set(options) == {name.replace("_", " ") for name in names}

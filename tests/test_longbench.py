@@ -1,0 +1,185 @@
+"""LongBench: made rows of its one form, its prompts and scorers, and its texts as texts to be expected."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farspan import corpus, scoring
+from farspan.lm import LM
+from farspan.measure import measure
+from farspan.methods import method
+from farspan.record import Row, Run
+from farspan.tasks import task
+from farspan.tasks.documents import Answering
+from farspan.tasks.longbench import PAPER, SETS, LongBench, LongBenchQuestion, load_items
+from farspan.tasks.perplexity import Perplexity
+
+INSTALLED = {name for name in ("rouge", "jieba") if importlib.util.find_spec(name)}
+
+
+def rows_of(name: str, count: int = 10) -> list[dict[str, Any]]:
+    answers = {
+        "passage_retrieval_en": "Paragraph 3",
+        "passage_retrieval_zh": "段落3",
+        "passage_count": "3",
+        "trec": "Food",
+    }
+    return [
+        {
+            "input": f"Question {i}?",
+            "context": f"The fox number {i} jumps over the lazy dog. " * 5,
+            "answers": [answers.get(name, f"fox {i}")],
+            "length": 40,
+            "dataset": name,
+            "language": "en",
+            "all_classes": ["Food", "Color"] if name in ("trec", "lsht") else None,
+            "_id": f"{i:04x}",
+        }
+        for i in range(count)
+    ]
+
+
+def write(folder: Path, name: str, rows: list[Any]) -> str:
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+def measured(folder: Path, lm: LM, what: Any, how: str = "full", **more: Any) -> list[Row]:
+    with Run.open(folder, {}) as run:
+        return measure(what, method(how), lm, run, **({"lengths": (900,), "repeats": 10} | more))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_ten_made_rows_of_each_set_are_answered(name: str, lm: LM, tmp_path: Path) -> None:
+    data = write(tmp_path, name, rows_of(name))
+    question = task(f"longbench:set={name},view=answers,data={data},new_tokens=3")
+    if missing := set(scoring.NEEDED.get(SETS[name].scorer, ())) - INSTALLED:
+        with pytest.raises(ValueError, match=rf"needs the package ({'|'.join(missing)}): pip install 'farspan\[longb"):
+            question.on(lm, "")
+        return
+    what = question.on(lm, "")
+    rows = measured(tmp_path / "run", lm, what)
+    assert [row.status for row in rows] == ["ok"] * 10
+    assert {row.scores["item"] for row in rows} == {f"{i:04x}" for i in range(10)}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_prompts_are_the_benchmarks_with_everything_filled_in(name: str, tmp_path: Path) -> None:
+    item = load_items(name, write(tmp_path, name, rows_of(name, 1)))[0]
+    row = rows_of(name, 1)[0]
+    whole = item.before + item.document + item.after
+    assert whole == SETS[name].prompt.format(context=row["context"], input=row["input"])
+    assert re.findall(r"[{}]", whole) == []
+
+
+def test_lengths_of_answers_and_scorers_are_the_benchmarks() -> None:
+    assert {name: of.new_tokens for name, of in SETS.items()} == {
+        "narrativeqa": 128, "qasper": 128, "multifieldqa_en": 64, "multifieldqa_zh": 64, "hotpotqa": 32, "2wikimqa": 32,
+        "musique": 32, "dureader": 128, "gov_report": 512, "qmsum": 512, "multi_news": 512, "vcsum": 512, "trec": 64,
+        "triviaqa": 32, "samsum": 128, "lsht": 64, "passage_count": 32, "passage_retrieval_en": 32,
+        "passage_retrieval_zh": 32, "lcc": 64, "repobench-p": 64,
+    }  # fmt: skip
+    assert all(of.scorer in scoring.LONGBENCH for of in SETS.values())
+    assert {name for name, of in SETS.items() if of.one_line} == {"trec", "triviaqa", "samsum", "lsht"}
+    assert len(PAPER) == 12
+
+
+def test_few_shot_sets_are_judged_by_their_first_line(tmp_path: Path) -> None:
+    items = tuple(load_items("trec", write(tmp_path, "trec", rows_of("trec"))))
+    what = LongBench("trec", items, Answering(5))
+    assert what.judged("\nFood\nColor", items[0]) == {"score": 1.0}
+    assert what.judged("Color\nFood", items[0]) == {"score": 0.0}
+    counted = tuple(load_items("passage_count", write(tmp_path, "passage_count", rows_of("passage_count"))))
+    assert LongBench("passage_count", counted, Answering(5)).judged("\n3\n4", counted[0]) == {"score": 0.5}
+
+
+def test_a_document_is_cut_in_the_middle_where_that_was_said(lm: LM, tmp_path: Path) -> None:
+    data = write(tmp_path, "hotpotqa", rows_of("hotpotqa"))
+    short = measured(
+        tmp_path / "a", lm, task(f"longbench:set=hotpotqa,view=answers,data={data}").on(lm, ""), lengths=(330,)
+    )
+    assert {row.status for row in short} == {"too_long"}
+    what = task(f"longbench:set=hotpotqa,view=answers,data={data},truncate=middle").on(lm, "")
+    rows = measured(tmp_path / "b", lm, what, lengths=(330,))
+    assert {row.status for row in rows} == {"ok"}
+    assert all(row.scores["left_out"] > 0 and row.num_seen == 330 - 32 for row in rows)
+
+
+def test_the_papers_view_is_perplexity_of_the_contexts(lm: LM, tmp_path: Path) -> None:
+    data = write(tmp_path, "hotpotqa", rows_of("hotpotqa"))
+    what = task(f"longbench:set=hotpotqa,data={data}").on(lm, "")
+    assert isinstance(what, Perplexity)
+    assert what.targets == "all"
+    assert what.text.num_documents == 10
+    rows = measured(tmp_path / "a", lm, what, lengths=(20, 40), repeats=5)
+    same = Perplexity(corpus.load(f"{data}/hotpotqa.jsonl#context", lm.tokenizer), "all")
+    again = measured(tmp_path / "b", lm, same, lengths=(20, 40), repeats=5)
+    assert [row.scores for row in rows] == [row.scores for row in again]
+    assert np.isfinite([row.scores["nats"] for row in rows]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"context": None}, r"no column 'context'; it has \['input', 'answers'"),
+        ({"_id": None}, "no column '_id'"),
+        ({"dataset": "musique"}, "holds rows of 'musique', not of 'hotpotqa'"),
+    ],
+)
+def test_rows_that_are_not_the_sets_are_refused(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    rows = [{key: value for key, value in (row | change).items() if value is not None} for row in rows_of("hotpotqa")]
+    for row in rows:
+        row.setdefault("all_classes", None)
+    with pytest.raises(ValueError, match=problem):
+        load_items("hotpotqa", write(tmp_path, "hotpotqa", rows))
+
+
+def test_rows_of_the_even_lengths_are_of_the_same_set(tmp_path: Path) -> None:
+    rows = [row | {"dataset": "hotpotqa_e"} for row in rows_of("hotpotqa")]
+    assert len(load_items("hotpotqa", write(tmp_path, "hotpotqa", rows))) == 10
+
+
+def test_an_empty_reference_is_counted_and_not_asked(lm: LM, tmp_path: Path) -> None:
+    rows = rows_of("hotpotqa", 2)
+    rows[0]["answers"] = []
+    what = task(f"longbench:set=hotpotqa,view=answers,data={write(tmp_path, 'hotpotqa', rows)},new_tokens=2").on(lm, "")
+    found = measured(tmp_path / "run", lm, what, repeats=2)
+    assert sorted(row.status for row in found) == ["no_reference", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("longbench:set=hotpot", "'hotpot' is unknown.*did you mean 'hotpotqa'"),
+        ("longbench:set=dureader", "'dureader' is unknown.*view=text has qasper, "),
+        ("longbench:set=qasper,view=all", "view 'all' is unknown; known: text, answers"),
+        ("longbench:set=qasper,truncate=middle", "truncate and new_tokens belong to view=answers"),
+        ("longbench:set=qasper,view=answers,truncate=centre", "truncate = 'centre' is unknown"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        task(text)
+
+
+@pytest.mark.parametrize("view", ["text", "answers"])
+def test_without_data_the_way_to_it_is_named(view: str, lm: LM) -> None:
+    with pytest.raises(ValueError, match=r"needs data: .*data\.zip of THUDM/LongBench"):
+        task(f"longbench:set=qasper,view={view}").on(lm, "")
+
+
+def test_a_question_prints_as_it_parses() -> None:
+    text = "longbench:set=lcc,view=answers,data=a/b,truncate=middle,new_tokens=8"
+    question = task(text)
+    assert isinstance(question, LongBenchQuestion)
+    assert str(question) == text
+    assert question.lengths([512, 4096]) == (512, 4096)
+    assert question.quality.name == "edit similarity"
+    paper = task("longbench:set=lcc")
+    assert paper.quality.exp
+    assert paper.lengths([4096]) == (512, 1024, 2048, 4096, 8192)
