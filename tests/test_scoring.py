@@ -1,11 +1,9 @@
 """Scorers of answers in words, against numbers worked out by hand and, where they are installed, the packages."""
 
 import importlib.util
-from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from farspan import scoring
@@ -66,31 +64,6 @@ def test_rouge_takes_the_best_reference_for_each_of_its_numbers() -> None:
 
 def test_rouge_of_nothing_is_nothing() -> None:
     assert rouge("", ["some words"]) == rouge("?!", ["some words"]) == {"rouge1": 0.0, "rouge2": 0.0, "rougeL": 0.0}
-
-
-def naive_longest_common(first: list[str], second: list[str]) -> int:
-    table = {(i, j): 0 for i in range(len(first) + 1) for j in range(len(second) + 1)}
-    for i, j in product(range(len(first)), range(len(second))):
-        same = first[i] == second[j]
-        table[i + 1, j + 1] = table[i, j] + 1 if same else max(table[i, j + 1], table[i + 1, j])
-    return table[len(first), len(second)]
-
-
-def test_the_longest_common_subsequence_equals_the_table_of_all_pairs() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        first, second = ([str(i) for i in rng.integers(0, 5, rng.integers(0, 14))] for _ in range(2))
-        assert scoring._longest_common(first, second) == naive_longest_common(first, second)
-
-
-def test_rouge_equals_the_package_without_stemming() -> None:
-    package = pytest.importorskip("rouge_score.rouge_scorer")
-    scorer = package.RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=False)
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        one, two = (" ".join(rng.choice(f"{FOX} {DOG} it's 3.14".split(), rng.integers(1, 30))) for _ in range(2))
-        expected = {name: score.fmeasure for name, score in scorer.score(one, two).items()}
-        assert rouge(two, [one]) == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_geometric_mean_is_of_the_means_over_a_set() -> None:

@@ -1,8 +1,8 @@
 """How answers in words are judged, as each benchmark does it. Scores lie between 0 and 1; the best reference counts.
 
 exact_match, f1   of normalised words: lower case, no punctuation, no articles (Rajpurkar et al. 2016, SQuAD 1.1)
-rouge             F of shared words, word pairs and the longest common subsequence (Lin 2004), with the words of
-                  rouge-score without stemming, as SCROLLS has it (Shaham et al. 2022)
+rouge             F of shared words, word pairs and the longest common subsequence (Lin 2004), by rouge-score without
+                  stemming, as SCROLLS has it (Shaham et al. 2022)
 choice            the letter of a multiple-choice question (QuALITY)
 LONGBENCH         the scorers of LongBench (Bai et al. 2024, arXiv 2308.14508, table 1), among them the ROUGE of another
                   package, which splits at full stops, counts each word once, and joins the parts
@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from farspan.corpus import optional_import
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-ROUGE_WORD = re.compile(r"[a-z0-9]+")
+ROUGES = ("rouge1", "rouge2", "rougeL")
 # the punctuation LongBench takes out of Chinese words, besides ASCII's
 CHINESE_PUNCTUATION = (
     "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」"
@@ -55,14 +54,15 @@ def f1(prediction: str, references: Sequence[str]) -> float:
 
 def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
     """F of ROUGE-1, ROUGE-2 and ROUGE-L, the best reference for each."""
-    words = ROUGE_WORD.findall(prediction.lower())
-    each = [_rouge(words, ROUGE_WORD.findall(reference.lower())) for reference in _some(references)]
-    return {name: max(scores[name] for scores in each) for name in each[0]}
+    package = optional_import("rouge_score.rouge_scorer", "tasks")
+    scorer = package.RougeScorer(ROUGES, use_stemmer=False)
+    each = [scorer.score(reference, prediction) for reference in _some(references)]
+    return {name: max(float(scores[name].fmeasure) for scores in each) for name in ROUGES}
 
 
 def geometric_mean(scores: Sequence[dict[str, float]]) -> float:
     """SCROLLS' one number for a summarisation set: of the means of ROUGE-1, ROUGE-2 and ROUGE-L over the examples."""
-    means = [float(np.mean([each[name] for each in scores])) for name in ("rouge1", "rouge2", "rougeL")]
+    means = [float(np.mean([each[name] for each in scores])) for name in ROUGES]
     return float(np.prod(means) ** (1 / 3))
 
 
@@ -89,28 +89,6 @@ def _f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
 
 def _f(shared: int, predicted: int, wanted: int) -> float:
     return 2 * shared / (predicted + wanted) if shared else 0.0
-
-
-def _rouge(prediction: Sequence[str], reference: Sequence[str]) -> dict[str, float]:
-    def pairs(words: Sequence[str]) -> list[str]:
-        return [f"{first} {second}" for first, second in pairwise(words)]
-
-    longest = _longest_common(prediction, reference)
-    return {
-        "rouge1": _f1(prediction, reference),
-        "rouge2": _f1(pairs(prediction), pairs(reference)),
-        "rougeL": _f(longest, len(prediction), len(reference)),
-    }
-
-
-def _longest_common(first: Sequence[str], second: Sequence[str]) -> int:
-    """Length of the longest common subsequence. row[j]: of what was seen of the first and the first j of the second."""
-    others = np.array(second)
-    row = np.zeros(len(second) + 1, dtype=np.int64)
-    for word in first:
-        # one more than before the match; what is not matched takes over the best so far, from the left or from above
-        row[1:] = np.maximum.accumulate(np.maximum(row[1:], np.where(others == word, row[:-1] + 1, 0)))
-    return int(row[-1])
 
 
 # LongBench: each takes a prediction, one reference and the classes
@@ -156,7 +134,7 @@ def _chinese_f1(prediction: str, reference: str, classes: Sequence[str]) -> floa
 
 def _joined_rouge(prediction: str, reference: str, classes: Sequence[str]) -> float:
     """ROUGE-L of the `rouge` package; 0 where it fails, on an empty text, as the benchmark counts it."""
-    scorer = optional_import("rouge", "longbench").Rouge(metrics=["rouge-l"])
+    scorer = optional_import("rouge", "tasks").Rouge(metrics=["rouge-l"])
     try:
         return float(scorer.get_scores(prediction, reference)[0]["rouge-l"]["f"])
     except (ValueError, RecursionError):
@@ -168,7 +146,7 @@ def _chinese_rouge(prediction: str, reference: str, classes: Sequence[str]) -> f
 
 
 def _chinese_words(text: str) -> list[str]:
-    words: Any = optional_import("jieba", "longbench").cut(text, cut_all=False)
+    words: Any = optional_import("jieba", "tasks").cut(text, cut_all=False)
     return list(words)
 
 
@@ -191,7 +169,7 @@ NEEDED = {"F1 (zh)": ("jieba",), "ROUGE-L": ("rouge",), "ROUGE-L (zh)": ("rouge"
 def check_installed(name: str) -> None:
     """Raises ValueError where LongBench's metric `name` needs a package that is not installed."""
     for module in NEEDED.get(name, ()):
-        optional_import(module, "longbench")
+        optional_import(module, "tasks")
 
 
 def longbench(name: str, prediction: str, references: Sequence[str], classes: Sequence[str] = ()) -> float:
