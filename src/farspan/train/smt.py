@@ -1,0 +1,3 @@
+from farspan.train.draws import draw, levels
+
+__all__ = ["draw", "levels"]
