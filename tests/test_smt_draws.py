@@ -1,12 +1,13 @@
 """Sampling with decay: exact levels, the right probabilities, no duplicates, in time; and the draws beside it."""
 
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from farspan.train.draws import Drawn, FullLength, Pose, RandomPositions, SparseMemory, Spans, Uniform, draw_named
+from farspan.train.draws import Drawn, FullLength, Pose, RandomPositions, Spans, SparseMemory, Uniform, draw_named
 from farspan.train.smt import draw, levels
 
 SETTINGS = [  # M, N, W, T
@@ -51,10 +52,10 @@ def test_levels_cover_the_memory_once_and_thin_out(
     found = levels(memory, sampled, window, iterations)
     assert found[0][1] == memory
     assert found[-1][0] == 0
-    assert all(near[0] == far[1] for near, far in zip(found, found[1:], strict=False))
+    assert all(near[0] == far[1] for near, far in pairwise(found))
     assert sum(count for _, _, count in found) == sampled
     density = [count / (high - low) for low, high, count in found]
-    assert 0 < min(density)
+    assert min(density) > 0
     if window is None and sampled % 2 == 0:
         assert density == sorted(density, reverse=True)
     assert iterations is None or len(found) <= iterations
@@ -194,5 +195,5 @@ def test_an_unknown_draw_is_refused(text: str, message: str) -> None:
 
 
 def test_a_span_longer_than_the_memory_is_refused() -> None:
-    with pytest.raises(ValueError, match="spans of 17 tokens do not fit into a memory of 16"):
+    with pytest.raises(ValueError, match="spans of 17 tokens do not fit into 16 tokens of memory"):
         drawn("spans:span=17")

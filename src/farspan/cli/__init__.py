@@ -21,6 +21,7 @@ for command in (demo.demo, curve.curve, curve.recall, perplexity.perplexity, doc
 app.command("import")(report.import_file)
 train_app = typer.Typer(no_args_is_help=True, help="Train or extend a model. A config is one TOML file.")
 train_app.command("lm")(train.train_lm)
+train_app.command("smt")(train.train_smt)
 app.add_typer(train_app, name="train")
 
 

@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from farspan.cli.options import err, said
+from farspan.cli.options import AsJson, err, said
 
 
-def train_lm(
-    config: Annotated[Path, typer.Argument(help="TOML file; see configs/.")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE; repeatable.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON last.")] = False,
-) -> None:
+Config = Annotated[Path, typer.Argument(help="TOML file; see configs/.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE; repeatable.")]
+
+
+def train_lm(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Pre-trains a small Llama, tokenizer included. Repeating the command continues a training that was stopped."""
     with said():
         from farspan.train.config import read_config
@@ -26,6 +26,26 @@ def train_lm(
         console.print(
             f"{summary['parameters']:,} parameters, {summary['tokens']:,} tokens, loss {summary['loss']:.3f}, "
             f"held-out loss {summary['held_out_loss']} nats per token: {settings.out}"
+        )
+        if as_json:
+            print(json.dumps(summary))
+
+
+def train_smt(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Extends a model's context by Sparse Memory Training. Repeating the command continues one that was stopped."""
+    with said():
+        from farspan.train.config import read_config
+        from farspan.train.smt import SmtSettings, train
+
+        settings = read_config(config, SmtSettings, overrides or [])
+        console = err if as_json else Console()
+        summary = train(settings, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True))
+        console.print(
+            f"{summary['window']:,} to {settings.lengths.target:,} tokens, loss {summary['loss']:.3f}, "
+            f"{summary['seconds']:,} s: {settings.out}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
         )
         if as_json:
             print(json.dumps(summary))

@@ -116,6 +116,7 @@ def train(settings: LmSettings) -> dict[str, Any]:
         settings.trainer,
         out,
     )
+    summary["tokens"] = summary.pop("rows") * length
     summary["settings"] = settings.model_dump(mode="json")
     if processes.is_main_process:
         tokenizer.save_pretrained(out)

@@ -1,0 +1,85 @@
+"""What Sparse Memory Training minimises, equations 2 and 3, in nats per token:
+
+    mean over targets of -log p(token | sampled memory, the target before it)
+    + β · mean over the ordinary window of -log p(token | window before it)
+
+The paper writes sums (the second without its sign); with sums the window, which has twice as many tokens, would
+outweigh the target 2 : 1 at β = 1. The output head runs on predicted tokens alone, in blocks.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from farspan import hf
+from farspan.reader import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
+
+NOT_A_TARGET = -100
+Rows = dict[str, Int[Tensor, "batch time"]]  # input_ids, position_ids, and labels: tokens, or NOT_A_TARGET
+
+
+def terms(model: Any, core: Any, batch: Mapping[str, Rows]) -> dict[str, Float[Tensor, ""]]:
+    """The mean nats per predicted token of each group of rows in `batch`.
+
+    Groups of one shape go through the model together.
+
+    Args:
+        model: what is to be called: the model, or what data parallelism has put around it.
+        core: the model itself.
+    """
+    if len({rows["input_ids"].shape[1] for rows in batch.values()}) == 1:
+        together = {key: torch.cat([rows[key] for rows in batch.values()]) for key in ("input_ids", "position_ids")}
+        sizes = [len(rows["input_ids"]) for rows in batch.values()]
+        hidden, output = decoded(model, core, **together)
+        parts = zip(hidden.split(sizes), [output] * len(sizes), strict=True)
+    else:
+        parts = iter([decoded(model, core, rows["input_ids"], rows["position_ids"]) for rows in batch.values()])
+    return {
+        name: mean_nats(core, hidden, output, rows["labels"])
+        for (name, rows), (hidden, output) in zip(batch.items(), parts, strict=True)
+    }
+
+
+def decoded(
+    model: Any, core: Any, input_ids: Int[Tensor, "batch time"], position_ids: Int[Tensor, "batch time"]
+) -> tuple[Float[Tensor, "batch time hidden"], Any]:
+    """The last hidden states of rows whose positions may have gaps, and the output they came in."""
+    options = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(core.forward).parameters else {}
+    with hf.watched_decoder(core) as seen:
+        model(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=hf.gapped_mask(core, position_ids),
+            use_cache=False,
+            **options,
+        )
+    return seen[-1][0], seen[-1]
+
+
+def mean_nats(
+    core: Any, hidden: Float[Tensor, "batch time hidden"], output: Any, labels: Int[Tensor, "batch time"]
+) -> Float[Tensor, ""]:
+    """The mean of -log p(label) over the positions that have one; position t is predicted from hidden state t - 1.
+
+    No more logits than fit into a block are held: of several blocks each is computed again for its gradient.
+    """
+    wanted = labels[:, 1:] != NOT_A_TARGET
+    hidden, labels = hidden[:, :-1][wanted], labels[:, 1:][wanted]
+    limit = LOGITS_AT_ONCE.get(hidden.device.type, LOGITS_AT_ONCE_ELSEWHERE)
+    size = max(1, limit // core.get_input_embeddings().num_embeddings)
+    total = hidden.new_zeros((), dtype=torch.float32)
+
+    def summed(block: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(hf.logits(core, block[None], output)[0].float(), targets, reduction="sum")
+
+    for first in range(0, len(labels), size):
+        block = hidden[first : first + size], labels[first : first + size]
+        alone = len(labels) <= size or not torch.is_grad_enabled()
+        total = total + (summed(*block) if alone else checkpoint(summed, *block, use_reentrant=False))
+    return total / max(1, len(labels))
