@@ -533,6 +533,12 @@ def set_rope(model: Any, parameters: dict[str, Any]) -> None:
             setattr(module, name, getattr(made, name))
 
 
+def checkpoint_activations(model: Any) -> None:
+    """Keeps no activations inside layers for the gradient; they are computed again."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})  # by place: its name has changed between versions
+
+
 def rope_precision(model: Any) -> set[torch.dtype]:
     """Of the frequencies that a model turns by."""
     return {module.inv_freq.dtype for module in _rotary(model)}

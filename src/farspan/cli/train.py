@@ -9,7 +9,6 @@ from rich.console import Console
 
 from farspan.cli.options import AsJson, err, said
 
-
 Config = Annotated[Path, typer.Argument(help="TOML file; see configs/.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE; repeatable.")]
 

@@ -48,7 +48,7 @@ def levels(
             f"window = {width:,} cannot hold the nearest half of {num_sampled:,} sampled tokens; use at least "
             f"{-(-num_sampled // 2):,}"
         )
-    found = []
+    found: list[tuple[int, int, int]] = []
     high, count = memory_length, num_sampled
     while high >= 2 * width and count >= 2 and len(found) + 1 != max_iterations:
         found.append((high - width, high, count // 2))

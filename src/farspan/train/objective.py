@@ -37,9 +37,9 @@ def terms(model: Any, core: Any, batch: Mapping[str, Rows]) -> dict[str, Float[T
         together = {key: torch.cat([rows[key] for rows in batch.values()]) for key in ("input_ids", "position_ids")}
         sizes = [len(rows["input_ids"]) for rows in batch.values()]
         hidden, output = decoded(model, core, **together)
-        parts = zip(hidden.split(sizes), [output] * len(sizes), strict=True)
+        parts = [(part, output) for part in hidden.split(sizes)]
     else:
-        parts = iter([decoded(model, core, rows["input_ids"], rows["position_ids"]) for rows in batch.values()])
+        parts = [decoded(model, core, rows["input_ids"], rows["position_ids"]) for rows in batch.values()]
     return {
         name: mean_nats(core, hidden, output, rows["labels"])
         for (name, rows), (hidden, output) in zip(batch.items(), parts, strict=True)

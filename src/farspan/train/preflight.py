@@ -57,20 +57,22 @@ def preflight(model: Any, core: Any, window: int, longest: int) -> None:
         lost = int((effect == 0).sum())
         if lost and set(windows.values()) & {None}:
             raise ValueError(
-                f"{refusal}: {lost} of {len(memory)} memory tokens have no effect on the target, so attention is cut at "
-                "the gaps between positions; use another trainer.attention"
+                f"{refusal}: {lost} of {len(memory)} memory tokens have no effect on the target, so attention is cut "
+                "at the gaps between positions; use another trainer.attention"
             )
-        reach = core.config.get_text_config(decoder=True).num_hidden_layers * (max(filter(None, windows.values()), default=0) - 1)
-        if None not in windows.values() and bool((effect[memory < longest - targets - reach] != 0).any()):
-            raise ValueError(f"{refusal}: its sliding windows are not counted in positions")
+        if None not in windows.values():
+            layers = core.config.get_text_config(decoder=True).num_hidden_layers
+            reach = layers * (max(filter(None, windows.values())) - 1)
+            if bool((effect[memory < longest - targets - reach] != 0).any()):
+                raise ValueError(f"{refusal}: its sliding windows are not counted in positions")
     finally:
         for module, mode in modes:
             module.training = mode
 
 
 def memory_effect(model: Any, core: Any, ids: Tensor, positions: Tensor, num_memory: int) -> Tensor:
-    """How strongly each memory token, the first so many of one row, acts on the hidden states of the target: the norm of
-    the gradient of a random projection of these."""
+    """How strongly each memory token, the first so many of one row, acts on the hidden states of the target: the norm
+    of the gradient of a random projection of these."""
     leaves: list[Tensor] = []
 
     def detached(module: Any, given: Any, output: Tensor) -> Tensor:

@@ -165,6 +165,8 @@ def opened(settings: SmtSettings) -> LM:
             lm = replace(load_model(folder, **options), name=DEMO)
     else:
         lm = load_model(settings.model.name, **options)
+    if settings.trainer.activation_checkpointing:
+        hf.checkpoint_activations(lm.model)
     if lm.trained_length is None:
         raise ValueError(f"nothing says how long {lm.name} was trained: give model.window")
     if settings.model.rope is not None:
@@ -229,7 +231,7 @@ def said(rows: SparseRows) -> Iterator[str]:
     if rows.short != "join":
         short = about["documents"] - about["long_enough"]
         fate = "left out" if rows.short == "skip" else f"left out below {rows.row:,}, used up to their length above"
-        yield f"{about['documents']:,} documents, {short:,} of them shorter than {longest:,} tokens: {fate} at that length"
+        yield f"{about['documents']:,} documents, {short:,} shorter than {longest:,} tokens: {fate} at that length"
     if about["passes"] > 1:
         yield (
             f"the training reads {about['samples']:,} windows, and the text holds {about['windows']:,} of {longest:,} "

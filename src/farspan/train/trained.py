@@ -90,15 +90,20 @@ def plain(model: Any) -> Any:
 class Parts(nn.Module):
     """A parameter as two, of which one is trained: some of its rows (of dimension `dim`), and the others."""
 
+    rows: Tensor
+    others: Tensor
+    order: Tensor
+
     def __init__(self, rows: Int[Tensor, "trained"], size: int, dim: int) -> None:
         super().__init__()
         trained = torch.zeros(size, dtype=torch.bool, device=rows.device)
         trained[rows] = True
         everything = torch.arange(size, device=rows.device)
+        both = everything[trained], everything[~trained]
         self.dim = dim
-        self.register_buffer("rows", everything[trained], persistent=False)
-        self.register_buffer("others", everything[~trained], persistent=False)
-        self.register_buffer("order", torch.cat([everything[trained], everything[~trained]]).argsort(), persistent=False)
+        self.register_buffer("rows", both[0], persistent=False)
+        self.register_buffer("others", both[1], persistent=False)
+        self.register_buffer("order", torch.cat(both).argsort(), persistent=False)
 
     def forward(self, trained: Tensor, others: Tensor) -> Tensor:
         return torch.cat([trained, others], self.dim).index_select(self.dim, self.order)
@@ -120,8 +125,8 @@ def _train_queries_and_keys(model: Any, *, norms: bool) -> None:
     fused = [module for leaf, module in named if leaf in FUSED]
     if any(kinds) or len(fused) != layers:
         raise ValueError(
-            f"queries and keys of {family} are not found as {' and '.join(PROJECTIONS)} in each of its {layers} layers: "
-            'name what is to be trained, trained.what = "patterns"'
+            f"queries and keys of {family} are not found as {' and '.join(PROJECTIONS)} in each of its {layers} "
+            'layers: name what is to be trained, trained.what = "patterns"'
         )
     for module in fused:
         for name, parameter in list(module.named_parameters(recurse=False)):

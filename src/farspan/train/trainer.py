@@ -14,7 +14,6 @@ from farspan.train import engines
 from farspan.train.config import Settings
 from farspan.train.optimizer import OptimizerSettings, build
 
-
 Engine = Literal["auto", "single", "ddp", "fsdp2", "deepspeed"]
 
 
@@ -28,7 +27,7 @@ class RunSettings(Settings):
     engine: Engine = "auto"  # auto: one process, or DDP where the launcher started several
     bf16: bool = True  # activations; the weights and their updates stay fp32
     compile: bool = False
-    gradient_checkpointing: bool = False  # activations are computed again for the gradient, layer by layer
+    activation_checkpointing: bool = False  # activations are computed again for the gradient, layer by layer
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of the saved weights
     workers: int = Field(0, ge=0)  # processes that prepare batches
@@ -98,8 +97,6 @@ def run(
         bf16=settings.bf16,
         use_cpu=use_cpu,
         torch_compile=settings.compile,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
         seed=settings.seed,
         data_seed=settings.seed,
         logging_steps=settings.log_every,
@@ -116,7 +113,9 @@ def run(
     rows_at_once = settings.micro_batch * arguments.world_size
     batch = settings.batch or rows_at_once
     if batch % rows_at_once:
-        raise ValueError(f"trainer.batch = {batch} is not a multiple of trainer.micro_batch x processes = {rows_at_once}")
+        raise ValueError(
+            f"trainer.batch = {batch} is not a multiple of trainer.micro_batch x processes = {rows_at_once}"
+        )
     arguments.gradient_accumulation_steps = batch // rows_at_once
 
     trainer = (trainer_class or Trainer)(

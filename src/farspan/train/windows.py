@@ -67,7 +67,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         self.separator = np.asarray(separator, np.int64)
         self.short, self.mixed, self.first_target = short, mixed, first_target
         self.sizes = np.diff(corpus.starts) + len(self.separator)
-        self._found: dict[int, tuple[Int[np.ndarray, "documents"], Int[np.ndarray, "documents"]]] = {}
+        self._found: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by length, see `_documents`
         for length in schedule.stages:
             self._documents(length)
         self[0]  # a draw that does not fit these rows says so before anything is trained
