@@ -68,7 +68,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         self.short, self.mixed, self.first_target = short, mixed, first_target
         self.sizes = np.diff(corpus.starts) + len(self.separator)
         self._found: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by length, see `_documents`
-        for length in schedule.stages:
+        for length in sorted(schedule.stages, reverse=True):  # what is missing is said of the longest
             self._documents(length)
         self[0]  # a draw that does not fit these rows says so before anything is trained
 
