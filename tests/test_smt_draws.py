@@ -195,5 +195,5 @@ def test_an_unknown_draw_is_refused(text: str, message: str) -> None:
 
 
 def test_a_span_longer_than_the_memory_is_refused() -> None:
-    with pytest.raises(ValueError, match="spans of 17 tokens do not fit into 16 tokens of memory"):
+    with pytest.raises(ValueError, match="spans of 17 tokens do not fit into a memory of 16 sampled"):
         drawn("spans:span=17")

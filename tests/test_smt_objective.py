@@ -1,4 +1,4 @@
-"""The loss of Sparse Memory Training against equations 2 and 3 spelled out, and what is looked for before a training."""
+"""The loss of Sparse Memory Training against equations 2 and 3 spelled out, and what is looked for before it."""
 
 from typing import Any
 
