@@ -227,7 +227,7 @@ def test_deepspeed_that_is_not_installed_is_named(settings: Make, monkeypatch: p
 
 def test_an_engine_that_is_not_in_use_ends_the_training(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farspan.train.engines.load_options", lambda engine: {})  # as if a launcher had been there
-    with pytest.raises(ValueError, match='trainer.engine = "fsdp2" was asked for, and single is in use'):
+    with pytest.raises(ValueError, match=r'trainer\.engine = "fsdp2" was asked for, and single is in use'):
         train(settings("a", "trainer.engine=fsdp2"))
 
 
@@ -348,7 +348,7 @@ def test_the_command_says_what_it_trains_and_ends_with_json(settings: Make, tmp_
     assert done.exit_code == 0, done.output
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["trained"] == 3072
-    assert "3,072 of 24,288 parameters are trained (12.65%)" in done.stderr
+    assert "3,072 of 37,792 parameters are trained (8.13%)" in done.stderr
     assert "each about" in done.stderr
 
 
@@ -362,4 +362,4 @@ def test_the_defaults_are_those_of_the_paper() -> None:
     )
     assert (paper.lengths.target, paper.lengths.every, paper.trainer.steps) == (65536, 1000, 30_000)
     assert (paper.trained.what, paper.smt.draw, paper.smt.mixed) == ("qk", "sparse", "concat")
-    assert (paper.trainer.bf16, paper.trainer.engine) == (True, "deepspeed")
+    assert (paper.trainer.bf16, paper.trainer.engine, paper.trainer.micro_batch) == (True, "deepspeed", 1)
