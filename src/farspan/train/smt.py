@@ -136,6 +136,8 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
         notice(f"{lm.name}, window {rows.row:,} tokens: {count}")
         for line in said(rows):
             notice(line)
+        if engines.sharded(model):
+            notice("sharded over CPUs it is not checkpointed: a training that is stopped begins anew")
 
     def finished(model: Any) -> Any:
         model = plain(model)
