@@ -256,8 +256,8 @@ def watching(lm: LM, settings: SmtSettings, out: Path) -> list[Measuring]:
     """
     watch, window, target = settings.watch, lm.trained_length, settings.lengths.target
     assert window is not None
-    if watch.every == 0:
-        return []
+    if watch.every == 0 or (watch.every is None and settings.trainer.engine == "fsdp2"):
+        return []  # what is sharded cannot be measured in one process
     every = watch.every or max(1, -(-settings.trainer.steps // 4))
     lengths = watch.lengths
     if lengths is None:
