@@ -542,6 +542,97 @@ def logits(
         return model(input_ids=any_ids).logits
 
 
+@contextmanager
+def watched_decoder(model: Any) -> Iterator[list[Any]]:
+    """Inside, the list of what the decoder gave, forward by forward. `logits` turns it into logits."""
+    seen: list[Any] = []
+    hook = model.get_decoder().register_forward_hook(lambda module, given, output: seen.append(output))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def head_at(model: Any, wanted: Tensor) -> Iterator[None]:
+    """Inside, the output head runs on the hidden states at `wanted` [batch, time] alone, as one row."""
+
+    def chosen(module: Any, given: tuple[Tensor, ...]) -> tuple[Tensor]:
+        return (given[0][wanted][None],)
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(chosen)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def gapped_mask(model: Any, positions: Int[Tensor, "batch time"]) -> Tensor | dict[str, Tensor]:
+    """What to pass as attention_mask where positions have gaps, [batch, time] or one [batch, 1, time, time] by kind of
+    layer.
+
+    Without any, transformers takes every gap for the beginning of another text, and nothing is seen across it
+    (masking_utils, whenever there is no cache, as in training). Ones keep it from that, but count sliding windows in
+    rows instead of positions: these get masks of their own, over `0 <= position - position' < window`.
+    """
+    windows = sliding_windows(model)
+    if not any(windows.values()):
+        return torch.ones_like(positions)
+    masks = {kind: causal_mask(model, positions, window) for kind, window in windows.items()}
+    return masks if getattr(model.config.get_text_config(decoder=True), "layer_types", None) else masks[SLIDING]
+
+
+def causal_mask(model: Any, positions: Int[Tensor, "batch time"], window: int | None) -> Tensor:
+    """Who sees whom by position, in the form that the model's attention takes: [batch, 1, time, time]."""
+    distance = positions[:, None, :, None] - positions[:, None, None, :]
+    visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    if model.config._attn_implementation != "eager":
+        return visible
+    return torch.zeros(visible.shape, device=positions.device).masked_fill_(~visible, torch.finfo(model.dtype).min)
+
+
+SLIDING = "sliding_attention"
+
+
+def sliding_windows(model: Any) -> dict[str, int | None]:
+    """The kinds of attention layers of a model, with the tokens that each sees, None for all.
+
+    Raises:
+        ValueError: layers that are neither full nor sliding attention.
+    """
+    config = model.config.get_text_config(decoder=True)
+    layers = DynamicCache(config=model.config).layers
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", SLIDING}
+    kinds |= {type(one).__name__ for one in layers if type(one) not in (DynamicLayer, DynamicSlidingWindowLayer)}
+    if kinds or not layers:
+        raise ValueError(f"{type(model).__name__} has layers of {', '.join(sorted(kinds)) or 'no attention'}")
+    windows = {getattr(layer, "sliding_window", None) for layer in layers}
+    return {"full_attention" if window is None else SLIDING: window for window in windows}
+
+
+def set_rope(model: Any, parameters: dict[str, Any]) -> None:
+    """Gives `model` another RoPE for good: in its config, as `rope_parameters`, and in its frequencies."""
+    config = model.config.get_text_config(decoder=True)
+    config.rope_parameters = dict(parameters)
+    for module in _rotary(model):
+        made = type(module)(config=config)
+        for name, value in made._buffers.items():
+            module._buffers[name] = value.to(input_device(model))
+        for name in ("attention_scaling", "rope_type"):
+            setattr(module, name, getattr(made, name))
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Keeps no activations inside layers for the gradient; they are computed again."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})  # by place: its name has changed between versions
+
+
+def rope_precision(model: Any) -> set[torch.dtype]:
+    """Of the frequencies that a model turns by."""
+    return {module.inv_freq.dtype for module in _rotary(model)}
+
+
 def position_limit(model: Any) -> int | None:
     """The longest text a model with learned positions can read; None where positions do not end."""
     for name, module in model.named_modules():

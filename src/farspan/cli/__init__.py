@@ -22,6 +22,7 @@ for command in (demo.demo, *measures, ask.ask, doctor.doctor, report.report):
 app.command("import")(report.import_file)
 train_app = typer.Typer(no_args_is_help=True, help="Train or extend a model. A config is one TOML file.")
 train_app.command("lm")(train.train_lm)
+train_app.command("smt")(train.train_smt)
 app.add_typer(train_app, name="train")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from farspan import hf
 from farspan.corpus import Corpus, load, optional_import, read_texts
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.config import Settings, refuse_other_settings
@@ -108,6 +109,8 @@ def train(settings: LmSettings) -> dict[str, Any]:
         ),
         attn_implementation=settings.trainer.attention,
     )
+    if settings.trainer.activation_checkpointing:
+        hf.checkpoint_activations(model)
     summary = run(
         model,
         rows(text),
@@ -115,7 +118,13 @@ def train(settings: LmSettings) -> dict[str, Any]:
         settings.optimizer,
         settings.trainer,
         out,
+        arguments={
+            "torch_compile": settings.trainer.compile,
+            "eval_strategy": "steps" if held_out else "no",
+            "eval_steps": settings.trainer.evaluate_every,
+        },
     )
+    summary["tokens"] = summary.pop("rows") * length
     summary["settings"] = settings.model_dump(mode="json")
     if processes.is_main_process:
         tokenizer.save_pretrained(out)

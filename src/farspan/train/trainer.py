@@ -1,50 +1,78 @@
-"""The glue every training shares around the Hugging Face Trainer: batches, schedule, checkpoints, a log."""
+"""The glue every training shares around the Hugging Face Trainer: engine, batches, schedule, checkpoints, a log."""
 
 import json
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 from torch.utils.data import Dataset
 
+from farspan.train import engines
 from farspan.train.config import Settings
 from farspan.train.optimizer import OptimizerSettings, build
 
+Engine = Literal["auto", "single", "ddp", "fsdp2", "deepspeed"]
 
-class TrainerSettings(Settings):
-    """[trainer]: how long, how large, how often."""
+
+class RunSettings(Settings):
+    """[trainer]: how long, how large, how often, on what."""
 
     steps: int = Field(gt=0)
-    window: int = Field(1024, gt=1)  # tokens of a row
-    batch: int = Field(256, gt=0)  # rows of one step, over all processes
-    micro_batch: int = Field(8, gt=0)  # rows of one forward in one process
+    batch: int | None = Field(None, gt=0)  # rows of one step, over all processes; default one micro-batch of each
+    micro_batch: int = Field(1, gt=0)  # rows of one forward in one process
     seed: int = 0
+    engine: Engine = "auto"  # auto: one process, or DDP where the launcher started several
     bf16: bool = True  # activations; the weights and their updates stay fp32
-    compile: bool = False
+    activation_checkpointing: bool = False  # activations are computed again for the gradient, layer by layer
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of the saved weights
+    workers: int = Field(0, ge=0)  # processes that prepare batches
+    report_to: tuple[str, ...] = ()  # such as tensorboard, wandb
     log_every: int = Field(50, gt=0)  # steps
     save_every: int = Field(500, gt=0)  # steps; what a kill loses at most
+
+
+class TrainerSettings(RunSettings):
+    """[trainer] of a pre-training."""
+
+    window: int = Field(1024, gt=1)  # tokens of a row
+    batch: int | None = Field(256, gt=0)
+    micro_batch: int = Field(8, gt=0)
+    compile: bool = False
     evaluate_every: int = Field(500, gt=0)  # steps
 
 
 def run(
     model: Any,
-    rows: Dataset[dict[str, Tensor]],
-    held_out: Dataset[dict[str, Tensor]] | None,
+    rows: Dataset[Any],
+    held_out: Dataset[Any] | None,
     optimizer_settings: OptimizerSettings,
-    settings: TrainerSettings,
+    settings: RunSettings,
     out: Path,
+    *,
+    trainer_class: Callable[..., Any] | None = None,
+    callbacks: Sequence[Any] = (),
+    finish: Callable[[Any], Any] = lambda model: model,
+    arguments: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Trains `model` and saves it in `out`; continues from the last checkpoint there, if there is one.
 
-    Writes `log.jsonl`: a line each `log_every` steps. Returns parameters, tokens, losses and seconds.
+    Writes `log.jsonl`: a line each `log_every` steps. Returns parameters, rows read, losses and seconds.
+
+    Args:
+        trainer_class: makes the Trainer; default transformers' own.
+        callbacks: of the Trainer.
+        finish: what makes of the trained model the one that is saved.
+        arguments: more of transformers' TrainingArguments.
+        options: of the Trainer.
 
     Raises:
-        ValueError: a batch that is no multiple of the micro-batch, or a longer training's checkpoints in `out`.
+        ValueError: a batch that is no multiple of the micro-batch, a longer training's checkpoints in `out`, or another
+            engine in use than the one that was asked for.
     """
     from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
@@ -55,8 +83,14 @@ def run(
             if state.is_world_process_zero:
                 (out / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in state.log_history))
 
+    class Engaged(TrainerCallback):
+        """Checks the engine where it stands: when everything is prepared, and nothing is trained."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            engines.refuse_other(settings.engine, trainer)
+
     use_cpu = not torch.cuda.is_available()
-    arguments = TrainingArguments(
+    chosen = TrainingArguments(
         output_dir=str(out / "checkpoints"),
         max_steps=settings.steps,
         per_device_train_batch_size=settings.micro_batch,
@@ -64,31 +98,34 @@ def run(
         max_grad_norm=optimizer_settings.clip,
         bf16=settings.bf16,
         use_cpu=use_cpu,
-        torch_compile=settings.compile,
         seed=settings.seed,
         data_seed=settings.seed,
         logging_steps=settings.log_every,
         save_steps=settings.save_every,
         save_total_limit=1,
-        eval_strategy="no" if held_out is None else "steps",
-        eval_steps=settings.evaluate_every,
-        report_to=[],
+        report_to=list(settings.report_to),
+        dataloader_num_workers=settings.workers,
         dataloader_pin_memory=not use_cpu,
+        remove_unused_columns=False,
+        **engines.training_arguments(settings.engine, settings.bf16),
+        **(arguments or {}),
     )
-    rows_at_once = settings.micro_batch * arguments.world_size
-    if settings.batch % rows_at_once:
+    rows_at_once = settings.micro_batch * chosen.world_size
+    batch = settings.batch or rows_at_once
+    if batch % rows_at_once:
         raise ValueError(
-            f"trainer.batch = {settings.batch} is not a multiple of trainer.micro_batch x processes = {rows_at_once}"
+            f"trainer.batch = {batch} is not a multiple of trainer.micro_batch x processes = {rows_at_once}"
         )
-    arguments.gradient_accumulation_steps = settings.batch // rows_at_once
+    chosen.gradient_accumulation_steps = batch // rows_at_once
 
-    trainer = Trainer(
+    trainer = (trainer_class or Trainer)(
         model=model,
-        args=arguments,
+        args=chosen,
         train_dataset=rows,
         eval_dataset=held_out,
         optimizers=build(model, optimizer_settings, settings.steps),
-        callbacks=[Log()],
+        callbacks=[Engaged(), Log(), *callbacks],
+        **options,
     )
     started = time.perf_counter()
     checkpoint = _last_checkpoint(out / "checkpoints")
@@ -105,14 +142,15 @@ def run(
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     history = trainer.state.log_history
     final = trainer.evaluate()["eval_loss"] if held_out is not None else None
-    if trainer.is_world_process_zero():
-        model.to(getattr(torch, settings.dtype)).save_pretrained(out)
+    parameters = sum(p.numel() for p in model.parameters())
+    if engines.sharded(model) or trainer.is_world_process_zero():  # of a sharded model every process has a part
+        finish(model).to(getattr(torch, settings.dtype)).save_pretrained(out)
     losses = [entry["loss"] for entry in history if "loss" in entry]
     num_rows = trainer.num_examples(trainer.get_train_dataloader())
-    epochs, more = divmod(settings.steps, -(-num_rows // settings.batch))  # an epoch's last step has what is left
+    epochs, more = divmod(settings.steps, -(-num_rows // batch))  # an epoch's last step has what is left
     return {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "tokens": (epochs * num_rows + more * settings.batch) * settings.window,
+        "parameters": parameters,
+        "rows": epochs * num_rows + more * batch,  # read in all
         "loss": losses[-1] if losses else None,  # nats per token, mean over the last `log_every` steps
         "held_out_loss": final,  # nats per token
         "seconds": round(time.perf_counter() - started, 1),  # since the last start

@@ -1,0 +1,217 @@
+"""Which tokens of a long document make one training row, and at which positions they stand.
+
+Sparse Memory Training (SMT), section 3.2 and Algorithm 1: the last tokens of a document of C tokens are the target, the
+M before them the memory, of which N are drawn, fewer the further away. With n = N, w = W, hi = M:
+
+    while hi >= 2w and n >= 2:  n // 2 positions, distinct and uniform, from [hi - w, hi)
+                                hi -= w;  n -= n // 2;  w *= 2
+    n positions, distinct and uniform, from [0, hi)
+
+For N = W a token at distance d is drawn with probability 1/2, 1/8, 1/32, ... as d doubles: about (W / d)². Every token
+can be drawn, and each keeps its position in the document. Positions count from 0 and intervals are half-open. The
+prose of appendix B.1 gives other thresholds than Algorithm 1, section 3.2 and Table 6, which agree; ours are those.
+
+The other draws are what it is compared with. All are functions of the document's length and a random generator.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Int
+
+from farspan.spelling import one_of
+
+
+def levels(
+    memory_length: int, num_sampled: int, window: int | None = None, max_iterations: int | None = None
+) -> list[tuple[int, int, int]]:
+    """The levels (low, high, count) of Algorithm 1, nearest first: `count` positions are drawn from [low, high).
+
+    Args:
+        memory_length: M, tokens.
+        num_sampled: N, tokens.
+        window: W, tokens of the nearest level; default N.
+        max_iterations: T, levels at most; 1 is uniform sampling.
+
+    Raises:
+        ValueError: M < N, W < N / 2, or a number below 1.
+    """
+    width = num_sampled if window is None else window
+    if num_sampled < 1 or (max_iterations is not None and max_iterations < 1):
+        raise ValueError(f"num_sampled = {num_sampled} and max_iterations = {max_iterations} must be at least 1")
+    if memory_length < num_sampled:
+        raise ValueError(
+            f"a memory of {memory_length:,} tokens holds no {num_sampled:,} different ones: use a longer memory or "
+            "sample fewer"
+        )
+    if 2 * width < num_sampled:
+        raise ValueError(
+            f"window = {width:,} cannot hold the nearest half of {num_sampled:,} sampled tokens; use at least "
+            f"{-(-num_sampled // 2):,}"
+        )
+    found: list[tuple[int, int, int]] = []
+    high, count = memory_length, num_sampled
+    while high >= 2 * width and count >= 2 and len(found) + 1 != max_iterations:
+        found.append((high - width, high, count // 2))
+        high, count, width = high - width, count - count // 2, 2 * width
+    return [*found, (0, high, count)]
+
+
+def draw(
+    memory_length: int,
+    num_sampled: int,
+    rng: np.random.Generator,
+    window: int | None = None,
+    max_iterations: int | None = None,
+) -> Int[np.ndarray, "sampled"]:
+    """Positions drawn from a memory by Algorithm 1, distinct and ascending; see `levels`."""
+    parts = [
+        low + rng.choice(high - low, count, replace=False, shuffle=False)
+        for low, high, count in levels(memory_length, num_sampled, window, max_iterations)
+    ]
+    drawn = np.concatenate(parts)
+    drawn.sort()
+    return drawn
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One row of training: some tokens of a document."""
+
+    tokens: Int[np.ndarray, "row"]  # which ones, ascending
+    positions: Int[np.ndarray, "row"]  # what the model is told of where they stand, ascending
+    num_targets: int  # the last so many are to be predicted
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) == len(self.positions)
+
+
+class Draw(Protocol):
+    """A way to make a row of `row` tokens, the last `targets` of them predicted, of a document of `length`."""
+
+    def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn: ...
+
+
+def _with_target(memory: Int[np.ndarray, "sampled"], length: int, targets: int) -> Drawn:
+    """Sampled memory before the target, each token at its own position."""
+    tokens = np.concatenate([memory, np.arange(length - targets, length)])
+    return Drawn(tokens, tokens, targets)
+
+
+@dataclass(frozen=True)
+class SparseMemory:
+    """SMT's: the memory thins out with distance."""
+
+    window: int | None = None  # W; default as many tokens as are sampled
+    max_iterations: int | None = None  # T
+    keep_first: int = 0  # tokens of the document that are always in the memory: what attention sinks on
+
+    def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
+        first = np.arange(self.keep_first)
+        memory, sampled = length - targets - self.keep_first, row - targets - self.keep_first
+        drawn = draw(memory, sampled, rng, self.window, self.max_iterations) + self.keep_first
+        return _with_target(np.concatenate([first, drawn]), length, targets)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every token of the memory is as likely as any other: Algorithm 1 with a single level."""
+
+    def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
+        return _with_target(draw(length - targets, row - targets, rng, max_iterations=1), length, targets)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """SMT's decay over spans of contiguous tokens instead of single ones. Not in the paper.
+
+    The memory is cut into spans; where it is no multiple of them, the cut shifts from row to row, so that every
+    token can be drawn. A remainder of the row that fills no span stands right before the target.
+    """
+
+    span: int  # tokens
+    window: int | None = None  # W, tokens
+    max_iterations: int | None = None
+
+    def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
+        near = (row - targets) % self.span
+        memory, sampled = length - targets - near, (row - targets) // self.span
+        if not sampled:
+            raise ValueError(
+                f"spans of {self.span:,} tokens do not fit into a memory of {row - targets:,} sampled ones"
+            )
+        shift = int(rng.integers(memory % self.span + 1))
+        window = None if self.window is None else self.window // self.span
+        spans = draw(memory // self.span, sampled, rng, window, self.max_iterations)
+        tokens = (shift + self.span * spans[:, None] + np.arange(self.span)).ravel()
+        return _with_target(np.concatenate([tokens, np.arange(memory, memory + near)]), length, targets)
+
+
+@dataclass(frozen=True)
+class Pose:
+    """Skip-wise positions, PoSE: chunks of the document, a random way apart; every token is predicted.
+
+    Zhu et al. 2023, arXiv 2309.10400, section 3.2: the row is cut at random into chunks, each moved to the right by
+    an offset that does not fall; the first stays at 0. Text and positions have offsets of their own.
+    """
+
+    chunks: int = 2
+
+    def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
+        cuts = np.sort(rng.choice(row - 1, self.chunks - 1, replace=False)) + 1
+        sizes = np.diff([0, *cuts, row])
+
+        def moved() -> Int[np.ndarray, "row"]:
+            offsets = np.zeros(self.chunks, np.int64)
+            for chunk in range(1, self.chunks):
+                offsets[chunk] = rng.integers(offsets[chunk - 1], length - row + 1)
+            return np.arange(row) + np.repeat(offsets, sizes)
+
+        return Drawn(moved(), moved(), row - 1)
+
+
+@dataclass(frozen=True)
+class RandomPositions:
+    """Contiguous text at positions drawn uniformly and sorted; every token is predicted.
+
+    Ruoss et al. 2023, arXiv 2305.16843, section 3.
+    """
+
+    def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
+        begin = int(rng.integers(length - row + 1))
+        positions = draw(length, row, rng, max_iterations=1)
+        return Drawn(np.arange(begin, begin + row), positions, row - 1)
+
+
+@dataclass(frozen=True)
+class FullLength:
+    """The whole document, every token predicted: what the others spare."""
+
+    def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
+        everything = np.arange(length)
+        return Drawn(everything, everything, length - 1)
+
+
+DRAWS: dict[str, type[Draw]] = {
+    "sparse": SparseMemory,
+    "uniform": Uniform,
+    "spans": Spans,
+    "pose": Pose,
+    "random": RandomPositions,
+    "full": FullLength,
+}
+
+
+def draw_named(text: str) -> Draw:
+    """The draw that `text` names, as `sparse:window=256` or `spans:span=32`.
+
+    Raises:
+        ValueError: an unknown name or setting, or a value that cannot be.
+    """
+    made = one_of(DRAWS, text, "draw")
+    for key, value in vars(made).items():
+        smallest = 0 if key == "keep_first" else 1
+        if value is not None and value < smallest:
+            raise ValueError(f"{key} = {value} of draw {text!r} must be at least {smallest}")
+    return made

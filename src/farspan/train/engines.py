@@ -1,0 +1,101 @@
+"""How a training is spread over processes, and whether it really is: one process, DDP, FSDP2, DeepSpeed ZeRO-2.
+
+transformers and accelerate fall back in silence: asked for FSDP on CPUs, the Trainer is plain data parallelism. So the
+engine in use is read off what was made, not off what was asked.
+"""
+
+import os
+from typing import Any
+
+import torch
+
+from farspan.corpus import optional_import
+
+
+def num_processes() -> int:
+    """As the launcher (torchrun, accelerate launch) says."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def load_options(engine: str) -> dict[str, Any]:
+    """What `from_pretrained` needs for the engine: on CPUs FSDP2 shards a model while it is loaded.
+
+    Raises:
+        ValueError: an engine for several processes, and a single one.
+    """
+    processes = num_processes()
+    if engine in ("ddp", "fsdp2") and processes < 2:
+        raise ValueError(
+            f'trainer.engine = "{engine}" spreads a training over processes, and there is one: start it with '
+            "`torchrun --nproc-per-node=N -m farspan train ...` or `accelerate launch`"
+        )
+    if engine == "single" and processes > 1:
+        raise ValueError(f'trainer.engine = "single", and the launcher started {processes} processes: start one')
+    if engine != "fsdp2" or torch.cuda.is_available():
+        return {}
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(fsdp_size=processes)}
+
+
+def training_arguments(engine: str, bf16: bool) -> dict[str, Any]:
+    """What transformers' TrainingArguments need for the engine.
+
+    accelerate shards models on accelerators alone. On CPUs the model is sharded before (`load_options`), and
+    transformers then writes no checkpoints.
+
+    Raises:
+        ValueError: DeepSpeed is asked for and not installed.
+    """
+    if engine == "deepspeed":
+        return {"deepspeed": deepspeed_config(bf16)}
+    if engine == "fsdp2":
+        return {"fsdp": True, "fsdp_config": {"version": 2}} if torch.cuda.is_available() else {"save_strategy": "no"}
+    return {}
+
+
+def deepspeed_config(bf16: bool) -> dict[str, Any]:
+    """ZeRO stage 2, as in Sparse Memory Training, table 8, with the optimizer of our own.
+
+    Raises:
+        ValueError: DeepSpeed is not installed.
+    """
+    optional_import("deepspeed", "deepspeed")
+    return {
+        "zero_optimization": {"stage": 2, "allgather_partitions": True, "allgather_bucket_size": 2e8},
+        "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": bf16},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+    }
+
+
+def in_use(trainer: Any) -> str:
+    """The engine of a Trainer that has begun to train."""
+    if trainer.is_deepspeed_enabled:
+        return "deepspeed"
+    if sharded(trainer.model_wrapped):
+        return "fsdp2"
+    if isinstance(trainer.model_wrapped, torch.nn.parallel.DistributedDataParallel):
+        return "ddp"
+    return "single" if trainer.accelerator.num_processes == 1 else str(trainer.accelerator.distributed_type.value)
+
+
+def refuse_other(engine: str, trainer: Any) -> None:
+    """Raises ValueError where another engine is in use than `engine`, or processes work beside each other in none."""
+    used = in_use(trainer)
+    if engine != used and not (engine == "auto" and used in ("single", "ddp", "fsdp2", "deepspeed")):
+        raise ValueError(
+            f'trainer.engine = "{engine}" was asked for, and {used} is in use: check the launcher and its config '
+            "(accelerate's own settings come first)"
+        )
+
+
+def sharded(model: Any) -> bool:
+    """Whether the parameters are in parts on several processes."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())

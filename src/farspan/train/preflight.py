@@ -1,0 +1,127 @@
+"""What would make a training on gapped positions silently wrong, looked for before it begins."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farspan import hf
+from farspan.train.draws import draw
+from farspan.train.objective import decoded
+
+PROBE = 128  # tokens
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # of hidden states, relative
+
+
+def preflight(model: Any, core: Any, window: int, longest: int) -> None:
+    """Runs a row with gaps through `model` as the training will, and refuses one that would not learn from it.
+
+    Args:
+        model: what is trained; `core`, if something is around it, is the transformers model inside.
+        window: tokens of a row.
+        longest: tokens of the longest documents, and so the positions that are reached.
+
+    Raises:
+        ValueError: the model takes no positions, or not so many; its RoPE depends on the length, or is not fp32; its
+            layers are no attention; memory tokens do not reach the target, or reach it otherwise than by position.
+    """
+    family = type(core).__name__
+    refusal = f"Sparse Memory Training cannot train {family}"
+    windows = _usable(core, longest, refusal)
+    targets = min(window, PROBE) // 2
+    rng = np.random.default_rng(0)
+    memory = draw(longest - targets, min(targets, longest - targets), rng)
+    positions = torch.from_numpy(np.concatenate([memory, np.arange(longest - targets, longest)]))[None]
+    positions = positions.to(hf.input_device(core))
+    vocabulary = core.get_input_embeddings().num_embeddings
+    ids = torch.from_numpy(rng.integers(vocabulary, size=positions.shape)).to(positions.device)
+
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        with torch.no_grad():
+            hidden, _ = decoded(model, core, ids, positions)
+            near, _ = decoded(model, core, ids, torch.arange(positions.shape[1], device=ids.device)[None])
+            if _distance(hidden, near) == 0:
+                raise ValueError(f"{refusal}: it does not use the positions it is given, so gaps mean nothing to it")
+            if set(windows.values()) == {None} and "flash" not in str(core.config._attn_implementation):
+                expected = _under_explicit_mask(core, ids, positions)
+                if (apart := _distance(hidden, expected)) > TOLERANCE.get(hidden.dtype, 5e-2):
+                    raise ValueError(
+                        f"{refusal}: on positions with gaps its hidden states are {apart:.2g} away from those under an "
+                        "explicit causal mask, so attention is cut somewhere; use another trainer.attention"
+                    )
+        model.train()
+        effect = memory_effect(model, core, ids, positions, len(memory))
+        lost = int((effect == 0).sum())
+        if lost and set(windows.values()) & {None}:
+            raise ValueError(
+                f"{refusal}: {lost} of {len(memory)} memory tokens have no effect on the target, so attention is cut "
+                "at the gaps between positions; use another trainer.attention"
+            )
+        if None not in windows.values():
+            layers = core.config.get_text_config(decoder=True).num_hidden_layers
+            reach = layers * (max(filter(None, windows.values())) - 1)
+            if bool((effect[memory < longest - targets - reach] != 0).any()):
+                raise ValueError(f"{refusal}: its sliding windows are not counted in positions")
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def memory_effect(model: Any, core: Any, ids: Tensor, positions: Tensor, num_memory: int) -> Tensor:
+    """How strongly each memory token, the first so many of one row, acts on the hidden states of the target: the norm
+    of the gradient of a random projection of these."""
+    leaves: list[Tensor] = []
+
+    def detached(module: Any, given: Any, output: Tensor) -> Tensor:
+        leaves.append(output.detach().requires_grad_())
+        return leaves[-1]
+
+    hook = core.get_input_embeddings().register_forward_hook(detached)
+    try:
+        hidden, _ = decoded(model, core, ids, positions)
+    finally:
+        hook.remove()
+    target = hidden[:, num_memory:]
+    directions = torch.randn(target.shape, generator=torch.Generator().manual_seed(0)).to(target)
+    (gradient,) = torch.autograd.grad((target * directions).sum(), leaves[0])
+    return gradient[0, :num_memory].float().norm(dim=-1).cpu()
+
+
+def _usable(core: Any, longest: int, refusal: str) -> dict[str, int | None]:
+    import inspect
+
+    if "position_ids" not in inspect.signature(core.forward).parameters:
+        raise ValueError(f"{refusal}: it takes no positions, so that a gap cannot be told to it")
+    limit = hf.position_limit(core)
+    if limit is not None and limit < longest:
+        raise ValueError(
+            f"{refusal} to {longest:,} tokens: it has learned positions, a table of {limit:,}; use a model with RoPE"
+        )
+    if (rope := hf.length_dependent_rope(core)) is not None:
+        raise ValueError(
+            f"{refusal}: its {rope} RoPE depends on the largest position of a batch, so that rows change each other"
+        )
+    if precisions := hf.rope_precision(core) - {torch.float32}:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in precisions)
+        raise ValueError(
+            f"{refusal}: its RoPE frequencies are {names}, wrong by up to 0.4 %, which far away is many turns; load it "
+            "with dtype=..., instead of casting it afterwards"
+        )
+    try:
+        return hf.sliding_windows(core)
+    except ValueError as error:
+        raise ValueError(f"{refusal}: {error}") from error
+
+
+def _under_explicit_mask(core: Any, ids: Tensor, positions: Tensor) -> Tensor:
+    with hf.watched_decoder(core) as seen:
+        mask = hf.causal_mask(core, positions, None)
+        core(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
+    return seen[-1][0]
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one.float() - other.float()).norm() / other.float().norm())

@@ -1,0 +1,304 @@
+"""Sparse Memory Training: extends any causal model's context at the cost of its own window.
+
+Sparse Memory Training for Long-Sequence Modeling, section 3 and appendices B.1 and D. Of a long document the end is the
+target and the rest memory, of which few tokens are drawn, fewer the further away (`draws`). They stand at their own
+positions in one ordinary row, so that a step costs the same whatever the document's length. The loss is that of the
+target, plus that of the ordinary window (`objective`); queries and keys alone are trained (`trained`); documents grow
+as the training goes on (`schedule`). There is no public code. Ours takes Algorithm 1 where the paper contradicts it,
+means instead of sums, and looks for what would make it silently wrong first (`preflight`).
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from farspan import hf
+from farspan.callback import CurveCallback, Measuring, PerplexityCallback
+from farspan.corpus import load, optional_import
+from farspan.lm import LM
+from farspan.lm import load as load_model
+from farspan.methods import method
+from farspan.methods.rope import Rope, ntk
+from farspan.record import environment
+from farspan.report.training import draw_losses, model_card
+from farspan.train import engines
+from farspan.train.config import Settings, refuse_other_settings
+from farspan.train.draws import draw, draw_named, levels
+from farspan.train.optimizer import OptimizerSettings
+from farspan.train.preflight import preflight
+from farspan.train.schedule import LengthSettings, schedule
+from farspan.train.trained import Count, TrainedSettings, choose, plain
+from farspan.train.trainer import RunSettings, run
+from farspan.train.windows import FirstTarget, Mixed, Short, SparseRows, collated
+
+__all__ = ["SmtSettings", "draw", "levels", "train"]
+DEMO = "demo"  # the embedded model
+CURVE_EXTRA = 16  # tokens of a curve's context beside text and copy, about
+
+
+class ModelSettings(Settings):
+    """[model]: what is extended."""
+
+    name: str  # a folder or hub id, or `demo`, the embedded one
+    window: int | None = Field(None, gt=3)  # tokens of a row; default what the model was trained on
+    rope: str | None = None  # such as rope:type=yarn,factor=8; stays in the trained model
+    revision: str | None = None
+
+
+class DataSettings(Settings):
+    """[data]: texts, named as everywhere (see `farspan.corpus`)."""
+
+    text: str  # documents, longer than lengths.target where they can be
+    short: Short = "skip"  # what becomes of shorter ones
+    separator: bool = True  # whether a document stands behind the tokenizer's beginning of text, as when it is read
+
+
+class SparseSettings(Settings):
+    """[smt]: rows and objective."""
+
+    draw: str = "sparse"
+    targets: int | None = Field(None, gt=0)  # tokens; default half a window
+    beta: float = Field(1.0, ge=0)  # weight of the ordinary window
+    mixed: Mixed = "concat"
+    first_target: FirstTarget = "auto"
+
+
+class SmtOptimizer(OptimizerSettings):
+    """[optimizer], table 8 and appendix D.2: AdamW at 1e-5, warm-up, no decay of the rate."""
+
+    lr: float = Field(1e-5, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)
+    decay_fraction: float = Field(0.0, ge=0, le=1)
+
+
+class SmtTrainer(RunSettings):
+    """[trainer]: batch 1."""
+
+    log_every: int = Field(10, gt=0)
+
+
+class WatchSettings(Settings):
+    """[watch]: what is measured while it is trained, on text it is not trained on; see `farspan.callback`."""
+
+    text: str = "builtin:held-out"
+    every: int | None = Field(None, ge=0)  # steps; 0: never; default a quarter of all, and before the first
+    lengths: tuple[int, ...] | None = None  # tokens; default half the window, and doubled from there to the target
+    repeats: int = Field(4, gt=1)  # windows of the perplexity
+    curve: bool = True  # also a small forgetting curve
+    tokens: int | None = Field(None, gt=0)  # fed for one curve, at most; default 24 times the target
+
+
+class SmtSettings(Settings):
+    """The whole config of `farspan train smt`."""
+
+    out: str
+    model: ModelSettings
+    data: DataSettings
+    lengths: LengthSettings
+    smt: SparseSettings = SparseSettings()
+    trained: TrainedSettings = TrainedSettings()
+    optimizer: SmtOptimizer = SmtOptimizer()
+    trainer: SmtTrainer
+    watch: WatchSettings = WatchSettings()
+
+
+def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Trains, or continues a training that was stopped, and saves model and tokenizer in `settings.out`.
+
+    Returns what `training.json` in that folder holds. `notice` is told what a user should know.
+
+    Raises:
+        ValueError: impossible settings, a model that cannot be trained so, documents that are all too short, another
+            engine in use than asked for, or `out` holds another training.
+    """
+    from transformers import set_seed
+
+    from farspan.train.smt_trainer import SparseTrainer
+
+    processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
+    out = Path(settings.out)
+    set_seed(settings.trainer.seed)
+    lm = opened(settings)
+    use_cache = lm.model.config.use_cache
+    with processes.main_process_first():
+        out.mkdir(parents=True, exist_ok=True)
+        refuse_other_settings(out, settings)
+        rows = rows_of(lm, settings, processes.num_processes)
+    model, count = prepared(lm, settings)
+    if processes.is_main_process:
+        notice(f"{lm.name}, window {rows.row:,} tokens: {count}")
+        for line in said(rows):
+            notice(line)
+        if engines.sharded(model):
+            notice("sharded over CPUs it is not checkpointed: a training that is stopped begins anew")
+
+    def finished(model: Any) -> Any:
+        model = plain(model)
+        model.config.get_text_config(decoder=True).max_position_embeddings = settings.lengths.target
+        model.config.use_cache = use_cache
+        return model
+
+    summary = run(
+        model,
+        rows,
+        None,
+        settings.optimizer,
+        settings.trainer,
+        out,
+        trainer_class=SparseTrainer,
+        callbacks=watching(lm, settings, out),
+        finish=finished,
+        processing_class=lm.tokenizer,
+        data_collator=collated,
+        core=lm.model,
+        beta=settings.smt.beta,
+        schedule=rows.schedule,
+    )
+    del summary["held_out_loss"]
+    summary |= {"trained": count.trained, "window": rows.row, "text": rows.summary(), "from": lm.identity}
+    summary |= {"settings": settings.model_dump(mode="json"), **environment()}
+    if processes.is_main_process:
+        lm.tokenizer.model_max_length = max(lm.tokenizer.model_max_length, settings.lengths.target)
+        lm.tokenizer.save_pretrained(out)
+        (out / "training.json").write_text(json.dumps(summary, indent=2) + "\n")
+        log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        draw_losses(log, out, rows.row)
+        (out / "README.md").write_text(model_card(summary, log))
+    return summary
+
+
+def plan(settings: SmtSettings) -> Iterator[str]:
+    """What `train` would do, after all its checks; trains nothing.
+
+    Raises:
+        ValueError: as `train`.
+    """
+    lm = opened(settings)
+    rows = rows_of(lm, settings)
+    _, count = prepared(lm, settings)
+    stages, steps = rows.schedule.stages, settings.trainer.steps
+    yield f"{lm.name}, window {rows.row:,} tokens: {count}"
+    yield from said(rows)
+    yield f"{len(stages)} lengths from {stages[0]:,} to {stages[-1]:,} tokens in {steps:,} steps"
+    fed = sum(len(row["input_ids"]) for row in rows[len(rows) - 1].values()) * rows.batch
+    yield f"{fed:,} tokens a step are read at the last length, about {fed * steps:,} in all"
+
+
+def opened(settings: SmtSettings) -> LM:
+    """The model in fp32, its RoPE scaled if it is to be.
+
+    Raises:
+        ValueError: no such model, or nothing says how long it was trained.
+    """
+    options: dict[str, Any] = engines.load_options(settings.trainer.engine)
+    options |= {"revision": settings.model.revision} if settings.model.revision else {}
+    options |= {"dtype": "float32", "attention": settings.trainer.attention, "trained_length": settings.model.window}
+    if settings.model.name == DEMO:
+        with as_file(files("farspan") / "assets" / "demo") as folder:
+            lm = replace(load_model(folder, **options), name=DEMO)
+    else:
+        lm = load_model(settings.model.name, **options)
+    if settings.trainer.activation_checkpointing:
+        hf.checkpoint_activations(lm.model)
+    if lm.trained_length is None:
+        raise ValueError(f"nothing says how long {lm.name} was trained: give model.window")
+    if settings.model.rope is not None:
+        scale_rope(lm, settings.model.rope, settings.lengths.target)
+    return lm
+
+
+def scale_rope(lm: LM, text: str, longest: int) -> None:
+    """Gives the model the RoPE that the method `text` names, for good: in its config, so that it is saved with it.
+
+    Raises:
+        ValueError: no RoPE method, one that depends on the length, or a model whose RoPE is scaled already.
+    """
+    chosen = method(text)
+    if not isinstance(chosen, Rope) or chosen.type == "dynamic":
+        raise ValueError(f"model.rope = {text!r} must be rope:type=linear, ntk or yarn, with factor=...")
+    theta, own = hf.plain_rope(lm.model, name=str(chosen))
+    config = lm.model.config.get_text_config(decoder=True)
+    original = chosen.original or lm.trained_length
+    assert original is not None
+    parameters = dict(config.rope_parameters)
+    if chosen.type == "ntk":
+        parameters["rope_theta"] = ntk(theta, 2 * len(own), chosen.factor)
+    else:
+        parameters |= {"rope_type": chosen.type, "factor": chosen.factor}
+    if chosen.type == "yarn":
+        parameters["original_max_position_embeddings"] = original
+    config.max_position_embeddings = longest
+    hf.set_rope(lm.model, parameters)
+
+
+def rows_of(lm: LM, settings: SmtSettings, num_processes: int = 1) -> SparseRows:
+    """What the training reads, sample by sample."""
+    trainer, window = settings.trainer, lm.trained_length
+    assert window is not None
+    return SparseRows(
+        load(settings.data.text, lm.tokenizer),
+        draw_named(settings.smt.draw),
+        schedule(settings.lengths, window, trainer.steps, trainer.seed),
+        row=window,
+        targets=settings.smt.targets or window // 2,
+        batch=trainer.batch or trainer.micro_batch * num_processes,
+        separator=lm.separator.ids if settings.data.separator else (),
+        seed=trainer.seed,
+        short=settings.data.short,
+        mixed=settings.smt.mixed,
+        first_target=settings.smt.first_target,
+    )
+
+
+def prepared(lm: LM, settings: SmtSettings) -> tuple[Any, Count]:
+    """The model with what is trained chosen, looked over as it will be trained."""
+    assert lm.trained_length is not None
+    model, count = choose(lm.model, settings.trained)
+    preflight(model, lm.model, lm.trained_length, settings.lengths.target)
+    return model, count
+
+
+def watching(lm: LM, settings: SmtSettings, out: Path) -> list[Measuring]:
+    """What measures the model while it is trained.
+
+    Perplexity of the same tokens behind more and more text: the lengths inside the window guard against forgetting
+    what the model could, the others say what it learns. And a forgetting curve, up to the target.
+    """
+    watch, window, target = settings.watch, lm.trained_length, settings.lengths.target
+    assert window is not None
+    if watch.every == 0 or (watch.every is None and settings.trainer.engine == "fsdp2"):
+        return []  # what is sharded cannot be measured in one process
+    every = watch.every or max(1, -(-settings.trainer.steps // 4))
+    lengths = watch.lengths
+    if lengths is None:
+        doubled = [window // 2 << i for i in range(target.bit_length()) if window // 2 << i < target]
+        lengths = (*doubled, target)
+    common: dict[str, Any] = {"text": watch.text, "every": every, "at_start": True, "trained_length": window}
+    found: list[Measuring] = [
+        PerplexityCallback(**common, lengths=lengths, repeats=watch.repeats, out=out / "perplexity")
+    ]
+    if watch.curve:
+        longest = max(1, (target - CURVE_EXTRA) // 2)
+        found.append(CurveCallback(**common, longest=longest, tokens=watch.tokens or 24 * target, out=out / "farspan"))
+    return found
+
+
+def said(rows: SparseRows) -> Iterator[str]:
+    """What a user should know of the text before it is trained on."""
+    about, longest = rows.summary(), max(rows.schedule.stages)
+    if rows.short != "join":
+        short = about["documents"] - about["long_enough"]
+        fate = "left out" if rows.short == "skip" else f"left out below {rows.row:,}, used up to their length above"
+        yield f"{about['documents']:,} documents, {short:,} shorter than {longest:,} tokens: {fate} at that length"
+    if about["passes"] > 1:
+        yield (
+            f"the training reads {about['samples']:,} windows, and the text holds {about['windows']:,} of {longest:,} "
+            f"tokens: each about {about['passes']:.1f} times"
+        )

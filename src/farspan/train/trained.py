@@ -1,0 +1,183 @@
+"""Which parameters a training moves: query and key projections alone (Sparse Memory Training, section 3.3), all, LoRA,
+or those of given names.
+
+Queries and keys are what RoPE turns. To them belong the biases of their projections and the norms behind these. Where
+a family keeps queries, keys and values in one matrix, it is trained in two parts, one of which stands still: a masked
+gradient would not do, as weight decay moves what has none.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Int
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from farspan.corpus import optional_import
+from farspan.train.config import Settings
+
+PROJECTIONS = ("q_proj", "k_proj")
+NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
+FUSED = ("query_key_value", "qkv_proj", "c_attn", "Wqkv", "W_pack", "att_proj", "qkv")
+
+
+class TrainedSettings(Settings):
+    """[trained]: which parameters move."""
+
+    what: Literal["qk", "all", "lora", "patterns"] = "qk"
+    norms: bool = True  # with `qk`, also the norms of queries and keys
+    patterns: tuple[str, ...] = ()  # names of parameters, * stands for anything
+    rank: int = Field(16, gt=0)  # of LoRA
+    alpha: float = Field(32.0, gt=0)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    modules: tuple[str, ...] = PROJECTIONS  # that LoRA is put beside
+
+
+@dataclass(frozen=True)
+class Count:
+    """Trained and all parameters."""
+
+    trained: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.trained:,} of {self.total:,} parameters are trained ({self.trained / self.total:.2%})"
+
+
+def choose(model: Any, settings: TrainedSettings) -> tuple[Any, Count]:
+    """Freezes all parameters of `model` but the chosen ones; returns what is to be trained, and the count.
+
+    Under LoRA that is another object, around the model. `plain` takes back what this puts into a model.
+
+    Raises:
+        ValueError: no such parameters, or a family whose queries and keys cannot be told apart.
+    """
+    total = sum(p.numel() for p in model.parameters())
+    if settings.what == "lora":
+        peft = optional_import("peft", "lora")
+        lora = peft.LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            lora_dropout=settings.dropout,
+            target_modules=list(settings.modules),
+            task_type="CAUSAL_LM",
+        )
+        model = peft.get_peft_model(model, lora)
+    else:
+        model.requires_grad_(settings.what == "all")
+        if settings.what == "qk":
+            _train_queries_and_keys(model, norms=settings.norms)
+        elif settings.what == "patterns":
+            _train_named(model, settings.patterns)
+    return model, Count(sum(p.numel() for p in model.parameters() if p.requires_grad), total)
+
+
+def plain(model: Any) -> Any:
+    """The model as transformers knows it: matrices whole again, LoRA added to the weights it stands beside."""
+    if hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
+    for module in list(model.modules()):
+        for name in list(getattr(module, "parametrizations", ())):
+            if isinstance(module.parametrizations[name][0], Parts):
+                parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+    return model
+
+
+class Parts(nn.Module):
+    """A parameter as two, of which one is trained: some of its rows (of dimension `dim`), and the others."""
+
+    rows: Tensor
+    others: Tensor
+    order: Tensor
+
+    def __init__(self, rows: Int[Tensor, "trained"], size: int, dim: int) -> None:
+        super().__init__()
+        trained = torch.zeros(size, dtype=torch.bool, device=rows.device)
+        trained[rows] = True
+        everything = torch.arange(size, device=rows.device)
+        both = everything[trained], everything[~trained]
+        self.dim = dim
+        self.register_buffer("rows", both[0], persistent=False)
+        self.register_buffer("others", both[1], persistent=False)
+        self.register_buffer("order", torch.cat(both).argsort(), persistent=False)
+
+    def forward(self, trained: Tensor, others: Tensor) -> Tensor:
+        return torch.cat([trained, others], self.dim).index_select(self.dim, self.order)
+
+    def right_inverse(self, whole: Tensor) -> tuple[Tensor, Tensor]:
+        return whole.index_select(self.dim, self.rows), whole.index_select(self.dim, self.others)
+
+
+def _train_queries_and_keys(model: Any, *, norms: bool) -> None:
+    decoder, family = model.get_decoder(), type(model).__name__
+    layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    named = [(name.rpartition(".")[2], module) for name, module in decoder.named_modules()]
+    kinds = [sum(leaf == kind for leaf, _ in named) for kind in PROJECTIONS]
+    if kinds == [layers, layers]:
+        for leaf, module in named:
+            if leaf in PROJECTIONS or (norms and leaf in NORMS):
+                module.requires_grad_(True)
+        return
+    fused = [module for leaf, module in named if leaf in FUSED]
+    if any(kinds) or len(fused) != layers:
+        raise ValueError(
+            f"queries and keys of {family} are not found as {' and '.join(PROJECTIONS)} in each of its {layers} "
+            'layers: name what is to be trained, trained.what = "patterns"'
+        )
+    for module in fused:
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            dim = 1 if isinstance(module, _transposed()) and parameter.dim() == 2 else 0
+            rows = _query_key_rows(model.config, parameter.shape[dim]).to(parameter.device)
+            parametrize.register_parametrization(module, name, Parts(rows, parameter.shape[dim], dim))
+            module.parametrizations[name].original0.requires_grad_(True)
+            module.parametrizations[name].original1.requires_grad_(False)
+    if norms:
+        for leaf, module in named:
+            if leaf in NORMS:
+                module.requires_grad_(True)
+
+
+def _query_key_rows(config: Any, size: int) -> Int[Tensor, "rows"]:
+    """Which rows of a matrix of queries, keys and values are queries and keys.
+
+    Raises:
+        ValueError: a family whose layout is not known.
+    """
+    heads = config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    rows = torch.arange(size)
+    if config.model_type == "gpt_neox":  # head by head: its queries, its keys, its values
+        return rows[rows % (3 * dim) < 2 * dim]
+    if config.model_type == "phi3":  # all queries, all keys, all values
+        return rows[: heads * dim + config.num_key_value_heads * dim]
+    if config.model_type == "gpt2":
+        return rows[: size * 2 // 3]
+    raise ValueError(
+        f"how {config.model_type} keeps queries, keys and values in one matrix is not known: name what is to be "
+        'trained, trained.what = "patterns"'
+    )
+
+
+def _transposed() -> type[nn.Module]:
+    from transformers.pytorch_utils import Conv1D
+
+    return Conv1D
+
+
+def _train_named(model: Any, patterns: tuple[str, ...]) -> None:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name, _ in model.named_parameters()):
+            raise ValueError(f"trained.patterns: {pattern!r} is the name of no parameter, such as {_some(model)}")
+    if not patterns:
+        raise ValueError(f"trained.patterns is empty: give names of parameters, such as {_some(model)}")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def _some(model: Any) -> str:
+    names: Iterator[str] = (name for name, p in model.named_parameters() if p.dim() > 1)
+    return ", ".join(name for name, _ in zip(names, range(3), strict=False))

@@ -1,0 +1,158 @@
+"""Long documents as rows of Sparse Memory Training: a pure function of a sample's index."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from farspan.corpus import Corpus, join
+from farspan.train.draws import Draw, Drawn
+from farspan.train.objective import NOT_A_TARGET, Rows
+from farspan.train.schedule import Schedule
+
+Short = Literal["skip", "use", "join"]
+Mixed = Literal["concat", "alternate", "off"]
+FirstTarget = Literal["auto", "keep", "mask"]
+
+
+class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
+    """Rows drawn from windows of documents, at random places, documents in proportion to their tokens.
+
+    A window of C tokens is the separator and C tokens less of one document; positions count from the separator. A
+    sample has a row `sparse` of it, and a row `window`, its first tokens as they stand (mixed training, section 3.3).
+
+    Args:
+        row: tokens of a row, the model's window.
+        targets: the last tokens of a window, which are predicted.
+        batch: samples of one step.
+        short: documents that are shorter than a step's length are left out (`skip`), used up to their length where
+            they fill a row (`use`), or all documents are one text with separators between (`join`).
+        mixed: both rows in each step, in turns, or the sparse one alone.
+        first_target: whether the target that stands behind the sampled memory is predicted: where the last memory
+            token is the one before it (`auto`), always (`keep`, equation 2 to the letter), or never (`mask`).
+
+    Raises:
+        ValueError: texts without an order, rows without room for targets and memory, or no document long enough.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        draw: Draw,
+        schedule: Schedule,
+        *,
+        row: int,
+        targets: int,
+        batch: int,
+        separator: Sequence[int],
+        seed: int,
+        short: Short = "skip",
+        mixed: Mixed = "concat",
+        first_target: FirstTarget = "auto",
+    ) -> None:
+        if corpus.shuffled:
+            raise ValueError(f"text {corpus.name!r} has no order to be learned: give the text itself")
+        if not 0 < targets < row:
+            raise ValueError(f"smt.targets = {targets:,} must leave room for a memory in rows of {row:,} tokens")
+        if short == "join":
+            documents = (corpus.document(index) for index in range(corpus.num_documents))
+            tokens = join(documents, tuple(separator))
+            corpus = Corpus(corpus.name, corpus.hash, tokens, np.array([0, len(tokens)]))
+        self.corpus, self.draw, self.schedule = corpus, draw, schedule
+        self.row, self.targets, self.batch, self.seed = row, targets, batch, seed
+        self.separator = np.asarray(separator, np.int64)
+        self.short, self.mixed, self.first_target = short, mixed, first_target
+        self.sizes = np.diff(corpus.starts) + len(self.separator)
+        self._found: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by length, see `_documents`
+        for length in sorted(schedule.stages, reverse=True):  # what is missing is said of the longest
+            self._documents(length)
+        self[0]  # a draw that does not fit these rows says so before anything is trained
+
+    def __len__(self) -> int:
+        return self.schedule.steps * self.batch
+
+    def __getitem__(self, index: int) -> dict[str, dict[str, Tensor]]:
+        step = index // self.batch
+        rng = np.random.default_rng((self.seed, index))
+        documents, ends = self._documents(self.schedule.at(step))
+        document = documents[np.searchsorted(ends, rng.integers(ends[-1]), side="right")]
+        length = min(self.schedule.at(step), int(self.sizes[document]))
+        begin = int(self.corpus.starts[document]) + int(rng.integers(self.sizes[document] - length + 1))
+        sample = {}
+        if self.mixed != "alternate" or step % 2 == 0:
+            sample["sparse"] = self._row(begin, self.draw(length, self.row, self.targets, rng))
+        if self.mixed == "concat" or (self.mixed == "alternate" and step % 2 == 1):
+            whole = np.arange(self.row)
+            sample["window"] = self._row(begin, Drawn(whole, whole, self.row - 1))
+        return sample
+
+    def _documents(self, length: int) -> tuple[Int[np.ndarray, "documents"], Int[np.ndarray, "documents"]]:
+        """Documents that serve a length, and the running sum of their tokens."""
+        if length not in self._found:
+            shortest = min(length, self.row) if self.short == "use" else length
+            documents = np.flatnonzero(self.sizes >= shortest)
+            if not len(documents):
+                raise ValueError(
+                    f"text {self.corpus.name!r} has no document of {shortest:,} tokens for lengths of {length:,}, its "
+                    f"longest has {int(self.sizes.max()):,}: give longer documents, a smaller lengths.target, "
+                    'data.short = "use" (documents as long as they are) or "join" (documents behind one another)'
+                )
+            self._found[length] = documents, np.cumsum(self.sizes[documents])
+        return self._found[length]
+
+    def _row(self, begin: int, drawn: Drawn) -> dict[str, Tensor]:
+        head = len(self.separator)
+        ids = np.empty(len(drawn.tokens), np.int64)
+        inside = drawn.tokens >= head
+        ids[~inside] = self.separator[drawn.tokens[~inside]]
+        ids[inside] = self.corpus.tokens[begin + drawn.tokens[inside] - head]
+        labels = np.full(len(ids), NOT_A_TARGET, np.int64)
+        first = len(ids) - drawn.num_targets
+        labels[first:] = ids[first:]
+        if self.first_target != "keep":
+            labels[1:][np.diff(drawn.tokens) != 1] = NOT_A_TARGET
+        if self.first_target == "mask":
+            labels[first] = NOT_A_TARGET
+        return {
+            "input_ids": torch.from_numpy(ids),
+            "position_ids": torch.from_numpy(drawn.positions.astype(np.int64)),
+            "labels": torch.from_numpy(labels),
+        }
+
+    def summary(self) -> dict[str, int | float]:
+        """How much of the text the longest length can use, and how often."""
+        longest = max(self.schedule.stages)
+        documents, _ = self._documents(longest)
+        windows = int(np.maximum(1, self.sizes[documents] // longest).sum())
+        return {
+            "documents": len(self.sizes),
+            "long_enough": int((self.sizes >= longest).sum()),
+            "used": len(documents),
+            "windows": windows,
+            "samples": len(self),
+            "passes": round(len(self) / windows, 2),
+        }
+
+
+def collated(samples: Sequence[dict[str, dict[str, Tensor]]]) -> dict[str, Rows]:
+    """Samples as one batch. Shorter rows are filled up behind their end, where no token sees it."""
+    return {name: _stacked([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def _stacked(rows: Sequence[dict[str, Tensor]]) -> Rows:
+    longest = max(len(row["input_ids"]) for row in rows)
+
+    def filled(row: dict[str, Tensor], name: str) -> Tensor:
+        values = row[name]
+        missing = longest - len(values)
+        if name == "position_ids":
+            more = values[-1] + torch.arange(1, missing + 1)
+        else:
+            more = values.new_full((missing,), NOT_A_TARGET if name == "labels" else 0)
+        return torch.cat([values, more])
+
+    return {name: torch.stack([filled(row, name) for row in rows]) for name in rows[0]}
