@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from farspan import __version__
-from farspan.cli import curve, demo, doctor, perplexity, report, train
+from farspan.cli import curve, demo, doctor, index, perplexity, report, task, train
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,7 +16,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # in the order in which `farspan --help` lists them
-for command in (demo.demo, curve.curve, curve.recall, perplexity.perplexity, doctor.doctor, report.report):
+for command in (
+    demo.demo,
+    curve.curve,
+    curve.recall,
+    perplexity.perplexity,
+    task.task,
+    index.index,
+    doctor.doctor,
+    report.report,
+):
     app.command()(command)
 app.command("import")(report.import_file)
 train_app = typer.Typer(no_args_is_help=True, help="Train or extend a model. A config is one TOML file.")

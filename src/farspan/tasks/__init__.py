@@ -4,11 +4,17 @@ names."""
 from farspan.spelling import one_of
 from farspan.tasks.base import Example, Quality, Question, Result, Task, Work
 from farspan.tasks.curve import CurveQuestion
+from farspan.tasks.own import OwnQuestion
 from farspan.tasks.perplexity import PerplexityQuestion
+from farspan.tasks.qa import QaQuestion
+from farspan.tasks.ralm import RalmQuestion
 
 TASKS: dict[str, type[Question]] = {
     "perplexity": PerplexityQuestion,
     "curve": CurveQuestion,
+    "ralm": RalmQuestion,
+    "qa": QaQuestion,
+    "own": OwnQuestion,
 }
 
 
