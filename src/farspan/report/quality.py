@@ -12,6 +12,7 @@ from scipy.stats import binomtest
 
 from farspan.record import Row, latest
 from farspan.report.perplexity import interval
+from farspan.stats import bands
 from farspan.tasks.base import Quality
 
 
@@ -50,7 +51,7 @@ def _cell(rows: Sequence[Row], quality: Quality, details: Sequence[str]) -> Cell
         return float(np.mean(found)) if found else None
 
     values = np.array([row.scores[quality.score] for row in good], float)
-    value, (low, high) = mean(values), _interval(values)
+    value, (low, high) = mean(values), _interval(values, quality)
     if quality.exp:
         value, low, high = (None if number is None else float(np.exp(number)) for number in (value, low, high))
     failed = [row.status for row in rows if row.status != "ok"]
@@ -74,15 +75,16 @@ def _cell(rows: Sequence[Row], quality: Quality, details: Sequence[str]) -> Cell
     )
 
 
-def _interval(values: np.ndarray) -> tuple[float | None, float | None]:
-    """The 95 % interval of a mean over examples: Wilson's where each is right or wrong, else Student's. None under two
-    examples."""
+def _interval(values: np.ndarray, quality: Quality) -> tuple[float | None, float | None]:
+    """The 95 % interval of a mean over examples: Wilson's where each is right or wrong, else Student's, of shares
+    inside 0 to 1. None under two examples."""
     if len(values) < 2:
         return None, None
     if np.isin(values, (0.0, 1.0)).all():
         found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
         return float(found.low), float(found.high)
-    low, high = interval(values)
+    shares = not quality.exp and values.min() >= 0 and values.max() <= 1
+    low, high = (side[0] for side in (bands if shares else interval)(values[:, None]))
     return float(low), float(high)
 
 
@@ -97,30 +99,31 @@ def print_quality(found: Sequence[Cell], task: str, quality: Quality, unit: str,
     title = f"{task}: {quality.name} ({direction}), 95 % interval over examples"
     table = Table(title=escape(title), title_justify="left")
     details = list(dict.fromkeys(name for one in found for name in one.details))
-    names = {name: name.replace("_", " ") for name in details}
-    table.add_column("model", overflow="fold")
-    table.add_column("method", overflow="fold")
-    for column in (unit, quality.name, "interval", *names.values(), "examples", "tokens", "tokens/s", "kept", "failed"):
+    several = len({one.model for one in found}) > 1, len({one.method for one in found}) > 1
+    failed = any(one.failed for one in found)
+    for column in [name for name, shown in zip(("model", "method"), several, strict=True) if shown]:
+        table.add_column(column, overflow="fold")
+    columns = (unit, quality.name, *(name.replace("_", " ") for name in details), "examples", "tokens/s", "kept")
+    for column in (*columns, *(["failed"] if failed else [])):
         table.add_column(column, justify="right")
     for one in found:
-        table.add_row(
-            escape(one.model.rstrip("/").rpartition("/")[2]),
-            escape(one.method),
-            f"{one.length:,}",
-            _said(one.value),
-            "" if one.low is None or one.high is None else f"{_said(one.low)} to {_said(one.high)}",
-            *(_said(one.details.get(name)) for name in details),
-            str(one.num_examples),
-            "" if one.context is None else f"{one.context:,.0f}",
-            "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
-            "" if one.kept is None else f"{one.kept:,.0f}",
-            ", ".join(f"{count} {status}" for status, count in one.failed.items()),
-        )
+        line = [escape(one.model.rstrip("/").rpartition("/")[2])] if several[0] else []
+        line += [escape(one.method)] if several[1] else []
+        interval_said = "" if one.low is None or one.high is None else f" [{_said(one.low)}, {_said(one.high)}]"
+        line += [f"{one.length:,}", escape(_said(one.value) + interval_said)]
+        line += [_said(one.details.get(name)) for name in details]
+        line += [str(one.num_examples), *(_whole(value) for value in (one.tokens_per_second, one.kept))]
+        line += [", ".join(f"{count} {status}" for status, count in one.failed.items())] if failed else []
+        table.add_row(*line)
     console.print(table)
 
 
 def _said(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:,.2f}"
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
 
 
 def _rounded(value: Any) -> Any:

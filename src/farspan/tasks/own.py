@@ -41,6 +41,8 @@ TARGET = 32  # tokens of it that are asked for
 FACTS = 512  # tokens of the text that the facts are taken from; at most as many as the shortest length
 PAIRS = 4
 OPTIONS = 4
+NEARBY = 16  # tokens
+ALIKE = 1e-3  # nats: less is rounding
 WORD = re.compile(r"[^\W\d_]{4,}")
 SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
 
@@ -105,7 +107,7 @@ class Own:
         self, lm: LM, filler: np.ndarray, source: np.ndarray, repeat: int, lengths: Sequence[int], seed: int
     ) -> Example:
         rng = np.random.default_rng([seed, repeat])
-        shortest = lm.tokenizer.decode(filler[: lengths[0]].tolist())
+        always = lm.tokenizer.decode(filler[: lengths[0] // 4].tolist())  # of the text, whatever the length
         facts: list[tuple[float, np.ndarray]] = []  # depth, tokens
         asked: dict[str, list[np.ndarray]] = {}  # the question, then what may answer it, the right one first
         line = encoded(lm.tokenizer, "\n")
@@ -116,7 +118,7 @@ class Own:
             facts.append((rng.random(), np.concatenate([line, recalled, line])))
             asked["recall"] = [recalled[:CUE], recalled[CUE:]]
         if "pairs" in self.tests:
-            words = rng.permutation(self._words(shortest, self.pairs))[: self.pairs]
+            words = rng.permutation(self._words(always, self.pairs))[: self.pairs]
             numbers = rng.choice(90_000, self.pairs, replace=False) + 10_000
             for word, number in zip(words, numbers, strict=True):
                 facts.append((rng.random(), encoded(lm.tokenizer, f"\nThe number of {word} is {number}.\n")))
@@ -127,7 +129,7 @@ class Own:
             asked["pairs"] = [whole[:same], whole[same:]]
         if "cloze" in self.tests:
             sentence, word = self._sentence(lm.tokenizer.decode(source[CUE + TARGET :].tolist()), rng)
-            others = [other for other in self._words(shortest, OPTIONS) if other.lower() != word.lower()]
+            others = [other for other in self._words(always, OPTIONS) if other.lower() != word.lower()]
             like = [other for other in others if other[0].isupper() == word[0].isupper()]
             few = len(like) < OPTIONS - 1
             options = [word, *rng.permutation(others if few else like)[: OPTIONS - 1]]
@@ -136,10 +138,10 @@ class Own:
             facts.append((rng.random(), encoded(lm.tokenizer, f"\n{sentence}\n")))
             asked["cloze"] = [encoded(lm.tokenizer, question), *(encoded(lm.tokenizer, f" {one}") for one in options)]
         pieces, ends = joined([piece for _, piece in facts])
-        if len(pieces) > lengths[0]:
+        if len(pieces) > lengths[0] * 3 // 4:
             raise ValueError(
-                f"lengths of {lengths[0]} tokens are too short for facts of {len(pieces)}: give longer ones, or ask "
-                "for one test (tests=recall)"
+                f"lengths of {lengths[0]} tokens are too short for facts of {len(pieces)}: give longer ones, from "
+                f"{len(pieces) * 4 // 3 + 1} on, or ask for one test (tests=recall)"
             )
         given = {"filler": filler, "facts": pieces, "fact_ends": ends, "depths": np.array([d for d, _ in facts])}
         for test, parts in asked.items():
@@ -150,8 +152,8 @@ class Own:
         return Example(digest.hexdigest()[:16], repeat, tuple(lengths), given)
 
     def _words(self, text: str, least: int) -> list[str]:
-        """Different words of a text, in order."""
-        found = list({word.lower(): word for word in WORD.findall(text)}.values())
+        """Different words of a stretch of text, in order, without those at its ends, which may be cut."""
+        found = list({word.lower(): word for word in WORD.findall(text)[1:-1]}.values())
         if len(found) <= least:
             raise ValueError(
                 f"text {self.text.name!r} has a stretch with {len(found)} different words of four letters; "
@@ -166,7 +168,8 @@ class Own:
             (one, WORD.findall(one)) for one in sentences if len(one.split()) >= 6 and len(WORD.findall(one)) > 1
         ]
         if not several:
-            several = [(" ".join(text.split()[:30]), WORD.findall(" ".join(text.split()[:30])))]
+            whole = " ".join(text.split()[1:-1][:30])
+            several = [(whole, WORD.findall(whole))]
         sentence, words = several[int(rng.integers(len(several)))]
         if not words:
             raise ValueError(f"text {self.text.name!r} has a stretch without words: ask for tests=recall")
@@ -182,17 +185,17 @@ class Own:
                 for answer in np.diff(ends):
                     yield Work(1, before, int(ends[0] + answer) - 1, int(answer))
 
-    def context(self, example: Example, length: int) -> tuple[np.ndarray, list[int]]:
-        """The tokens of a length, and where in them each fact begins."""
+    def context(self, lm: LM, example: Example, length: int) -> tuple[np.ndarray, list[int]]:
+        """The tokens of a length, and where in them each fact begins: before a word, if one begins nearby."""
         given = example.tokens
         facts = parted(given["facts"], given["fact_ends"], len(given["fact_ends"]))
         filler = given["filler"][: length - len(given["facts"])]
-        places = np.round(given["depths"] * len(filler)).astype(int)
+        places = [_before_a_word(lm, filler, round(depth * len(filler))) for depth in given["depths"]]
         parts, begins, done, total = [], [0] * len(facts), 0, 0
         for which in np.argsort(places, kind="stable"):
             parts += [filler[done : places[which]], facts[which]]
             begins[which] = total + places[which] - done
-            done, total = int(places[which]), begins[which] + len(facts[which])
+            done, total = places[which], begins[which] + len(facts[which])
         return np.concatenate([*parts, filler[done:]]), begins
 
     def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
@@ -201,7 +204,7 @@ class Own:
         alone = [self._answers(reader.read(head=head), example) for example in batch]
         for length in batch[0].lengths:
             for example, without in zip(batch, alone, strict=True):
-                tokens, begins = self.context(example, length)
+                tokens, begins = self.context(reader.lm, example, length)
                 memory = reader.read(row(tokens), head=head)
                 within = self._answers(memory, example)
                 answers = within, without
@@ -248,7 +251,7 @@ class Own:
     def _distances(self, length: int, begins: Sequence[int]) -> dict[str, int]:
         """Tokens from where each fact that is asked for begins to the end of the context."""
         where = {"recall": 0, "pairs": int("recall" in self.tests), "cloze": len(begins) - 1}
-        return {test: length - int(begins[where[test]]) for test in self.tests}
+        return {test: length - begins[where[test]] for test in self.tests}
 
     def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]:
         """The last test of an example in words: its parts, token by token; the last `scored` are the right answer."""
@@ -256,7 +259,7 @@ class Own:
         question, answer = parted(example.tokens[test], example.tokens[f"{test}_ends"], 2)
         parts = [
             ["separator", token_texts(lm.tokenizer, lm.separator.ids)],
-            ["read", token_texts(lm.tokenizer, self.context(example, length)[0])],
+            ["read", token_texts(lm.tokenizer, self.context(lm, example, length)[0])],
             ["asked", token_texts(lm.tokenizer, np.concatenate([question, answer]))],
         ]
         return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(answer)}
@@ -293,10 +296,17 @@ class OwnQuestion:
 
 
 def _judged(found: dict[str, Answer], without: dict[str, Answer]) -> dict[str, float]:
-    """Of each test, between 0 and 1. Where no option was raised more than the others, each has its share."""
+    """Of each test, between 0 and 1. Options that were raised alike share what the best of them gets."""
     judged = {test: one.hit for test, one in found.items()}
     if "cloze" in found:
         raised = without["cloze"].nats - found["cloze"].nats
-        best = raised == raised.max()
+        best = raised > raised.max() - ALIKE
         judged["cloze"] = float(best[0] / best.sum())
     return judged
+
+
+def _before_a_word(lm: LM, tokens: np.ndarray, place: int) -> int:
+    """The last place up to this one, not far from it, whose token begins with a blank; this one if there is none."""
+    first = max(0, place - NEARBY)
+    found = [i for i, text in enumerate(token_texts(lm.tokenizer, tokens[first : place + 1])) if text[:1].isspace()]
+    return first + found[-1] if found else place

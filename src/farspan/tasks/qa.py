@@ -166,7 +166,7 @@ class Qa:
         one = self.asked[which]
         head = [np.array(lm.separator.ids, np.int64)]
         for shot in self._demonstrations(which, seed):
-            best = self._passages(shot, 1)[:1] if lengths[-1] else ()
+            best = self._passages(shot, 1)
             head += [passage_ids(lm.tokenizer, str(passage), self.passage_tokens) for passage in best]
             head.append(encoded(lm.tokenizer, f"Question: {shot.question}\nAnswer: {shot.answers[0]}\n\n"))
         pieces = [
@@ -237,7 +237,7 @@ class Qa:
                         "new_tokens": len(new),
                         "head_tokens": len(given["head"]),
                         "passages": [passage.name for passage in passages],
-                        "passage_scores": scores,
+                        "passage_scores": [None if score is None else round(score, 4) for score in scores],
                         "passage_tokens": [len(ids) for ids in pieces],
                         "in_passages": float(any(_holds(passage.text, one.answers) for passage in passages)),
                     },
