@@ -103,8 +103,7 @@ class Index:
         else:
             vectors = _encoder(self.about["encoder"]).encode(list(queries), show_progress_bar=False)
             if self.about["kind"] == "faiss":
-                graph = optional_import("faiss", "faiss").read_index(str(self.folder / "index.faiss"))
-                scores, numbers = graph.search(np.asarray(vectors, np.float32), count)
+                scores, numbers = self._graph.search(np.asarray(vectors, np.float32), count)
                 return numbers.astype(np.int64), scores.astype(np.float32)
             found = self._nearest(np.asarray(vectors, np.float32), count)
         return np.stack([numbers for numbers, _ in found]), np.stack([scores for _, scores in found])
@@ -135,6 +134,10 @@ class Index:
     @cached_property
     def _text(self) -> np.ndarray:
         return np.memmap(self.folder / "passages.txt", np.uint8, "r")
+
+    @cached_property
+    def _graph(self) -> Any:
+        return optional_import("faiss", "faiss").read_index(str(self.folder / "index.faiss"))
 
     @cached_property
     def _bm25(self) -> Any:

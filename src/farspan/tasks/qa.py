@@ -180,14 +180,23 @@ class Qa:
             digest.update(np.asarray(values, np.int64).tobytes())
         return Example(digest.hexdigest()[:16], repeat, tuple(lengths), given | {"which": np.array([which])})
 
+    @cached_property
+    def _searched(self) -> dict[str, tuple[Passage, ...]]:
+        """What the index gave for each question."""
+        return {}
+
     def _passages(self, one: Asked, count: int) -> tuple[Passage, ...]:
-        if self.index is None or count == 0:
+        if self.index is None:
             return one.passages[:count]
-        numbers, scores = (values[0] for values in self.index.search([one.question], count))
-        return tuple(
-            Passage(self.index.passage(int(n)), "", float(score), str(n))
-            for n, score in zip(numbers, scores, strict=True)
-        )
+        found = self._searched.get(one.question, ())
+        if len(found) < count:
+            numbers, scores = (values[0] for values in self.index.search([one.question], count))
+            found = tuple(
+                Passage(self.index.passage(int(n)), "", float(score), str(n))
+                for n, score in zip(numbers, scores, strict=True)
+            )
+            self._searched[one.question] = found
+        return found[:count]
 
     def _demonstrations(self, which: int, seed: int) -> list[Asked]:
         """Other questions with their answers, the same whoever is asked."""
