@@ -144,9 +144,16 @@ def test_too_few_passages_are_an_error_that_counts_them(documents: Path, lm: LM)
         asked.examples(lm, (3,), 1, 0)
 
 
-def test_an_index_of_other_documents_makes_other_examples(documents: Path, lm: LM) -> None:
-    one, other = (ralm(documents, lm, found).examples(lm, LENGTHS, 3, 0) for found in ("found", "both"))
-    assert not {example.id for example in one} & {example.id for example in other}
+def test_what_is_asked_otherwise_makes_other_examples(documents: Path, lm: LM) -> None:
+    one, *others = (
+        {example.id for example in ralm(documents, lm, found, weights=weights).examples(lm, (0,), 3, 0)}
+        for found, weights in (("found", "method"), ("both", "method"), ("found", "retriever"))
+    )
+    assert all(one.isdisjoint(other) for other in others)
+
+
+def test_the_same_is_asked_again(documents: Path, lm: LM) -> None:
+    one = ralm(documents, lm).examples(lm, LENGTHS, 3, 0)
     assert [e.id for e in one] == [e.id for e in ralm(documents, lm).examples(lm, LENGTHS, 3, 0)]
 
 
