@@ -226,6 +226,8 @@ def test_demonstrations_depend_on_the_seed_and_the_question_alone(data: str, lm:
     few, many = qa(data).examples(lm, (1,), 2, 0), qa(data).examples(lm, (1,), 6, 0)
     assert [one.id for one in few] == [one.id for one in many[:2]]
     assert {one.id for one in few}.isdisjoint({one.id for one in qa(data).examples(lm, (1,), 6, 1)})
+    shots = {tuple(shot.question for shot in qa(data)._demonstrations(which, 0)) for which in range(10)}
+    assert len(shots) > 8  # each question has its own
 
 
 def test_a_question_is_never_its_own_demonstration(data: str, lm: LM) -> None:
@@ -298,8 +300,11 @@ class Answering:
 
     def read(self, *passages: torch.Tensor, head: torch.Tensor, weights: torch.Tensor | None) -> Any:
         self.given = SimpleNamespace(passages=passages, head=head, weights=weights)
-        new = torch.from_numpy(encoded(self.lm.tokenizer, self.text))
-        return SimpleNamespace(num_seen=1, num_kept=1, read=lambda ids: None, generate=lambda *_, **__: [new])
+        return SimpleNamespace(num_seen=1, num_kept=1, read=lambda ids: None, generate=self.generate)
+
+    def generate(self, ids: torch.Tensor, max_new_tokens: int, *, stop: list[int]) -> list[torch.Tensor]:
+        self.given.stop = stop
+        return [torch.from_numpy(encoded(self.lm.tokenizer, self.text))]
 
 
 @pytest.mark.parametrize(
@@ -309,8 +314,10 @@ def test_the_first_line_is_the_answer(text: str, right: float, data: str, lm: LM
     asked = qa(data)
     (example,) = asked.examples(lm, (2,), 1, 0)
     name = PEOPLE[int(example.tokens["which"][0])]
-    (result,) = asked.run(Answering(lm, text.format(name)), [example])  # type: ignore[arg-type]
+    reader = Answering(lm, text.format(name))
+    (result,) = asked.run(reader, [example])  # type: ignore[arg-type]
     assert result.scores["exact_match"] == right
+    assert reader.given.stop == line_ends(lm.tokenizer)
 
 
 def test_weights_of_the_retriever_reach_the_reader(data: str, lm: LM, tmp_path: Path) -> None:
