@@ -183,9 +183,9 @@ def test_draws_are_named_with_their_settings() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sparce", "draw 'sparce' is unknown .did you mean 'sparse'"),
+        ("sparce", "draw 'sparce' is unknown.*did you mean 'sparse'"),
         ("spans", "needs span"),
-        ("spans:span=0", "span = 0 of draw 'spans' must be at least 1"),
+        ("spans:span=0", "span = 0 of draw 'spans:span=0' must be at least 1"),
         ("uniform:window=3", "has no settings"),
     ],
 )

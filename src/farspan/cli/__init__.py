@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from farspan import __version__
-from farspan.cli import ask, attention, compare, curve, demo, doctor, perplexity, report, train
+from farspan.cli import ask, attention, compare, curve, demo, doctor, index, perplexity, report, task, train
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,8 +16,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # in the order in which `farspan --help` lists them
-measures = (curve.curve, curve.recall, perplexity.perplexity, attention.attention, compare.compare)
-for command in (demo.demo, *measures, ask.ask, doctor.doctor, report.report):
+measures = (curve.curve, curve.recall, perplexity.perplexity, attention.attention, task.task, compare.compare)
+for command in (demo.demo, *measures, ask.ask, index.index, doctor.doctor, report.report):
     app.command()(command)
 app.command("import")(report.import_file)
 train_app = typer.Typer(no_args_is_help=True, help="Train or extend a model. A config is one TOML file.")

@@ -6,7 +6,10 @@ from farspan.tasks.base import Example, Quality, Question, Result, Task, Work
 from farspan.tasks.curve import CurveQuestion
 from farspan.tasks.icl import InContextLearningQuestion
 from farspan.tasks.longbench import LongBenchQuestion
+from farspan.tasks.own import OwnQuestion
 from farspan.tasks.perplexity import PerplexityQuestion
+from farspan.tasks.qa import QaQuestion
+from farspan.tasks.ralm import RalmQuestion
 from farspan.tasks.zeroscrolls import ZeroScrollsQuestion
 
 TASKS: dict[str, type[Question]] = {
@@ -15,6 +18,9 @@ TASKS: dict[str, type[Question]] = {
     "icl": InContextLearningQuestion,
     "zeroscrolls": ZeroScrollsQuestion,
     "longbench": LongBenchQuestion,
+    "ralm": RalmQuestion,
+    "qa": QaQuestion,
+    "own": OwnQuestion,
 }
 
 

@@ -1,0 +1,78 @@
+"""`farspan index`."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farspan.cli.options import AsJson, err, said
+
+
+class Kind(StrEnum):
+    bm25 = "bm25"
+    dense = "dense"
+    faiss = "faiss"
+
+
+def index(
+    text: Annotated[str, typer.Option(help="FILE, FOLDER, org/name or builtin: the documents.")],
+    out: Annotated[Path, typer.Option(help="Folder of the index; one made in the same way is kept.")],
+    kind: Annotated[
+        Kind, typer.Option(help="bm25: words; dense: vectors, exact; faiss: vectors, approximate.")
+    ] = Kind.bm25,
+    words: Annotated[int | None, typer.Option(min=1, help="Words of a passage, default 100.")] = None,
+    passage_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a passage instead of words; needs --tokenizer.")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Folder or hub id of the tokenizer that cuts passages.")] = None,
+    encoder: Annotated[str | None, typer.Option(help="Of dense and faiss, default facebook/contriever.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Passages of your documents, to be searched by tasks with retrieval."""
+    with said():
+        import time
+
+        from farspan.retrieve import ENCODER, WORDS, build
+
+        if (passage_tokens is None) != (tokenizer is None):
+            raise ValueError("--passage-tokens and --tokenizer go together: give both, or neither")
+        if words is not None and passage_tokens is not None:
+            raise ValueError("--words and --passage-tokens contradict each other: give one")
+        if encoder is not None and kind is Kind.bm25:
+            raise ValueError("--encoder belongs to --kind dense and faiss, not to bm25")
+        started = time.perf_counter()
+        built = build(
+            text,
+            out,
+            kind=kind.value,
+            words=words or WORDS,
+            tokens=passage_tokens,
+            tokenizer=None if tokenizer is None else _tokenizer(tokenizer),
+            encoder=encoder or ENCODER,
+        )
+        summary = {
+            "index": str(built.folder),
+            "kind": kind.value,
+            "documents": built.about["documents"],
+            "passages": len(built),
+            "bytes": sum(file.stat().st_size for file in built.folder.rglob("*") if file.is_file()),
+            "seconds": round(time.perf_counter() - started, 2),
+        }
+        line = (
+            f"{summary['passages']:,} passages of {summary['documents']:,} documents in {out}, "
+            f"{summary['bytes'] / 2**20:,.0f} MiB, {summary['seconds']} s"
+        )
+        (err.print if as_json else typer.echo)(line)
+        if as_json:
+            print(json.dumps(summary))
+
+
+def _tokenizer(name: str) -> object:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"tokenizer {name!r} is neither a folder nor a hub id that can be loaded: {error}") from error

@@ -1,0 +1,127 @@
+"""`farspan task`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from farspan.cli.options import (
+    AsJson,
+    Attention,
+    Batch,
+    Chunk,
+    Device,
+    DeviceMap,
+    Dtype,
+    Methods,
+    ModelDtype,
+    Models,
+    Out,
+    Pickle,
+    PlanOnly,
+    RemoteCode,
+    Revision,
+    Seed,
+    Spacing,
+    Text,
+    TrainedLength,
+    chosen_lengths,
+    err,
+    make_loader,
+    said,
+)
+from farspan.cli.show import print_end, print_plans
+
+if TYPE_CHECKING:
+    from farspan.record import Row
+
+
+def task(
+    name: Annotated[str, typer.Argument(metavar="TASK", help="A task with its settings, as qa:data=nq.jsonl,shots=2.")],
+    models: Models,
+    method: Methods = None,
+    text: Text = "builtin",
+    lengths: Annotated[
+        str, typer.Option(help="0,8,20 or 512:16384, in the task's unit (tokens, passages); auto: the task's own.")
+    ] = "auto",
+    points: Annotated[int | None, typer.Option(min=1, help="Lengths in a range A:B, default 16.")] = None,
+    spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default log.")] = None,
+    repeats: Annotated[int, typer.Option(help="Examples.")] = 10,
+    seed: Seed = 0,
+    out: Out = None,
+    device: Device = None,
+    device_map: DeviceMap = None,
+    dtype: ModelDtype = Dtype.auto,
+    attention: Attention = None,
+    trained_length: TrainedLength = None,
+    revision: Revision = None,
+    trust_remote_code: RemoteCode = False,
+    allow_pickle: Pickle = False,
+    batch: Batch = None,
+    chunk: Chunk = None,
+    plan: PlanOnly = False,
+    as_json: AsJson = False,
+) -> None:
+    """A long-context task by length: retrieval-augmented perplexity, question answering, tests of your own text."""
+    with said():
+        from dataclasses import asdict
+
+        from farspan.questions import QuestionSettings, measure_question, plan_question
+        from farspan.tasks import task as parsed
+
+        # a length of 0 is the control of tasks that count passages or demonstrations
+        none = (0,) if parsed(name).unit != "tokens" and lengths.partition(",")[0].strip() == "0" else ()
+        rest = lengths.partition(",")[2] if none else lengths
+        chosen = none + ((chosen_lengths(rest, points, spacing, Spacing.log) or ()) if rest else ())
+        settings = QuestionSettings(name, text, chosen or None, repeats, seed)
+        loader = make_loader(
+            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
+        )
+        methods = method or ["full"]
+        if plan:
+            plans = plan_question(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
+            print_plans(list(plans), "", as_json)
+            return
+        from farspan.display import Display
+        from farspan.measure import Watch
+        from farspan.record import default_folder
+
+        folder = out or default_folder(name.partition(":")[0], models, [methods, asdict(settings)])
+        console = err if as_json else Console()
+        with Display(console) as display:
+            rows = measure_question(
+                models,
+                methods,
+                settings,
+                folder,
+                loader=loader,
+                batch=batch,
+                chunk=chunk,
+                watch=Watch(display.start, display.row, display.notice),
+            )
+        if show_quality(rows, name, folder, console, as_json):
+            raise typer.Exit(1)
+
+
+def show_quality(rows: list["Row"], name: str, folder: Path, console: Console, as_json: bool) -> int:
+    """Prints what a run of one task holds; returns how many of its rows failed."""
+    from farspan.report.quality import as_data, cells, print_quality
+    from farspan.tasks import task as parsed
+
+    question = parsed(name)
+    found = cells(rows, question.quality, getattr(question, "details", ()))
+    print_quality(found, str(question), question.quality, question.unit, console)
+    failed = print_end(rows, folder, [], console)
+    if as_json:
+        summary = {
+            "run": str(folder),
+            "task": str(question),
+            "quality": question.quality.name,
+            "unit": question.unit,
+            "results": as_data(found),
+            "failed_rows": failed,
+        }
+        print(json.dumps(summary))
+    return failed

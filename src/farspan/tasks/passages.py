@@ -1,0 +1,62 @@
+"""What tasks with passages share: passages as tokens, their weights for a reader that mixes them, and how an example is
+shown."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from farspan.spelling import closest
+
+PASSAGE_TOKENS = 256  # at most, of each passage: what CEPE's encoder was trained on
+WEIGHTS = ("method", "retriever")
+
+
+def check_weights(weights: str) -> None:
+    """Raises ValueError unless the weights are among WEIGHTS."""
+    if weights not in WEIGHTS:
+        raise ValueError(f"weights {weights!r} are unknown{closest(weights, WEIGHTS)}; known are {', '.join(WEIGHTS)}")
+
+
+def encoded(tokenizer: Any, text: str) -> Int[np.ndarray, "time"]:
+    """Token ids of a text, as `corpus.load` cuts it: nothing is added, and nothing in it is a special token."""
+    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+    return np.asarray(ids, dtype=np.int64)
+
+
+def passage_ids(tokenizer: Any, text: str, most: int) -> Int[np.ndarray, "time"]:
+    """Token ids of a passage and the blank line behind it, at most so many: what is too long loses its end."""
+    return encoded(tokenizer, text.strip() + "\n\n")[:most]
+
+
+def passage_weights(weights: str, scores: Sequence[float] | np.ndarray) -> Float[Tensor, "passages"] | None:
+    """Softmax of the retriever's scores (Shi et al. 2023, arXiv 2301.12652, section 3.2); None: the method's own."""
+    if weights == "method" or not len(scores):
+        return None
+    return torch.tensor(list(scores), dtype=torch.float32).softmax(-1)
+
+
+def token_texts(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """Tokens as text, each as what it adds to the ones before it: alone, some tokenizers drop its leading space."""
+    ids = [int(i) for i in ids]
+    behind = [tokenizer.decode(ids[max(0, n - 8) : n + 1]) for n in range(len(ids))]
+    before = [tokenizer.decode(ids[max(0, n - 8) : n]) for n in range(len(ids))]
+    return [text[len(known) :] for text, known in zip(behind, before, strict=True)]
+
+
+def joined(pieces: Sequence[np.ndarray]) -> tuple[Int[np.ndarray, "total"], Int[np.ndarray, "pieces"]]:
+    """Pieces as an example holds them: one behind the other, and where each ends."""
+    whole = np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64)
+    return whole, np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+
+
+def parted(whole: np.ndarray, ends: np.ndarray, count: int) -> list[Int[np.ndarray, "time"]]:
+    """The first `count` of the pieces that `joined` joined."""
+    return np.split(whole[: ends[count - 1]], ends[: count - 1]) if count else []
+
+
+def row(ids: np.ndarray) -> Int[Tensor, "1 time"]:
+    return torch.from_numpy(np.ascontiguousarray(ids)).long()[None]

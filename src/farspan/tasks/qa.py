@@ -1,0 +1,385 @@
+"""Open-domain question answering: short answers from k retrieved passages, judged by exact match.
+
+    {separator}{demonstration 1}{demonstration 2}{passage 1} ... {passage k}Question: {question}\\nAnswer:
+
+with `Document (Title: {title}): {text}` for a passage, a blank line behind each part, and a demonstration made of its
+first passage, its question and its first answer. Yen et al. 2024 (CEPE), arXiv 2402.16617, section 4.2, appendix C.1
+and table 7; a length of this task is k. Greedy, at most 25 tokens, to the end of the line. An answer is right when it
+equals one of the references after lower-casing and without punctuation, articles and extra blanks (Rajpurkar et al.
+2016, arXiv 1606.05250).
+
+Where the authors' scripts differ: theirs give CEPE and RePlug no demonstration in the decoder, the baselines two; ours
+give all methods the same two, at the beginning of every decoder. Theirs draw demonstrations inside the workers of a
+data loader, so that they change with the number of workers; ours depend on the seed and the question alone. Too long a
+passage loses its end here, its title there. How many passages go to CEPE's decoder is a setting of the method.
+
+Data: Natural Questions, TriviaQA and PopQA, as jsonl, parquet or a hub data set, with the columns
+
+    question
+    answers, answer or possible_answers   a list, text, JSON of a list, or TriviaQA's {"value", "aliases"}
+    ctxs                                  [{"title", "text", "score"}], best first; not needed with an index
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from farspan.corpus import HUB_ID, offline, optional_import
+from farspan.lm import LM
+from farspan.reader import Reader
+from farspan.retrieve import Index, open_index
+from farspan.scoring import exact_match, normalised
+from farspan.spelling import written
+from farspan.tasks.base import Example, Quality, Result, Work
+from farspan.tasks.passages import (
+    PASSAGE_TOKENS,
+    check_weights,
+    encoded,
+    joined,
+    parted,
+    passage_ids,
+    passage_weights,
+    row,
+    token_texts,
+)
+
+SHOTS = 2
+NEW_TOKENS = 25
+ANSWERS = ("answers", "answer", "possible_answers")  # columns, the first that is there
+# data sets that their old names give as scripts, which `datasets` no longer runs
+PARQUET = {
+    "nq_open": "google-research-datasets/nq_open:validation",
+    "trivia_qa": "mandarjoshi/trivia_qa@rc.nocontext:validation",
+    "popqa": "akariasai/PopQA:test",
+}
+
+
+@dataclass(frozen=True)
+class Passage:
+    text: str
+    title: str = ""
+    score: float | None = None  # the retriever's
+    name: str = ""  # what a record calls it: its title, or its number in an index
+
+    def __str__(self) -> str:
+        return (
+            f"Document (Title: {self.title}): {self.text.strip()}" if self.title else f"Document: {self.text.strip()}"
+        )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question of a data set."""
+
+    question: str
+    answers: tuple[str, ...]  # references, at least one
+    passages: tuple[Passage, ...] = ()  # best first
+
+
+@dataclass(frozen=True)
+class Qa:
+    """Exact match of answers to questions behind retrieved passages."""
+
+    data: str  # as the user wrote it
+    asked: tuple[Asked, ...]
+    pool: tuple[Asked, ...]  # of demonstrations
+    skipped: int = 0  # rows of the data without a question or a reference
+    index: Index | None = None  # where the passages come from; None: from the data
+    shots: int = SHOTS
+    passage_tokens: int = PASSAGE_TOKENS
+    new_tokens: int = NEW_TOKENS
+    weights: str = "method"
+
+    name: ClassVar[str] = "qa"
+    version: ClassVar[int] = 1
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "data": self.data,
+            "data_hash": hashlib.sha256(repr((self.asked, self.pool)).encode()).hexdigest()[:16],
+            "questions": len(self.asked),
+            "skipped": self.skipped,
+            "shots": self.shots,
+            "passage_tokens": self.passage_tokens,
+            "new_tokens": self.new_tokens,
+            "weights": self.weights,
+            "index": None if self.index is None else str(self.index.folder),
+            "index_hash": None if self.index is None else self.index.hash,
+        }
+
+    @cached_property
+    def _tokens(self) -> dict[int, int]:
+        """The most tokens that an example feeds at each length: filled by `examples`."""
+        return {}
+
+    def num_tokens(self, lm: LM, length: int) -> int:
+        """Tokens fed for the longest of the examples last made, its answer as long as it may be."""
+        return self._tokens[length]
+
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
+        """A question for each repeat, those of few repeats being the first of many.
+
+        Raises:
+            ValueError: fewer questions, or fewer with as many passages, than are asked for.
+        """
+        fitting = [i for i, one in enumerate(self.asked) if self.index or len(one.passages) >= lengths[-1]]
+        if len(fitting) < repeats:
+            raise ValueError(
+                f"{repeats} questions with {lengths[-1]} passages are asked for (--repeats, --lengths); of the "
+                f"{len(self.asked)} questions of {self.data!r}, {len(fitting)} have as many: ask for fewer, or name "
+                "an index (index=FOLDER)"
+            )
+        chosen = np.random.default_rng(seed).permutation(fitting)[:repeats]
+        examples = [self._example(lm, int(which), i, lengths, seed) for i, which in enumerate(chosen)]
+        for length in lengths:
+            self._tokens[length] = max(_fed(one, length) for one in examples) + self.new_tokens - 1
+        return examples
+
+    def _example(self, lm: LM, which: int, repeat: int, lengths: Sequence[int], seed: int) -> Example:
+        one = self.asked[which]
+        head = [np.array(lm.separator.ids, np.int64)]
+        for shot in self._demonstrations(which, seed):
+            best = self._passages(shot, 1)
+            head += [passage_ids(lm.tokenizer, str(passage), self.passage_tokens) for passage in best]
+            head.append(encoded(lm.tokenizer, f"Question: {shot.question}\nAnswer: {shot.answers[0]}\n\n"))
+        pieces = [
+            passage_ids(lm.tokenizer, str(passage), self.passage_tokens) for passage in self._passages(one, lengths[-1])
+        ]
+        passages, ends = joined(pieces)
+        question = encoded(lm.tokenizer, f"Question: {one.question}\nAnswer:")
+        given = {"head": np.concatenate(head), "passages": passages, "ends": ends, "question": question}
+        digest = hashlib.sha256(f"{self.name} {self.version} {one.answers} {self.new_tokens} {self.weights}".encode())
+        for values in given.values():
+            digest.update(np.asarray(values, np.int64).tobytes())
+        return Example(digest.hexdigest()[:16], repeat, tuple(lengths), given | {"which": np.array([which])})
+
+    @cached_property
+    def _searched(self) -> dict[str, tuple[Passage, ...]]:
+        """What the index gave for each question."""
+        return {}
+
+    def _passages(self, one: Asked, count: int) -> tuple[Passage, ...]:
+        if self.index is None:
+            return one.passages[:count]
+        found = self._searched.get(one.question, ())
+        if len(found) < count:
+            numbers, scores = (values[0] for values in self.index.search([one.question], count))
+            found = tuple(
+                Passage(self.index.passage(int(n)), "", float(score), str(n))
+                for n, score in zip(numbers, scores, strict=True)
+            )
+            self._searched[one.question] = found
+        return found[:count]
+
+    def _demonstrations(self, which: int, seed: int) -> list[Asked]:
+        """Other questions with their answers, the same whoever is asked."""
+        question = normalised(self.asked[which].question)
+        order = np.random.default_rng([seed, which]).permutation(len(self.pool))
+        others = (self.pool[i] for i in order if normalised(self.pool[i].question) != question)
+        found = [shot for shot, _ in zip(others, range(self.shots), strict=False)]
+        if len(found) < self.shots:
+            raise ValueError(f"{self.shots} demonstrations are asked for; there are {len(found)} other questions")
+        return found
+
+    def work(self, lm: LM, example: Example) -> Iterator[Work]:
+        for length in example.lengths:
+            fed = _fed(example, length)
+            yield Work(1, 0, fed, 1)
+            for new in range(1, self.new_tokens):  # as many as there may be
+                yield Work(1, fed + new - 1, 1, 1)
+
+    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
+        """Results of examples one by one, whose passages are of different lengths; fewest passages first."""
+        tokenizer = reader.lm.tokenizer
+        stop = line_ends(tokenizer)
+        for length in batch[0].lengths:
+            for example in batch:
+                given, one = example.tokens, self.asked[int(example.tokens["which"][0])]
+                pieces = parted(given["passages"], given["ends"], length)
+                passages = self._passages(one, length)
+                scores = [passage.score for passage in passages]
+                weights = None
+                if self.weights == "retriever":
+                    if None in scores:
+                        raise ValueError(f"{self.data!r} has passages without a score, which weights=retriever needs")
+                    weights = passage_weights(self.weights, [score for score in scores if score is not None])
+                memory = reader.read(*map(row, pieces), head=row(given["head"]), weights=weights)
+                memory.read(row(given["question"][:-1]))
+                (new,) = memory.generate(row(given["question"][-1:]), self.new_tokens, stop=stop)
+                answer = tokenizer.decode(new.tolist(), skip_special_tokens=True).partition("\n")[0].strip()
+                yield Result(
+                    example,
+                    length,
+                    scores={
+                        "exact_match": exact_match(answer, one.answers),
+                        "answer": answer,
+                        "answers": list(one.answers),
+                        "question": one.question,
+                        "context": _fed(example, length),
+                        "new_tokens": len(new),
+                        "head_tokens": len(given["head"]),
+                        "passages": [passage.name for passage in passages],
+                        "passage_scores": [None if score is None else round(score, 4) for score in scores],
+                        "passage_tokens": [len(ids) for ids in pieces],
+                        "in_passages": float(any(_holds(passage.text, one.answers) for passage in passages)),
+                    },
+                    num_seen=memory.num_seen,
+                    num_kept=memory.num_kept,
+                )
+
+    def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]:
+        """An example with `length` passages in words, its parts token by token; the last `scored` are an answer that
+        would be right."""
+        given, one = example.tokens, self.asked[int(example.tokens["which"][0])]
+        answer = encoded(lm.tokenizer, " " + one.answers[0])
+        reads = [given["head"], *parted(given["passages"], given["ends"], length)]
+        parts = [["read", token_texts(lm.tokenizer, ids)] for ids in reads]
+        parts += [["asked", token_texts(lm.tokenizer, np.concatenate([given["question"], answer]))]]
+        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(answer)}
+
+
+@dataclass(frozen=True)
+class QaQuestion:
+    """Exact match of answers to a data set's questions."""
+
+    data: str  # FILE.jsonl, FILE.parquet or org/name@config:split
+    demos: str | None = None  # the same, for demonstrations; None: other questions of `data`
+    index: str | None = None  # a folder, as `farspan index` writes it; None: the passages that come with the data
+    shots: int = SHOTS
+    passage_tokens: int = field(default=PASSAGE_TOKENS, metadata={"quiet": True})  # at most
+    new_tokens: int = field(default=NEW_TOKENS, metadata={"quiet": True})  # at most
+    weights: str = field(default="method", metadata={"quiet": True})  # one of passages.WEIGHTS
+
+    unit: ClassVar[str] = "passages"
+    quality: ClassVar[Quality] = Quality("exact_match", "exact match", higher_is_better=True)
+    details: ClassVar[tuple[str, ...]] = ("in_passages",)
+
+    def __post_init__(self) -> None:
+        check_weights(self.weights)
+        if self.shots < 0 or self.passage_tokens < 1 or self.new_tokens < 1:
+            raise ValueError(f"{self}: shots must be at least 0, passage_tokens and new_tokens at least 1")
+
+    def __str__(self) -> str:
+        return written("qa", self)
+
+    def on(self, lm: LM, text: str) -> Qa:
+        asked, skipped = read_questions(self.data)
+        pool = read_questions(self.demos)[0] if self.demos else asked
+        index = open_index(self.index) if self.index else None
+        options = (self.shots, self.passage_tokens, self.new_tokens, self.weights)
+        return Qa(self.data, asked, pool, skipped, index, *options)
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Table 7's numbers of passages that all models there can read."""
+        return 1, 5, 10, 15, 20
+
+
+def line_ends(tokenizer: Any) -> list[int]:
+    """The tokens that end a line, and the end of the text."""
+    last = {int(encoded(tokenizer, "a" + ends)[-1]) for ends in ("\n", "\n\n")}
+    found = {token for token in last if not tokenizer.decode([token]).strip()}
+    return sorted(found | ({tokenizer.eos_token_id} - {None}))
+
+
+def read_questions(data: str) -> tuple[tuple[Asked, ...], int]:
+    """The questions of a data set, and how many of its rows were skipped, having no question or no reference.
+
+    Raises:
+        ValueError: no such data, columns missing, or no question left.
+    """
+    found, rows = [], 0
+    for rows, (where, values) in enumerate(_records(data), 1):  # noqa: B007
+        column = next((name for name in ANSWERS if name in values), None)
+        if "question" not in values or column is None:
+            raise ValueError(
+                f"{where} has no column {'question' if column else ' or '.join(ANSWERS)!r}; it has {sorted(values)}"
+            )
+        question, answers = str(values["question"] or "").strip(), _answers(values[column], where)
+        if question and answers:
+            found.append(Asked(question, answers, tuple(_passages(values.get("ctxs"), where))))
+    if not found:
+        raise ValueError(f"{data!r} holds no question with an answer ({rows} rows)")
+    return tuple(found), rows - len(found)
+
+
+def _answers(value: Any, where: str) -> tuple[str, ...]:
+    if isinstance(value, str) and value.lstrip().startswith("["):  # PopQA's
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where}: the answers {value[:60]!r} are no JSON: {error}") from error
+    if isinstance(value, Mapping):  # TriviaQA's
+        value = [value.get("value"), *(value.get("aliases") or [])]
+    listed = [value] if isinstance(value, str) or value is None else list(value)
+    texts = (str(answer).strip() for answer in listed if answer is not None)
+    return tuple(dict.fromkeys(text for text in texts if text))
+
+
+def _passages(values: Any, where: str) -> Iterator[Passage]:
+    for one in values or ():
+        if not isinstance(one, Mapping) or "text" not in one:
+            has = sorted(one) if isinstance(one, Mapping) else type(one).__name__
+            raise ValueError(f"{where}: a passage in ctxs has no text; it has {has}")
+        title, score = str(one.get("title") or ""), one.get("score")
+        yield Passage(str(one["text"]), title, None if score is None else float(score), title)
+
+
+def _records(data: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The rows of a data set, each with what an error calls it."""
+    path = Path(data).expanduser()
+    if path.is_file() and path.suffix == ".parquet":
+        parquet = optional_import("pyarrow.parquet", "data").ParquetFile(path)
+        rows = (values for batch in parquet.iter_batches() for values in batch.to_pylist())
+        yield from ((f"{path}, row {number}", values) for number, values in enumerate(rows, 1))
+    elif path.is_file():
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    values = json.loads(line) if line.strip() else None
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
+                if values is not None and not isinstance(values, dict):
+                    raise ValueError(f"{path}, line {number} is no object but a {type(values).__name__}")
+                if values is not None:
+                    yield f"{path}, line {number}", values
+    elif hub := None if path.suffix in (".jsonl", ".parquet", ".json") else HUB_ID.fullmatch(data):
+        yield from ((f"{data}, row {n}", values) for n, values in enumerate(_hub_rows(**hub.groupdict()), 1))
+    else:
+        hint = f"; {data} is {PARQUET[data]} on the hub" if data in PARQUET else ""
+        raise ValueError(
+            f"data {data!r} are neither a .jsonl or .parquet file nor a hub data set (org/name@config:split){hint}"
+        )
+
+
+def _hub_rows(id: str, config: str | None, split: str | None, column: str | None) -> Iterable[Mapping[str, Any]]:
+    datasets = optional_import("datasets", "data")
+    try:
+        rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(id, config, split=split or "test")
+    except (OSError, ValueError, RuntimeError) as error:
+        hint = "; HF_HUB_OFFLINE is set: unset it to download" if offline() else ""
+        if "script" in str(error):
+            mirror = PARQUET.get(id.rpartition("/")[2].lower(), f"{id} at its branch refs/convert/parquet")
+            hint = f"; it exists as a script, which is not run: use its parquet files, {mirror}"
+        raise ValueError(
+            f"data set {id!r} (config {config}, split {split or 'test'}) cannot be read: {error}{hint}"
+        ) from error
+    return rows
+
+
+def _fed(example: Example, length: int) -> int:
+    """Tokens of the whole prompt."""
+    passages = int(example.tokens["ends"][length - 1]) if length else 0
+    return len(example.tokens["head"]) + passages + len(example.tokens["question"])
+
+
+def _holds(text: str, answers: Iterable[str]) -> bool:
+    """Whether a passage holds a reference, word for word."""
+    words = f" {normalised(text)} "
+    return any(f" {normalised(answer)} " in words for answer in answers)

@@ -1,0 +1,218 @@
+"""Retrieval-augmented language modelling: how well a model expects a text behind k passages that were found for it.
+
+    nats = mean over i >= q of -log p(x_i | separator, d_1 ... d_k, x_1 ... x_{i-1})      perplexity = exp(nats)
+
+x: a window of n tokens of the text (2,048); its first q (256) are the query and are not scored; d_1 ... d_k: the
+passages that fit them best, best first, each of at most 256 tokens with a blank line behind it. Yen et al. 2024 (CEPE),
+arXiv 2402.16617, section 4.1 and table 2, k = 0, 8, 20, 50; a length of this task is k. Plain readers put all passages
+before the text, RePlug reads each in a pass of its own, CEPE encodes them in parallel. The targets are the same at
+every k.
+
+Ours differs in three ways. The index may hold the very text that is asked about, so passages that share a run of
+`overlap` words with the window are left out and counted; the authors' retrieval documents are other documents. Their
+passages are raw slices of 256 tokens; ours end with a blank line. The weights of a mixture are the method's own unless
+`weights=retriever` asks for the softmax of the retriever's scores, which every row keeps.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from farspan.corpus import Corpus, load
+from farspan.lm import LM
+from farspan.reader import Reader
+from farspan.retrieve import Index, open_index
+from farspan.spelling import written
+from farspan.tasks.base import Example, Quality, Result, Work
+from farspan.tasks.passages import (
+    PASSAGE_TOKENS,
+    check_weights,
+    joined,
+    parted,
+    passage_ids,
+    passage_weights,
+    row,
+    token_texts,
+)
+
+WINDOW = 2048  # tokens
+QUERY = 256  # tokens
+OVERLAP = 13  # words: what Brown et al. 2020, arXiv 2005.14165, appendix C, call the same text
+SPARE = 32  # passages that are asked for beyond k, for those left out
+
+
+@dataclass(frozen=True)
+class Ralm:
+    """Nats per token of windows of a text behind retrieved passages."""
+
+    text: Corpus
+    index: Index
+    window: int = WINDOW
+    query: int = QUERY
+    passage_tokens: int = PASSAGE_TOKENS
+    weights: str = "method"
+    overlap: int = OVERLAP  # words; 0: nothing is left out
+
+    name: ClassVar[str] = "ralm"
+    version: ClassVar[int] = 1
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "window": self.window,
+            "query": self.query,
+            "passage_tokens": self.passage_tokens,
+            "weights": self.weights,
+            "overlap": self.overlap,
+            "text": self.text.name,
+            "text_hash": self.text.hash,
+            "index": str(self.index.folder),
+            "index_hash": self.index.hash,
+            "retriever": self.index.about["encoder"] or self.index.about["kind"],
+        }
+
+    def num_tokens(self, lm: LM, length: int) -> int:
+        """Tokens fed, where every passage is as long as it may be."""
+        return len(lm.separator.ids) + length * self.passage_tokens + self.window - 1
+
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
+        """A window for each repeat, from as many documents as possible, with its passages.
+
+        Raises:
+            ValueError: a text too short, or an index with too few passages.
+        """
+        windows = self.text.windows(self.window, repeats, seed)
+        queries = [lm.tokenizer.decode(tokens[: self.query].tolist()) for tokens in windows]
+        what = f"{self.name} {self.version} {self.query} {lm.separator.ids} {seed}"
+        found = []
+        for repeat, (tokens, query) in enumerate(zip(windows, queries, strict=True)):
+            numbers, scores, excluded = self._found(query, lm.tokenizer.decode(tokens.tolist()), lengths[-1])
+            pieces = [passage_ids(lm.tokenizer, self.index.passage(n), self.passage_tokens) for n in numbers]
+            passages, ends = joined(pieces)
+            given = {"text": tokens, "passages": passages, "ends": ends, "numbers": numbers}
+            digest = hashlib.sha256(f"{what} {repeat} {self.index.hash} {self.weights}".encode())
+            for values in given.values():
+                digest.update(np.asarray(values, np.int64).tobytes())
+            given |= {"scores": scores, "excluded": np.array([excluded])}
+            found.append(Example(digest.hexdigest()[:16], repeat, tuple(lengths), given))
+        return found
+
+    def _found(self, query: str, window: str, count: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """The passages for a query that are not the window itself, their scores, and how many better ones were."""
+        if count == 0:
+            return np.empty(0, np.int64), np.empty(0, np.float32), 0
+        itself = _runs(window, self.overlap)
+        wanted = min(count + SPARE, len(self.index))
+        while True:
+            numbers, scores = (values[0] for values in self.index.search([query], wanted))
+            other = [_runs(self.index.passage(n), self.overlap).isdisjoint(itself) for n in numbers]
+            kept = np.flatnonzero(other)[:count]
+            if len(kept) == count:
+                return numbers[kept], scores[kept], int(kept[-1]) + 1 - count
+            if wanted == len(self.index):
+                raise ValueError(
+                    f"{count} passages are asked for; index {self.index.folder} holds {len(self.index):,}, of which "
+                    f"{len(self.index) - sum(other)} share {self.overlap} words in a row with the text they are for: "
+                    "index more documents, or ask for fewer passages"
+                )
+            wanted = min(2 * wanted, len(self.index))
+
+    def work(self, lm: LM, example: Example) -> Iterator[Work]:
+        for length in example.lengths:
+            passages = int(example.tokens["ends"][length - 1]) if length else 0
+            before = len(lm.separator.ids) + passages + self.query
+            yield Work(1, 0, before, 0)
+            yield Work(1, before, self.window - self.query - 1, self.window - self.query)
+
+    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
+        """Results of examples one by one, whose passages are of different lengths; fewest passages first."""
+        head = torch.tensor([reader.lm.separator.ids])
+        for length in batch[0].lengths:
+            for example in batch:
+                given = example.tokens
+                passages = parted(given["passages"], given["ends"], length)
+                weights = passage_weights(self.weights, given["scores"][:length])
+                memory = reader.read(*map(row, passages), head=head, weights=weights)
+                memory.read(row(given["text"][: self.query]))
+                scores = memory.score(row(given["text"][self.query :]))
+                nats = scores.nats[0].cpu().double().numpy()
+                failed = int((~np.isfinite(nats)).sum())
+                hits = (scores.rank[0] == 0).cpu().numpy()
+                yield Result(
+                    example,
+                    length,
+                    scores={
+                        "nats": None if failed else float(nats.mean()),
+                        "accuracy": float(hits.mean()),
+                        "scored": len(nats),
+                        "context": head.shape[1] + sum(map(len, passages)) + self.window,
+                        "passages": given["numbers"][:length].tolist(),
+                        "passage_scores": [round(float(score), 4) for score in given["scores"][:length]],
+                        "passage_tokens": [len(ids) for ids in passages],
+                        "excluded": int(given["excluded"][0]),
+                    },
+                    status="nan" if failed else "ok",
+                    reason=f"{failed} scored tokens have no finite log-probability" if failed else "",
+                    num_seen=memory.num_seen,
+                    num_kept=memory.num_kept,
+                )
+
+    def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]:
+        """An example with `length` passages in words: its parts, token by token; the last `scored` are scored."""
+        given = example.tokens
+        parts = [["separator", token_texts(lm.tokenizer, lm.separator.ids)]]
+        parts += [["read", token_texts(lm.tokenizer, ids)] for ids in parted(given["passages"], given["ends"], length)]
+        parts += [["asked", token_texts(lm.tokenizer, given["text"])]]
+        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": self.window - self.query}
+
+
+@dataclass(frozen=True)
+class RalmQuestion:
+    """Perplexity of the text behind passages of an index."""
+
+    index: str  # a folder, as `farspan index` writes it
+    window: int = field(default=WINDOW, metadata={"quiet": True})  # tokens
+    query: int = field(default=QUERY, metadata={"quiet": True})  # tokens of the window, which are not scored
+    passage_tokens: int = field(default=PASSAGE_TOKENS, metadata={"quiet": True})  # at most
+    weights: str = field(default="method", metadata={"quiet": True})  # one of WEIGHTS
+    overlap: int = field(default=OVERLAP, metadata={"quiet": True})  # words; 0: nothing is left out
+
+    unit: ClassVar[str] = "passages"
+    quality: ClassVar[Quality] = Quality("nats", "perplexity", higher_is_better=False, exp=True)
+    details: ClassVar[tuple[str, ...]] = ("accuracy",)
+
+    def __post_init__(self) -> None:
+        check_weights(self.weights)
+        if not 0 < self.query < self.window:
+            raise ValueError(f"query = {self.query} of a window of {self.window} tokens: give 1 to {self.window - 1}")
+        if self.passage_tokens < 1 or self.overlap < 0:
+            raise ValueError(f"{self}: passage_tokens must be at least 1, overlap at least 0")
+
+    def __str__(self) -> str:
+        return written("ralm", self)
+
+    def on(self, lm: LM, text: str) -> Ralm:
+        return Ralm(
+            load(text, lm.tokenizer),
+            open_index(self.index),
+            self.window,
+            self.query,
+            self.passage_tokens,
+            self.weights,
+            self.overlap,
+        )
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Table 2's numbers of passages."""
+        return 0, 8, 20, 50
+
+
+def _runs(text: str, count: int) -> set[tuple[str, ...]]:
+    """All runs of `count` words of a text, lower-cased."""
+    words = re.findall(r"\w+", text.lower())
+    return set(zip(*(words[first:] for first in range(count)), strict=False)) if count else set()

@@ -1,0 +1,384 @@
+"""Question answering: what is right, the formats of the data sets, the prompt word for word, greedy answers."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_cli import farspan, last_line, refused
+from transformers import PreTrainedTokenizerFast
+
+from farspan.lm import LM, wrap
+from farspan.measure import measure
+from farspan.methods import method
+from farspan.questions import QuestionSettings, measure_question
+from farspan.record import Row, Run, read_examples
+from farspan.retrieve import build
+from farspan.tasks import task
+from farspan.tasks.passages import encoded
+from farspan.tasks.qa import Asked, Passage, Qa, exact_match, line_ends, read_questions
+
+from naive import naive_greedy
+from tiny import tiny_model
+
+PEOPLE = ["Ada", "Grace", "Alan", "Kurt", "Emmy", "Sonja", "Carl", "Marie", "Niels", "Lise"]
+
+
+def contexts(i: int) -> list[dict[str, Any]]:
+    return [
+        {"id": str(n), "title": f"{PEOPLE[i]} {n}", "text": f"{PEOPLE[i]} has {n} dogs.", "score": str(9.5 - n)}
+        for n in range(4)
+    ]
+
+
+# ten rows of each schema: Natural Questions as the authors' and Contriever's files hold it; nq_open and TriviaQA as the
+# hub does; PopQA
+NQ = [{"question": f"who is {n}", "answers": [n, f"The {n}"], "ctxs": contexts(i)} for i, n in enumerate(PEOPLE)]
+NQ_OPEN = [{"question": f"who is {n}", "answer": [n, f"The {n}"]} for n in PEOPLE]
+TRIVIA = [
+    {
+        "question": f"who is {n}",
+        "question_id": f"tc_{i}",
+        "question_source": "http://www.example.org/",
+        "entity_pages": {"doc_source": [], "filename": [], "title": [], "wiki_context": []},
+        "search_results": {"description": [], "filename": [], "rank": [], "title": [], "url": [], "search_context": []},
+        "answer": {
+            "aliases": [n, f"The {n}"],
+            "normalized_aliases": [n.lower()],
+            "matched_wiki_entity_name": "",
+            "normalized_matched_wiki_entity_name": "",
+            "normalized_value": n.lower(),
+            "type": "WikipediaEntity",
+            "value": n,
+        },
+    }
+    for i, n in enumerate(PEOPLE)
+]
+POPQA = [
+    {"id": i, "subj": n, "prop": "name", "obj": n, "question": f"who is {n}", "possible_answers": f'["{n}", "The {n}"]'}
+    for i, n in enumerate(PEOPLE)
+]
+
+
+def jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    return jsonl(tmp_path / "nq.jsonl", NQ)
+
+
+def qa(data: str, **changes: Any) -> Qa:
+    asked, skipped = read_questions(data)
+    return Qa(data, asked, asked, skipped, **({"new_tokens": 6} | changes))
+
+
+def measured(folder: Path, lm: LM, asked: Qa, how: str = "full", **more: Any) -> list[Row]:
+    with Run.open(folder / "run", {}) as run:
+        return measure(asked, method(how), lm, run, **({"lengths": (0, 1, 3), "repeats": 3, "chunk": 23} | more))
+
+
+# what is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "references", "right"),
+    [
+        ("The Eiffel Tower.", ["eiffel tower"], True),
+        ("a  cat", ["Cat!"], True),
+        ("cat", ["dog", "cat"], True),
+        ("cats", ["cat"], False),
+        ("the cat sat", ["cat"], False),
+        ("U.S.A.", ["USA"], True),
+        ("1,000", ["1000"], True),
+        ("well-known", ["wellknown"], True),  # punctuation goes, nothing comes in its place
+        ("theatre", ["atre"], False),  # articles are words
+        ("", ["cat"], False),
+        ("", ["A"], False),  # what holds nothing but articles is still an answer
+        ("A", ["A"], True),
+        ("the", ["The The"], False),
+        ("The The", ["the the"], True),
+        ("", ["..."], True),
+        ("naïve café", ["Naïve  Café"], True),
+    ],
+)
+def test_exact_match_is_what_the_benchmarks_mean(answer: str, references: list[str], right: bool) -> None:
+    assert exact_match(answer, references) == right
+
+
+def test_without_references_nothing_can_be_judged() -> None:
+    with pytest.raises(ValueError, match="there are none"):
+        exact_match("cat", [])
+
+
+# data
+
+
+@pytest.mark.parametrize("rows", [NQ, NQ_OPEN, TRIVIA, POPQA], ids=["nq", "nq_open", "trivia", "popqa"])
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_every_format_gives_the_same_questions(rows: list[dict[str, Any]], suffix: str, tmp_path: Path) -> None:
+    if suffix == "jsonl":
+        path = jsonl(tmp_path / "data.jsonl", rows)
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        path = str(tmp_path / "data.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    asked, skipped = read_questions(path)
+    assert skipped == 0
+    assert [(one.question, one.answers) for one in asked] == [(f"who is {n}", (n, f"The {n}")) for n in PEOPLE]
+    if rows is NQ:
+        assert asked[2].passages[1] == Passage("Alan has 1 dogs.", "Alan 1", 8.5, "Alan 1")
+        assert len(asked[2].passages) == 4
+
+
+def test_a_hub_data_set_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda id, config, split: NQ_OPEN if (id, split) == ("a/nq", "x") else []
+    )
+    assert len(read_questions("a/nq:x")[0]) == 10
+
+    def script(*_: object, **__: object) -> None:
+        raise RuntimeError("Dataset scripts are no longer supported, but found trivia_qa.py")
+
+    monkeypatch.setattr(datasets, "load_dataset", script)
+    with pytest.raises(ValueError, match=r"use its parquet files, mandarjoshi/trivia_qa@rc\.nocontext:validation"):
+        read_questions("someone/trivia_qa:test")
+    with pytest.raises(ValueError, match="use its parquet files, a/b at its branch refs/convert/parquet"):
+        read_questions("a/b:test")
+
+
+def test_rows_without_an_answer_are_skipped_and_counted(tmp_path: Path) -> None:
+    rows = [
+        *NQ,
+        {"question": "what", "answers": []},
+        {"question": "", "answers": ["x"]},
+        {"question": "y", "answers": [""]},
+    ]
+    asked, skipped = read_questions(jsonl(tmp_path / "a.jsonl", rows))
+    assert (len(asked), skipped) == (10, 3)
+    assert qa(jsonl(tmp_path / "a.jsonl", rows)).settings["skipped"] == 3
+    with pytest.raises(ValueError, match=r"holds no question with an answer \(2 rows\)"):
+        read_questions(jsonl(tmp_path / "b.jsonl", rows[10:12]))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"query": "x", "answers": ["y"]}', r"line 1 has no column 'question'; it has \['answers', 'query'\]"),
+        (
+            '{"question": "x", "target": ["y"]}',
+            r"no column 'answers or answer or possible_answers'; it has \['question', 't",
+        ),
+        (
+            '{"question": "x", "answers": ["y"], "ctxs": [{"title": "z"}]}',
+            r"a passage in ctxs has no text; it has \['title'\]",
+        ),
+        ('{"question": "x", "answers": "[1"}', "the answers '.1' are no JSON"),
+        ("{", "line 1 is not JSON"),
+        ("[1]", "line 1 is no object but a list"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_named(line: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(line + "\n")
+    with pytest.raises(ValueError, match=said):
+        read_questions(str(tmp_path / "a.jsonl"))
+
+
+def test_data_that_are_not_there_are_named() -> None:
+    with pytest.raises(ValueError, match=r"data 'none.jsonl' are neither"):
+        read_questions("none.jsonl")
+    with pytest.raises(ValueError, match="nq_open is google-research-datasets/nq_open:validation on the hub"):
+        read_questions("nq_open")
+
+
+# what is asked
+
+
+def test_the_prompt_is_the_one_of_the_paper(data: str, lm: LM) -> None:
+    asked = qa(data)
+    for example in asked.examples(lm, (2,), 3, 0):
+        which = int(example.tokens["which"][0])
+        shots = [PEOPLE.index(shot.answers[0]) for shot in asked._demonstrations(which, 0)]
+        assert len({which, *shots}) == 3
+        expected = "".join(
+            f"Document (Title: {PEOPLE[i]} 0): {PEOPLE[i]} has 0 dogs.\n\n"
+            f"Question: who is {PEOPLE[i]}\nAnswer: {PEOPLE[i]}\n\n"
+            for i in shots
+        )
+        name = PEOPLE[which]
+        expected += (
+            f"Document (Title: {name} 0): {name} has 0 dogs.\n\nDocument (Title: {name} 1): {name} has 1 dogs.\n\n"
+        )
+        expected += f"Question: who is {name}\nAnswer:"
+        ids = np.concatenate([example.tokens[part] for part in ("head", "passages", "question")])
+        assert ids[0] == lm.separator.ids[0]
+        assert lm.tokenizer.decode(ids[1:].tolist()) == expected
+
+
+def test_demonstrations_depend_on_the_seed_and_the_question_alone(data: str, lm: LM) -> None:
+    few, many = qa(data).examples(lm, (1,), 2, 0), qa(data).examples(lm, (1,), 6, 0)
+    assert [one.id for one in few] == [one.id for one in many[:2]]
+    assert {one.id for one in few}.isdisjoint({one.id for one in qa(data).examples(lm, (1,), 6, 1)})
+    shots = {tuple(shot.question for shot in qa(data)._demonstrations(which, 0)) for which in range(10)}
+    assert len(shots) > 8  # each question has its own
+
+
+def test_a_question_is_never_its_own_demonstration(data: str, lm: LM) -> None:
+    asked = qa(data, shots=9)
+    for which in range(10):
+        assert {shot.question for shot in asked._demonstrations(which, 0)} == {
+            one.question for i, one in enumerate(asked.asked) if i != which
+        }
+    twice = Qa("x", (Asked("Who?", ("a",)),), (Asked("who", ("b",)),), shots=1)
+    with pytest.raises(ValueError, match="1 demonstrations are asked for; there are 0 other questions"):
+        twice.examples(lm, (0,), 1, 0)
+
+
+def test_long_passages_lose_their_end(data: str, lm: LM) -> None:
+    example = qa(data, passage_tokens=12).examples(lm, (1,), 1, 0)[0]
+    name = PEOPLE[int(example.tokens["which"][0])]
+    whole = encoded(lm.tokenizer, f"Document (Title: {name} 0): {name} has 0 dogs.\n\n")
+    assert example.tokens["passages"].tolist() == whole[:12].tolist()
+
+
+def test_questions_with_too_few_passages_are_not_asked(tmp_path: Path, lm: LM) -> None:
+    rows = [row | {"ctxs": row["ctxs"][: 2 + i % 3]} for i, row in enumerate(NQ)]
+    asked = qa(jsonl(tmp_path / "a.jsonl", rows))
+    chosen = {int(one.tokens["which"][0]) for one in asked.examples(lm, (1, 4), 3, 0)}
+    assert chosen == {2, 5, 8}
+    with pytest.raises(ValueError, match=r"4 questions with 4 passages are asked for .* 3 have as many"):
+        asked.examples(lm, (1, 4), 4, 0)
+
+
+def test_passages_of_an_index_are_those_that_fit_the_question(tmp_path: Path, lm: LM) -> None:
+    for name in PEOPLE:
+        (tmp_path / f"{name}.txt").write_text(f"all that is known of {name.lower()} " * 5)
+    index = build(str(tmp_path), tmp_path / "index", words=30)
+    asked = qa(jsonl(tmp_path / "nq.jsonl", NQ_OPEN), index=index, shots=0)
+    rows = measured(tmp_path, lm, asked, lengths=(1,), repeats=10)
+    assert {row.scores["in_passages"] for row in rows} == {1.0}
+    assert {index.passage(int(row.scores["passages"][0])).split()[5].title() for row in rows} == set(PEOPLE)
+
+
+# answers
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mamba"])
+def test_answers_are_greedy(architecture: str, data: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    lm = wrap(tiny_model(architecture), tokenizer, "tiny")
+    asked = qa(data, shots=1)
+    stops = line_ends(tokenizer)
+    rows = measured(tmp_path, lm, asked)
+    examples = {example.id: example.tokens for example in asked.examples(lm, (0, 1, 3), 3, 0)}
+    for row in rows:
+        given = examples[row.example]
+        end = int(given["ends"][row.length - 1]) if row.length else 0
+        prompt = np.concatenate([given["head"], given["passages"][:end], given["question"]])
+        new = naive_greedy(lm.model, torch.from_numpy(prompt)[None], 6)[0].tolist()
+        ended = next((i for i, token in enumerate(new) if token in stops), 6)
+        answer = tokenizer.decode(new[:ended], skip_special_tokens=True).partition("\n")[0].strip()
+        assert row.scores["answer"] == answer
+        assert row.scores["new_tokens"] == ended
+        assert row.scores["context"] == len(prompt)
+        assert row.scores["head_tokens"] + sum(row.scores["passage_tokens"]) < len(prompt)
+        assert row.scores["exact_match"] == (exact_match(answer, row.scores["answers"]))
+    assert len({row.scores["answer"] for row in rows}) > 1
+
+
+class Answering:
+    """A reader whose memory answers with a text, and says what it was given."""
+
+    def __init__(self, lm: LM, text: str) -> None:
+        self.lm, self.text, self.given = lm, text, SimpleNamespace()
+
+    def read(self, *passages: torch.Tensor, head: torch.Tensor, weights: torch.Tensor | None) -> Any:
+        self.given = SimpleNamespace(passages=passages, head=head, weights=weights)
+        return SimpleNamespace(num_seen=1, num_kept=1, read=lambda ids: None, generate=self.generate)
+
+    def generate(self, ids: torch.Tensor, max_new_tokens: int, *, stop: list[int]) -> list[torch.Tensor]:
+        self.given.stop = stop
+        return [torch.from_numpy(encoded(self.lm.tokenizer, self.text))]
+
+
+@pytest.mark.parametrize(
+    ("text", "right"), [(" {}", 1.0), (" the {}.\nQuestion: who", 1.0), ("\n{}", 0.0), ("", 0.0), (" {} dogs", 0.0)]
+)
+def test_the_first_line_is_the_answer(text: str, right: float, data: str, lm: LM) -> None:
+    asked = qa(data)
+    (example,) = asked.examples(lm, (2,), 1, 0)
+    name = PEOPLE[int(example.tokens["which"][0])]
+    reader = Answering(lm, text.format(name))
+    (result,) = asked.run(reader, [example])  # type: ignore[arg-type]
+    assert result.scores["exact_match"] == right
+    assert reader.given.stop == line_ends(lm.tokenizer)
+
+
+def test_weights_of_the_retriever_reach_the_reader(data: str, lm: LM, tmp_path: Path) -> None:
+    asked = qa(data, weights="retriever")
+    (example,) = asked.examples(lm, (3,), 1, 0)
+    reader = Answering(lm, "")
+    list(asked.run(reader, [example]))  # type: ignore[arg-type]
+    torch.testing.assert_close(reader.given.weights, torch.tensor([9.5, 8.5, 7.5]).softmax(-1))
+    bare = [row | {"ctxs": [{"text": "x"}]} for row in NQ]
+    asked = qa(jsonl(tmp_path / "bare.jsonl", bare), weights="retriever")
+    with pytest.raises(ValueError, match="passages without a score, which weights=retriever needs"):
+        list(asked.run(reader, asked.examples(lm, (1,), 1, 0)))  # type: ignore[arg-type]
+
+
+def test_lines_end_with_whatever_the_tokenizer_has_for_it(tokenizer: PreTrainedTokenizerFast) -> None:
+    ends = line_ends(tokenizer)
+    assert {tokenizer.decode([token]) for token in ends} == {"\n", "<s>"}
+
+
+def test_replug_answers_from_all_passages(data: str, lm: LM, tmp_path: Path) -> None:
+    rows = measured(tmp_path, lm, qa(data), "replug:weights=bm25", lengths=(2,))
+    assert {row.status for row in rows} == {"ok"}
+    assert all(row.num_kept > row.num_seen for row in rows)  # a prompt of its own for each passage
+
+
+def test_prompts_that_do_not_fit_are_rows_that_say_so(
+    data: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm = wrap(tiny_model("gpt2", n_positions=160), tokenizer, "short")
+    rows = measured(tmp_path, lm, qa(data, shots=1))
+    assert {(row.length, row.status) for row in rows} == {(0, "ok"), (1, "ok"), (3, "too_long")}
+
+
+def test_the_first_example_is_kept_whole(data: str, lm: LM, tmp_path: Path) -> None:
+    rows = measure_question(
+        [lm], ["full"], QuestionSettings(f"qa:data={data},new_tokens=3", lengths=(1,), repeats=2), tmp_path / "run"
+    )
+    (shown,) = read_examples(tmp_path / "run")
+    text = "".join(token for _, tokens in shown["parts"] for token in tokens)
+    first = next(row for row in rows if row.repeat == 0).scores
+    assert text.startswith("<s>Document (Title: ")
+    assert text.endswith(f"Question: {first['question']}\nAnswer: {first['answers'][0]}")
+    assert "".join(shown["parts"][-1][1][-shown["scored"] :]) == f" {first['answers'][0]}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("qa", "needs data"), ("qa:data=x,shots=-1", "shots must be at least 0"), ("qa:data=x,weights=y", "weights 'y'")],
+)
+def test_settings_that_cannot_be_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        task(text)
+
+
+def test_the_command_answers(data: str, lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for saved in (lm.model, lm.tokenizer):
+        saved.save_pretrained("tiny")
+    common = ("task", "qa:data=nq.jsonl,new_tokens=4", "tiny", "--repeats", 3, "--device", "cpu")
+    summary = last_line(farspan(*common, "--lengths", "0,2", "--json"))
+    assert [(one["length"], one["num_examples"]) for one in summary["results"]] == [(0, 3), (2, 3)]
+    assert summary["quality"] == "exact match"
+    assert last_line(farspan(*common, "--lengths", "0,2", "--plan", "--json"))["plans"][0]["tokens"] > 100
+    assert "5 passages are asked for" in refused(farspan(*common, "--lengths", "5"))

@@ -1,0 +1,280 @@
+"""Retrieval-augmented perplexity: against one forward over everything, mixtures by hand, and what the command says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_cli import farspan, last_line, refused
+from transformers import PreTrainedTokenizerFast
+
+from farspan import hf
+from farspan.corpus import load
+from farspan.lm import LM, wrap
+from farspan.measure import measure
+from farspan.methods import method
+from farspan.plan import plan
+from farspan.questions import QuestionSettings, measure_question
+from farspan.record import Row, Run, read_examples
+from farspan.report.quality import cells
+from farspan.retrieve import build
+from farspan.tasks import task
+from farspan.tasks.passages import parted
+from farspan.tasks.ralm import Ralm
+
+from tiny import tiny_model
+
+LENGTHS = (0, 1, 3)
+SMALL = {"window": 60, "query": 20, "passage_tokens": 25}
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    """Documents to be found, a text that is asked about, and a folder that holds both."""
+    rng = np.random.default_rng(0)
+    words = [a + b for a in ("fox", "dog", "over", "lazy", "quick") for b in "abcdefghij"]
+    for name in ("found/0", "found/1", "found/2", "asked/0", "both/0", "both/1"):
+        path = tmp_path / f"{name}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(" ".join(rng.choice(words) for _ in range(400)))
+    (tmp_path / "both" / "0.txt").write_text((tmp_path / "asked" / "0.txt").read_text())
+    return tmp_path
+
+
+def ralm(documents: Path, lm: LM, found: str = "found", **changes: Any) -> Ralm:
+    index = build(str(documents / found), documents / f"index-{found}", words=10)
+    return Ralm(load(str(documents / "asked"), lm.tokenizer), index, **(SMALL | changes))
+
+
+def measured(folder: Path, lm: LM, asked: Ralm, how: str = "full", **more: Any) -> list[Row]:
+    with Run.open(folder, {}) as run:
+        return measure(asked, method(how), lm, run, **({"lengths": LENGTHS, "repeats": 3, "chunk": 23} | more))
+
+
+def naive(lm: LM, before: list[int], scored: list[int]) -> torch.Tensor:
+    """log-probabilities [scored, vocabulary] from one forward over everything."""
+    ids = torch.tensor([[*lm.separator.ids, *before, *scored]])
+    with torch.no_grad():
+        logits = lm.model(input_ids=ids, use_cache=False).logits[0].float()
+    return logits[-len(scored) - 1 : -1].log_softmax(-1)
+
+
+def passages_of(asked: Ralm, lm: LM, row: Row) -> tuple[list[list[int]], list[int]]:
+    example = next(one for one in asked.examples(lm, LENGTHS, 3, 0) if one.id == row.example)
+    given = example.tokens
+    return [ids.tolist() for ids in parted(given["passages"], given["ends"], row.length)], given["text"].tolist()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2", "mamba"])
+def test_joined_passages_equal_one_forward_over_everything(
+    architecture: str, documents: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    lm = wrap(tiny_model(architecture), tokenizer, "tiny")
+    asked = ralm(documents, lm)
+    rows = measured(documents / "run", lm, asked)
+    assert len(rows) == 9
+    for row in rows:
+        passages, text = passages_of(asked, lm, row)
+        scored = text[20:]
+        log_p = naive(lm, [*(i for ids in passages for i in ids), *text[:20]], scored)
+        nats = -log_p[torch.arange(40), torch.tensor(scored)]
+        assert row.scores["nats"] == pytest.approx(float(nats.double().mean()), abs=1e-5)
+        assert row.scores["scored"] == 40
+        assert row.scores["passage_tokens"] == [len(ids) for ids in passages]
+        assert row.num_seen == 1 + sum(map(len, passages)) + 20
+        assert row.scores["context"] == row.num_seen + 40
+    assert len({round(row.scores["nats"], 4) for row in rows}) == 9  # passages change what is expected
+
+
+@pytest.mark.parametrize("weights", ["method", "retriever"])
+def test_replug_mixes_a_pass_for_each_passage(weights: str, documents: Path, lm: LM) -> None:
+    asked = ralm(documents, lm, weights=weights)
+    rows = [row for row in measured(documents / "run", lm, asked, "replug") if row.length == 3]
+    shares = []
+    for row in rows:
+        passages, text = passages_of(asked, lm, row)
+        fit = torch.tensor(row.scores["passage_scores"])
+        share = fit.softmax(-1) if weights == "retriever" else torch.full((3,), 1 / 3)
+        p = sum(w * naive(lm, ids + text[:20], text[20:]).exp() for w, ids in zip(share, passages, strict=True))
+        nats = -torch.as_tensor(p).log()[torch.arange(40), torch.tensor(text[20:])]
+        assert row.scores["nats"] == pytest.approx(float(nats.mean()), abs=1e-4 if weights == "retriever" else 1e-5)
+        shares.append(share)
+    assert (weights == "retriever") == any(float(share.max()) > 0.4 for share in shares)
+
+
+def test_passages_come_best_first_and_few_are_the_first_of_many(documents: Path, lm: LM) -> None:
+    asked = ralm(documents, lm)
+    by = {(row.repeat, row.length): row.scores for row in measured(documents / "run", lm, asked)}
+    for repeat in range(3):
+        three = by[repeat, 3]
+        assert three["passage_scores"] == sorted(three["passage_scores"], reverse=True)
+        assert three["passage_scores"][-1] > 0
+        assert by[repeat, 1]["passages"] == three["passages"][:1]
+        assert by[repeat, 0]["passages"] == []
+
+
+def test_the_query_is_the_beginning_of_the_window_alone(documents: Path, lm: LM) -> None:
+    asked = ralm(documents, lm)
+    example = asked.examples(lm, LENGTHS, 3, 0)[0]
+    query = lm.tokenizer.decode(example.tokens["text"][:20].tolist())
+    assert asked.index.search([query], 3)[0][0].tolist() == example.tokens["numbers"].tolist()
+
+
+def test_the_text_itself_is_not_found_and_what_was_left_out_is_counted(documents: Path, lm: LM) -> None:
+    def words(text: str) -> str:
+        return " ".join(text.split())
+
+    asked, anything = (ralm(documents, lm, "both", overlap=overlap) for overlap in (5, 0))
+    for clean, leaking in zip(asked.examples(lm, (3,), 3, 0), anything.examples(lm, (3,), 3, 0), strict=True):
+        window = words(lm.tokenizer.decode(clean.tokens["text"].tolist()))
+        itself = [words(asked.index.passage(int(n)))[10:40] in window for n in leaking.tokens["numbers"]]
+        assert any(itself)
+        assert int(clean.tokens["excluded"][0]) >= sum(itself)
+        assert int(leaking.tokens["excluded"][0]) == 0
+        for number in clean.tokens["numbers"]:
+            parts = words(asked.index.passage(int(number))).split()
+            assert not any(" ".join(parts[i : i + 5]) in window for i in range(len(parts) - 4))
+
+
+def test_too_few_passages_are_an_error_that_counts_them(documents: Path, lm: LM) -> None:
+    asked = ralm(documents, lm, "asked", overlap=1)  # every passage shares a word with every window
+    with pytest.raises(ValueError, match=r"3 passages are asked for; index .* holds 40, of which 40 share 1 words"):
+        asked.examples(lm, (3,), 1, 0)
+
+
+def test_what_is_asked_otherwise_makes_other_examples(documents: Path, lm: LM) -> None:
+    one, *others = (
+        {example.id for example in ralm(documents, lm, found, weights=weights).examples(lm, (0,), 3, 0)}
+        for found, weights in (("found", "method"), ("both", "method"), ("found", "retriever"))
+    )
+    assert all(one.isdisjoint(other) for other in others)
+
+
+def test_the_same_is_asked_again(documents: Path, lm: LM) -> None:
+    one = ralm(documents, lm).examples(lm, LENGTHS, 3, 0)
+    assert [e.id for e in one] == [e.id for e in ralm(documents, lm).examples(lm, LENGTHS, 3, 0)]
+
+
+def test_the_tokens_of_a_plan_are_those_that_are_fed(documents: Path, lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ralm(documents, lm)
+    cost = plan(asked, method("full"), lm, lengths=LENGTHS, repeats=3, calibrate=False)
+    measured(documents / "warm", lm, asked)  # the self-check
+    fed, step = 0, hf.Stream.step
+
+    def counting(stream: Any, ids: torch.Tensor) -> torch.Tensor:
+        nonlocal fed
+        fed += ids.numel()
+        return step(stream, ids)
+
+    monkeypatch.setattr(hf.Stream, "step", counting)
+    measured(documents / "run", lm, asked)
+    assert cost.tokens == fed
+
+
+def test_what_does_not_fit_is_a_row_that_says_so(documents: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    lm = wrap(tiny_model("gpt2", n_positions=100), tokenizer, "short")
+    rows = measured(documents / "run", lm, ralm(documents, lm))
+    assert {(row.length, row.status) for row in rows} == {(0, "ok"), (1, "ok"), (3, "too_long")}
+
+
+def test_numbers_that_are_not_finite_are_rows_that_say_so(documents: Path, lm: LM) -> None:
+    with torch.no_grad():
+        lm.model.model.norm.weight[0] = torch.nan
+    rows = measured(documents / "run", lm, ralm(documents, lm))
+    assert {(row.status, row.reason) for row in rows} == {("nan", "40 scored tokens have no finite log-probability")}
+
+
+def test_the_first_example_is_kept_whole(documents: Path, lm: LM) -> None:
+    asked = ralm(documents, lm)
+    text = f"ralm:index={documents / 'index-found'},window=60,query=20,passage_tokens=25"
+    rows = measure_question(
+        [lm], ["full"], QuestionSettings(text, str(documents / "asked"), LENGTHS, 2), documents / "run"
+    )
+    (shown,) = read_examples(documents / "run")
+    passages, ids = passages_of(asked, lm, next(row for row in rows if row.repeat == 0 and row.length == 1))
+    assert shown["what"] == text
+    assert shown["scored"] == 40
+    assert ["".join(tokens) for _, tokens in shown["parts"]] == [
+        lm.tokenizer.decode(part) for part in ([0], passages[0], ids)
+    ]
+
+
+def test_cells_are_means_with_intervals(documents: Path, lm: LM) -> None:
+    rows = measured(documents / "run", lm, ralm(documents, lm))
+    question = task("ralm:index=x")
+    (none, one, three) = cells(rows, question.quality, ("accuracy",))
+    nats = [row.scores["nats"] for row in rows if row.length == 3]
+    assert three.value == pytest.approx(np.exp(np.mean(nats)))
+    half = 4.302653 * np.std(nats, ddof=1) / np.sqrt(3)  # Student's, two degrees of freedom
+    assert (three.low, three.high) == pytest.approx((np.exp(np.mean(nats) - half), np.exp(np.mean(nats) + half)))
+    assert (none.length, one.length, three.num_examples, three.failed) == (0, 1, 3, {})
+    assert three.details == {"accuracy": pytest.approx(np.mean([r.scores["accuracy"] for r in rows if r.length == 3]))}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ralm", "needs index"),
+        ("ralm:index=x,query=100,window=100", "query = 100 of a window of 100"),
+        ("ralm:index=x,weights=bm25", "weights 'bm25' are unknown; known are method, retriever"),
+        ("ralm:index=x,overlap=-1", "overlap at least 0"),
+        ("ralm:index=x,windows=100", "no setting 'windows' .did you mean 'window'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        task(text)
+
+
+def test_settings_are_written_as_they_are_parsed() -> None:
+    for text in ("ralm:index=/a/b", "ralm:index=x,window=512,query=64,weights=retriever"):
+        assert str(task(text)) == text
+
+
+def test_the_command_measures_plans_and_goes_on(documents: Path, lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(documents)
+    for saved in (lm.model, lm.tokenizer):
+        saved.save_pretrained("tiny")
+    farspan("index", "--text", "found", "--out", "index", "--words", 10)
+    name = "ralm:index=index,window=60,query=20,passage_tokens=25"
+    common = ("task", name, "tiny", "--text", "asked", "--lengths", "0,1,3", "--repeats", 2, "--device", "cpu")
+    plans = last_line(farspan(*common, "--plan", "--json"))["plans"]
+    assert [(one["what"], one["num_examples"]) for one in plans] == [(name, 2)]
+    assert not Path("runs").exists()
+
+    both = (*common, "--method", "full", "--method", "replug")
+    result = farspan(*both, "--json")
+    assert result.exit_code == 0, result.output
+    summary = last_line(result)
+    assert [(one["method"], one["length"]) for one in summary["results"]] == [
+        (how, k) for how in ("full", "replug:weights=uniform") for k in (0, 1, 3)
+    ]
+    assert summary["quality"] == "perplexity"
+    assert summary["unit"] == "passages"
+    rows = (Path(summary["run"]) / "rows.jsonl").read_bytes()
+    table = farspan(*both).stdout
+    assert "perplexity (lower is better)" in " ".join(table.split())
+    assert (Path(summary["run"]) / "rows.jsonl").read_bytes() == rows
+    assert [json.loads(line)["status"] for line in rows.splitlines()] == ["ok"] * 12
+
+
+def test_the_command_refuses_what_is_not_there(documents: Path, lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(documents)
+    for saved in (lm.model, lm.tokenizer):
+        saved.save_pretrained("tiny")
+    assert "task 'rlam' is unknown" in refused(farspan("task", "rlam", "tiny"))
+    assert "holds no index" in refused(farspan("task", "ralm:index=none", "tiny", "--text", "asked"))
+    assert "must be positive" in refused(farspan("task", "own", "tiny", "--lengths", "0,512"))
+
+
+def test_a_run_with_another_index_is_refused(documents: Path, lm: LM) -> None:
+    text = f"ralm:index={documents / 'index'},window=60,query=20"
+    settings = QuestionSettings(text, str(documents / "asked"), (1,), 2)
+    build(str(documents / "found"), documents / "index", words=10)
+    measure_question([lm], ["full"], settings, documents / "run")
+    (documents / "index").rename(documents / "before")
+    build(str(documents / "both"), documents / "index", words=10)
+    with pytest.raises(ValueError, match="index_hash was"):
+        measure_question([lm], ["full"], settings, documents / "run")

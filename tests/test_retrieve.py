@@ -1,0 +1,240 @@
+"""Passages and how they are found: against BM25 by its formula, every score by hand, and what an index refuses."""
+
+import json
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from test_cli import farspan, last_line, refused
+from transformers import PreTrainedTokenizerFast
+
+from farspan import retrieve
+from farspan.retrieve import Index, build, open_index
+
+TOPICS = ["river", "castle", "engine", "garden", "violin", "harbour", "copper", "planet", "winter", "saddle"]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    """Five documents of which each speaks of two topics, in two hundred words or so."""
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(5):
+        topics = TOPICS[2 * i : 2 * i + 2]
+        words = [topics[int(rng.integers(2))] if rng.random() < 0.2 else f"word{rng.integers(60)}" for _ in range(203)]
+        (folder / f"{i}.txt").write_text("\n".join(words) + "\n")
+    return str(folder)
+
+
+@pytest.fixture
+def index(text: str, tmp_path: Path) -> Index:
+    return build(text, tmp_path / "index", words=20)
+
+
+def texts(index: Index) -> list[str]:
+    return [index.passage(i) for i in range(len(index))]
+
+
+def naive_bm25(query: str, passages: list[str]) -> list[float]:
+    """By the formula at the top of retrieve.py."""
+    cut = [re.findall(r"\w\w+", passage.lower()) for passage in passages]
+    mean = sum(map(len, cut)) / len(cut)
+    scores = []
+    for words in cut:
+        score = 0.0
+        for term in re.findall(r"\w\w+", query.lower()):
+            held, here = sum(term in other for other in cut), words.count(term)
+            idf = math.log(1 + (len(cut) - held + 0.5) / (held + 0.5))
+            score += idf * here / (here + 1.5 * (1 - 0.75 + 0.75 * len(words) / mean))
+        scores.append(score)
+    return scores
+
+
+# passages
+
+
+def test_passages_joined_are_the_documents(text: str, index: Index) -> None:
+    documents = [path.read_text() for path in sorted(Path(text).iterdir())]
+    joined = ["".join(index.passage(int(i)) for i in np.flatnonzero(index.documents == d)) for d in range(5)]
+    assert joined == documents
+    counts = [len(passage.split()) for passage in texts(index)]
+    assert counts == ([20] * 10 + [3]) * 5
+
+
+def test_passages_of_tokens_have_as_many(text: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    index = build(text, tmp_path / "index", tokens=50, tokenizer=tokenizer)
+    document = (Path(text) / "0.txt").read_text()
+    first = [index.passage(int(i)) for i in np.flatnonzero(index.documents == 0)]
+    ids = tokenizer(document, add_special_tokens=False)["input_ids"]
+    assert "".join(first) == document
+    assert [tokenizer.decode(ids[i : i + 50]) for i in range(0, len(ids), 50)] == first
+
+
+def test_letters_of_several_bytes_stay_whole(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("größer ça 日本語 naïve über œuvre")
+    assert texts(build(str(tmp_path / "text.txt"), tmp_path / "index", words=2)) == [
+        "größer ça ",
+        "日本語 naïve ",
+        "über œuvre",
+    ]
+
+
+def test_an_index_is_memory_mapped(index: Index) -> None:
+    index.search(["river"], 1)
+    assert isinstance(index._text, np.memmap)
+    assert isinstance(index._starts, np.memmap)
+    assert isinstance(index._bm25.scores["data"], np.memmap)
+
+
+# search
+
+
+@pytest.mark.parametrize("query", ["river castle", "Violin violin word3", "planet word7 unheard", "winter"])
+def test_bm25_equals_its_formula(index: Index, query: str) -> None:
+    expected = np.array(naive_bm25(query, texts(index)))
+    assert expected.max() > 1
+    numbers, scores = index.search([query], len(index))
+    assert sorted(numbers[0]) == list(range(len(index)))
+    np.testing.assert_allclose(scores[0], expected[numbers[0]], atol=1e-5)
+    np.testing.assert_allclose(retrieve.bm25(query, texts(index)), expected, atol=1e-5)
+    assert (np.diff(scores[0]) <= 0).all()
+
+
+def test_few_are_the_best_of_all_and_equals_come_in_order(index: Index) -> None:
+    queries = ["river word3", "saddle", "unheard of", ""]
+    everything, _ = index.search(queries, len(index))
+    for count in (1, 2, 7, 30):
+        numbers, scores = index.search(queries, count)
+        assert np.array_equal(numbers, everything[:, :count])
+        assert scores.shape == (4, count)
+    assert everything[2].tolist() == everything[3].tolist() == list(range(len(index)))  # nothing fits any
+
+
+def test_a_passage_finds_itself(index: Index) -> None:
+    chosen = [i for i in range(len(index)) if len(index.passage(i).split()) == 20]
+    numbers, _ = index.search([index.passage(i) for i in chosen], 1)
+    assert numbers[:, 0].tolist() == chosen
+
+
+@pytest.mark.parametrize("kind", ["dense", "faiss"])
+def test_vectors_are_searched_by_inner_product(
+    text: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "faiss":
+        pytest.importorskip("faiss")
+
+    def encode(given: list[str], show_progress_bar: bool) -> np.ndarray:
+        counts = [[one.count(topic) + 0.01 * i for i, topic in enumerate(TOPICS)] for one in given]
+        return np.array(counts, np.float32)
+
+    monkeypatch.setattr(retrieve, "_encoder", lambda name: SimpleNamespace(encode=encode))
+    monkeypatch.setattr(retrieve, "VECTORS_AT_ONCE", 7)
+    index = build(text, tmp_path / "index", kind=kind, words=20, encoder="some/encoder")
+    queries = ["river river castle", "planet saddle"]
+    expected = encode(queries, False) @ encode(texts(index), False).T
+    numbers, scores = index.search(queries, 9)
+    np.testing.assert_allclose(scores, np.take_along_axis(expected, numbers, 1), atol=1e-5)
+    np.testing.assert_allclose(scores, -np.sort(-expected)[:, :9], atol=1e-5)
+    assert index.about["encoder"] == "some/encoder"
+
+
+def test_more_passages_than_there_are_cannot_be_found(index: Index) -> None:
+    with pytest.raises(ValueError, match=r"56 passages of .* were asked for; it holds 55"):
+        index.search(["river"], 56)
+
+
+# building
+
+
+def test_an_index_is_built_once(text: str, index: Index, tmp_path: Path) -> None:
+    written = {file: file.stat().st_mtime_ns for file in (tmp_path / "index").rglob("*")}
+    again = build(text, tmp_path / "index", words=20)
+    assert again.hash == index.hash
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "index").rglob("*")} == written
+
+
+def test_an_index_of_other_documents_is_refused_with_both_values(text: str, index: Index, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cut\.words was 20, now 30"):
+        build(text, tmp_path / "index", words=30)
+    before = index.about["text_hash"]
+    (Path(text) / "0.txt").write_text("something else")
+    with pytest.raises(ValueError, match=f"text_hash was '{before}', now"):
+        build(text, tmp_path / "index", words=20)
+
+
+def test_the_hash_tells_indexes_apart(text: str, index: Index, tmp_path: Path) -> None:
+    assert build(text, tmp_path / "other", words=21).hash != index.hash
+    assert build(text, tmp_path / "same", words=20).hash == index.hash
+
+
+def test_a_build_that_fails_leaves_nothing(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(retrieve, "_write_bm25", full)
+    with pytest.raises(OSError, match="no space"):
+        build(text, tmp_path / "place" / "index")
+    assert list((tmp_path / "place").iterdir()) == []
+
+
+def test_a_folder_with_something_else_is_left_alone(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no index"):
+        build(text, Path(text))
+    (tmp_path / "empty").mkdir()
+    assert len(build(text, tmp_path / "empty", words=20)) == 55
+
+
+def test_what_is_no_index_is_named(tmp_path: Path, index: Index) -> None:
+    with pytest.raises(ValueError, match="holds no index: make one with `farspan index"):
+        open_index(tmp_path)
+    path = index.folder / "index.json"
+    path.write_text(json.dumps(index.about | {"format": 0}))
+    with pytest.raises(ValueError, match="not written by this version"):
+        open_index(index.folder)
+    path.write_text("{")
+    with pytest.raises(ValueError, match="is damaged"):
+        open_index(index.folder)
+
+
+def test_what_cannot_be_built_is_said(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a . b , c")
+    with pytest.raises(ValueError, match="no words that BM25 could find"):
+        build(str(tmp_path / "text.txt"), tmp_path / "index")
+    with pytest.raises(ValueError, match="kind 'bm52' is unknown; known are bm25, dense, faiss"):
+        build("builtin", tmp_path / "index", kind="bm52")
+    with pytest.raises(ValueError, match="at least 1"):
+        build("builtin", tmp_path / "index", words=0)
+    with pytest.raises(ValueError, match="a tokenizer that says where"):
+        build("builtin", tmp_path / "index", tokens=10)
+
+
+# the command
+
+
+def test_the_command_says_what_it_built(text: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    result = farspan("index", "--text", text, "--out", tmp_path / "a", "--words", 20, "--json")
+    assert last_line(result) == {
+        "index": str(tmp_path / "a"),
+        "kind": "bm25",
+        "documents": 5,
+        "passages": 55,
+        "bytes": sum(file.stat().st_size for file in (tmp_path / "a").rglob("*") if file.is_file()),
+        "seconds": last_line(result)["seconds"],
+    }
+    tokens = ("--passage-tokens", 50, "--tokenizer", tmp_path / "tokenizer")
+    assert "passages of 5 documents" in farspan("index", "--text", text, "--out", tmp_path / "b", *tokens).stdout
+
+
+def test_the_command_refuses_what_contradicts_itself(text: str, tmp_path: Path) -> None:
+    def said(*options: object) -> str:
+        return refused(farspan("index", "--text", text, "--out", tmp_path / "a", *options))
+
+    assert "--passage-tokens and --tokenizer go together" in said("--passage-tokens", 50)
+    assert "give one" in said("--passage-tokens", 50, "--tokenizer", "x", "--words", 3)
+    assert "--encoder belongs to" in said("--encoder", "x")
+    assert "tokenizer '/no/such' is neither" in said("--passage-tokens", 50, "--tokenizer", "/no/such")
