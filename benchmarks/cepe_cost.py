@@ -132,20 +132,16 @@ def main() -> None:
     print(f"keys and values in the decoder: {keys / CONTEXT:.0f} bytes, {keys / states:.0f} times; at 7B 256")
 
     print("\nGB at 7B in bfloat16, batch 1, by calculation; beside, what the paper measured (Table 1)")
-    print(
-        f"{'total':>8} {'weights':>8} {'states':>8} {'K/V':>8} {'activ.':>8} {'all':>8} {'paper':>6} {'full attention':>15}"
-    )
+    names = ("total", "weights", "states", "K/V", "activ.", "all", "paper", "full")
+    print(" ".join(f"{name:>8}" for name in names))
     for total, (tokens, measured) in TABLE_1.items():
         parts = memory(
             large, small, weights=2 * parameters(large, small), context=total - tokens, tokens=tokens, kept=KEPT
         )
         alone = memory(large, None, weights=2 * parameters(large), context=0, tokens=total, kept=KEPT)
         numbers = (parts.weights, parts.context_states, parts.keys_and_values, parts.activations, parts.total)
-        print(
-            f"{total:8,} "
-            + " ".join(f"{n / 1e9:8.2f}" for n in numbers)
-            + f" {measured:6.1f} {alone.total / 1e9:15.1f}"
-        )
+        row = [f"{n / 1e9:8.2f}" for n in numbers] + [f"{measured:8.1f}", f"{alone.total / 1e9:8.1f}"]
+        print(f"{total:8,} " + " ".join(row))
         claim(f"gb_below_paper_{total}", measured / (parts.total / 1e9), 1.0)
     print(json.dumps(figures))
     if options.check and missed:
