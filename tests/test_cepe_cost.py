@@ -2,10 +2,9 @@
 
 import torch
 import transformers
+from cepe_models import some_ids, tiny_cepe
 
 from farspan.cepe.cost import Sizes, memory, parameters, prefill_flops
-
-from cepe_models import some_ids, tiny_cepe
 
 LARGE, SMALL = Sizes(4096, 4096, 4096, 11008, 32, 32000), Sizes(1024, 1024, 1024, 4096, 24, 32001)
 
