@@ -58,8 +58,12 @@ def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str,
     for model, method, what, cost in plans:
         if isinstance(cost, str):
             console.print(f"{model} {method}, {what}: {cost}", style="red", markup=False, highlight=False)
-        elif cost.fallback:
+            continue
+        if cost.fallback:
             console.print(f"{model} {method}: read with plain forwards: {cost.fallback}", style="yellow", markup=False)
+        if cost.parts:
+            parts = ", ".join(f"{name.replace('_', ' ')} {size / 2**30:,.3g} GiB" for name, size in cost.parts.items())
+            console.print(f"{model} {method}: {parts}", markup=False, highlight=False)
     if as_json:
         cells = [
             {"model": model, "method": method, "what": what}
