@@ -18,7 +18,7 @@ from farspan.questions import QuestionSettings, measure_question
 from farspan.record import Row, Run, read_examples
 from farspan.retrieve import build
 from farspan.tasks import task
-from farspan.tasks.passages import encoded
+from farspan.tasks.prompts import encoded
 from farspan.tasks.qa import Asked, Passage, Qa, exact_match, line_ends, read_questions
 
 from naive import naive_greedy

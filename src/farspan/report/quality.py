@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -11,9 +11,10 @@ from rich.table import Table
 from scipy.stats import binomtest
 
 from farspan.record import Row, latest
-from farspan.report.perplexity import interval
-from farspan.stats import bands
-from farspan.tasks.base import Quality
+from farspan.stats import bands, interval
+
+if TYPE_CHECKING:  # tasks import torch
+    from farspan.tasks.base import Quality
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Cell:
     failed: dict[str, int]  # rows by status
 
 
-def cells(rows: Iterable[Row], quality: Quality, details: Sequence[str] = ()) -> list[Cell]:
+def cells(rows: Iterable[Row], quality: "Quality", details: Sequence[str] = ()) -> list[Cell]:
     """A cell for each model, method and length among the rows, in the order they come, lengths ascending."""
     groups: dict[tuple[str, str], dict[int, list[Row]]] = {}
     for row in latest(rows):
@@ -43,7 +44,7 @@ def cells(rows: Iterable[Row], quality: Quality, details: Sequence[str] = ()) ->
     return [_cell(group, quality, details) for by in groups.values() for _, group in sorted(by.items())]
 
 
-def _cell(rows: Sequence[Row], quality: Quality, details: Sequence[str]) -> Cell:
+def _cell(rows: Sequence[Row], quality: "Quality", details: Sequence[str]) -> Cell:
     good = [row for row in rows if row.status == "ok"]
 
     def mean(values: Iterable[float]) -> float | None:
@@ -75,7 +76,7 @@ def _cell(rows: Sequence[Row], quality: Quality, details: Sequence[str]) -> Cell
     )
 
 
-def _interval(values: np.ndarray, quality: Quality) -> tuple[float | None, float | None]:
+def _interval(values: np.ndarray, quality: "Quality") -> tuple[float | None, float | None]:
     """The 95 % interval of a mean over examples: Wilson's where each is right or wrong, else Student's, of shares
     inside 0 to 1. None under two examples."""
     if len(values) < 2:
@@ -93,7 +94,7 @@ def as_data(found: Sequence[Cell]) -> list[dict[str, Any]]:
     return [{name: _rounded(value) for name, value in vars(one).items()} for one in found]
 
 
-def print_quality(found: Sequence[Cell], task: str, quality: Quality, unit: str, console: Console) -> None:
+def print_quality(found: Sequence[Cell], task: str, quality: "Quality", unit: str, console: Console) -> None:
     """A line for each model, method and length."""
     direction = "higher is better" if quality.higher_is_better else "lower is better"
     title = f"{task}: {quality.name} ({direction}), 95 % interval over examples"

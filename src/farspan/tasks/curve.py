@@ -35,6 +35,7 @@ from farspan.reader import Reader, Scores
 from farspan.record import Row
 from farspan.spelling import written
 from farspan.tasks.base import Example, Quality, Result, Work
+from farspan.tasks.prompts import token_texts
 
 Protocol = Literal["paper", "nested", "probe"]
 RING = 4  # repeats that lend each other their targets; more repeats are further rings, so that none changes
@@ -174,14 +175,8 @@ class Curve:
         """The copy half of an example at one length in words: its parts, token by token, and how many of the last are
         scored."""
         _, warmup, scored = self.slice_at(length, 0.0)
-
-        def words(ids: Any) -> list[str]:
-            # what each adds to the text before it: alone, some tokenizers drop its leading space
-            texts = [lm.tokenizer.decode([int(i) for i in ids[max(0, n - 8) : n + 1]]) for n in range(len(ids))]
-            before = [lm.tokenizer.decode([int(i) for i in ids[max(0, n - 8) : n]]) for n in range(len(ids))]
-            return [text[len(known) :] for text, known in zip(texts, before, strict=True)]
-
-        separator, target = words(self.separator(lm)), words(example.tokens["target"][:length])
+        separator = token_texts(lm.tokenizer, self.separator(lm))
+        target = token_texts(lm.tokenizer, example.tokens["target"][:length])
         parts = [["separator", separator], ["read", target], ["separator", separator]]
         asked = ["asked", target[: warmup + scored]]
         return {"length": length, "repeat": example.repeat, "parts": [*parts, asked], "scored": scored}

@@ -21,7 +21,7 @@ import torch
 from farspan.lm import LM
 from farspan.reader import Reader
 from farspan.tasks.base import Example, Result, Work
-from farspan.tasks.prompts import behind, line_ends, pieces
+from farspan.tasks.prompts import behind, line_ends, pieces, token_texts
 
 TRUNCATE = ("none", "beginning", "middle", "end")  # what of a document is left out
 
@@ -165,6 +165,16 @@ class DocumentTask:
             "new": len(new),
         }
         return Result(example, length, scores=values, num_seen=memory.num_seen, num_kept=memory.num_kept)
+
+    def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]:
+        """An example in words, with what fits of its document (all of it where it must not be cut), its parts token by
+        token; the last `scored` are an answer that would be right."""
+        tokens, item = example.tokens, self.items[int(example.tokens["item"][0])]
+        document, _ = self.kept(lm, example, length) or (tokens["document"], 0)
+        right = behind(lm.tokenizer, f" {item.references[0]}", before="x")
+        parts = [["read", token_texts(lm.tokenizer, ids)] for ids in (tokens["before"], document) if len(ids)]
+        parts.append(["asked", token_texts(lm.tokenizer, np.concatenate([tokens["after"], right]))])
+        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(right)}
 
     def _too_long(self, lm: LM, example: Example, length: int) -> str:
         rest = len(lm.separator.ids) + len(example.tokens["before"]) + len(example.tokens["after"])

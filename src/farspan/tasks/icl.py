@@ -36,7 +36,7 @@ from farspan.reader import Memory, Reader
 from farspan.spelling import closest, written
 from farspan.tasks.base import Example, Quality, Result, Work
 from farspan.tasks.icl_sets import SETS, Labelled, load_set
-from farspan.tasks.prompts import behind
+from farspan.tasks.prompts import behind, token_texts
 
 SCORINGS = ("plain", "normalized", "calibrated", "both")
 LENGTHS = (2, 20, 40)  # demonstrations, CEPE's table 3
@@ -200,6 +200,15 @@ class InContextLearning:
                 values = self._judged(nats, prior, [len(ids) for ids in options], int(example.tokens["gold"][0]))
                 values["demonstrations"] = {"head": min(length, self.head), "passages": len(passages)}
                 yield Result(example, length, scores=values, num_seen=counts[0], num_kept=counts[1])
+
+    def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]:
+        """An example with `length` demonstrations in words, its parts token by token; the last `scored` are the right
+        option."""
+        front, passages, query = self.parts(example, length)
+        right = self.option_ids(lm)[int(example.tokens["gold"][0])]
+        parts = [["read", token_texts(lm.tokenizer, ids)] for ids in (front, *passages) if len(ids)]
+        parts.append(["asked", token_texts(lm.tokenizer, np.concatenate([query, right]))])
+        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(right)}
 
     def _judged(self, nats: np.ndarray, prior: np.ndarray, tokens: list[int], gold: int) -> dict[str, Any]:
         nats, prior = nats.round(DIGITS), prior.round(DIGITS)

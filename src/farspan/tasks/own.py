@@ -33,7 +33,8 @@ from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.spelling import closest, written
 from farspan.tasks.base import Example, Quality, Result, Work
-from farspan.tasks.passages import encoded, joined, parted, row, token_texts
+from farspan.tasks.passages import joined, parted, row
+from farspan.tasks.prompts import encoded, token_texts
 
 TESTS = ("recall", "pairs", "cloze")
 CUE = 16  # tokens of the recalled passage that are given

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from farspan.spelling import closest
+from farspan.tasks.prompts import encoded
 
 PASSAGE_TOKENS = 256  # at most, of each passage: what CEPE's encoder was trained on
 WEIGHTS = ("method", "retriever")
@@ -19,12 +20,6 @@ def check_weights(weights: str) -> None:
     """Raises ValueError unless the weights are among WEIGHTS."""
     if weights not in WEIGHTS:
         raise ValueError(f"weights {weights!r} are unknown{closest(weights, WEIGHTS)}; known are {', '.join(WEIGHTS)}")
-
-
-def encoded(tokenizer: Any, text: str) -> Int[np.ndarray, "time"]:
-    """Token ids of a text, as `corpus.load` cuts it: nothing is added, and nothing in it is a special token."""
-    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-    return np.asarray(ids, dtype=np.int64)
 
 
 def passage_ids(tokenizer: Any, text: str, most: int) -> Int[np.ndarray, "time"]:
@@ -37,14 +32,6 @@ def passage_weights(weights: str, scores: Sequence[float] | np.ndarray) -> Float
     if weights == "method" or not len(scores):
         return None
     return torch.tensor(list(scores), dtype=torch.float32).softmax(-1)
-
-
-def token_texts(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """Tokens as text, each as what it adds to the ones before it: alone, some tokenizers drop its leading space."""
-    ids = [int(i) for i in ids]
-    behind = [tokenizer.decode(ids[max(0, n - 8) : n + 1]) for n in range(len(ids))]
-    before = [tokenizer.decode(ids[max(0, n - 8) : n]) for n in range(len(ids))]
-    return [text[len(known) :] for text, known in zip(behind, before, strict=True)]
 
 
 def joined(pieces: Sequence[np.ndarray]) -> tuple[Int[np.ndarray, "total"], Int[np.ndarray, "pieces"]]:

@@ -1,10 +1,17 @@
-"""Text to the tokens of a prompt."""
+"""Text to the tokens of a prompt, and back to words."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
+
+
+def encoded(tokenizer: Any, text: str) -> Int[np.ndarray, "time"]:
+    """Token ids of a text, as `corpus.load` cuts it: nothing is added, and nothing in it is a special token."""
+    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+    return np.asarray(ids, dtype=np.int64)
 
 
 def pieces(tokenizer: Any, *texts: str) -> list[np.ndarray]:
@@ -13,10 +20,10 @@ def pieces(tokenizer: Any, *texts: str) -> list[np.ndarray]:
     Joined, because many tokenizers put a space before what they are given by itself. A token that spans two texts
     belongs to the second. Without special tokens, also where a text spells one.
     """
-    whole = _ids(tokenizer, "".join(texts))
+    whole = encoded(tokenizer, "".join(texts))
     cuts = [0]
     for count in range(1, len(texts)):
-        part = _ids(tokenizer, "".join(texts[:count]))
+        part = encoded(tokenizer, "".join(texts[:count]))
         same = next(
             (i for i, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b), min(len(part), len(whole))
         )
@@ -35,8 +42,9 @@ def line_ends(tokenizer: Any) -> list[int]:
     return [token for token, text in enumerate(texts) if text.lstrip(" ").startswith("\n")]
 
 
-def _ids(tokenizer: Any, text: str) -> Sequence[int]:
-    ids: Sequence[int] = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)[
-        "input_ids"
-    ]
-    return ids
+def token_texts(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """Tokens as text, each as what it adds to the ones before it: alone, some tokenizers drop its leading space."""
+    ids = [int(i) for i in ids]
+    behind = [tokenizer.decode(ids[max(0, n - 8) : n + 1]) for n in range(len(ids))]
+    before = [tokenizer.decode(ids[max(0, n - 8) : n]) for n in range(len(ids))]
+    return [text[len(known) :] for text, known in zip(behind, before, strict=True)]

@@ -37,17 +37,8 @@ from farspan.retrieve import Index, open_index
 from farspan.scoring import exact_match, normalised
 from farspan.spelling import written
 from farspan.tasks.base import Example, Quality, Result, Work
-from farspan.tasks.passages import (
-    PASSAGE_TOKENS,
-    check_weights,
-    encoded,
-    joined,
-    parted,
-    passage_ids,
-    passage_weights,
-    row,
-    token_texts,
-)
+from farspan.tasks.passages import PASSAGE_TOKENS, check_weights, joined, parted, passage_ids, passage_weights, row
+from farspan.tasks.prompts import encoded, token_texts
 
 SHOTS = 2
 NEW_TOKENS = 25

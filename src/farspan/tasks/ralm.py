@@ -29,16 +29,8 @@ from farspan.reader import Reader
 from farspan.retrieve import Index, open_index
 from farspan.spelling import written
 from farspan.tasks.base import Example, Quality, Result, Work
-from farspan.tasks.passages import (
-    PASSAGE_TOKENS,
-    check_weights,
-    joined,
-    parted,
-    passage_ids,
-    passage_weights,
-    row,
-    token_texts,
-)
+from farspan.tasks.passages import PASSAGE_TOKENS, check_weights, joined, parted, passage_ids, passage_weights, row
+from farspan.tasks.prompts import token_texts
 
 WINDOW = 2048  # tokens
 QUERY = 256  # tokens
