@@ -474,3 +474,15 @@ def test_real_labels_are_the_right_ones(shared_data: Path) -> None:
     assert (asked[0].text, options[asked[0].label]) == ("How do I locate my card?", "card arrival")
     names = json.loads((shared_data / "icl" / "banking77" / "categories.json").read_text())
     assert set(options) == {name.replace("_", " ") for name in names}
+
+
+def test_the_first_example_is_kept_in_words(lm: LM) -> None:
+    what = made()
+    example = what.examples(lm, LENGTHS, 1, 0)[0]
+    shown = what.shown(lm, example, 5)
+    text = "".join("".join(words) for _, words in shown["parts"])
+    right = what.options[int(example.tokens["gold"][0])]
+    assert text.endswith(f"\nKind: {right}")
+    assert text.count("\nKind:") == 6
+    asked = shown["parts"][-1][1]
+    assert "".join(asked[-shown["scored"] :]) == f" {right}"

@@ -392,3 +392,13 @@ def test_a_model_without_an_end_of_text_can_be_asked(tokenizer: PreTrainedTokeni
     lm = wrap(tiny_model(), plain, "tiny")
     assert {row.status for row in measured(tmp_path, lm, made())} == {"ok"}
     assert SimpleNamespace(eos=plain.eos_token_id).eos is None
+
+
+def test_the_first_example_is_kept_in_words_with_what_fits_of_its_document(lm: LM) -> None:
+    what = made(truncate="end")
+    example = max(what.examples(lm, (60,), 4, 0), key=lambda one: len(one.tokens["document"]))
+    whole, cut = (what.shown(lm, example, length) for length in (900, 60))
+    text = "".join("".join(words) for _, words in whole["parts"])
+    assert text.startswith("Story:\nthe quick brown fox")
+    assert text.endswith("\n\nWho?\nAnswer:\n fox")
+    assert len(cut["parts"][1][1]) < len(whole["parts"][1][1])
