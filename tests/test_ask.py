@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from farspan.ask import Conversation, _template, read_texts
 from farspan.cli import app
-from farspan.lm import LM
+from farspan.lm import LM, wrap
 from farspan.methods import method
 
+from cepe_models import tiny_cepe
 from tiny import tiny_model
 
 CHAT = (
@@ -42,6 +43,19 @@ def test_a_second_question_hears_nothing_of_the_first(lm: LM) -> None:
         first = conversation.ask("who?", 6).text
         conversation.ask("and where did it go?", 6)
         assert conversation.ask("who?", 6).text == first
+
+
+def test_what_an_encoder_reads_is_counted_apart(tokenizer: Any) -> None:
+    lm = wrap(tiny_cepe(), tokenizer, "tiny-cepe")
+    text = "the quick brown fox jumps over the lazy dog " * 4
+    with method("cepe:chunk=8,decoder_window=64").on(lm) as reader:
+        long = Conversation(reader, [text]).ask("who?", 3)
+        several = Conversation(reader, ["the fox", "a dog"]).ask("who?", 3)
+    tokens = len(tokenizer(text.rstrip() + "\n\n")["input_ids"]) + len(lm.separator.ids)
+    assert long.num_seen == tokens == long.num_kept + long.num_encoded
+    assert long.num_encoded % 8 == 0
+    assert 0 < long.num_kept < 64
+    assert several.num_kept == len(lm.separator.ids)
 
 
 def test_what_is_streamed_is_the_answer(lm: LM) -> None:

@@ -29,7 +29,7 @@ class Answer:
     text: str
     num_tokens: int
     num_seen: int  # tokens of the context and what stands before it
-    num_kept: int  # of these, still held by the decoder
+    num_kept: int  # of these, whose keys the decoder holds
     num_encoded: int  # of these, read by an encoder instead of the decoder
     seconds: float  # from the question to the end of the answer
 
@@ -96,12 +96,13 @@ class Conversation:
         )
         text = self.lm.tokenizer.decode(ids, skip_special_tokens=True)
         on_text(text[len(shown) :])
+        encoded = getattr(self.memory, "num_encoded", 0)
         return Answer(
             text=text.strip(),
             num_tokens=len(ids),
             num_seen=self.memory.num_seen,
-            num_kept=self.memory.num_kept,
-            num_encoded=getattr(self.memory, "num_encoded", 0),
+            num_kept=self.memory.num_kept - encoded,
+            num_encoded=encoded,
             seconds=time.perf_counter() - started,
         )
 

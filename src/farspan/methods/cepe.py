@@ -187,6 +187,11 @@ class CepeMemory(BaseMemory):
         return self.num_seen
 
     @property
+    def num_encoded(self) -> int:
+        """Tokens that stand in the encoder and not in the decoder, as things were when last something was asked."""
+        return self.passage_tokens + (self.decoder[0] * self.reader.size if self.decoder else 0)
+
+    @property
     def num_bytes(self) -> int:
         held = sum(t.nbytes for t in (self.head, self.document, *(self.states or ())) if t is not None)
         if self.decoder is None:
