@@ -350,7 +350,7 @@ def test_a_model_called_by_itself_is_refused_what_cannot_be_told_apart(tokenizer
         ("sinks:window=5+topk:k=3", "both say how attention works"),
         ("rope:type=ntk+rope:type=yarn", "both say how RoPE works"),
         ("replug+replug", "both say how passages works"),
-        ("full+topk:k=3", "as it is"),
+        ("full+topk:k=3", "cannot be composed with other"),
         ("rope:type=dynamic+sinks:window=5", "dynamic RoPE brings attention of its own"),
         ("full:window=3", "has no settings"),
     ],

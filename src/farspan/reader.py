@@ -152,6 +152,7 @@ def _checked(lm: LM) -> str | None:
 
 _CHECKED: WeakKeyDictionary[LM, str | None] = WeakKeyDictionary()
 _BRANCHES: WeakKeyDictionary[LM, bool] = WeakKeyDictionary()
+FEWEST_BRANCHES = 3  # two are as fast one after the other, and ask for no check
 
 
 def _branches(lm: LM) -> bool:
@@ -367,7 +368,8 @@ class CachedMemory(BaseMemory):
         """As the groups one by one; in one forward for as many as make a chunk, where the model allows it."""
         fed = kept.stop - 1
         together = self.reader.chunk // max(fed, 1)
-        if len(ids) == 1 or together < 2 or not len(kept) or not (self.stream.can_branch and _branches(self.lm)):
+        worth = len(ids) >= FEWEST_BRANCHES and together > 1 and len(kept) > 0
+        if not (worth and self.stream.can_branch and _branches(self.lm)):
             return super()._score_groups(ids, kept)
         return [scores for few in ids.split(together) for scores in self._score_branches(few, kept)]
 
