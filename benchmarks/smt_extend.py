@@ -67,10 +67,14 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "full": ("smt.draw='full'", "trainer.batch=1", "trainer.micro_batch=1", "trainer.attention=sdpa"),
     "uniform": ("smt.draw='uniform'",),
     "pose": ("smt.draw='pose'",),
+    "yarn-skip-all": (YARN, SKIP, EVERYTHING, "optimizer.name='muon'", "optimizer.decay_fraction=0.5"),
     "yarn-spans": (YARN, SPANS),
-    "all": (EVERYTHING,),
+    "all": (EVERYTHING, "optimizer.lr=3e-4"),
 }
-SHARE = {"full": 0.36}  # of the steps: each takes so much longer
+SHARE = {
+    "full": 0.36,
+    "yarn-skip-all": 3.0,
+}  # of the steps: a step of full length takes so much longer; what more gives
 BOUNDS = {  # nats per token, but the last two: times, and accuracy
     "base_at_4096_over_512": ("at least", 1.0),
     "smt_at_4096_over_512": ("at most", 0.0),
