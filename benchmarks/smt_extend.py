@@ -188,6 +188,16 @@ def ratio(curve: stats.Curve, base: stats.Curve) -> dict[str, float]:
     return {"ratio": b / a, "low": b / a - half, "high": b / a + half, "p_under_4": p, "censored": float(censored)}
 
 
+def nearest(curve: stats.Curve) -> int:
+    """Which of its lengths is nearest to the one asked about."""
+    return int(np.argmin(np.abs(curve.lengths - ASKED)))
+
+
+def gap_at_four_windows(curve: stats.Curve) -> tuple[float, float, float]:
+    """Copy above control, with its interval."""
+    return interval((curve.copy - curve.control)[:, nearest(curve)])
+
+
 def said(values: tuple[float, float, float], digits: int = 2, sign: bool = False) -> str:
     mean, low, high = values
     return f"{mean:{'+' if sign else ''}.{digits}f} ± {(high - low) / 2:.{digits}f}"
@@ -229,11 +239,13 @@ def memory_table(found: dict[str, dict[str, Any]], base: dict[str, Any]) -> str:
             copy, control = (stats.measured_mean(getattr(one["natural"], half))[at] for half in ("copy", "control"))
             cells.append(f"{copy:.2f} / {control:.2f}")
         half_life = str(stats.summarise(one["natural"]).half_life)
+        gap = said(gap_at_four_windows(one["natural"]))
         r = ratio(one["natural"], base["natural"])
         times = "1" if one is base else f"{r['ratio']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
         recalled = [f"{value:.2f}" for value in stats.measured_mean(one["shuffled"].copy)]
-        lines.append([name, *cells, half_life, times, *recalled])
-    head = ["copy / control", *(f"{n:,}" for n in shown), "half-life", "× base", *(f"shuffled {n:,}" for n in shuffled)]
+        lines.append([name, *cells, gap, half_life, times, *recalled])
+    head = ["copy / control", *(f"{n:,}" for n in shown), f"gap at {min(ASKED, natural[-1]):,}", "half-life", "× base"]
+    head += [f"shuffled {n:,}" for n in shuffled]
     return table(head, lines)
 
 
@@ -250,9 +262,13 @@ def figures_of(found: dict[str, dict[str, Any]], base: dict[str, Any]) -> dict[s
             "window_lost": interval(nats[:, 1] - base_nats[:, 1]),
         }
         if one["natural"] is not None:
-            at = int(np.argmin(np.abs(one["natural"].lengths - ASKED)))
-            gap = interval((one["natural"].copy - one["natural"].control)[:, at])
-            figures[name] |= {"gap": gap, "half_life": ratio(one["natural"], base["natural"])}
+            scaled = found[f"base + {next(iter(UNTRAINED))}"]["shuffled"]
+            at = nearest(scaled)
+            figures[name] |= {
+                "gap": gap_at_four_windows(one["natural"]),
+                "half_life": ratio(one["natural"], base["natural"]),
+                "shuffled_over_yarn": interval(one["shuffled"].copy[:, at] - scaled.copy[:, at]),
+            }
     return figures
 
 
