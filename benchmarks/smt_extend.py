@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 
@@ -69,10 +70,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "pose": ("smt.draw='pose'",),
     "yarn-skip-all": (YARN, SKIP, EVERYTHING, "optimizer.name='muon'", "optimizer.decay_fraction=0.5"),
 }
-SHARE = {
-    "full": 0.36,
-    "yarn-skip-all": 3.0,
-}  # of the steps: a step of full length takes so much longer; what more gives
+SHARE = {"full": 0.36, "yarn-skip-all": 3.0}  # of the steps: one of full length takes longer; and what more would give
 BOUNDS = {  # nats per token, but the last two: times, and accuracy
     "base_at_4096_over_512": ("at least", 1.0),
     "smt_at_4096_over_512": ("at most", 0.0),
@@ -295,18 +293,20 @@ def draw(found: dict[str, dict[str, Any]], file: Path) -> None:
     """Nats per token by position, and the memory index by length."""
     figure = Figure(figsize=(12, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for name, one in found.items():
-        style = "--" if name.startswith("base") else "-"
-        if one["natural"] is None:
-            continue
-        left.plot(one["every"].ends, one["every"].position_nats.mean(0), style, label=name)
-        right.plot(one["natural"].lengths, stats.memory_index(one["natural"]), style, label=name)
+    for index, (name, one) in enumerate(found.items()):
+        style = {
+            "linestyle": "--" if name.startswith("base") else "-",
+            "color": colormaps["tab20"](index),
+            "label": name,
+        }
+        left.plot(one["every"].ends, one["every"].position_nats.mean(0), **style)
+        right.plot(one["natural"].lengths, stats.memory_index(one["natural"]), **style)
     left.set(xscale="log", xlabel="position (tokens)", ylabel="nats per token", ylim=(1.3, 4.2))
     left.set_title("expects what comes")
     left.axvline(WINDOW, color="#777777", linestyle=":")
     right.set(xlabel="length of the text to be copied (tokens)", ylabel="memory index", title="remembers what was")
     right.axhline(stats.HALF_LIFE, color="#777777", linestyle=":")
-    right.legend(fontsize=8, frameon=False)
+    figure.legend(*right.get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
     for axes in (left, right):
         axes.grid(alpha=0.25)
     figure.savefig(file, dpi=110)
