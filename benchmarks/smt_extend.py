@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from farspan import LM, CurveSettings, Row, load, measure_curves, method, stats
 from farspan.demo import embedded_model
 from farspan.perplexity import PerplexitySettings, measure_perplexity
 from farspan.report import perplexity as report
-from farspan.train import draws, smt
+from farspan.train import smt
 from farspan.train.config import read_config
 
 CONFIG = Path(__file__).parent.parent / "configs" / "smt-demo.toml"
@@ -80,24 +80,6 @@ BOUNDS = {  # nats per token, but the last two: times, and accuracy
     "half_life_ratio": ("at least", 4.0),
     "gap_at_2048": ("at least", 0.1),
 }
-
-
-@dataclass(frozen=True)
-class Skip:
-    """Contiguous text whose later chunks stand further on: what is near in the text is far in position.
-
-    PoSE (Zhu et al. 2023, arXiv 2309.10400, section 3.2) with one text instead of chunks of the document, behind the
-    document's first token: what repeats within a window is what a model can learn to look for far away.
-    """
-
-    chunks: int = 2
-
-    def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> draws.Drawn:
-        begin = int(rng.integers(1, length - row + 2))
-        cuts = np.sort(rng.choice(row - 1, self.chunks - 1, replace=False)) + 1
-        offsets = np.sort(rng.integers(0, length - row + 1, self.chunks - 1))
-        positions = np.arange(row) + np.repeat([0, *offsets], np.diff([0, *cuts, row]))
-        return draws.Drawn(np.concatenate([[0], np.arange(begin, begin + row - 1)]), positions, row - 1)
 
 
 def settings_of(name: str, out: Path, steps: int) -> smt.SmtSettings:
@@ -327,7 +309,6 @@ def main() -> None:
     names = options.recipes or (["smt", "yarn-smt"] if options.quick else list(RECIPES))
     steps, repeats = (16, 4) if options.quick else (options.steps, options.repeats)
     torch.set_num_threads(1)
-    draws.DRAWS["skip"] = Skip
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out or Path(scratch)
         lm = replace(embedded_model(), name="base")

@@ -159,6 +159,20 @@ def test_pose_moves_whole_chunks_apart(chunks: int) -> None:
     assert (gaps, last > 390) == (chunks - 1, True)
 
 
+def test_skips_move_one_text_apart_behind_the_first_token() -> None:
+    begins, last = set(), 0
+    for seed in range(200):
+        row = drawn("skip:chunks=3", seed=seed)
+        assert row.tokens[0] == row.positions[0] == 0
+        assert (np.diff(row.tokens[1:]) == 1).all()
+        assert (np.diff(row.positions) >= 1).all()
+        assert (np.diff(row.positions) > 1).sum() <= 2
+        begins.add(int(row.tokens[1]))
+        last = max(last, int(row.positions[-1]))
+    assert len(begins) > 50
+    assert 390 < last < 400
+
+
 def test_random_positions_stand_under_contiguous_text() -> None:
     rows = [drawn("random", seed=seed) for seed in range(100)]
     assert all((np.diff(row.tokens) == 1).all() and (np.diff(row.positions) >= 1).all() for row in rows)

@@ -172,6 +172,25 @@ class Pose:
 
 
 @dataclass(frozen=True)
+class Skip:
+    """One contiguous text whose later chunks stand further on, behind the document's first token; every token is
+    predicted. Not in the paper.
+
+    PoSE's positions without its gaps in the text: what repeats within a row is what a model can learn to look for far
+    away.
+    """
+
+    chunks: int = 2
+
+    def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
+        begin = int(rng.integers(1, length - row + 2))
+        cuts = np.sort(rng.choice(row - 1, self.chunks - 1, replace=False)) + 1
+        offsets = np.sort(rng.integers(0, length - row + 1, self.chunks - 1))
+        positions = np.arange(row) + np.repeat([0, *offsets], np.diff([0, *cuts, row]))
+        return Drawn(np.concatenate([[0], np.arange(begin, begin + row - 1)]), positions, row - 1)
+
+
+@dataclass(frozen=True)
 class RandomPositions:
     """Contiguous text at positions drawn uniformly and sorted; every token is predicted.
 
@@ -198,6 +217,7 @@ DRAWS: dict[str, type[Draw]] = {
     "uniform": Uniform,
     "spans": Spans,
     "pose": Pose,
+    "skip": Skip,
     "random": RandomPositions,
     "full": FullLength,
 }
