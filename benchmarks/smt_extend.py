@@ -54,7 +54,7 @@ UNTRAINED = {
 }
 
 # what differs from the config and from COMMON, as `farspan train smt --set` takes it
-COMMON = ("optimizer.lr=1e-3", "trainer.batch=2", "trainer.micro_batch=2", "trainer.attention=eager")
+COMMON = ("optimizer.lr=1e-3", "trainer.batch=2", "trainer.micro_batch=2", "trainer.attention=eager", "watch.every=0")
 YARN = "model.rope='rope:type=yarn,factor=8'"
 SPANS, SKIP, EVERYTHING = "smt.draw='spans:span=32'", "smt.draw='skip'", "trained.what='all'"
 RECIPES: dict[str, tuple[str, ...]] = {
