@@ -1,0 +1,81 @@
+"""The fields by which a decoder's config.json says that it is a CEPE model.
+
+They lie flat in the config of the decoder, whose `model_type` stays: the layout of the authors' checkpoints.
+"""
+
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+NOT_OF_THE_MODEL = {"architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "model_type"}
+FIXED = {  # what the authors' code also reads, at the values that this model has
+    "do_cross_attention": True,
+    "encoder_is_model": False,
+    "train_encoder": True,
+    "encode_mode": "context_only",
+    "train_batch_mode": "none",
+    "offload_hidden_states": False,
+    "is_decoder": True,
+}
+
+
+def is_cepe(config: Any) -> bool:
+    """Whether a config (or its dict) is that of a CEPE model."""
+    fields = config if isinstance(config, dict) else vars(config)
+    return bool(fields.get("do_cross_attention") and fields.get("encoder_config"))
+
+
+def extend(
+    config: PreTrainedConfig, encoder: PreTrainedConfig, num_cross_attn_layers: int | None, num_states: int
+) -> None:
+    """Writes the fields into a decoder's config.
+
+    Raises:
+        ValueError: a number of layers or of states that the decoder or the encoder does not have.
+    """
+    depth = config.get_text_config(decoder=True).num_hidden_layers
+    layers = depth if num_cross_attn_layers is None else num_cross_attn_layers
+    for name, value in FIXED.items():
+        setattr(config, name, value)
+    config.num_cross_attn_layers = layers
+    config.num_cross_attn_hidden_states = num_states
+    config.encoder_hidden_size = encoder.hidden_size
+    config.encoder_config = encoder.to_dict()
+    check(config)
+
+
+def check(config: PreTrainedConfig) -> None:
+    """Refuses what this model is not.
+
+    Raises:
+        ValueError: the field, its value and what is allowed.
+    """
+    depth = config.get_text_config(decoder=True).num_hidden_layers
+    layers = config.num_cross_attn_layers
+    if not 1 <= layers <= depth:
+        raise ValueError(f"num_cross_attn_layers = {layers}; the decoder has {depth} layers: give 1 to {depth}")
+    for name in ("encoder_is_model", "encode_mode"):
+        if (value := getattr(config, name, FIXED[name])) != FIXED[name]:
+            raise ValueError(f"{name} = {value!r} is not supported; only {FIXED[name]!r} is")
+    states, has = num_states(config), config.encoder_config["num_hidden_layers"] + 1
+    if states > has:
+        raise ValueError(
+            f"num_cross_attn_hidden_states = {config.num_cross_attn_hidden_states} gives each of {states} layers states "
+            f"of its own, and the encoder has {has}: use num_cross_attn_layers <= {has}"
+        )
+
+
+def num_states(config: PreTrainedConfig) -> int:
+    """Encoder states that are kept: the last one, or one for each layer with cross-attention."""
+    return 1 if getattr(config, "num_cross_attn_hidden_states", 1) == 1 else config.num_cross_attn_layers
+
+
+def encoder_config(fields: dict[str, Any]) -> PreTrainedConfig:
+    """The encoder's config from what is written of it. What older versions of transformers wrote there beside the
+    model (how to generate, how to load) is left out."""
+    kind = CONFIG_MAPPING[fields.get("model_type", "llama")]
+    known = set(kind().to_dict()) | {"rope_theta", "rope_scaling", "is_causal"}
+    config = kind(**{key: value for key, value in fields.items() if key in known - NOT_OF_THE_MODEL})
+    config.is_causal = False  # transformers: makes a decoder's layers look both ways
+    config.use_cache = False
+    return config

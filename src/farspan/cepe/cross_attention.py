@@ -1,0 +1,201 @@
+"""The cross-attention of a decoder layer to an encoded context.
+
+    q = W_q ln_x(h)    k = W_k Φ    v = W_v Φ    out = W_o softmax(q kᵀ · scale) v
+
+No positions and no mask but for padding. Yen et al. 2024, section 2.1. Because keys have no positions,
+
+    q (W_k φ) = (W_kᵀ q) φ        Σ_j a_j W_v φ_j = W_v Σ_j a_j φ_j
+
+so that one step over many tokens needs no keys and values at all (`absorb`). A decoder that normalises its keys (q/k-norm)
+has one more factor for each token and head, which is all that is then kept.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from farspan.cepe.context import Context
+
+SCORES_AT_ONCE = 1 << 24  # weights of `absorb` that are held at a time
+BALANCE = 64  # multiplications in the time that one number takes to come from memory, roughly
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The geometry of a decoder layer's attention, which the cross-attention takes over."""
+
+    hidden: int
+    heads: int
+    key_heads: int
+    dim: int
+    scale: float
+    query_bias: bool = False
+    key_bias: bool = False  # kept only in front of a k-norm: elsewhere it cannot change the softmax
+    value_bias: bool = False
+
+
+class CrossAttention(nn.Module):
+    """Reads a context from the residual stream. Its parameters are named as in the authors' checkpoints."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        width: int,
+        layernorm: nn.Module,
+        q_norm: nn.Module | None,
+        k_norm: nn.Module | None,
+        *,
+        from_end: int,
+        num_cross: int,
+    ) -> None:
+        super().__init__()
+        inner, keys = shape.heads * shape.dim, shape.key_heads * shape.dim
+        self.shape = shape
+        self.from_end = from_end  # 1: the decoder's last layer
+        self.num_cross = num_cross  # layers with cross-attention
+        self.q_proj = nn.Linear(shape.hidden, inner, bias=shape.query_bias)
+        self.k_proj = nn.Linear(width, keys, bias=shape.key_bias)
+        self.v_proj = nn.Linear(width, keys, bias=shape.value_bias)
+        self.o_proj = nn.Linear(inner, shape.hidden, bias=False)
+        self.layernorm = layernorm
+        self.q_norm, self.k_norm = q_norm, k_norm
+
+    def forward(
+        self, hidden: Float[Tensor, "batch time hidden"], context: Context
+    ) -> Float[Tensor, "batch time hidden"]:
+        """What the context adds to the residual stream. Row i of the batch has row i // (batch / rows) of the context.
+
+        Raises:
+            ValueError: a batch that is no multiple of the context's rows, or a context of another width.
+        """
+        shape, weight = self.shape, self.q_proj.weight
+        states = context.of_layer(self.from_end).to(weight.dtype)
+        rows, batch, time = context.rows, *hidden.shape[:2]
+        if batch % rows:
+            raise ValueError(f"{batch} rows cannot read a context of {rows}: give as many, or a multiple of them")
+        if states.shape[2] != self.k_proj.in_features:
+            raise ValueError(
+                f"the context has states of width {states.shape[2]}, this model's encoder gives {self.k_proj.in_features}: "
+                "encode it with this model"
+            )
+        query = self.q_proj(self.layernorm(hidden.to(weight.dtype)))
+        query = _normed(self.q_norm, query.view(batch, time, shape.heads, shape.dim))
+        # the rows that share a context and the heads that share keys are nothing but more queries
+        cut = (rows, batch // rows, time, shape.key_heads, shape.heads // shape.key_heads, shape.dim)
+        query = query.reshape(cut).permute(0, 3, 1, 4, 2, 5).reshape(rows, shape.key_heads, -1, shape.dim)
+        mode = self._mode(context, query, states)
+        if mode == "absorb":
+            out = self._absorbed(query, states, context)
+        else:
+            keys, values = self._keys_and_values(states, context, keep=mode == "cache")
+            mask = None if context.mask is None else context.mask[:, None, None]
+            out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=shape.scale)
+        if context.visible is not None:
+            out = out * context.visible.to(out.dtype)[:, None, None, None]
+        order = (rows, shape.key_heads, batch // rows, shape.heads // shape.key_heads, time, shape.dim)
+        out = out.reshape(order).permute(0, 2, 4, 1, 3, 5).reshape(batch, time, -1)
+        return self.o_proj(out).to(hidden.dtype)
+
+    def cache_bytes(self, context: Context) -> int:
+        """What keys and values of this layer take."""
+        width = 2 * self.shape.key_heads * self.shape.dim
+        return context.rows * context.num_tokens * width * self.k_proj.weight.dtype.itemsize
+
+    def _mode(self, context: Context, query: Tensor, states: Tensor) -> str:
+        wants_gradients = torch.is_grad_enabled() and (query.requires_grad or states.requires_grad)
+        if context.mode != "auto":
+            return "recompute" if wants_gradients and context.mode == "cache" else context.mode
+        shape, width, queries = self.shape, states.shape[2], query.shape[1] * query.shape[2]
+        keys = 2 * shape.key_heads * shape.dim
+        project, read = width * keys, max(queries * 2 * shape.dim, BALANCE * keys)  # for each token of the context
+        costs = {"recompute": project + read, "absorb": max(queries * 2 * width, BALANCE * width)}
+        if not wants_gradients and self.cache_bytes(context) * self.num_cross <= context.budget:
+            costs = {"cache": read + (0 if self.from_end in context.kept else project), **costs}
+        return min(costs, key=costs.__getitem__)
+
+    def _keys_and_values(self, states: Tensor, context: Context, keep: bool) -> tuple[Tensor, Tensor]:
+        """[rows, key heads, tokens, dim] each."""
+        if keep and self.from_end in context.kept:
+            return context.kept[self.from_end]
+        split = (*states.shape[:2], self.shape.key_heads, self.shape.dim)
+        keys = _normed(self.k_norm, self.k_proj(states).view(split)).transpose(1, 2)
+        values = self.v_proj(states).view(split).transpose(1, 2)
+        if keep:
+            context.kept[self.from_end] = keys.contiguous(), values.contiguous()
+            return context.kept[self.from_end]
+        return keys, values
+
+    def _absorbed(self, query: Tensor, states: Tensor, context: Context) -> Tensor:
+        """[rows, key heads, queries, dim], from the states alone."""
+        rows, heads, queries, _ = query.shape
+        tokens, width = states.shape[1:]
+        split = (heads, self.shape.dim, width)
+        key_weight, value_weight = self.k_proj.weight.view(split), self.v_proj.weight.view(split)
+        query = query * self.shape.scale
+        factor = constant = None
+        if self.k_norm is not None:
+            gain, centred = _linear_part(self.k_norm, heads, self.shape.dim)
+            query = query * gain[:, None]
+            query = query - query.mean(-1, keepdim=True) if centred else query
+            if self.k_proj.bias is not None:
+                constant = query @ self.k_proj.bias.view(1, heads, -1, 1)
+            factor = self._factor(states, context, gain, centred)  # [rows, key heads, 1, tokens]
+        absorbed = query @ key_weight  # [rows, key heads, queries, width]
+        parts = []
+        for part, slope in _blocks(absorbed, constant, max(1, SCORES_AT_ONCE // (rows * heads * max(1, tokens)))):
+            many = part.shape[2]
+            scores = (part.reshape(rows, heads * many, width) @ states.mT).view(rows, heads, many, tokens).float()
+            if factor is not None:
+                scores = (scores if slope is None else scores + slope) * factor
+            if context.mask is not None:
+                scores = scores.masked_fill(~context.mask[:, None, None], -torch.inf)
+            weights = scores.softmax(-1).to(states.dtype).view(rows, heads * many, tokens)
+            parts.append((weights @ states).view(rows, heads, many, width))
+        out = torch.cat(parts, 2) @ value_weight.mT
+        return out if self.v_proj.bias is None else out + self.v_proj.bias.view(1, heads, 1, -1)
+
+    def _factor(self, states: Tensor, context: Context, gain: Tensor, centred: bool) -> Tensor:
+        """What k-norm multiplies each token's key with, [rows, key heads, 1, tokens]."""
+        if self.from_end in context.scales:
+            return context.scales[self.from_end]
+        assert self.k_norm is not None
+        raw = self.k_proj(states).view(*states.shape[:2], self.shape.key_heads, self.shape.dim)
+        shift = _normed(self.k_norm, torch.zeros_like(raw[:1, :1]))
+        plain = (raw - raw.mean(-1, keepdim=True) if centred else raw) * gain
+        along = ((_normed(self.k_norm, raw) - shift) * plain).float().sum(-1)
+        factor = (along / plain.float().square().sum(-1).clamp_min(1e-30)).permute(0, 2, 1)[:, :, None]
+        if not torch.is_grad_enabled():
+            context.scales[self.from_end] = factor
+        return factor
+
+
+def _blocks(absorbed: Tensor, constant: Tensor | None, size: int) -> Any:
+    parts = absorbed.split(size, 2)
+    return zip(parts, [None] * len(parts) if constant is None else constant.split(size, 2), strict=True)
+
+
+def _normed(norm: nn.Module | None, x: Float[Tensor, "batch time heads dim"]) -> Float[Tensor, "batch time heads dim"]:
+    """q/k-norm as the decoder's family applies it: to each head, to all heads together, or by a norm for each."""
+    if norm is None:
+        return x
+    if hasattr(norm, "norms"):
+        return norm(x.transpose(1, 2)).transpose(1, 2)
+    if norm.weight.shape == (x.shape[2] * x.shape[3],):
+        return norm(x.flatten(2)).view(x.shape)
+    return norm(x)
+
+
+def _linear_part(norm: nn.Module, heads: int, dim: int) -> tuple[Float[Tensor, "heads dim"], bool]:
+    """A norm is x -> (gain · x) / size(x) + shift, or with x - mean(x) for x: its gain, and whether it is centred."""
+    parameter = next(norm.parameters())
+    zero = parameter.new_zeros(1, 1, heads, dim)
+    shift = _normed(norm, zero)
+    signs = torch.ones_like(zero)
+    signs[..., 1::2] = -1  # of mean 0 and mean square 1
+    gain = (_normed(norm, 1e3 * signs) - shift) * signs
+    ones = _normed(norm, 1e3 * torch.ones_like(zero)) - shift
+    return gain[0, 0], bool(ones.abs().max() < 0.5 * gain.abs().max())

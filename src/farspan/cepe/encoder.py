@@ -1,0 +1,158 @@
+"""Encoding a context: chunk by chunk, in batches of bounded memory, masked tokens left out."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoConfig, AutoModel, PreTrainedConfig
+
+from farspan.cepe.config import encoder_config
+from farspan.cepe.context import BUDGET, Context, Mode
+
+TOKENS_AT_ONCE = 1 << 14  # of one forward of the encoder: bounds its activations
+
+
+def encode(
+    encoder: Any,
+    ids: Int[Tensor, "rows chunks length"],
+    mask: Int[Tensor, "rows chunks length"] | None = None,
+    *,
+    num_states: int = 1,
+    mode: Mode = "auto",
+    budget: int = BUDGET,
+) -> Context:
+    """The states of all chunks, each encoded by itself, positions from 0. Gradients reach the encoder if they are on.
+
+    Chunks without a token that mask allows are not encoded at all. Where no row has any and gradients are on, one chunk
+    is, to contribute zero with a gradient of zero.
+
+    Raises:
+        ValueError: ids of another shape or device, none at all, chunks longer than the encoder's window, or ids that
+            the encoder does not know.
+    """
+    _check(encoder, ids, mask)
+    rows, chunks, length = ids.shape
+    flat, at_once = ids.reshape(-1, length), max(1, TOKENS_AT_ONCE // length)
+    if mask is None or bool(mask.all()):
+        states = _states(encoder, [flat[i : i + at_once] for i in range(0, len(flat), at_once)], None, num_states)
+        return Context(tuple(s.view(rows, chunks * length, -1) for s in states), mode=mode, budget=budget)
+    real = mask.reshape(-1, length).bool()
+    seen = real.any(-1)
+    if not bool(seen.any()):
+        if not torch.is_grad_enabled():
+            width = encoder.config.hidden_size
+            none = ids.new_empty(rows, 0, width, dtype=encoder.dtype)
+            return Context((none,) * num_states, mode=mode, budget=budget)
+        return _silent(encoder, ids, num_states)
+    which = seen.nonzero()[:, 0].split(at_once)
+    states = _states(encoder, [flat[w] for w in which], [real[w] for w in which], num_states)
+    counts = real.view(rows, -1).sum(-1).tolist()
+    compact = tuple(pad_sequence(list(s[real[seen]].split(counts)), batch_first=True) for s in states)
+    if min(counts) == max(counts):
+        return Context(compact, mode=mode, budget=budget)
+    there = torch.tensor(counts, device=ids.device)
+    allowed = torch.arange(max(counts), device=ids.device) < there[:, None]
+    # a row without tokens attends anywhere and is multiplied with zero: softmax over nothing is NaN on some devices
+    return Context(
+        compact,
+        allowed | (there == 0)[:, None],
+        None if min(counts) else (there > 0).to(encoder.dtype),
+        mode,
+        budget,
+    )
+
+
+def _silent(encoder: Any, ids: Tensor, num_states: int) -> Context:
+    rows = ids.shape[0]
+    states = tuple(s.expand(rows, -1, -1) for s in _states(encoder, [ids[0, :1]], None, num_states))
+    return Context(states, None, torch.zeros(rows, device=ids.device, dtype=encoder.dtype), "recompute")
+
+
+def _states(
+    encoder: Any, ids: list[Tensor], masks: list[Tensor] | None, num_states: int
+) -> tuple[Float[Tensor, "chunks length width"], ...]:
+    """The last states of some batches of chunks, together."""
+    parts: list[tuple[Tensor, ...]] = []
+    for index, batch in enumerate(ids):
+        # no mask where nothing is masked: kernels without one are faster and take less
+        mask = None if masks is None or bool(masks[index].all()) else masks[index].long()
+        output = encoder(input_ids=batch, attention_mask=mask, output_hidden_states=num_states > 1)
+        last = output.last_hidden_state
+        parts.append((last,) if num_states == 1 else (*output.hidden_states[-num_states:-1], last))
+    return tuple(torch.cat(same) for same in zip(*parts, strict=True))
+
+
+def window_of(encoder: Any) -> int | None:
+    """Tokens of the longest chunk; None where the encoder's config does not say."""
+    return getattr(encoder.config, "max_position_embeddings", None)
+
+
+def _check(encoder: Any, ids: Tensor, mask: Tensor | None) -> None:
+    if ids.dim() != 3:
+        raise ValueError(f"a context is ids of shape [batch, chunks, length], not {tuple(ids.shape)}")
+    if mask is not None and mask.shape != ids.shape:
+        raise ValueError(f"the mask of a context has shape {tuple(mask.shape)}, its ids {tuple(ids.shape)}: give one shape")
+    if ids.numel() == 0:
+        raise ValueError(f"the context is empty, of shape {tuple(ids.shape)}: leave it out to read without one")
+    limit = window_of(encoder)
+    if limit is not None and ids.shape[2] > limit:
+        raise ValueError(
+            f"chunks of {ids.shape[2]:,} tokens are longer than the encoder's window of {limit:,}: cut the context into "
+            f"chunks of at most {limit:,}"
+        )
+    embeddings = encoder.get_input_embeddings()
+    where = embeddings.weight.device
+    if ids.device != where and not hasattr(embeddings, "_hf_hook"):
+        raise ValueError(f"the context lies on {ids.device}, the encoder on {where}: move it there with .to({str(where)!r})")
+    if (largest := int(ids.max())) >= embeddings.num_embeddings or int(ids.min()) < 0:
+        raise ValueError(
+            f"the context holds token {largest if largest >= embeddings.num_embeddings else int(ids.min()):,}, the "
+            f"encoder has {embeddings.num_embeddings:,} tokens: encoder and decoder must share a tokenizer"
+        )
+
+
+def build(fields: dict[str, Any], attention: str | None) -> Any:
+    """An encoder of random weights from the `encoder_config` of a CEPE model."""
+    return AutoModel.from_config(encoder_config(fields), attn_implementation=attention)
+
+
+def load(encoder: Any, *, dtype: torch.dtype, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """An encoder from a config (random weights), a model, or a folder or hub id, such as one of masked-language models.
+
+    Raises:
+        ValueError: one that cannot be loaded, or that does not look both ways.
+    """
+    if isinstance(encoder, PreTrainedConfig):
+        model = AutoModel.from_config(encoder_config(encoder.to_dict())).to(dtype)
+    elif isinstance(encoder, str | Path):
+        place, common = str(Path(encoder).expanduser()), {"revision": revision, "trust_remote_code": trust_remote_code}
+        try:
+            config = encoder_config(AutoConfig.from_pretrained(place, **common).to_dict())
+            model, report = AutoModel.from_pretrained(
+                place, config=config, dtype=dtype, output_loading_info=True, **common
+            )
+        except OSError as error:
+            raise ValueError(f"encoder {str(encoder)!r} cannot be loaded: {error}") from error
+        if missing := sorted(report["missing_keys"]):
+            raise ValueError(f"encoder {str(encoder)!r} lacks {len(missing)} of its weights, such as {missing[0]}")
+    else:
+        model = encoder.base_model.to(dtype)  # of a masked-language model, its body
+        model.config.is_causal, model.config.use_cache = False, False
+    _check_both_ways(model)
+    return model
+
+
+@torch.no_grad()
+def _check_both_ways(encoder: Any) -> None:
+    training = encoder.training
+    ids = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]], device=encoder.get_input_embeddings().weight.device)
+    one, other = encoder.eval()(input_ids=ids % encoder.config.vocab_size).last_hidden_state
+    encoder.train(training)
+    if torch.equal(one[0], other[0]):
+        raise ValueError(
+            f"{type(encoder).__name__} does not look ahead, so it is no encoder: use a bidirectional model, or one whose "
+            "attention transformers makes bidirectional with config.is_causal = False"
+        )

@@ -1,0 +1,162 @@
+"""The CEPE model: a causal model of transformers that also takes a context."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from farspan.cepe import config as fields
+from farspan.cepe import surgery
+from farspan.cepe.context import BUDGET, Context, Mode
+from farspan.cepe.cross_attention import CrossAttention
+from farspan.cepe.encoder import build, encode
+
+CONTEXT = ("context", "context_input_ids", "context_attention_mask", "encoder_input_ids", "encoder_attention_mask")
+FP32 = ("encoder", "cross_attn")  # added modules, which can stay in float32 over a base in bfloat16
+
+
+class Cepe:
+    """What every CEPE model has beside its decoder; `cepe_class` puts it in front of the decoder's class.
+
+    Frozen base: only encoder and cross-attention require gradients, and dropout of the base stays off in training.
+    """
+
+    encoder: Any
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        fields.check(config)
+        self.extend(build(config.encoder_config, config._attn_implementation))  # type: ignore[attr-defined]
+        self.post_init()  # type: ignore[attr-defined]
+
+    def extend(self: Any, encoder: Any) -> None:
+        """Adds encoder and cross-attention to a decoder whose config says how."""
+        config = self.config
+        self.reading = surgery.Reading()
+        self.encoder = encoder
+        self.loss_type = "ForCausalLM"  # transformers would look for it in the name of the class
+        if getattr(config, "added_dtype", None) == "float32":
+            self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), *FP32}
+        surgery.attach(
+            self, num_cross=config.num_cross_attn_layers, width=encoder.config.hidden_size, reading=self.reading
+        )
+        self.freeze_base()
+
+    # what is added, and what is not
+
+    def added_parameters(self: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and parameters of encoder and cross-attention."""
+        return ((name, p) for name, p in self.named_parameters() if is_added(name))
+
+    def cross_attentions(self: Any) -> list[CrossAttention]:
+        return [layer.cross_attn for layer in surgery.layers_of(self) if hasattr(layer, "cross_attn")]
+
+    def freeze_base(self: Any) -> None:
+        """Lets gradients reach the added parameters only."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(is_added(name) and parameter.is_floating_point())
+
+    def train(self: Any, mode: bool = True) -> Any:
+        """Training mode for what is added. The base's modules stay in eval mode, without dropout, but for the model,
+        its decoder and its layers, which gradient checkpointing asks for it."""
+        super().train(mode)  # type: ignore[misc]
+        asked = {id(self), id(self.get_decoder()), *map(id, surgery.layers_of(self))}
+        for name, module in self.named_modules():
+            if id(module) not in asked and not is_added(name):
+                module.training = False
+        return self
+
+    # reading a context
+
+    def encode_context(
+        self: Any,
+        ids: Int[Tensor, "batch chunks length"],
+        mask: Int[Tensor, "batch chunks length"] | None = None,
+        *,
+        mode: Mode = "auto",
+        budget: int = BUDGET,
+    ) -> Context:
+        """Encodes chunks, each by itself; what comes back can be kept, moved and read by many prompts.
+
+        Args:
+            mask: 0 for tokens that are not there; they are dropped. Default: all are.
+            mode: how the cross-attention uses it, see `Context`.
+            budget: bytes of keys and values that mode `auto` may keep.
+
+        Raises:
+            ValueError: an empty context, chunks longer than the encoder's window, another device, unknown tokens.
+        """
+        return encode(self.encoder, ids, mask, num_states=fields.num_states(self.config), mode=mode, budget=budget)
+
+    def attending(self: Any, context: Context | None) -> AbstractContextManager[None]:
+        """Within it every forward of the model, or of its decoder alone, reads this context.
+
+        Raises:
+            ValueError: a context on another device.
+        """
+        if context is not None and context.num_tokens == 0:
+            context = None
+        where = self.get_input_embeddings().weight.device
+        spread = len(set(getattr(self, "hf_device_map", {}).values())) > 1 or hasattr(self, "_hf_hook")
+        if context is not None and context.device != where and not spread:
+            raise ValueError(f"the context lies on {context.device}, the model on {where}: use context.to({str(where)!r})")
+        return self.reading.of(context)
+
+    @torch.no_grad()
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """As transformers' `generate`; also takes a context, which is encoded once, also for several beams."""
+        context = self._context(kwargs)
+        if context is not None:
+            kwargs["context"] = context
+        return super().generate(*args, **kwargs)  # type: ignore[misc]
+
+    def _context(self: Any, kwargs: dict[str, Any]) -> Context | None:
+        """The context among the arguments of a call, taken out of them.
+
+        Raises:
+            ValueError: more than one.
+        """
+        context, ids, mask, other_ids, other_mask = (kwargs.pop(name, None) for name in CONTEXT)
+        if sum(given is not None for given in (context, ids, other_ids)) > 1:
+            raise ValueError("give one of context, context_input_ids and encoder_input_ids, not several")
+        ids = other_ids if ids is None else ids
+        return context if ids is None else self.encode_context(ids, other_mask if mask is None else mask)
+
+    def save_pretrained(self: Any, save_directory: Any, *, adapter_only: bool = False, **kwargs: Any) -> None:
+        """Writes config and weights in the authors' layout; with `adapter_only`, what was added and the base's name."""
+        from farspan.cepe.checkpoint import save
+
+        save(self, save_directory, super().save_pretrained, adapter_only=adapter_only, **kwargs)  # type: ignore[misc]
+
+
+def is_added(name: str) -> bool:
+    """Whether a parameter or module of this name is not the decoder's own."""
+    return name.split(".", 1)[0] == "encoder" or ".cross_attn." in f"{name}."
+
+
+@cache
+def cepe_class(base: type) -> type:
+    """The class of CEPE models whose decoder is of class `base`, such as LlamaForCausalContextLM."""
+    own = inspect.signature(base.forward)  # type: ignore[attr-defined]
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        context = self._context(kwargs)
+        if context is None:  # also: one that `attending` brings
+            return base.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+        with self.attending(context):
+            return base.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+
+    # generate and the Trainer look here for what the model takes
+    kind, parameters = inspect.Parameter.KEYWORD_ONLY, list(own.parameters.values())
+    named = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD and p.name not in CONTEXT]
+    rest = [p for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD]
+    more = [inspect.Parameter(name, kind, default=None) for name in CONTEXT]
+    forward.__signature__ = own.replace(parameters=[*named, *more, *rest])  # type: ignore[attr-defined]
+    name = base.__name__.replace("CausalLM", "CausalContextLM")
+    name = name if name != base.__name__ else base.__name__.replace("LMHead", "ContextLMHead")
+    return type(name, (Cepe, base), {"forward": forward, "__module__": base.__module__})

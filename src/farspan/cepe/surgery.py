@@ -1,0 +1,330 @@
+"""Puts a cross-attention into the layers of any decoder, between self-attention and feed-forward, without its code.
+
+Each layer becomes a subclass of its own class, which is handed the context; a hook on the module whose output is added
+to the residual stream adds the cross-attention to that output. So gradient checkpointing, which recomputes `forward`,
+recomputes with the context that the forward had. Where attention and feed-forward read the same input (parallel blocks),
+the context joins the residual stream with the attention's output, and the feed-forward of the next layer is the first to
+see it.
+
+Of transformers' modules it uses names and shapes. What those say is put to the proof by `check_sites`.
+"""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from farspan.cepe.context import Context
+from farspan.cepe.cross_attention import CrossAttention, Shape
+
+ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
+NORMS = ("pre_feedforward_layernorm", "post_attention_layernorm", "ln_2", "final_layer_norm", "ln_mlp",
+         "input_layernorm", "ln_1")  # fmt: skip  # the feed-forward's own, else the block's
+PROBE = 1e4  # a shift of the residual stream against which everything behind a norm is small
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the output of a layer's attention joins the residual stream."""
+
+    module: str
+    has_residual: bool  # its output is residual stream and attention together (BLOOM)
+    multiplier: float  # what the layer multiplies the output with before it is added (Granite)
+
+
+class Reading:
+    """The context that a model's layers read at the moment."""
+
+    def __init__(self) -> None:
+        self.context: Context | None = None
+
+    @contextmanager
+    def of(self, context: Context | None) -> Iterator[None]:
+        before, self.context = self.context, context
+        try:
+            yield
+        finally:
+            self.context = before
+
+
+def layers_of(model: Any) -> list[nn.Module]:
+    """The decoder's layers, in order.
+
+    Raises:
+        ValueError: none are found.
+    """
+    decoder = model.get_decoder()
+    for name in ("layers", "h"):
+        if isinstance(found := getattr(decoder, name, None), nn.ModuleList):
+            return list(found)
+    raise ValueError(f"{type(model).__name__} cannot be extended: {type(decoder).__name__} has no list `layers` or `h`")
+
+
+def attach(model: Any, *, num_cross: int, width: int, reading: Reading) -> None:
+    """Adds a cross-attention of random weights to the last `num_cross` layers.
+
+    Args:
+        width: of the encoder's states.
+
+    Raises:
+        ValueError: a layer in which something is not found; says where and what.
+    """
+    layers = layers_of(model)
+    found = []
+    for index in range(len(layers) - num_cross, len(layers)):
+        layer = layers[index]
+        where = f"layer {index} of {type(model).__name__} ({type(layer).__name__})"
+        attention = _attention(layer, where)
+        norms = _norm(layer, where), *_qk_norms(attention)
+        found.append((index, layer, _site(layer, attention, where), shape_of(attention, where), norms))
+    for index, layer, site, shape, norms in found:  # nothing is changed before all is found
+        layer.cross_attn = CrossAttention(
+            shape, width, *map(deepcopy, norms), from_end=len(layers) - index, num_cross=num_cross
+        )
+        layer._cepe_reading, layer._cepe_site, layer._cepe_at = reading, site, None
+        _change_class(layer)
+        getattr(layer, site.module).register_forward_hook(partial(_join, layer))
+
+
+def _change_class(layer: nn.Module) -> None:
+    hook = getattr(layer, "_hf_hook", None)  # accelerate's, which holds on to the forward of the old class
+    if hook is not None:
+        from accelerate.hooks import add_hook_to_module, remove_hook_from_module
+
+        remove_hook_from_module(layer)
+    layer.__class__ = _reading_class(type(layer))
+    if hook is not None:
+        add_hook_to_module(layer, hook)
+
+
+@cache
+def _reading_class(kind: type) -> type:
+    """A layer's class, of the same name, that is handed the context it reads."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        return kind.__call__(self, *args, cepe_context=self._cepe_reading.context, **kwargs)
+
+    def forward(self: Any, hidden_states: Tensor, *args: Any, cepe_context: Context | None, **kwargs: Any) -> Any:
+        training = self.training
+        self._cepe_at = None if cepe_context is None else (hidden_states, cepe_context)
+        if training:  # dropout that the layer does itself belongs to the frozen decoder
+            self.training = False
+        try:
+            return kind.forward(self, hidden_states, *args, **kwargs)
+        finally:
+            self._cepe_at = None
+            if training:
+                self.training = True
+
+    return type(kind.__name__, (kind,), {"__call__": __call__, "forward": forward, "__module__": kind.__module__})
+
+
+def _join(layer: Any, module: nn.Module, args: Any, output: Any) -> Any:
+    if layer._cepe_at is None:
+        return None
+    residual, context = layer._cepe_at
+    attended = output[0] if isinstance(output, tuple) else output
+    times = layer._cepe_site.multiplier
+    stream = attended if layer._cepe_site.has_residual else residual + (attended if times == 1 else attended * times)
+    added = layer.cross_attn(stream, context)
+    joined = attended + (added if times == 1 else added / times)
+    return (joined, *output[1:]) if isinstance(output, tuple) else joined
+
+
+def _attention(layer: nn.Module, where: str) -> Any:
+    found = [getattr(layer, name) for name in ATTENTIONS if isinstance(getattr(layer, name, None), nn.Module)]
+    if not found:
+        raise ValueError(f"{where} cannot be extended: it has no self-attention called {' or '.join(ATTENTIONS)}")
+    return found[0]
+
+
+def _site(layer: nn.Module, attention: nn.Module, where: str) -> Site:
+    name = next(name for name, child in layer.named_children() if child is attention)
+    if hasattr(layer, "post_feedforward_layernorm"):  # a norm stands between attention and residual stream
+        name = "post_attention_layernorm"
+        if not hasattr(layer, name):
+            raise ValueError(f"{where} cannot be extended: it has post_feedforward_layernorm but no {name}")
+    has_residual = "residual" in inspect.signature(attention.forward).parameters
+    return Site(name, has_residual, float(getattr(layer, "residual_multiplier", 1.0)))
+
+
+def _norm(layer: nn.Module, where: str) -> nn.Module:
+    for name in NORMS:
+        if isinstance(norm := getattr(layer, name, None), nn.Module):
+            return norm
+    raise ValueError(f"{where} cannot be extended: it has no norm called {' or '.join(NORMS)}")
+
+
+def _qk_norms(attention: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
+    def of(side: str) -> nn.Module | None:
+        found = [getattr(attention, f"{side}_{name}", None) for name in ("norm", "layernorm")]
+        return next((norm for norm in found if isinstance(norm, nn.Module)), None)
+
+    return of("q"), of("k")
+
+
+def shape_of(attention: Any, where: str) -> Shape:
+    """The geometry of a self-attention module.
+
+    Raises:
+        ValueError: projections or a head's dimension that are not found.
+    """
+    dim = next((int(getattr(attention, name)) for name in ("head_dim", "head_size") if hasattr(attention, name)), 0)
+    names = [name for name in ("q_proj", "qkv_proj", "query_key_value", "c_attn") if hasattr(attention, name)]
+    if not dim or not names:
+        raise ValueError(
+            f"{where} cannot be extended: its {type(attention).__name__} has no head_dim or head_size, or no projection "
+            "called q_proj (and k_proj, v_proj), qkv_proj, query_key_value or c_attn"
+        )
+    kind = names[0]
+    first = getattr(attention, kind)
+    out, hidden = _size(first)
+    if kind == "q_proj":
+        heads, key_heads = out // dim, _size(attention.k_proj)[0] // dim
+    else:
+        total = out // dim
+        heads = int(_first(attention, "num_heads", "num_attention_heads") or attention.config.num_attention_heads)
+        key_heads = (total - heads) // 2
+    biased = [getattr(first, "bias", None) is not None] * 3
+    if kind == "q_proj":
+        biased = [getattr(attention, f"{p}_proj").bias is not None for p in "qkv"]
+    normed = _qk_norms(attention)[1] is not None
+    scale = getattr(attention, "scaling", None) or getattr(attention, "inv_norm_factor", None)
+    scale = scale or (1 / attention.scale_attn if hasattr(attention, "scale_attn") else dim**-0.5)
+    return Shape(hidden, heads, key_heads, dim, float(scale), biased[0], biased[1] and normed, biased[2])
+
+
+def _first(module: Any, *names: str) -> Any:
+    return next((getattr(module, name) for name in names if getattr(module, name, None)), None)
+
+
+def _size(projection: Any) -> tuple[int, int]:
+    """Rows and columns of a projection's matrix, [out, in]."""
+    if isinstance(projection, Conv1D):
+        return projection.weight.shape[1], projection.weight.shape[0]
+    return projection.out_features, projection.in_features
+
+
+@torch.no_grad()
+def matrices(attention: Any, where: str) -> tuple[list[Float[Tensor, "out hidden"]], list[Float[Tensor, "out"] | None]]:
+    """Weights and biases of query, key and value, whatever way they are laid out in the module."""
+    if hasattr(attention, "q_proj"):
+        parts = [_matrix(getattr(attention, f"{p}_proj")) for p in "qkv"]
+        return [weight for weight, _ in parts], [bias for _, bias in parts]
+    shape = shape_of(attention, where)
+    sizes = [shape.heads * shape.dim, shape.key_heads * shape.dim, shape.key_heads * shape.dim]
+    if hasattr(attention, "query_key_value"):  # for each key head: its queries, its key, its value
+        group = shape.heads // shape.key_heads
+        weight, bias = _matrix(attention.query_key_value)
+        cut = weight.view(shape.key_heads, group + 2, shape.dim, -1).split([group, 1, 1], 1)
+        weights = [part.reshape(size, -1) for part, size in zip(cut, sizes, strict=True)]
+        if bias is None:
+            return weights, [None] * 3
+        parts = bias.view(shape.key_heads, group + 2, shape.dim).split([group, 1, 1], 1)
+        return weights, [part.reshape(-1) for part in parts]
+    weight, bias = _matrix(attention.qkv_proj if hasattr(attention, "qkv_proj") else attention.c_attn)
+    return list(weight.split(sizes)), [None] * 3 if bias is None else list(bias.split(sizes))
+
+
+def _matrix(projection: Any) -> tuple[Tensor, Tensor | None]:
+    """Weight [out, in] and bias; of quantised projections, what they do to the unit vectors."""
+    bias = getattr(projection, "bias", None)
+    if isinstance(projection, Conv1D):
+        return projection.weight.T, bias
+    if projection.weight.is_floating_point() and projection.weight.shape == _size(projection):
+        return projection.weight, bias
+    dtype = torch.get_default_dtype() if bias is None else bias.dtype
+    out = projection(torch.eye(projection.in_features, dtype=dtype, device=projection.weight.device))
+    return (out if bias is None else out - bias).T, bias
+
+
+@torch.no_grad()
+def initialise(model: Any) -> None:
+    """Gives every cross-attention the weights it starts from (Yen et al. 2024, section 2.2 and appendix A.2).
+
+    Queries and their norm are copies; of keys and values the columns that there is an encoder width for, zeros in further
+    ones; the output projection is zero, so the model says exactly what it said before. The norm is the feed-forward's;
+    where the feed-forward has none in front (OLMo2), one of unit weights.
+    """
+    for index, layer in enumerate(layers_of(model)):
+        if (cross := getattr(layer, "cross_attn", None)) is None:
+            continue
+        where = f"layer {index} of {type(model).__name__}"
+        attention = _attention(layer, where)
+        weights, biases = matrices(attention, where)
+        for projection, weight, bias in zip((cross.q_proj, cross.k_proj, cross.v_proj), weights, biases, strict=True):
+            columns = min(projection.in_features, weight.shape[1])
+            projection.weight.zero_()
+            projection.weight[:, :columns] = weight[:, :columns]
+            if projection.bias is not None:
+                projection.bias.copy_(bias)
+        cross.o_proj.weight.zero_()
+        if hasattr(layer, "post_feedforward_layernorm") and not hasattr(layer, "pre_feedforward_layernorm"):
+            cross.layernorm.weight.fill_(1.0)
+
+
+class _Shift(nn.Module):
+    """A cross-attention that adds a constant: what `check_sites` puts in the place of each."""
+
+    def __init__(self, shift: float) -> None:
+        super().__init__()
+        self.shift = shift
+
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        return torch.full_like(hidden, self.shift)
+
+
+@torch.no_grad()
+def check_sites(model: Any, reading: Reading) -> None:
+    """Proves that what a cross-attention adds enters the residual stream once, as it is.
+
+    Every layer is given a large constant in its place, of alternating sign. Everything else that a layer adds stands
+    behind a norm and stays small against it.
+
+    Raises:
+        ValueError: a layer whose output does not change by the constant; names it, and what it changes by.
+    """
+    layers = layers_of(model)
+    crossed = [(i, layer) for i, layer in enumerate(layers) if hasattr(layer, "cross_attn")]
+    own = [layer.cross_attn for _, layer in crossed]
+    seen: dict[int, tuple[Tensor, Tensor]] = {}
+    hooks = []
+
+    def watch(index: int) -> Any:
+        def hook(_: nn.Module, args: Any, output: Any) -> None:
+            seen[index] = args[0], output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    embeddings = model.get_input_embeddings()
+    ids = torch.tensor([[3, 4, 5]], device=embeddings.weight.device) % embeddings.num_embeddings
+    training = model.training
+    model.eval()
+    try:
+        for number, (index, layer) in enumerate(crossed):
+            layer.cross_attn = _Shift(PROBE * (-1) ** number)
+            hooks.append(layer.register_forward_hook(watch(index)))
+        with reading.of(Context((torch.empty(1, 1, 1),))):
+            model.get_decoder()(input_ids=ids, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for (_, layer), cross in zip(crossed, own, strict=True):
+            layer.cross_attn = cross
+        model.train(training)
+    for number, (index, layer) in enumerate(crossed):
+        before, after = (x.float().to("cpu") for x in seen[index])
+        entered = (after - before).mean().item() / (PROBE * (-1) ** number)
+        if not 0.9 < entered < 1.1:
+            raise ValueError(
+                f"layer {index} of {type(model).__name__} ({type(layer).__name__}) cannot be extended: what is added to the "
+                f"output of its {layer._cepe_site.module} should reach the layer's output once, and {entered:.2g} of it does"
+            )
