@@ -1,4 +1,4 @@
-"""The forgetting curve of a model while it is trained: a callback for the Hugging Face Trainer.
+"""The forgetting curve of a model while it is trained, and its perplexity: callbacks for the Hugging Face Trainer.
 
     Trainer(..., processing_class=tokenizer, callbacks=[farspan.CurveCallback(every=500)])
 
@@ -7,10 +7,11 @@ number of tokens. The training does not notice: modules keep their modes, random
 """
 
 import logging
+import math
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,28 +26,121 @@ from transformers.trainer_callback import CallbackHandler
 from farspan import stats
 from farspan.adaptive import SHORTEST, prepared
 from farspan.compare import DEFAULT_TRAINED_LENGTH, CurveSettings
+from farspan.corpus import Corpus
 from farspan.lengths import spaced_lengths
 from farspan.lm import LM, fingerprint, wrap
 from farspan.measure import Watch, measure
 from farspan.methods.full import Full
+from farspan.perplexity import PerplexitySettings
 from farspan.plan import plan
 from farspan.reader import DenseReader, dense_reader
 from farspan.record import Run
 from farspan.report.picture import draw_training
 from farspan.tasks.curve import Curve, Protocol
+from farspan.tasks.perplexity import Perplexity
 
 REPEATS = (4, 3, 2)  # the first that the budget allows ...
 POINTS = range(16, 5, -1)  # ... with as many lengths as it allows
+MOST_NATS = 700.0  # beyond which their exponential is no number
 logger = logging.getLogger(__name__)
 
 
-class CurveCallback(TrainerCallback):
+class Measuring(TrainerCallback):
+    """Measures a task on the model in training, every so many steps and at the last one; logs and records it.
+
+    What is measured goes to the log history and every callback that listens to logs; rows go into a run folder,
+    `folder`, a model `step-N` for each step. A resumed training continues its folder, and one that begins anew gets
+    another (`NAME-2`). With several processes the first one measures.
+    """
+
+    name: str  # of the run folder
+    seconds: str  # the name under which the time is logged, with each measurement
+    _task: Any
+    _text: Corpus
+    _what: dict[str, Any]
+    _record: dict[str, Any]
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        every: int,
+        out: str | Path | None,
+        trained_length: int | None,
+        at_start: bool,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every = {every}; it is a number of steps, at least 1")
+        self.tokenizer, self.every, self.out = tokenizer, every, out
+        self.trained_length, self.at_start = trained_length, at_start
+
+    def choose(self) -> None:
+        """Sets `_task` and `_what`: the task, lengths, repeats and seed, the same for all steps; and `_record`, the
+        settings of the run."""
+        raise NotImplementedError
+
+    def summarised(self, run: Run, step: int) -> dict[str, float]:
+        """The values to log of a step that was measured; none where it failed."""
+        raise NotImplementedError
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        model = _unwrapped(kwargs["model"])
+        if not state.is_world_process_zero:
+            return
+        tokenizer = self.tokenizer if self.tokenizer is not None else kwargs.get("processing_class")
+        if tokenizer is None:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} has no tokenizer: give it one, {name}(tokenizer), or give the Trainer "
+                "processing_class=tokenizer"
+            )
+        self._lm = wrap(model, tokenizer, "step-0", trained_length=self.trained_length)
+        self.folder = _run_folder(Path(self.out or Path(args.output_dir) / self.name), begins=state.global_step == 0)
+        self._autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+        with _set_aside(model):
+            self._method = _Checked(dense_reader(self._lm).fallback)
+            self.choose()
+        self._record["autocast"] = str(self._autocast).removeprefix("torch.") if self._autocast else None
+        Run.open(self.folder, self._record).__exit__(None, None, None)  # says now what it would say at the first step
+        if state.global_step == 0 and self.at_start:
+            self._measure(args, state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.every == 0 or control.should_training_stop:
+            self._measure(args, state, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if control.should_training_stop:  # by a callback that was asked after this one
+            self._measure(args, state, control)
+
+    def _measure(self, args: Any, state: Any, control: Any) -> None:
+        if not state.is_world_process_zero or any(
+            entry.get("step") == state.global_step and f"farspan/{self.seconds}" in entry for entry in state.log_history
+        ):
+            return
+        started, name = time.perf_counter(), f"step-{state.global_step}"
+        text = self._text
+        identity = self._lm.identity | {"name": name, "fingerprint": fingerprint(self._lm.model)}
+        identity |= {"texts": [text.hash], "characters_per_token": {text.hash: text.characters_per_token}}
+        lm = replace(self._lm, name=name, identity=identity)
+        autocast = torch.autocast(lm.device.type, self._autocast) if self._autocast else nullcontext()
+        with _set_aside(lm.model), Run.open(self.folder, self._record) as run:
+            # where a resumed training comes to a step again, its weights may differ in their last bits
+            if name not in run.header["models"]:
+                run.add_model(identity)
+            with autocast:
+                measure(self._task, self._method, lm, run, **self._what, watch=Watch(notice=logger.warning))
+            values = self.summarised(run, state.global_step)
+        if values:
+            values[self.seconds] = time.perf_counter() - started
+            _log(args, state, control, {f"farspan/{name}": round(value, 4) for name, value in values.items()})
+
+
+class CurveCallback(Measuring):
     """Measures half-life and span of the model in training; logs, records and draws them.
 
-    `farspan/half_life`, `farspan/span` (tokens) and `farspan/seconds` reach the log history and every callback that
-    listens to logs. Rows go into a run folder, `folder`, a model `step-N` for each step; `training.png` and
-    `training.svg` beside them are drawn anew after each measurement. A resumed training continues its folder, and
-    one that begins anew gets another (`farspan-2`). With several processes the first one measures.
+    `farspan/half_life`, `farspan/span` (tokens) and `farspan/seconds`; rows go into the run folder `farspan`.
+    `training.png` and `training.svg` beside them are drawn anew after each measurement. As `Measuring`.
 
     Args:
         tokenizer: default the Trainer's `processing_class`.
@@ -65,6 +159,8 @@ class CurveCallback(TrainerCallback):
             with other settings, or a folder that holds something else.
     """
 
+    name, seconds = "farspan", "seconds"
+
     def __init__(
         self,
         tokenizer: Any = None,
@@ -79,44 +175,15 @@ class CurveCallback(TrainerCallback):
         at_start: bool = False,
         seed: int = 0,
     ) -> None:
-        if every < 1:
-            raise ValueError(f"every = {every}; it is a number of steps, at least 1")
-        self.tokenizer, self.every, self.tokens, self.out = tokenizer, every, tokens, out
-        self.trained_length, self.longest, self.at_start = trained_length, longest, at_start
+        super().__init__(tokenizer, every=every, out=out, trained_length=trained_length, at_start=at_start)
+        self.tokens, self.longest = tokens, longest
         lengths = None if longest is None else (longest,)
         self.settings = CurveSettings(text=text, lengths=lengths, protocol=protocol, seed=seed)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        model = _unwrapped(kwargs["model"])
-        if not state.is_world_process_zero:
-            return
-        tokenizer = self.tokenizer if self.tokenizer is not None else kwargs.get("processing_class")
-        if tokenizer is None:
-            raise ValueError(
-                "CurveCallback has no tokenizer: give it one, CurveCallback(tokenizer), or give the Trainer "
-                "processing_class=tokenizer"
-            )
-        self._lm = wrap(model, tokenizer, "step-0", trained_length=self.trained_length)
-        self.folder = _run_folder(Path(self.out or Path(args.output_dir) / "farspan"), begins=state.global_step == 0)
-        self._autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-        with _set_aside(model):
-            self._method = _Checked(dense_reader(self._lm).fallback)
-            self._choose()
         self._summaries: dict[int, tuple[stats.Curve, stats.Summary]] = {}
-        Run.open(self.folder, self._record).__exit__(None, None, None)  # says now what it would say at the first step
-        if state.global_step == 0 and self.at_start:
-            self._measure(args, state, control)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self.every == 0 or control.should_training_stop:
-            self._measure(args, state, control)
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if control.should_training_stop:  # by a callback that was asked after this one
-            self._measure(args, state, control)
-
-    def _choose(self) -> None:
-        """Texts, lengths and repeats, the same for all steps, within the budget."""
+    def choose(self) -> None:
+        """Texts, lengths and repeats within the budget."""
+        self._summaries.clear()
         trained = self._lm.trained_length or DEFAULT_TRAINED_LENGTH
         settings = self.settings.resolved([trained])
         (task,) = settings.tasks(self._lm)
@@ -137,39 +204,75 @@ class CurveCallback(TrainerCallback):
                 f"tokens = {self.tokens:,} are too few for {len(lengths)} lengths up to {longest:,} tokens with "
                 f"{repeats} repeats: give CurveCallback tokens={needed} or more, or a smaller longest"
             )
-        self._what = what
+        self._what, self._text = what, self._task.target
         self._trained_at = self._task.largest_length(self._lm, trained)
-        dtype = str(self._autocast).removeprefix("torch.") if self._autocast else None
-        self._record = {"task": Curve.name, "methods": ["full"], "autocast": dtype, **asdict(replace(settings, **what))}
+        self._record = {"task": Curve.name, "methods": ["full"], **asdict(replace(settings, **what))}
 
-    def _measure(self, args: Any, state: Any, control: Any) -> None:
-        if not state.is_world_process_zero or any(
-            entry.get("step") == state.global_step and "farspan/span" in entry for entry in state.log_history
-        ):
-            return
-        started, name = time.perf_counter(), f"step-{state.global_step}"
-        text = self._task.target
-        identity = self._lm.identity | {"name": name, "fingerprint": fingerprint(self._lm.model)}
-        identity |= {"texts": [text.hash], "characters_per_token": {text.hash: text.characters_per_token}}
-        lm = replace(self._lm, name=name, identity=identity)
-        autocast = torch.autocast(lm.device.type, self._autocast) if self._autocast else nullcontext()
-        with _set_aside(lm.model), Run.open(self.folder, self._record) as run:
-            # where a resumed training comes to a step again, its weights may differ in their last bits
-            if name not in run.header["models"]:
-                run.add_model(identity)
-            with autocast:
-                measure(self._task, self._method, lm, run, **self._what, watch=Watch(notice=logger.warning))
-            for (model, _, _), curve in stats.curves(run.rows).items():
-                step = int(model.removeprefix("step-"))
-                if (step == state.global_step or step not in self._summaries) and curve.measured.any():
-                    self._summaries[step] = curve, stats.summarise(curve)
-            if self._summaries:
-                draw_training(self._summaries, self.folder, self._lm.trained_length, self._trained_at)
-        if state.global_step in self._summaries:
-            _, numbers = self._summaries[state.global_step]
-            values = {"half_life": numbers.half_life.value, "span": numbers.span.value}
-            values["seconds"] = time.perf_counter() - started
-            _log(args, state, control, {f"farspan/{name}": round(value, 2) for name, value in values.items()})
+    def summarised(self, run: Run, step: int) -> dict[str, float]:
+        for (model, _, _), curve in stats.curves(run.rows).items():
+            measured = int(model.removeprefix("step-"))
+            if (measured == step or measured not in self._summaries) and curve.measured.any():
+                self._summaries[measured] = curve, stats.summarise(curve)
+        if self._summaries:
+            draw_training(self._summaries, self.folder, self._lm.trained_length, self._trained_at)
+        if step not in self._summaries:
+            return {}
+        _, numbers = self._summaries[step]
+        return {"half_life": numbers.half_life.value, "span": numbers.span.value}
+
+
+class PerplexityCallback(Measuring):
+    """Measures how well the model in training expects the same tokens behind more and more of their text.
+
+    `farspan/perplexity_N` and `farspan/accuracy_N` for each length of N tokens: those within the trained context say
+    what a training costs there, those beyond what it gains. Rows go into the run folder `perplexity`. As `Measuring`.
+
+    Args:
+        lengths: tokens; default a half, one and two trained lengths.
+        repeats: windows of the text, from as many documents as possible.
+        others: as `CurveCallback`.
+
+    Raises, when the training begins:
+        ValueError: as `CurveCallback`, or lengths too short for targets.
+    """
+
+    name, seconds = "perplexity", "perplexity_seconds"
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        *,
+        text: str = "builtin:held-out",
+        every: int = 1000,
+        lengths: Sequence[int] | None = None,
+        repeats: int = 4,
+        out: str | Path | None = None,
+        trained_length: int | None = None,
+        at_start: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(tokenizer, every=every, out=out, trained_length=trained_length, at_start=at_start)
+        self.settings = PerplexitySettings(text, tuple(lengths) if lengths else None, repeats, seed)
+
+    def choose(self) -> None:
+        trained = self._lm.trained_length or DEFAULT_TRAINED_LENGTH
+        lengths = self.settings.lengths or tuple(max(2, n) for n in (trained // 2, trained, 2 * trained))
+        settings = replace(self.settings, lengths=lengths).resolved([trained])
+        self._task = settings.task(self._lm)
+        self._text = self._task.text
+        self._what = {"lengths": lengths, "repeats": settings.repeats, "seed": settings.seed}
+        self._task.examples(self._lm, **self._what)  # says now that the text is too short
+        self._record = {"task": Perplexity.name, "methods": ["full"], **asdict(settings)}
+
+    def summarised(self, run: Run, step: int) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for length in self._what["lengths"]:
+            rows = [row.scores for row in run.rows if (row.model, row.length) == (f"step-{step}", length)]
+            nats = [scores["nats"] for scores in rows if scores.get("nats") is not None]
+            if nats:
+                found[f"perplexity_{length}"] = math.exp(min(sum(nats) / len(nats), MOST_NATS))
+                found[f"accuracy_{length}"] = sum(scores["accuracy"] for scores in rows) / len(rows)
+        return found
 
 
 @dataclass(frozen=True)

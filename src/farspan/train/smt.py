@@ -19,11 +19,14 @@ import torch
 from pydantic import Field
 
 from farspan import hf
+from farspan.callback import CurveCallback, Measuring, PerplexityCallback
 from farspan.corpus import load, optional_import
 from farspan.lm import LM
 from farspan.lm import load as load_model
 from farspan.methods import method
 from farspan.methods.rope import Rope, ntk
+from farspan.record import environment
+from farspan.report.training import MEASURED, Log, draw_losses
 from farspan.train import engines
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.draws import draw, draw_named, levels
@@ -36,6 +39,7 @@ from farspan.train.windows import FirstTarget, Mixed, Short, SparseRows, collate
 
 __all__ = ["SmtSettings", "draw", "levels", "train"]
 DEMO = "demo"  # the embedded model
+CURVE_EXTRA = 16  # tokens of a curve's context beside text and copy, about
 
 
 class ModelSettings(Settings):
@@ -80,6 +84,17 @@ class SmtTrainer(RunSettings):
     log_every: int = Field(10, gt=0)
 
 
+class WatchSettings(Settings):
+    """[watch]: what is measured while it is trained, on text it is not trained on; see `farspan.callback`."""
+
+    text: str = "builtin:held-out"
+    every: int | None = Field(None, ge=0)  # steps; 0: never; default a quarter of all, and before the first
+    lengths: tuple[int, ...] | None = None  # tokens; default half the window, and doubled from there to the target
+    repeats: int = Field(4, gt=1)  # windows of the perplexity
+    curve: bool = True  # also a small forgetting curve
+    tokens: int | None = Field(None, gt=0)  # fed for one curve, at most; default 24 times the target
+
+
 class SmtSettings(Settings):
     """The whole config of `farspan train smt`."""
 
@@ -91,6 +106,7 @@ class SmtSettings(Settings):
     trained: TrainedSettings = TrainedSettings()
     optimizer: SmtOptimizer = SmtOptimizer()
     trainer: SmtTrainer
+    watch: WatchSettings = WatchSettings()
 
 
 def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
@@ -135,7 +151,9 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
         settings.trainer,
         out,
         trainer_class=SparseTrainer,
+        callbacks=watching(lm, settings, out),
         finish=finished,
+        processing_class=lm.tokenizer,
         data_collator=collated,
         core=lm.model,
         beta=settings.smt.beta,
@@ -143,11 +161,14 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
     )
     del summary["held_out_loss"]
     summary |= {"trained": count.trained, "window": rows.row, "text": rows.summary(), "from": lm.identity}
-    summary["settings"] = settings.model_dump(mode="json")
+    summary |= {"settings": settings.model_dump(mode="json"), **environment()}
     if processes.is_main_process:
         lm.tokenizer.model_max_length = max(lm.tokenizer.model_max_length, settings.lengths.target)
         lm.tokenizer.save_pretrained(out)
         (out / "training.json").write_text(json.dumps(summary, indent=2) + "\n")
+        log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        draw_losses(log, out, rows.row)
+        (out / "README.md").write_text(card(summary, log))
     return summary
 
 
@@ -223,6 +244,76 @@ def prepared(lm: LM, settings: SmtSettings) -> tuple[Any, Count]:
     model, count = choose(lm.model, settings.trained)
     preflight(model, lm.model, lm.trained_length, settings.lengths.target)
     return model, count
+
+
+def watching(lm: LM, settings: SmtSettings, out: Path) -> list[Measuring]:
+    """What measures the model while it is trained.
+
+    Perplexity of the same tokens behind more and more text: the lengths inside the window guard against forgetting
+    what the model could, the others say what it learns. And a forgetting curve, up to the target.
+    """
+    watch, window, target = settings.watch, lm.trained_length, settings.lengths.target
+    assert window is not None
+    if watch.every == 0:
+        return []
+    every = watch.every or max(1, -(-settings.trainer.steps // 4))
+    lengths = watch.lengths
+    if lengths is None:
+        doubled = [window // 2 << i for i in range(target.bit_length()) if window // 2 << i < target]
+        lengths = (*doubled, target)
+    common: dict[str, Any] = {"text": watch.text, "every": every, "at_start": True, "trained_length": window}
+    found: list[Measuring] = [
+        PerplexityCallback(**common, lengths=lengths, repeats=watch.repeats, out=out / "perplexity")
+    ]
+    if watch.curve:
+        longest = max(1, (target - CURVE_EXTRA) // 2)
+        found.append(CurveCallback(**common, longest=longest, tokens=watch.tokens or 24 * target, out=out / "farspan"))
+    return found
+
+
+def card(summary: dict[str, Any], log: Log) -> str:
+    """The model card."""
+    settings, lines = summary["settings"], []
+    target, name = settings["lengths"]["target"], settings["model"]["name"]
+    base = name if "/" in name and not Path(name).exists() else None  # a hub id
+    name = base or Path(name).name
+    measured = [entry for entry in log if any(map(MEASURED.fullmatch, entry))]
+    if measured:
+        first, last = measured[0], measured[-1]
+        lengths = sorted(int(name.rpartition("_")[2]) for name in last if MEASURED.fullmatch(name))
+        lines += [f"Held-out text ({settings['watch']['text']}), the same tokens behind more and more of it:", ""]
+        lines += [
+            f"| tokens | perplexity, step {first['step']} | step {last['step']} | accuracy, step {first['step']} "
+            f"| step {last['step']} |",
+            "|---|---|---|---|---|",
+        ]
+        for length in lengths:
+            values = [
+                entry[f"farspan/{what}_{length}"] for what in ("perplexity", "accuracy") for entry in (first, last)
+            ]
+            lines.append(f"| {length:,} | {values[0]:.4g} | {values[1]:.4g} | {values[2]:.3f} | {values[3]:.3f} |")
+        lines.append("")
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            *([f"base_model: {base}"] if base else []),
+            "tags: [farspan, long-context, sparse-memory-training]",
+            "---",
+            f"# {name}, extended to {target:,} tokens",
+            "",
+            f"Made by farspan from {name}, which was trained on {summary['window']:,} tokens, by Sparse Memory Training: rows of {summary['window']:,} tokens drawn from "
+            f"documents of up to {target:,}, each token at its own position. {summary['trained']:,} of "
+            f"{summary['parameters']:,} parameters were trained, for {settings['trainer']['steps']:,} steps of "
+            f"{summary['rows'] // settings['trainer']['steps']} rows. It opens in plain transformers.",
+            "",
+            *lines,
+            "![losses](losses.png)",
+            "",
+            "All settings, versions and hardware: `training.json`. The losses: `log.jsonl`.",
+            "",
+        ]
+    )
 
 
 def said(rows: SparseRows) -> Iterator[str]:

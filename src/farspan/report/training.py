@@ -1,0 +1,87 @@
+"""Pictures of a Sparse Memory Training: its figures 8 and 9 (training perplexity by step), 10 (at the end of each
+length), and what it costs and gains inside and beyond the window."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+TERMS = {"loss_sparse": ("target behind sampled memory", "#0072B2"), "loss_window": ("ordinary window", "#D55E00")}
+MEASURED = re.compile(r"farspan/perplexity_(\d+)")
+Log = Sequence[Mapping[str, Any]]
+
+
+def draw_losses(log: Log, folder: str | Path, window: int) -> list[Path]:
+    """Draws a training's log, entries with a `step`, into losses.png and losses.svg; returns the two paths, none where
+    nothing was logged yet.
+
+    Args:
+        window: tokens of the window that is extended; lengths within it are drawn with dashes.
+    """
+    entries = [entry for entry in log if any(term in entry for term in TERMS)]
+    if not entries:
+        return []
+    measured = [entry for entry in log if any(map(MEASURED.fullmatch, entry))]
+    figure = Figure(figsize=(18 if measured else 12, 5), layout="constrained")
+    axes = figure.subplots(1, 3 if measured else 2)
+    _by_step(axes[0], entries)
+    _by_length(axes[1], entries)
+    if measured:
+        _measured(axes[2], measured, window)
+    for one in axes:
+        one.grid(alpha=0.25)
+        one.legend(fontsize=8)
+        one.set_ylabel("perplexity")
+        one.set_yscale("log")
+        one.yaxis.set_major_formatter("{x:g}")
+        one.yaxis.set_minor_formatter("{x:g}")
+    paths = [Path(folder) / "losses.png", Path(folder) / "losses.svg"]
+    for path in paths:
+        figure.savefig(path, dpi=140)
+    return paths
+
+
+def last_of_each_length(log: Log, term: str) -> dict[int, float]:
+    """The training perplexity of a term at the last entry of each length, by length."""
+    return {entry["length"]: math.exp(entry[term]) for entry in log if term in entry}
+
+
+def _by_step(axes: Axes, entries: Log) -> None:
+    for term, (label, colour) in TERMS.items():
+        found = [(entry["step"], math.exp(entry[term])) for entry in entries if term in entry]
+        if found:
+            axes.plot(*zip(*found, strict=True), color=colour, label=label)
+    lengths = axes.twinx()
+    lengths.step(
+        [entry["step"] for entry in entries],
+        [entry["length"] for entry in entries],
+        where="pre",
+        color="#999999",
+        linewidth=1,
+    )
+    lengths.set_ylabel("length (tokens)", color="#777777")
+    axes.set(xlabel="step", title="Training perplexity, and the length it has reached (grey)")
+
+
+def _by_length(axes: Axes, entries: Log) -> None:
+    for term, (label, colour) in TERMS.items():
+        found = sorted(last_of_each_length(entries, term).items())
+        if found:
+            axes.plot(*zip(*found, strict=True), "o-", markersize=4, color=colour, label=label)
+    axes.set(xlabel="length (tokens)", title="Training perplexity at the end of each length")
+
+
+def _measured(axes: Axes, measured: Log, window: int) -> None:
+    names = {name for entry in measured for name in entry if MEASURED.fullmatch(name)}
+    order = sorted((int(name.rpartition("_")[2]), name) for name in names)
+    for place, (length, name) in enumerate(order):
+        found = [(entry["step"], entry[name]) for entry in measured if name in entry]
+        colour = colormaps["viridis_r"](0.1 + 0.9 * place / max(1, len(order) - 1))
+        line = "--" if length <= window else "-"
+        axes.plot(*zip(*found, strict=True), line, marker="o", markersize=4, color=colour, label=f"{length:,} tokens")
+    axes.set(xlabel="step", title="Held-out perplexity by length (dashed: inside the window)")
