@@ -47,7 +47,7 @@ def tiny_cepe(architecture: str = "llama", *, trained: bool = True, **changes: A
 def train_a_little(model: Any) -> Any:
     torch.manual_seed(2)
     for cross in model.cross_attentions():
-        torch.nn.init.normal_(cross.o_proj.weight, std=0.3)
+        torch.nn.init.normal_(cross.o_proj.weight, std=0.7)
         for norm in (cross.q_norm, cross.k_norm):  # of weights that differ, so that each of them matters
             for parameter in norm.parameters() if norm is not None else ():
                 parameter.add_(torch.randn_like(parameter) * 0.3)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cepe_models import mixtral, some_ids, tiny_cepe, tiny_encoder
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -15,7 +16,6 @@ from farspan import cepe
 from farspan.cepe import surgery
 from farspan.cepe.model import cepe_class, is_added
 
-from cepe_models import mixtral, some_ids, tiny_cepe, tiny_encoder
 from tiny import tiny_model
 
 DATA = Path(__file__).parent / "data"
@@ -61,8 +61,13 @@ def some_mask(rows: int = 2, chunks: int = 3, length: int = 8) -> Tensor:
     return mask
 
 
+def checkpoint_layers(model: Any) -> None:
+    """By the name that this version of transformers has for it."""
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+
+
 def apart(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max())
+    return float((one - other).detach().abs().max())
 
 
 def same(given: Tensor, expected: Tensor) -> None:
@@ -125,7 +130,7 @@ def test_greedy_tokens_are_those_of_the_authors(mode: Any, use_cache: bool, auth
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_loss_and_gradients_are_those_of_the_authors(checkpointing: bool, authors: Any, reference: Any) -> None:
     if checkpointing:
-        authors.gradient_checkpointing_enable()
+        checkpoint_layers(authors)
     loss = authors.train()(
         input_ids=reference["in.x"],
         encoder_input_ids=reference["in.e"],
@@ -193,7 +198,7 @@ def test_gradients_reach_what_was_added_and_nothing_else(family: str) -> None:
     for checkpointing in (False, True):
         model.zero_grad()
         if checkpointing:
-            model.gradient_checkpointing_enable()
+            checkpoint_layers(model)
         loss = 0.0
         for seed in (0, 1):  # two forwards before one backward
             loss = loss + model(
@@ -213,12 +218,9 @@ def test_gradients_reach_what_was_added_and_nothing_else(family: str) -> None:
 def test_the_query_is_residual_stream_and_attention_and_the_context_joins_it_once(family: str) -> None:
     model, ids = build(family), some_ids(2, 5)
     layer = surgery.layers_of(model)[1]
-    cross, site = layer.cross_attn, layer._cepe_site
     seen: dict[str, Any] = {}
     layer.register_forward_hook(lambda _, args, out: seen.update(out=out[0] if isinstance(out, tuple) else out))
     layer.register_forward_pre_hook(lambda _, args: seen.update(into=args[0]))
-    hook = getattr(layer, site.module).register_forward_pre_hook(lambda _, args: None)
-    hook.remove()
 
     def run(shift: float) -> tuple[Tensor, Tensor]:
         class Constant(torch.nn.Module):
@@ -241,7 +243,6 @@ def test_the_query_is_residual_stream_and_attention_and_the_context_joins_it_onc
     query, out = run(0.0)
     torch.testing.assert_close(query, out, rtol=1e-5, atol=1e-5)
     assert apart(run(0.7)[1], query + 0.7) < 1e-5
-    layer.cross_attn = cross
 
 
 def test_a_context_without_a_token_adds_exactly_zero() -> None:
@@ -249,7 +250,9 @@ def test_a_context_without_a_token_adds_exactly_zero() -> None:
     with torch.no_grad():
         alone = model(input_ids=ids).logits
         nothing = torch.zeros_like(context)
-        assert torch.equal(model(input_ids=ids, context_input_ids=context, context_attention_mask=nothing).logits, alone)
+        assert torch.equal(
+            model(input_ids=ids, context_input_ids=context, context_attention_mask=nothing).logits, alone
+        )
         mask = some_mask()
         mask[1] = 0
         for mode in cepe.MODES:
@@ -299,7 +302,7 @@ def test_one_context_serves_many_prompts() -> None:
 
 
 def test_auto_keeps_keys_and_values_only_within_its_budget() -> None:
-    model, ids, context = build("llama"), some_ids(2, 12), some_ids(2, 3, 8, seed=1)
+    model, ids, context = build("llama"), some_ids(2, 100), some_ids(2, 3, 8, seed=1)
     with torch.no_grad():
         poor = model.encode_context(context, budget=100)
         rich = model.encode_context(context)
@@ -316,7 +319,11 @@ def test_sampling_depends_on_the_seed_alone() -> None:
     def sampled(mode: Any) -> Tensor:
         torch.manual_seed(3)
         return model.generate(
-            ids, context=model.encode_context(context, mode=mode), max_new_tokens=8, do_sample=True, num_return_sequences=2
+            ids,
+            context=model.encode_context(context, mode=mode),
+            max_new_tokens=8,
+            do_sample=True,
+            num_return_sequences=2,
         )
 
     assert all(torch.equal(sampled(mode), sampled("recompute")) for mode in cepe.MODES)
@@ -353,7 +360,7 @@ def test_wider_encoders_give_zero_columns() -> None:
     model = cepe.from_base(base, tiny_encoder(hidden_size=48))
     weight = model.model.layers[0].cross_attn.k_proj.weight
     assert torch.equal(weight[:, :32], model.model.layers[0].self_attn.k_proj.weight)
-    assert float(weight[:, 32:].abs().max()) == 0
+    assert not weight[:, 32:].any()
 
 
 def test_dropout_of_the_base_stays_off_in_training() -> None:

@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from farspan import hf
+from farspan import cepe, hf
 from farspan.corpus import offline, tokenizer_hash
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -92,16 +92,19 @@ def load(
     where = None if placed else _device(device)
     try:
         config = AutoConfig.from_pretrained(place, **common)
-        network, report = AutoModelForCausalLM.from_pretrained(
-            place,
-            config=config,
-            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            attn_implementation=attention,
-            use_safetensors=None if allow_pickle else True,
-            output_loading_info=True,
+        options: dict[str, Any] = {
+            "dtype": dtype if dtype == "auto" else getattr(torch, dtype),
+            "attn_implementation": attention,
+            "use_safetensors": None if allow_pickle else True,
             **common,
             **hub,
-        )
+        }
+        if cepe.is_cepe(config):
+            network, report = cepe.from_pretrained(place, **options), {"missing_keys": ()}
+        else:
+            network, report = AutoModelForCausalLM.from_pretrained(
+                place, config=config, output_loading_info=True, **options
+            )
         tokenizer = AutoTokenizer.from_pretrained(place, **common)
     except (OSError, HFValidationError, ImportError) as error:
         raise ValueError(_explained(name, error)) from error
@@ -114,6 +117,8 @@ def load(
             raise ValueError(f"the weights of model {name!r} have other shapes than its config.json says") from error
         raise
     except ValueError as error:
+        if isinstance(error.__cause__, OSError):
+            raise ValueError(_explained(name, error.__cause__)) from error
         if "Unrecognized" in str(error) or "does not recognize" in str(error):
             raise ValueError(
                 f"model {name!r} is no causal language model known to transformers {transformers.__version__}: {error}"

@@ -158,14 +158,14 @@ def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:
         if known.get(token) != index:
             theirs = f"has it as {known[token]}" if token in known else "does not know it"
             raise ValueError(
-                f"decoder and encoder have tokenizers that disagree: token {token!r} is {index} for the decoder, and the "
-                f"encoder's {theirs}. Train an encoder on the decoder's tokenizer (farspan train mlm)"
+                f"decoder and encoder have tokenizers that disagree: token {token!r} is {index} for the decoder, and "
+                f"the encoder's {theirs}. Train an encoder on the decoder's tokenizer (farspan train mlm)"
             )
 
 
 def weights_hash(model: Any) -> str | None:
-    """Tells two bases apart, whatever the dtype they are loaded in: a hash over each weight's name, shape, and its first
-    and last 16 values in bfloat16. None where weights are quantised or offloaded."""
+    """Tells two bases apart, whatever the dtype they are loaded in: a hash over each weight's name, shape, and its
+    first and last 16 values in bfloat16. None where weights are quantised or offloaded."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         if is_added(name):
@@ -184,8 +184,9 @@ def _extended(base: Any, encoder: Any, layers: int | None, states: int, dtype: t
     fields.extend(config, encoder.config, layers, states)
     if dtype == torch.float32 and base.dtype != torch.float32:
         config.added_dtype = "float32"
-    before = base.config, type(base)
-    base.config, base.__class__ = config, cepe_class(type(base))
+    kind: Any = type(base)
+    before = base.config, kind
+    base.config, base.__class__ = config, cepe_class(kind)
     try:
         base.extend(encoder.to(base.get_input_embeddings().weight.device, dtype))
     except ValueError:
@@ -212,11 +213,11 @@ def _from_adapter(
     if base is None and made_for["name"] is None:
         raise ValueError(f"adapter {place} does not say which base it is for: give base=")
     its_revision = made_for["revision"] if base is None else None
-    base = _base(
-        made_for["name"] if base is None else base, its_revision, trust_remote_code, {"dtype": dtype} | hub
-    )
+    base = _base(made_for["name"] if base is None else base, its_revision, trust_remote_code, {"dtype": dtype} | hub)
     found, wanted = weights_hash(base), config.cepe_weights
-    if found != wanted if found and wanted else _name(base) != made_for["name"]:  # quantised: only names can be compared
+    if (
+        found != wanted if found and wanted else _name(base) != made_for["name"]
+    ):  # quantised: only names can be compared
         its = made_for["name"] + (f" ({made_for['revision']})" if made_for["revision"] else "")
         raise ValueError(f"adapter {place} was made for {its}, not for {_name(base)}: their weights differ")
     with _explained(place):

@@ -60,8 +60,8 @@ def check(config: PreTrainedConfig) -> None:
     states, has = num_states(config), config.encoder_config["num_hidden_layers"] + 1
     if states > has:
         raise ValueError(
-            f"num_cross_attn_hidden_states = {config.num_cross_attn_hidden_states} gives each of {states} layers states "
-            f"of its own, and the encoder has {has}: use num_cross_attn_layers <= {has}"
+            f"num_cross_attn_hidden_states = {config.num_cross_attn_hidden_states} gives each of {states} layers "
+            f"states of its own, and the encoder has {has}: use num_cross_attn_layers <= {has}"
         )
 
 

@@ -6,8 +6,8 @@ No positions and no mask but for padding. Yen et al. 2024, section 2.1. Because 
 
     q (W_k φ) = (W_kᵀ q) φ        Σ_j a_j W_v φ_j = W_v Σ_j a_j φ_j
 
-so that one step over many tokens needs no keys and values at all (`absorb`). A decoder that normalises its keys (q/k-norm)
-has one more factor for each token and head, which is all that is then kept.
+so that one step over many tokens needs no keys and values at all (`absorb`). A decoder that normalises its keys
+(q/k-norm) has one more factor for each token and head, which is all that is then kept.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from farspan.cepe.context import Context
 
@@ -79,8 +78,8 @@ class CrossAttention(nn.Module):
             raise ValueError(f"{batch} rows cannot read a context of {rows}: give as many, or a multiple of them")
         if states.shape[2] != self.k_proj.in_features:
             raise ValueError(
-                f"the context has states of width {states.shape[2]}, this model's encoder gives {self.k_proj.in_features}: "
-                "encode it with this model"
+                f"the context has states of width {states.shape[2]}, this model's encoder gives "
+                f"{self.k_proj.in_features}: encode it with this model"
             )
         query = self.q_proj(self.layernorm(hidden.to(weight.dtype)))
         query = _normed(self.q_norm, query.view(batch, time, shape.heads, shape.dim))
@@ -93,7 +92,7 @@ class CrossAttention(nn.Module):
         else:
             keys, values = self._keys_and_values(states, context, keep=mode == "cache")
             mask = None if context.mask is None else context.mask[:, None, None]
-            out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=shape.scale)
+            out = nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=shape.scale)
         if context.visible is not None:
             out = out * context.visible.to(out.dtype)[:, None, None, None]
         order = (rows, shape.key_heads, batch // rows, shape.heads // shape.key_heads, time, shape.dim)
@@ -131,7 +130,7 @@ class CrossAttention(nn.Module):
 
     def _absorbed(self, query: Tensor, states: Tensor, context: Context) -> Tensor:
         """[rows, key heads, queries, dim], from the states alone."""
-        rows, heads, queries, _ = query.shape
+        rows, heads = query.shape[:2]
         tokens, width = states.shape[1:]
         split = (heads, self.shape.dim, width)
         key_weight, value_weight = self.k_proj.weight.view(split), self.v_proj.weight.view(split)

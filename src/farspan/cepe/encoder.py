@@ -94,19 +94,23 @@ def _check(encoder: Any, ids: Tensor, mask: Tensor | None) -> None:
     if ids.dim() != 3:
         raise ValueError(f"a context is ids of shape [batch, chunks, length], not {tuple(ids.shape)}")
     if mask is not None and mask.shape != ids.shape:
-        raise ValueError(f"the mask of a context has shape {tuple(mask.shape)}, its ids {tuple(ids.shape)}: give one shape")
+        raise ValueError(
+            f"the mask of a context has shape {tuple(mask.shape)}, its ids {tuple(ids.shape)}: give one shape"
+        )
     if ids.numel() == 0:
         raise ValueError(f"the context is empty, of shape {tuple(ids.shape)}: leave it out to read without one")
     limit = window_of(encoder)
     if limit is not None and ids.shape[2] > limit:
         raise ValueError(
-            f"chunks of {ids.shape[2]:,} tokens are longer than the encoder's window of {limit:,}: cut the context into "
-            f"chunks of at most {limit:,}"
+            f"chunks of {ids.shape[2]:,} tokens are longer than the encoder's window of {limit:,}: cut the context "
+            f"into chunks of at most {limit:,}"
         )
     embeddings = encoder.get_input_embeddings()
     where = embeddings.weight.device
     if ids.device != where and not hasattr(embeddings, "_hf_hook"):
-        raise ValueError(f"the context lies on {ids.device}, the encoder on {where}: move it there with .to({str(where)!r})")
+        raise ValueError(
+            f"the context lies on {ids.device}, the encoder on {where}: move it there with .to({str(where)!r})"
+        )
     if (largest := int(ids.max())) >= embeddings.num_embeddings or int(ids.min()) < 0:
         raise ValueError(
             f"the context holds token {largest if largest >= embeddings.num_embeddings else int(ids.min()):,}, the "
@@ -153,6 +157,6 @@ def _check_both_ways(encoder: Any) -> None:
     encoder.train(training)
     if torch.equal(one[0], other[0]):
         raise ValueError(
-            f"{type(encoder).__name__} does not look ahead, so it is no encoder: use a bidirectional model, or one whose "
-            "attention transformers makes bidirectional with config.is_causal = False"
+            f"{type(encoder).__name__} does not look ahead, so it is no encoder: use a bidirectional model, or one "
+            "whose attention transformers makes bidirectional with config.is_causal = False"
         )

@@ -29,9 +29,9 @@ class Cepe:
     encoder: Any
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         fields.check(config)
-        self.extend(build(config.encoder_config, config._attn_implementation))  # type: ignore[attr-defined]
+        self.extend(build(config.encoder_config, config._attn_implementation))
         self.post_init()  # type: ignore[attr-defined]
 
     def extend(self: Any, encoder: Any) -> None:
@@ -104,7 +104,9 @@ class Cepe:
         where = self.get_input_embeddings().weight.device
         spread = len(set(getattr(self, "hf_device_map", {}).values())) > 1 or hasattr(self, "_hf_hook")
         if context is not None and context.device != where and not spread:
-            raise ValueError(f"the context lies on {context.device}, the model on {where}: use context.to({str(where)!r})")
+            raise ValueError(
+                f"the context lies on {context.device}, the model on {where}: use context.to({str(where)!r})"
+            )
         return self.reading.of(context)
 
     @torch.no_grad()
@@ -140,16 +142,16 @@ def is_added(name: str) -> bool:
 
 
 @cache
-def cepe_class(base: type) -> type:
+def cepe_class(base: Any) -> type:
     """The class of CEPE models whose decoder is of class `base`, such as LlamaForCausalContextLM."""
-    own = inspect.signature(base.forward)  # type: ignore[attr-defined]
+    own = inspect.signature(base.forward)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         context = self._context(kwargs)
         if context is None:  # also: one that `attending` brings
-            return base.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+            return base.forward(self, *args, **kwargs)
         with self.attending(context):
-            return base.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+            return base.forward(self, *args, **kwargs)
 
     # generate and the Trainer look here for what the model takes
     kind, parameters = inspect.Parameter.KEYWORD_ONLY, list(own.parameters.values())

@@ -2,9 +2,9 @@
 
 Each layer becomes a subclass of its own class, which is handed the context; a hook on the module whose output is added
 to the residual stream adds the cross-attention to that output. So gradient checkpointing, which recomputes `forward`,
-recomputes with the context that the forward had. Where attention and feed-forward read the same input (parallel blocks),
-the context joins the residual stream with the attention's output, and the feed-forward of the next layer is the first to
-see it.
+recomputes with the context that the forward had. Where attention and feed-forward read the same input (parallel
+blocks), the context joins the residual stream with the attention's output, and the feed-forward of the next layer is
+the first to see it.
 
 Of transformers' modules it uses names and shapes. What those say is put to the proof by `check_sites`.
 """
@@ -55,7 +55,7 @@ class Reading:
             self.context = before
 
 
-def layers_of(model: Any) -> list[nn.Module]:
+def layers_of(model: Any) -> list[Any]:
     """The decoder's layers, in order.
 
     Raises:
@@ -87,26 +87,27 @@ def attach(model: Any, *, num_cross: int, width: int, reading: Reading) -> None:
         found.append((index, layer, _site(layer, attention, where), shape_of(attention, where), norms))
     for index, layer, site, shape, norms in found:  # nothing is changed before all is found
         layer.cross_attn = CrossAttention(
-            shape, width, *map(deepcopy, norms), from_end=len(layers) - index, num_cross=num_cross
+            shape, width, *deepcopy(norms), from_end=len(layers) - index, num_cross=num_cross
         )
         layer._cepe_reading, layer._cepe_site, layer._cepe_at = reading, site, None
         _change_class(layer)
         getattr(layer, site.module).register_forward_hook(partial(_join, layer))
 
 
-def _change_class(layer: nn.Module) -> None:
+def _change_class(layer: Any) -> None:
     hook = getattr(layer, "_hf_hook", None)  # accelerate's, which holds on to the forward of the old class
     if hook is not None:
         from accelerate.hooks import add_hook_to_module, remove_hook_from_module
 
         remove_hook_from_module(layer)
-    layer.__class__ = _reading_class(type(layer))
+    kind: Any = type(layer)
+    layer.__class__ = _reading_class(kind)
     if hook is not None:
         add_hook_to_module(layer, hook)
 
 
 @cache
-def _reading_class(kind: type) -> type:
+def _reading_class(kind: Any) -> type:
     """A layer's class, of the same name, that is handed the context it reads."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -181,8 +182,8 @@ def shape_of(attention: Any, where: str) -> Shape:
     names = [name for name in ("q_proj", "qkv_proj", "query_key_value", "c_attn") if hasattr(attention, name)]
     if not dim or not names:
         raise ValueError(
-            f"{where} cannot be extended: its {type(attention).__name__} has no head_dim or head_size, or no projection "
-            "called q_proj (and k_proj, v_proj), qkv_proj, query_key_value or c_attn"
+            f"{where} cannot be extended: its {type(attention).__name__} has no head_dim or head_size, or no "
+            "projection called q_proj (and k_proj, v_proj), qkv_proj, query_key_value or c_attn"
         )
     kind = names[0]
     first = getattr(attention, kind)
@@ -250,9 +251,9 @@ def _matrix(projection: Any) -> tuple[Tensor, Tensor | None]:
 def initialise(model: Any) -> None:
     """Gives every cross-attention the weights it starts from (Yen et al. 2024, section 2.2 and appendix A.2).
 
-    Queries and their norm are copies; of keys and values the columns that there is an encoder width for, zeros in further
-    ones; the output projection is zero, so the model says exactly what it said before. The norm is the feed-forward's;
-    where the feed-forward has none in front (OLMo2), one of unit weights.
+    Queries and their norm are copies; of keys and values the columns that there is an encoder width for, zeros in
+    further ones; the output projection is zero, so the model says exactly what it said before. The norm is the
+    feed-forward's; where the feed-forward has none in front (OLMo2), one of unit weights.
     """
     for index, layer in enumerate(layers_of(model)):
         if (cross := getattr(layer, "cross_attn", None)) is None:
@@ -325,6 +326,7 @@ def check_sites(model: Any, reading: Reading) -> None:
         entered = (after - before).mean().item() / (PROBE * (-1) ** number)
         if not 0.9 < entered < 1.1:
             raise ValueError(
-                f"layer {index} of {type(model).__name__} ({type(layer).__name__}) cannot be extended: what is added to the "
-                f"output of its {layer._cepe_site.module} should reach the layer's output once, and {entered:.2g} of it does"
+                f"layer {index} of {type(model).__name__} ({type(layer).__name__}) cannot be extended: what is added "
+                f"to the output of its {layer._cepe_site.module} should reach the layer's output once; "
+                f"{entered:.2g} of it does"
             )
