@@ -22,6 +22,7 @@ app.command("import")(report.import_file)
 train_app = typer.Typer(no_args_is_help=True, help="Train or extend a model. A config is one TOML file.")
 train_app.command("lm")(train.train_lm)
 train_app.command("smt")(train.train_smt)
+train_app.command("mlm")(train.train_mlm)
 app.add_typer(train_app, name="train")
 
 

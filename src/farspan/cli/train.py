@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -48,3 +48,26 @@ def train_smt(config: Config, overrides: Overrides = None, as_json: AsJson = Fal
         )
         if as_json:
             print(json.dumps(summary))
+
+
+def train_mlm(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Pre-trains an encoder for CEPE by masked-language modelling. Repeating the command continues one that was stopped."""
+    with said():
+        from farspan.train.config import read_config
+        from farspan.train.mlm import MlmSettings, train
+
+        settings = read_config(config, MlmSettings, overrides or [])
+        summary = train(settings)
+        _say(summary, f"{summary['parameters']:,} parameters, {summary['tokens']:,} tokens", settings.out, as_json)
+
+
+def _say(summary: dict[str, Any], what: str, out: str, as_json: bool) -> None:
+    held_out = "" if summary.get("held_out_loss") is None else f", held-out loss {summary['held_out_loss']:.3f}"
+    (err if as_json else Console()).print(
+        f"{what}, loss {summary['loss']:.3f}{held_out} nats per token, {summary['seconds']:,} s: {out}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    if as_json:
+        print(json.dumps(summary))
