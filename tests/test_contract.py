@@ -297,4 +297,5 @@ def test_it_prints_itself_so_that_it_parses_back(text: str) -> None:
 
 
 def test_every_method_is_in_the_contract() -> None:
-    assert {text.partition(":")[0] for part in ALL for text in part.split("+")} == set(METHODS)
+    # cepe needs a model of its own: test_cepe_method.py
+    assert {text.partition(":")[0] for part in ALL for text in part.split("+")} == set(METHODS) - {"cepe"}

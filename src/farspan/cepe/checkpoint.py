@@ -225,7 +225,7 @@ def _from_adapter(
     added = next(iter(tensors.values())).dtype if isinstance(dtype, str) else dtype
     if getattr(config, "added_dtype", None) == "float32":
         added = torch.float32
-    encoder = encoders.build(config.encoder_config, base.config._attn_implementation)
+    encoder = encoders.build(config.encoder_config)
     states = config.num_cross_attn_hidden_states
     model = _extended(base, encoder, config.num_cross_attn_layers, states, added)
     model.config.cepe_base = made_for

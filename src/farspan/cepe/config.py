@@ -57,7 +57,7 @@ def check(config: PreTrainedConfig) -> None:
     for name in ("encoder_is_model", "encode_mode"):
         if (value := getattr(config, name, FIXED[name])) != FIXED[name]:
             raise ValueError(f"{name} = {value!r} is not supported; only {FIXED[name]!r} is")
-    states, has = num_states(config), config.encoder_config["num_hidden_layers"] + 1
+    states, has = num_states(config), encoder_config(config.encoder_config).num_hidden_layers + 1
     if states > has:
         raise ValueError(
             f"num_cross_attn_hidden_states = {config.num_cross_attn_hidden_states} gives each of {states} layers "

@@ -118,9 +118,9 @@ def _check(encoder: Any, ids: Tensor, mask: Tensor | None) -> None:
         )
 
 
-def build(fields: dict[str, Any], attention: str | None) -> Any:
+def build(fields: dict[str, Any]) -> Any:
     """An encoder of random weights from the `encoder_config` of a CEPE model."""
-    return AutoModel.from_config(encoder_config(fields), attn_implementation=attention)
+    return AutoModel.from_config(encoder_config(fields))
 
 
 def load(encoder: Any, *, dtype: torch.dtype, revision: str | None = None, trust_remote_code: bool = False) -> Any:

@@ -31,7 +31,7 @@ class Cepe:
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         fields.check(config)
-        self.extend(build(config.encoder_config, config._attn_implementation))
+        self.extend(build(config.encoder_config))
         self.post_init()  # type: ignore[attr-defined]
 
     def extend(self: Any, encoder: Any) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from farspan.lm import LM
+from farspan.methods.cepe import Cepe
 from farspan.methods.full import Full
 from farspan.methods.lambda_mask import LambdaMask
 from farspan.methods.replug import Replug
@@ -30,6 +31,7 @@ METHODS: dict[str, type[Method]] = {
     "rope": Rope,
     "topk": TopK,
     "replug": Replug,
+    "cepe": Cepe,
 }
 ROPE, ATTENTION, PASSAGES = (Rope,), (Sinks, LambdaMask, TopK), (Replug,)  # what composes, from the inside out
 
@@ -43,7 +45,7 @@ class Composed:
     def __post_init__(self) -> None:
         for part in self.parts:
             if not isinstance(part, ROPE + ATTENTION + PASSAGES):
-                raise ValueError(f"{part} cannot be composed: it is the model as it is")
+                raise ValueError(f"{part} cannot be composed with other methods")
             if isinstance(part, Rope) and part.type == "dynamic" and any(isinstance(p, ATTENTION) for p in self.parts):
                 raise ValueError(f"{self}: dynamic RoPE brings attention of its own; use linear, ntk or yarn")
         for kinds, what in ((ROPE, "RoPE"), (ATTENTION, "attention"), (PASSAGES, "passages")):

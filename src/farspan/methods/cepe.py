@@ -1,0 +1,322 @@
+"""Parallel encoding: the last tokens in the decoder, everything before in the encoder, chunk by chunk (CEPE).
+
+    Φ = concat(encoder(C_1), ..., encoder(C_k))        p(x_t | C_1..k, x_<t), x behind the chunks, at positions from 0
+
+Yen et al. 2024, arXiv 2402.16617, section 2.1. For models with an encoder (`farspan.cepe`). The decoder holds at most
+`decoder_window` tokens: the head, the end of the document, and what is scored or generated. Over that, whole chunks
+move from the document's beginning to the encoder, as few as will do. Chunks count from the document's beginning, and
+nothing is run before something is asked, so it makes no difference in which pieces a document was read.
+What does make one is how much is asked at once, once a document is longer than the window: the more, the fewer tokens
+stand in front of it in the decoder. More than fits is scored in parts of half the window.
+
+Several passages are encoded by themselves, but for the first `decoder_passages`, which stand in the decoder in front
+of what is read later. To the model the chunks are a set, so the order of encoded passages is invisible.
+
+Keeps the encoder's states, and keys and values of what stands in the decoder. With everything in the decoder, it is
+the base. Trained (farspan train cepe).
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farspan import hf
+from farspan.cepe import MODES, Context
+from farspan.cepe import Cepe as Model
+from farspan.cepe.encoder import window_of
+from farspan.lm import LM
+from farspan.methods.text import closest, written
+from farspan.reader import BaseMemory, DenseReader, Head, Ids, Memory, Reader, dense_reader
+
+CHUNK = 256  # tokens; what the published models were trained with
+DECODER_WINDOW = 2048  # tokens
+
+
+@dataclass(frozen=True)
+class Cepe:
+    """The last tokens in the decoder, the rest in the encoder."""
+
+    chunk: int | None = None  # tokens of a chunk; default 256, or what encoder and decoder window allow
+    decoder_window: int | None = None  # tokens; default 2048, or half of what the decoder was trained on
+    decoder_passages: int = field(default=0, metadata={"quiet": True})  # of several, those that stand in the decoder
+    mode: str = field(default="auto", metadata={"quiet": True})  # of the cross-attention, one of farspan.cepe.MODES
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(
+                f"cepe mode {self.mode!r} is unknown{closest(self.mode, MODES)}; known: {', '.join(MODES)}"
+            )
+        for name, least in (("chunk", 1), ("decoder_window", 2), ("decoder_passages", 0)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{self}: {name} must be at least {least}")
+
+    def __str__(self) -> str:
+        return written("cepe", self)
+
+    @contextmanager
+    def on(self, lm: LM) -> Iterator[Reader]:
+        if not isinstance(lm.model, Model):
+            raise ValueError(
+                f"cepe reads with an encoder, and {lm.name} has none: give a CEPE model (farspan train cepe makes "
+                "one), or use another method"
+            )
+        scope = hf.Scope("cepe")
+        try:
+            yield CepeReader(dense_reader(lm), *self._sizes(lm), self.decoder_passages, self.mode, scope)
+        finally:
+            scope.on = False
+
+    def _sizes(self, lm: LM) -> tuple[int, int]:
+        """Tokens of a chunk and of the decoder's window for this model."""
+        window = self.decoder_window or min(DECODER_WINDOW, (lm.trained_length or 2 * DECODER_WINDOW) // 2)
+        limit = window_of(lm.model.encoder)
+        chunk = self.chunk or min(CHUNK, limit or CHUNK, max(1, window // 2))
+        if limit is not None and chunk > limit:
+            raise ValueError(f"{self}: chunks of {chunk} tokens are longer than the encoder's window of {limit}")
+        if chunk >= window:
+            raise ValueError(
+                f"{self}: chunk = {chunk} leaves no room in decoder_window = {window}; use less than {window}"
+            )
+        if lm.position_limit is not None and window > lm.position_limit:
+            raise ValueError(f"{self}: {lm.name} has {lm.position_limit} positions; use decoder_window <= that")
+        return chunk, window
+
+
+@dataclass
+class CepeReader:
+    """Keeps ids, and runs encoder and decoder when something is asked."""
+
+    inner: DenseReader  # of what stands in the decoder
+    size: int  # tokens of a chunk of the context
+    window: int  # tokens in the decoder
+    decoder_passages: int
+    mode: str
+    scope: hf.Scope
+
+    @property
+    def lm(self) -> LM:
+        return self.inner.lm
+
+    @property
+    def fallback(self) -> str | None:
+        return self.inner.fallback
+
+    @property
+    def chunk(self) -> int:
+        return self.inner.chunk
+
+    @chunk.setter
+    def chunk(self, tokens: int) -> None:
+        self.inner.chunk = tokens
+
+    @property
+    def capacity(self) -> int:
+        return self.inner.capacity
+
+    @capacity.setter
+    def capacity(self, tokens: int) -> None:
+        self.inner.capacity = min(tokens, self.window)
+
+    def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
+        """One passage is a document, whose end stands in the decoder. Several are encoded, but for the first
+        `decoder_passages`. `head` stands first in the decoder. `weights` has no meaning here.
+
+        Raises:
+            ValueError: padding, different batch sizes, or a head that fills the window.
+        """
+        memory = CepeMemory(self)
+        if head is not None:
+            memory.begin(head)
+        several = len(passages) > 1
+        for passage in passages[: self.decoder_passages if several else None]:
+            memory.read(passage)
+        for passage in passages[self.decoder_passages :] if several else ():
+            memory.encode(passage)
+        return memory
+
+
+class CepeMemory(BaseMemory):
+    """The ids of head, passages and document, the states of what was encoded, and the decoder's memory of the rest."""
+
+    def __init__(self, reader: CepeReader) -> None:
+        super().__init__(reader.lm)
+        self.reader, self.scope = reader, reader.scope
+        self.model: Any = reader.lm.model
+        self.head: Tensor | None = None  # [batch, time]
+        self.document: Tensor | None = None  # [batch, time]; chunks count from its beginning
+        self.states: tuple[Tensor, ...] | None = None  # of passages, then of the document's first chunks
+        self.passage_tokens = 0  # always in the encoder
+        self.decoder: tuple[int, Context | None, BaseMemory] | None = None  # chunks encoded, as what, and the rest
+
+    @property
+    def num_kept(self) -> int:
+        return self.num_seen
+
+    @property
+    def num_bytes(self) -> int:
+        held = sum(t.nbytes for t in (self.head, self.document, *(self.states or ())) if t is not None)
+        if self.decoder is None:
+            return held
+        _, context, rest = self.decoder
+        keys = 0 if context is None else sum(t.nbytes for pair in context.kept.values() for t in pair)
+        return held + keys + rest.num_bytes
+
+    def begin(self, ids: Ids) -> None:
+        """Puts `ids` in front of everything in the decoder.
+
+        Raises:
+            ValueError: padding, or more than leaves room for a chunk and a token that is asked.
+        """
+        ids = self._to_read(ids)
+        most = self.reader.window - self.reader.size - 1
+        if ids.shape[1] > most:
+            raise ValueError(
+                f"a head of {ids.shape[1]:,} tokens leaves no room in the decoder's window of {self.reader.window:,}, "
+                f"which a chunk of {self.reader.size:,} must fit in as well: use decoder_window, or a shorter head"
+            )
+        self.head = ids
+        self._count(ids)
+
+    def read(self, ids: Ids) -> None:
+        """Appends ids [batch, time] to the document.
+
+        Raises:
+            ValueError: padding, or another batch size than before.
+        """
+        ids = self._to_read(ids)
+        self.document = ids if self.document is None else torch.cat([self.document, ids], 1)
+        self._count(ids)
+
+    @torch.no_grad()
+    def encode(self, ids: Ids) -> None:
+        """Adds a passage [batch, time] that is encoded by itself, in chunks from its beginning."""
+        ids = self._to_read(ids)
+        if ids.shape[1]:
+            size = min(self.reader.size, ids.shape[1])  # a passage shorter than a chunk is not padded
+            padded = torch.nn.functional.pad(ids, (0, -ids.shape[1] % size), value=-1).view(len(ids), -1, size)
+            self._encode(padded.clamp_min(0), (padded >= 0).long())
+            self.passage_tokens += ids.shape[1]
+        self._count(ids)
+
+    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+        memory, size = self, self._part(ids.shape[1])
+        for first in range(0, min(ids.shape[1], kept.stop), size):
+            part = ids[:, first : first + size]
+            if first:
+                memory = memory._followed_by(ids[:, first - size : first].clamp_min(0))
+            low, high = max(kept.start - first, 0), min(kept.stop - first, part.shape[1])
+            if low < high:
+                context, rest = memory._run(part.shape[1])
+                with self.model.attending(context), closing(rest.expectations(part, range(low, high))) as expected:
+                    yield from expected
+
+    @contextmanager
+    def fork(self, asked: int = 0) -> Iterator[Callable[[Tensor], Tensor]]:
+        context, rest = self._run(asked)
+        with self.model.attending(context), rest.fork() as expect:
+            yield expect
+
+    @torch.no_grad()
+    def generate(self, ids: Ids, max_new_tokens: int, **how: Any) -> list[Tensor]:
+        """As `BaseMemory.generate`; what is generated has its place in the decoder's window from the beginning.
+
+        Raises:
+            ValueError: also if ids and new tokens do not fit into the window.
+        """
+        self._to_ask(ids)
+        context, rest = self._run(ids.shape[1] + max_new_tokens)
+        with self.model.attending(context):
+            return rest.generate(ids, max_new_tokens, **how)
+
+    def _count(self, ids: Tensor) -> None:
+        if ids.shape[1]:
+            self.batch, self.num_seen = ids.shape[0], self.num_seen + ids.shape[1]
+
+    def _checked(self, ids: Ids, *, after: int) -> Ids:
+        super()._checked(ids[..., :1], after=0)  # positions end for what stands in the decoder alone
+        return ids.to(self.lm.device)
+
+    @property
+    def _lengths(self) -> tuple[int, int]:
+        """Tokens of head and document."""
+        head, document = (0 if t is None else t.shape[1] for t in (self.head, self.document))
+        return head, document
+
+    def _chunks(self, asked: int) -> int:
+        """Chunks of the document that have to be in the encoder, so that the rest and what is asked fit the window."""
+        head, document = self._lengths
+        over = max(0, head + document + asked - self.reader.window)
+        needed, whole = -(-over // self.reader.size), document // self.reader.size
+        if head == 0 and whole * self.reader.size == document:
+            whole -= 1  # something has to stand in front of what is asked
+        return min(needed, max(whole, 0))
+
+    def _left(self, asked: int) -> int:
+        """Tokens left in the window when as much is asked; negative: it does not fit."""
+        head, document = self._lengths
+        return self.reader.window - head - document + self._chunks(asked) * self.reader.size - asked
+
+    def _part(self, asked: int) -> int:
+        """Tokens that are scored at once."""
+        if self._left(asked) >= 0:
+            return asked or 1
+        room = self.reader.window - self._lengths[0]
+        return max(1, min(room // 2, room - self.reader.size))
+
+    def _followed_by(self, ids: Tensor) -> "CepeMemory":
+        """This memory with more in its document; what was encoded is shared."""
+        memory = copy(self)
+        memory.decoder = None
+        memory.read(ids)
+        return memory
+
+    @torch.no_grad()
+    def _run(self, asked: int) -> tuple[Context | None, BaseMemory]:
+        """The context, and the decoder's memory of the rest, when that many tokens are asked."""
+        if self._left(asked) < 0:
+            raise ValueError(
+                f"{asked:,} tokens at once do not fit into the decoder's window of {self.reader.window:,} behind "
+                f"{sum(self._lengths) - self._chunks(asked) * self.reader.size:,} others: ask for fewer, or use "
+                "a larger decoder_window"
+            )
+        if sum(self._lengths) == 0:
+            raise ValueError(
+                "all passages are in the encoder, so nothing predicts the first token: give a head, such as a "
+                "separator, or use decoder_passages"
+            )
+        chunks = self._chunks(asked)
+        start = chunks * self.reader.size
+        if self.decoder is None or self.decoder[0] != chunks:
+            self.decoder = None  # gone before the next one is there
+            context = self._context(chunks)
+            with self.model.attending(context):
+                rest = self.reader.inner.read(head=self.head)
+            assert isinstance(rest, BaseMemory)
+            self.decoder = chunks, context, rest
+        _, context, rest = self.decoder
+        if self.document is not None:
+            done = rest.num_seen - self._lengths[0]
+            with self.model.attending(context):
+                rest.read(self.document[:, start + done :])
+        return context, rest
+
+    def _context(self, chunks: int) -> Context | None:
+        """Passages and the first chunks of the document, encoded where they are not yet."""
+        end = self.passage_tokens + chunks * self.reader.size
+        done = 0 if self.states is None else self.states[0].shape[1]
+        if done < end and self.document is not None:
+            ids = self.document[:, done - self.passage_tokens : chunks * self.reader.size]
+            self._encode(ids.reshape(len(ids), -1, self.reader.size))
+        if end == 0 or self.states is None:
+            return None
+        return Context(tuple(states[:, :end] for states in self.states), mode=self.reader.mode)  # type: ignore[arg-type]
+
+    def _encode(self, ids: Tensor, mask: Tensor | None = None) -> None:
+        further = self.model.encode_context(ids, mask).states
+        before = self.states or (None,) * len(further)
+        self.states = tuple(f if b is None else torch.cat([b, f], 1) for b, f in zip(before, further, strict=True))
