@@ -203,7 +203,8 @@ def fingerprint(model: Any) -> str:
     for name, weight in weights.items():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         if weight.numel() and not offloaded:
-            flat = weight.detach().reshape(-1)
+            whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # of a sharded model
+            flat = whole.detach().reshape(-1)
             ends = torch.cat([flat[:16], flat[-16:]]).float().cpu()
             digest.update(ends.numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -1,27 +1,55 @@
-"""How well passages fit a query: BM25 on words, or inner products of a sentence encoder."""
+"""How well passages fit a query, and which of the passages of a user's documents fit it best.
 
-from collections.abc import Sequence
-from functools import lru_cache
+    BM25(q, d) = Σ_{t in q} log(1 + (N - n_t + 1/2) / (n_t + 1/2)) · f / (f + k1 (1 - b + b |d| / mean |d|))
+
+f: how often term t stands in passage d, n_t: passages that hold it, N: passages; k1 1.5, b 0.75. Robertson and Zaragoza
+2009, Foundations and Trends in Information Retrieval 3, section 3.4, in Lucene's form, as bm25s computes it. Terms are
+lower-cased words of two letters or more without English stop words. Or `dense`: inner products of a sentence encoder's
+vectors, Contriever's unless named (Izacard et al. 2022, arXiv 2112.09118), as in CEPE (Yen et al. 2024, section 4).
+
+An index is a folder, built beside its place and renamed, so that it is whole or not there:
+
+index.json       what it was made of and how
+passages.txt     the documents, one behind the other
+starts.npy       [passages + 1]: where each passage begins, in bytes
+documents.npy    [passages]: which document each is of
+bm25/            bm25s's own files       or vectors.npy [passages, dim], or index.faiss
+
+Everything but the vocabulary is memory-mapped. `dense` is exact and compares with every vector; `faiss` searches a
+graph (HNSW; Malkov and Yashunin 2018, arXiv 1603.09320), faster and not exact.
+"""
+
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from farspan.corpus import optional_import
+import numpy as np
+from jaxtyping import Float, Int
+
+from farspan.corpus import optional_import, read_texts, tokenizer_hash
+from farspan.record import refuse_differences
+
+KINDS = ("bm25", "dense", "faiss")
+ENCODER = "facebook/contriever"
+WORDS = 100  # of a passage: the Wikipedia passages of Karpukhin et al. 2020, arXiv 2004.04906
+FORMAT = 1  # a change of what is stored bumps it
+VECTORS_AT_ONCE = 1 << 14
+NEIGHBOURS = 32  # of each vector in the graph of `faiss`
 
 
 def bm25(query: str, passages: Sequence[str]) -> list[float]:
-    """A score for each passage, not negative: BM25 (k1 1.5, b 0.75) over the passages as the collection.
-
-    Lower-cased words without English stop words, as bm25s cuts them. Needs the extra `retrieval`.
-    """
-    bm25s = optional_import("bm25s", "retrieval")
-
-    def words(texts: list[str]) -> list[list[str]]:
-        return bm25s.tokenize(texts, return_ids=False, show_progress=False)
-
-    cut = words(list(passages))
-    asked = words([query])[0]
+    """A score for each passage, not negative: BM25 over the passages as the collection. Needs the extra `retrieval`."""
+    cut, asked = _words(list(passages)), _words([query])[0]
     if not any(cut) or not asked:
         return [0.0] * len(cut)
-    index = bm25s.BM25()
+    index = optional_import("bm25s", "retrieval").BM25()
     index.index(cut, show_progress=False)
     return [float(score) for score in index.get_scores(asked)]
 
@@ -34,6 +62,238 @@ def dense(query: str, passages: Sequence[str], encoder: str) -> list[float]:
     """
     vectors = _encoder(encoder).encode([query, *passages], show_progress_bar=False)
     return [float(score) for score in vectors[1:] @ vectors[0]]
+
+
+@dataclass(frozen=True)
+class Index:
+    """The passages of some documents, to be searched. Made by `build`, opened by `open_index`."""
+
+    folder: Path
+    about: dict[str, Any]  # index.json
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @property
+    def hash(self) -> str:
+        """Of the documents, how they are cut and what is searched."""
+        return hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:16]
+
+    @cached_property
+    def documents(self) -> Int[np.ndarray, "passages"]:
+        """Which document each passage is of."""
+        return np.load(self.folder / "documents.npy", mmap_mode="r")
+
+    def passage(self, number: int) -> str:
+        """The text of a passage, as it stands in its document."""
+        return bytes(self._text[self._starts[number] : self._starts[number + 1]]).decode()
+
+    def search(
+        self, queries: Sequence[str], count: int
+    ) -> tuple[Int[np.ndarray, "queries count"], Float[np.ndarray, "queries count"]]:
+        """The passages that fit each query best, best first (of equals the first), and how well.
+
+        Raises:
+            ValueError: more passages than there are, or an encoder that cannot be loaded.
+        """
+        if not 0 < count <= len(self):
+            raise ValueError(f"{count:,} passages of {self.folder} were asked for; it holds {len(self):,}")
+        if self.about["kind"] == "bm25":
+            found = [_best(scores, count) for scores in self._bm25_scores(queries)]
+        else:
+            vectors = _encoder(self.about["encoder"]).encode(list(queries), show_progress_bar=False)
+            if self.about["kind"] == "faiss":
+                graph = optional_import("faiss", "faiss").read_index(str(self.folder / "index.faiss"))
+                scores, numbers = graph.search(np.asarray(vectors, np.float32), count)
+                return numbers.astype(np.int64), scores.astype(np.float32)
+            found = self._nearest(np.asarray(vectors, np.float32), count)
+        return np.stack([numbers for numbers, _ in found]), np.stack([scores for _, scores in found])
+
+    def _bm25_scores(self, queries: Sequence[str]) -> Iterator[np.ndarray]:
+        known = self._bm25.vocab_dict
+        for words in _words(list(queries)):
+            asked = [word for word in words if word in known]
+            yield self._bm25.get_scores(asked) if asked else np.zeros(len(self), np.float32)
+
+    def _nearest(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        vectors = np.load(self.folder / "vectors.npy", mmap_mode="r")
+        none = np.empty(0, np.int64), np.empty(0, np.float32)
+        found = [none] * len(queries)
+        for first in range(0, len(vectors), VECTORS_AT_ONCE):
+            block = queries @ vectors[first : first + VECTORS_AT_ONCE].T
+            for row, scores in enumerate(block):
+                numbers, best = _best(scores, min(count, len(scores)))
+                numbers, best = np.r_[found[row][0], numbers + first], np.r_[found[row][1], best]
+                order, kept = _best(best, min(count, len(best)))
+                found[row] = numbers[order], kept
+        return found
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        return np.load(self.folder / "starts.npy", mmap_mode="r")
+
+    @cached_property
+    def _text(self) -> np.ndarray:
+        return np.memmap(self.folder / "passages.txt", np.uint8, "r")
+
+    @cached_property
+    def _bm25(self) -> Any:
+        return optional_import("bm25s", "retrieval").BM25.load(self.folder / "bm25", mmap=True)
+
+
+def build(
+    text: str,
+    out: str | Path,
+    *,
+    kind: str = "bm25",
+    words: int = WORDS,
+    tokens: int | None = None,
+    tokenizer: Any = None,
+    encoder: str = ENCODER,
+) -> Index:
+    """The index of a text (see `farspan.corpus` for how texts are named) in the folder `out`.
+
+    One that is there already is opened, if it was made of the same documents in the same way.
+
+    Args:
+        words: of each passage, the last of a document having fewer.
+        tokens: of each passage, instead of words, as `tokenizer` cuts them.
+        encoder: for dense and faiss.
+
+    Raises:
+        ValueError: no documents, a folder with something else or with an index of other documents, or an extra that
+            is not installed.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind {kind!r} is unknown; known are {', '.join(KINDS)}")
+    if words < 1 or (tokens is not None and tokens < 1):
+        raise ValueError(f"passages of {words if tokens is None else tokens} words or tokens; at least 1 is needed")
+    if tokens is not None and not getattr(tokenizer, "is_fast", False):
+        raise ValueError("passages of tokens need a tokenizer that says where each token stands (a fast one)")
+    out = Path(out).expanduser()
+    documents = list(read_texts(text))
+    about = {
+        "format": FORMAT,
+        "kind": kind,
+        "documents": len(documents),
+        "text_hash": _text_hash(documents),
+        "cut": {"words": words} if tokens is None else {"tokens": tokens, "tokenizer": tokenizer_hash(tokenizer)},
+        "encoder": None if kind == "bm25" else encoder,
+    }
+    if (out / "index.json").exists():
+        refuse_differences(out, "index", open_index(out).about, about)
+        return open_index(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} is not empty and holds no index (no index.json): choose another folder (--out)")
+    cut = [
+        _by_words(document, words) if tokens is None else _by_tokens(document, tokens, tokenizer)
+        for document in documents
+    ]
+    passages = [piece for pieces in cut for piece in pieces]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent) as beside:
+        folder = Path(beside) / "index"
+        folder.mkdir()
+        encoded = [piece.encode() for piece in passages]
+        (folder / "passages.txt").write_bytes(b"".join(encoded))
+        np.save(folder / "starts.npy", np.cumsum([0, *map(len, encoded)], dtype=np.int64))
+        np.save(folder / "documents.npy", np.repeat(np.arange(len(cut), dtype=np.int32), [len(one) for one in cut]))
+        del encoded, documents, cut
+        if kind == "bm25":
+            _write_bm25(folder, passages, text)
+        else:
+            _write_vectors(folder, passages, encoder, kind)
+        (folder / "index.json").write_text(json.dumps(about, indent=2) + "\n")
+        folder.rename(out)
+    return open_index(out)
+
+
+def open_index(folder: str | Path) -> Index:
+    """The index in a folder.
+
+    Raises:
+        ValueError: there is none, or it was written by another version.
+    """
+    folder = Path(folder).expanduser()
+    try:
+        about = json.loads((folder / "index.json").read_text())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(
+            f"{folder} holds no index: make one with `farspan index --text TEXT --out {folder}`"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{folder / 'index.json'} is damaged ({error}): delete the folder and build it again"
+        ) from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise ValueError(f"{folder} was not written by this version of farspan: delete it and build it again")
+    return Index(folder, about)
+
+
+def _by_words(text: str, count: int) -> list[str]:
+    """Pieces of `count` words, that joined are the text."""
+    starts = [0, *(found.start() for found in list(re.finditer(r"\S+", text))[count::count]), len(text)]
+    return [text[a:b] for a, b in pairwise(starts)]
+
+
+def _by_tokens(text: str, count: int, tokenizer: Any) -> list[str]:
+    """Pieces of `count` tokens, that joined are the text, but for blank ones."""
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    starts = [0, *(start for start, _ in encoded["offset_mapping"][count::count]), len(text)]
+    return [text[a:b] for a, b in pairwise(starts) if text[a:b].strip()]
+
+
+def _write_bm25(folder: Path, passages: list[str], text: str) -> None:
+    bm25s = optional_import("bm25s", "retrieval")
+    words = bm25s.tokenize(passages, show_progress=False)
+    if not words.vocab:
+        raise ValueError(f"text {text!r} has no words that BM25 could find")
+    index = bm25s.BM25()
+    index.index(words, show_progress=False)
+    index.save(folder / "bm25", show_progress=False)
+
+
+def _write_vectors(folder: Path, passages: list[str], encoder: str, kind: str) -> None:
+    model = _encoder(encoder)
+    graph: Any = None
+    vectors: Any = None
+    for first in range(0, len(passages), VECTORS_AT_ONCE):
+        block = np.asarray(model.encode(passages[first : first + VECTORS_AT_ONCE], show_progress_bar=False), np.float32)
+        if kind == "faiss":
+            faiss = optional_import("faiss", "faiss")
+            graph = graph or faiss.IndexHNSWFlat(block.shape[1], NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
+            graph.add(block)
+            continue
+        if vectors is None:
+            shape = len(passages), block.shape[1]
+            vectors = np.lib.format.open_memmap(folder / "vectors.npy", "w+", np.float32, shape)
+        vectors[first : first + len(block)] = block
+    if graph is not None:
+        optional_import("faiss", "faiss").write_index(graph, str(folder / "index.faiss"))
+
+
+def _words(texts: list[str]) -> list[list[str]]:
+    words: list[list[str]] = optional_import("bm25s", "retrieval").tokenize(
+        texts, return_ids=False, show_progress=False
+    )
+    return words
+
+
+def _best(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the largest are, largest first, of equals the first; and they."""
+    least = np.partition(scores, -count)[-count]
+    above = np.flatnonzero(scores > least)
+    above = above[np.argsort(-scores[above], kind="stable")]
+    numbers = np.r_[above, np.flatnonzero(scores == least)[: count - len(above)]]
+    return numbers, scores[numbers]
+
+
+def _text_hash(documents: list[str]) -> str:
+    digest = hashlib.sha256()
+    for document in documents:
+        encoded = document.encode()
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    return digest.hexdigest()[:16]
 
 
 @lru_cache(maxsize=1)

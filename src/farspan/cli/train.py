@@ -1,13 +1,14 @@
 """`farspan train`: one command a recipe."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from farspan.cli.options import AsJson, err, said
+from farspan.cli.options import AsJson, said
 
 Config = Annotated[Path, typer.Argument(help="TOML file; see configs/.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE; repeatable.")]
@@ -21,12 +22,12 @@ def train_lm(config: Config, overrides: Overrides = None, as_json: AsJson = Fals
 
         settings = read_config(config, LmSettings, overrides or [])
         summary = train(settings)
-        console = err if as_json else Console()
+        console = _console(as_json)
         console.print(
             f"{summary['parameters']:,} parameters, {summary['tokens']:,} tokens, loss {summary['loss']:.3f}, "
             f"held-out loss {summary['held_out_loss']} nats per token: {settings.out}"
         )
-        if as_json:
+        if as_json and not console.quiet:
             print(json.dumps(summary))
 
 
@@ -37,7 +38,7 @@ def train_smt(config: Config, overrides: Overrides = None, as_json: AsJson = Fal
         from farspan.train.smt import SmtSettings, train
 
         settings = read_config(config, SmtSettings, overrides or [])
-        console = err if as_json else Console()
+        console = _console(as_json)
         summary = train(settings, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True))
         console.print(
             f"{summary['window']:,} to {settings.lengths.target:,} tokens, loss {summary['loss']:.3f}, "
@@ -46,7 +47,7 @@ def train_smt(config: Config, overrides: Overrides = None, as_json: AsJson = Fal
             highlight=False,
             soft_wrap=True,
         )
-        if as_json:
+        if as_json and not console.quiet:
             print(json.dumps(summary))
 
 
@@ -63,7 +64,7 @@ def train_mlm(config: Config, overrides: Overrides = None, as_json: AsJson = Fal
 
 def _say(summary: dict[str, Any], what: str, out: str, as_json: bool) -> None:
     held_out = "" if summary.get("held_out_loss") is None else f", held-out loss {summary['held_out_loss']:.3f}"
-    (err if as_json else Console()).print(
+    _console(as_json).print(
         f"{what}, loss {summary['loss']:.3f}{held_out} nats per token, {summary['seconds']:,} s: {out}",
         markup=False,
         highlight=False,
@@ -71,3 +72,8 @@ def _say(summary: dict[str, Any], what: str, out: str, as_json: bool) -> None:
     )
     if as_json:
         print(json.dumps(summary))
+
+
+def _console(as_json: bool) -> Console:
+    """Where to say something; of several processes only the first one speaks."""
+    return Console(stderr=as_json, quiet=os.environ.get("RANK", "0") != "0")

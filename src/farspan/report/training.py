@@ -1,5 +1,5 @@
-"""Pictures of a Sparse Memory Training: its figures 8 and 9 (training perplexity by step), 10 (at the end of each
-length), and what it costs and gains inside and beyond the window."""
+"""Pictures and model card of a Sparse Memory Training: its figures 8 and 9 (training perplexity by step), figure 10 (at
+the end of each length), and what it costs and gains inside and beyond the window."""
 
 import math
 import re
@@ -44,6 +44,54 @@ def draw_losses(log: Log, folder: str | Path, window: int) -> list[Path]:
     for path in paths:
         figure.savefig(path, dpi=140)
     return paths
+
+
+CARD = """---
+library_name: transformers
+{base}tags: [farspan, long-context, sparse-memory-training]
+---
+# {name}, extended to {target:,} tokens
+
+Made by farspan from {name}, which was trained on {window:,} tokens, by Sparse Memory Training: rows of {window:,}
+tokens drawn from documents of up to {target:,}, each token at its own position. {trained:,} of {parameters:,}
+parameters were trained, for {steps:,} steps of {batch:,} rows. It opens in plain transformers.
+{measured}
+![losses](losses.png)
+
+All settings, versions and hardware: `training.json`. The losses: `log.jsonl`.
+"""
+
+
+def model_card(summary: Mapping[str, Any], log: Log) -> str:
+    """The README.md of a trained model, from what its training.json and log.jsonl hold."""
+    settings = summary["settings"]
+    name, steps = settings["model"]["name"], settings["trainer"]["steps"]
+    on_hub = "/" in name and not Path(name).exists()
+    return CARD.format(
+        base=f"base_model: {name}\n" if on_hub else "",
+        name=name if on_hub else Path(name).name,
+        target=settings["lengths"]["target"],
+        steps=steps,
+        batch=summary["rows"] // steps,
+        measured=_measured_table(log, settings["watch"]["text"]),
+        **{key: summary[key] for key in ("window", "trained", "parameters")},
+    )
+
+
+def _measured_table(log: Log, text: str) -> str:
+    measured = [entry for entry in log if any(map(MEASURED.fullmatch, entry))]
+    if not measured:
+        return ""
+    ends = measured[0], measured[-1]
+    steps = [f"step {entry['step']:,}" for entry in ends]
+    lines = [f"\nHeld-out text ({text}), the same tokens behind more and more of it:\n"]
+    lines += ["| tokens | " + " | ".join(f"{what}, {at}" for what in ("perplexity", "accuracy") for at in steps) + " |"]
+    lines += ["|---|---|---|---|---|"]
+    for length in sorted(int(name.rpartition("_")[2]) for name in ends[1] if MEASURED.fullmatch(name)):
+        values = [f"{entry[f'farspan/perplexity_{length}']:.4g}" for entry in ends]
+        values += [f"{entry[f'farspan/accuracy_{length}']:.3f}" for entry in ends]
+        lines.append(f"| {length:,} | " + " | ".join(values) + " |")
+    return "\n".join([*lines, ""])
 
 
 def last_of_each_length(log: Log, term: str) -> dict[int, float]:

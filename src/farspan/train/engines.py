@@ -18,7 +18,7 @@ def num_processes() -> int:
 
 
 def load_options(engine: str) -> dict[str, Any]:
-    """What `from_pretrained` needs for the engine: FSDP2 shards a model while it is loaded.
+    """What `from_pretrained` needs for the engine: on CPUs FSDP2 shards a model while it is loaded.
 
     Raises:
         ValueError: an engine for several processes, and a single one.
@@ -31,11 +31,27 @@ def load_options(engine: str) -> dict[str, Any]:
         )
     if engine == "single" and processes > 1:
         raise ValueError(f'trainer.engine = "single", and the launcher started {processes} processes: start one')
-    if engine != "fsdp2":
+    if engine != "fsdp2" or torch.cuda.is_available():
         return {}
     from transformers.distributed import DistributedConfig
 
     return {"distributed_config": DistributedConfig(fsdp_size=processes)}
+
+
+def training_arguments(engine: str, bf16: bool) -> dict[str, Any]:
+    """What transformers' TrainingArguments need for the engine.
+
+    accelerate shards models on accelerators alone. On CPUs the model is sharded before (`load_options`), and
+    transformers then writes no checkpoints.
+
+    Raises:
+        ValueError: DeepSpeed is asked for and not installed.
+    """
+    if engine == "deepspeed":
+        return {"deepspeed": deepspeed_config(bf16)}
+    if engine == "fsdp2":
+        return {"fsdp": True, "fsdp_config": {"version": 2}} if torch.cuda.is_available() else {"save_strategy": "no"}
+    return {}
 
 
 def deepspeed_config(bf16: bool) -> dict[str, Any]:

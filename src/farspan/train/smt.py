@@ -26,7 +26,7 @@ from farspan.lm import load as load_model
 from farspan.methods import method
 from farspan.methods.rope import Rope, ntk
 from farspan.record import environment
-from farspan.report.training import MEASURED, Log, draw_losses
+from farspan.report.training import draw_losses, model_card
 from farspan.train import engines
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.draws import draw, draw_named, levels
@@ -136,6 +136,8 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
         notice(f"{lm.name}, window {rows.row:,} tokens: {count}")
         for line in said(rows):
             notice(line)
+        if engines.sharded(model):
+            notice("sharded over CPUs it is not checkpointed: a training that is stopped begins anew")
 
     def finished(model: Any) -> Any:
         model = plain(model)
@@ -168,7 +170,7 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
         (out / "training.json").write_text(json.dumps(summary, indent=2) + "\n")
         log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
         draw_losses(log, out, rows.row)
-        (out / "README.md").write_text(card(summary, log))
+        (out / "README.md").write_text(model_card(summary, log))
     return summary
 
 
@@ -269,51 +271,6 @@ def watching(lm: LM, settings: SmtSettings, out: Path) -> list[Measuring]:
         longest = max(1, (target - CURVE_EXTRA) // 2)
         found.append(CurveCallback(**common, longest=longest, tokens=watch.tokens or 24 * target, out=out / "farspan"))
     return found
-
-
-def card(summary: dict[str, Any], log: Log) -> str:
-    """The model card."""
-    settings, lines = summary["settings"], []
-    target, name = settings["lengths"]["target"], settings["model"]["name"]
-    base = name if "/" in name and not Path(name).exists() else None  # a hub id
-    name = base or Path(name).name
-    measured = [entry for entry in log if any(map(MEASURED.fullmatch, entry))]
-    if measured:
-        first, last = measured[0], measured[-1]
-        lengths = sorted(int(name.rpartition("_")[2]) for name in last if MEASURED.fullmatch(name))
-        lines += [f"Held-out text ({settings['watch']['text']}), the same tokens behind more and more of it:", ""]
-        lines += [
-            f"| tokens | perplexity, step {first['step']} | step {last['step']} | accuracy, step {first['step']} "
-            f"| step {last['step']} |",
-            "|---|---|---|---|---|",
-        ]
-        for length in lengths:
-            values = [
-                entry[f"farspan/{what}_{length}"] for what in ("perplexity", "accuracy") for entry in (first, last)
-            ]
-            lines.append(f"| {length:,} | {values[0]:.4g} | {values[1]:.4g} | {values[2]:.3f} | {values[3]:.3f} |")
-        lines.append("")
-    return "\n".join(
-        [
-            "---",
-            "library_name: transformers",
-            *([f"base_model: {base}"] if base else []),
-            "tags: [farspan, long-context, sparse-memory-training]",
-            "---",
-            f"# {name}, extended to {target:,} tokens",
-            "",
-            f"Made by farspan from {name}, which was trained on {summary['window']:,} tokens, by Sparse Memory Training: rows of {summary['window']:,} tokens drawn from "
-            f"documents of up to {target:,}, each token at its own position. {summary['trained']:,} of "
-            f"{summary['parameters']:,} parameters were trained, for {settings['trainer']['steps']:,} steps of "
-            f"{summary['rows'] // settings['trainer']['steps']} rows. It opens in plain transformers.",
-            "",
-            *lines,
-            "![losses](losses.png)",
-            "",
-            "All settings, versions and hardware: `training.json`. The losses: `log.jsonl`.",
-            "",
-        ]
-    )
 
 
 def said(rows: SparseRows) -> Iterator[str]:

@@ -108,7 +108,7 @@ def run(
         dataloader_num_workers=settings.workers,
         dataloader_pin_memory=not use_cpu,
         remove_unused_columns=False,
-        deepspeed=engines.deepspeed_config(settings.bf16) if settings.engine == "deepspeed" else None,
+        **engines.training_arguments(settings.engine, settings.bf16),
     )
     rows_at_once = settings.micro_batch * arguments.world_size
     batch = settings.batch or rows_at_once

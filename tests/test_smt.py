@@ -1,0 +1,365 @@
+"""`farspan train smt` as a whole: it learns, stops and continues, keeps what it must, and its folder is a model."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+import farspan
+from farspan.cli import app
+from farspan.methods.rope import scaled
+from farspan.report.training import draw_losses, last_of_each_length
+from farspan.train.config import read_config
+from farspan.train.smt import SmtSettings, opened, train
+from farspan.train.smt_trainer import SparseTrainer
+
+from tiny import tiny_model
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+SENTENCE = "The quick brown fox jumps over the lazy dog, and what number {} thinks of it nobody has asked. "
+LINES = """
+out = "?"
+[model]
+name = "?"
+window = 32
+[data]
+text = "?"
+[lengths]
+target = 128
+[optimizer]
+lr = 1e-2
+warmup_steps = 1
+[trainer]
+steps = 12
+batch = 2
+micro_batch = 2
+bf16 = false
+dtype = "float32"
+log_every = 2
+save_every = 4
+[watch]
+every = 0
+"""
+Make = Callable[..., SmtSettings]
+
+
+@pytest.fixture
+def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Make:
+    """A training of a second: `settings("name", "table.key=value", ...)`, in the folder of that name."""
+    tiny_model().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    for number in range(3):
+        (tmp_path / "text").mkdir(exist_ok=True)
+        (tmp_path / "text" / f"{number}.txt").write_text("".join(SENTENCE.format(number * i) for i in range(12)))
+    (tmp_path / "a.toml").write_text(LINES)
+    common = [f"model.name={tmp_path / 'model'}", f"data.text={tmp_path / 'text'}"]
+
+    def made(out: str, *overrides: str) -> SmtSettings:
+        return read_config(tmp_path / "a.toml", SmtSettings, [f"out={tmp_path / out}", *common, *overrides])
+
+    return made
+
+
+def weights(settings: SmtSettings) -> dict[str, Tensor]:
+    return load_file(Path(settings.out) / "model.safetensors")
+
+
+def losses(settings: SmtSettings) -> list[tuple[int, float]]:
+    log = [json.loads(line) for line in (Path(settings.out) / "log.jsonl").read_text().splitlines()]
+    return [(entry["step"], entry["loss"]) for entry in log if "loss" in entry]
+
+
+def assert_same_weights(one: SmtSettings, other: SmtSettings) -> None:
+    a, b = weights(one), weights(other)
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def test_training_lowers_both_losses_and_moves_queries_and_keys_alone(settings: Make, tmp_path: Path) -> None:
+    chosen = settings("a", "trainer.steps=24")
+    train(chosen)
+    log = [json.loads(line) for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()]
+    log = [entry for entry in log if "loss" in entry]
+    for term in ("loss_sparse", "loss_window"):
+        assert log[-1][term] < log[0][term] - 0.2
+    assert all(entry["loss"] == pytest.approx(entry["loss_sparse"] + entry["loss_window"], abs=1e-3) for entry in log)
+    assert (log[0]["length"], log[-1]["length"]) == (48, 128)
+    before, after = load_file(tmp_path / "model" / "model.safetensors"), weights(chosen)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in before if "q_proj" in name or "k_proj" in name}
+
+
+def test_beta_weighs_the_window(settings: Make) -> None:
+    found = []
+    for beta in (1.0, 0.0):
+        chosen = settings(f"{beta}", f"smt.beta={beta}", "trainer.steps=2", "optimizer.lr=1e-9", "lengths.mode=fixed")
+        train(chosen)
+        entry = json.loads((Path(chosen.out) / "log.jsonl").read_text().splitlines()[0])
+        found.append(entry)
+    assert found[0]["loss"] == pytest.approx(found[0]["loss_sparse"] + found[0]["loss_window"], abs=1e-3)
+    assert found[1]["loss"] == pytest.approx(found[1]["loss_sparse"], abs=1e-3)
+
+
+@pytest.mark.parametrize("mixed", ["alternate", "off"])
+def test_the_window_can_be_read_in_turns_or_not_at_all(settings: Make, mixed: str) -> None:
+    chosen = settings("a", f"smt.mixed={mixed}", "trainer.steps=6", "lengths.by=48")
+    train(chosen)
+    entry = json.loads((Path(chosen.out) / "log.jsonl").read_text().splitlines()[0])
+    assert ("loss_window" in entry, "loss_sparse" in entry) == (mixed == "alternate", True)
+
+
+@pytest.mark.parametrize("draw", ["uniform", "spans:span=4", "pose", "random", "full"])
+def test_every_draw_trains(settings: Make, draw: str) -> None:
+    summary = train(settings("a", f"smt.draw={draw}", "trainer.steps=6", "lengths.by=48"))
+    assert math.isfinite(summary["loss"])
+
+
+def test_a_batch_in_pieces_trains_as_the_whole(settings: Make) -> None:
+    one, other = (settings(f"{n}", f"trainer.micro_batch={n}", "smt.first_target=keep") for n in (1, 2))
+    train(one)
+    train(other)
+    for (step, a), (_, b) in zip(losses(one), losses(other), strict=True):
+        assert a == pytest.approx(b, rel=1e-3), step
+
+
+def test_a_trained_folder_is_a_model_like_any_other(settings: Make, tmp_path: Path) -> None:
+    chosen = settings("a", "trainer.steps=6", "lengths.by=48")
+    summary = train(chosen)
+    lm = farspan.load(chosen.out, device="cpu")
+    assert (lm.trained_length, lm.model.config.use_cache) == (128, True)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(chosen.out)
+    assert plain.state_dict().keys() == tiny_model().state_dict().keys()
+    card = (tmp_path / "a" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "# model, extended to 128 tokens" in card
+    assert str(tmp_path) not in card
+    record = json.loads((tmp_path / "a" / "training.json").read_text())
+    assert record == json.loads(json.dumps(summary))
+    assert {"settings", "packages", "git", "trained", "text", "from", "seconds", "rows"} <= record.keys()
+    assert (record["rows"], record["trained"]) == (12, 2 * (32 * 32 + 16 * 32))
+    assert (tmp_path / "a" / "losses.png").stat().st_size > 10_000
+
+
+def test_a_model_trained_in_bf16_has_fp32_updates(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[torch.dtype] = set()
+    original = SparseTrainer.compute_loss
+
+    def compute_loss(trainer: Any, model: Any, *others: Any, **named: Any) -> Tensor:
+        seen.update(p.dtype for p in model.parameters())
+        seen.update(s.dtype for state in trainer.optimizer.optimizer.state.values() for s in state.values())
+        return original(trainer, model, *others, **named)
+
+    monkeypatch.setattr(SparseTrainer, "compute_loss", compute_loss)
+    chosen = settings("a", "trainer.bf16=true", "trainer.dtype=bfloat16", "trainer.steps=6", "lengths.by=48")
+    train(chosen)
+    assert seen == {torch.float32}
+    assert {weight.dtype for weight in weights(chosen).values()} == {torch.bfloat16}
+
+
+def test_checkpointed_activations_change_nothing(settings: Make) -> None:
+    one, other = settings("one"), settings("other", "trainer.activation_checkpointing=true")
+    train(one)
+    train(other)
+    for name, weight in weights(one).items():
+        torch.testing.assert_close(weights(other)[name], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_workers_change_nothing(settings: Make) -> None:
+    one, other = settings("one"), settings("other", "trainer.workers=2")
+    train(one)
+    train(other)
+    assert_same_weights(one, other)
+
+
+# RoPE
+
+
+@pytest.mark.parametrize("kind", ["linear", "ntk", "yarn"])
+def test_scaled_rope_is_trained_with_and_stays_in_the_model(settings: Make, kind: str) -> None:
+    chosen = settings("a", f"model.rope=rope:type={kind},factor=4", "trainer.steps=6", "lengths.by=48")
+    inv_freq, scale = scaled(kind, 10_000.0, 8, 4.0, 32)
+    rotary = opened(chosen).model.model.rotary_emb
+    torch.testing.assert_close(rotary.inv_freq, inv_freq, rtol=1e-6, atol=0)
+    assert rotary.attention_scaling == pytest.approx(scale)
+    train(chosen)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(chosen.out).model.rotary_emb
+    torch.testing.assert_close(loaded.inv_freq, inv_freq, rtol=1e-6, atol=0)
+    assert loaded.attention_scaling == pytest.approx(scale)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.rope=rope:type=dynamic"], "must be rope:type=linear, ntk or yarn"),
+        (["model.rope=sinks:window=20,sinks=4"], "must be rope:type=linear, ntk or yarn"),
+        (["trainer.batch=3"], r"trainer\.batch = 3 is not a multiple of trainer\.micro_batch x processes = 2"),
+        (["lengths.target=100000"], "trainer.steps = 12 do not reach"),
+        (["lengths.target=100000", "lengths.mode=fixed"], "no document of 100,000 tokens"),
+        (["smt.draw=sparse:window=3"], "window = 3 cannot hold"),
+        (["trainer.engine=ddp"], 'trainer.engine = "ddp" spreads a training over processes, and there is one'),
+        (["trainer.engine=fsdp2"], 'trainer.engine = "fsdp2" spreads a training over processes'),
+        (["trained.what=patterns"], "trained.patterns is empty"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: Make, overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(settings("a", *overrides))
+
+
+def test_deepspeed_that_is_not_installed_is_named(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(ValueError, match="this needs the package deepspeed"):
+        train(settings("a", "trainer.engine=deepspeed"))
+
+
+def test_an_engine_that_is_not_in_use_ends_the_training(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farspan.train.engines.load_options", lambda engine: {})  # as if a launcher had been there
+    with pytest.raises(ValueError, match=r'trainer\.engine = "fsdp2" was asked for, and single is in use'):
+        train(settings("a", "trainer.engine=fsdp2"))
+
+
+# stopped and repeated
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts the forwards of trainings; `counted[1]` is the forward at which the user presses Ctrl-C."""
+    counts, original = [0, -1], SparseTrainer.training_step
+
+    def training_step(*arguments: Any, **options: Any) -> Tensor:
+        counts[0] += 1
+        if counts[0] == counts[1]:
+            raise KeyboardInterrupt
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(SparseTrainer, "training_step", training_step)
+    return counts
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_a_training_stopped_and_repeated_ends_with_the_same_losses_and_weights(
+    settings: Make, counted: list[int], family: str, tmp_path: Path
+) -> None:
+    tiny_model(family).save_pretrained(tmp_path / "model")
+    whole, stopped = settings("whole"), settings("stopped")
+    train(whole)
+    counted[:] = [0, 7]  # in step 7; a checkpoint was saved after step 4
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped)
+    counted[:] = [0, -1]
+    train(stopped)
+    assert counted[0] == 8
+    assert losses(stopped) == losses(whole)
+    assert_same_weights(stopped, whole)
+
+
+KILLED = """
+import os, signal, sys, torch
+from farspan.train.config import read_config
+from farspan.train.smt import SmtSettings, train
+from farspan.train.smt_trainer import SparseTrainer
+
+torch.set_num_threads(1)
+step = SparseTrainer.training_step
+
+def training_step(trainer, *others, **named):
+    if trainer.state.global_step == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(trainer, *others, **named)
+
+SparseTrainer.training_step = training_step
+train(read_config(sys.argv[1], SmtSettings, sys.argv[2:]))
+"""
+
+
+def test_a_training_that_was_killed_continues_to_the_same_losses(
+    settings: Make, counted: list[int], tmp_path: Path
+) -> None:
+    whole, killed = settings("whole"), settings("killed")
+    train(whole)
+    overrides = [f"out={killed.out}", f"model.name={killed.model.name}", f"data.text={killed.data.text}"]
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "a.toml"), *overrides]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    assert done.returncode == -signal.SIGKILL
+    counted[0] = 0
+    train(killed)
+    assert counted[0] == 8
+    assert losses(killed) == losses(whole)
+    assert_same_weights(killed, whole)
+
+
+def test_a_folder_is_not_continued_with_other_settings(settings: Make) -> None:
+    train(settings("a", "trainer.steps=6", "lengths.by=48"))
+    with pytest.raises(ValueError, match=r"smt\.beta was 1\.0, now 0\.5"):
+        train(settings("a", "trainer.steps=6", "lengths.by=48", "smt.beta=0.5"))
+
+
+# what it says
+
+
+def test_a_training_watches_itself_without_noticing(settings: Make, tmp_path: Path) -> None:
+    held_out = tmp_path / "held-out.txt"
+    held_out.write_text("".join(SENTENCE.format(f"{i} of {i * i}") for i in range(90)))
+    watch = ["watch.every=6", f"watch.text={held_out}", "watch.repeats=2", "watch.tokens=20000"]
+    unwatched, watched = settings("unwatched"), settings("watched", *watch)
+    train(unwatched)
+    train(watched)
+    assert_same_weights(watched, unwatched)
+    assert losses(watched) == losses(unwatched)
+    log = [json.loads(line) for line in (tmp_path / "watched" / "log.jsonl").read_text().splitlines()]
+    measured = {entry["step"]: entry for entry in log if "farspan/perplexity_32" in entry}
+    assert sorted(measured) == [0, 6, 12]
+    names = {f"farspan/{what}_{n}" for what in ("perplexity", "accuracy") for n in (16, 32, 64, 128)}
+    assert names <= measured[12].keys()
+    assert [entry["step"] for entry in log if "farspan/half_life" in entry] == [0, 6, 12]
+    rows = farspan.read_rows(tmp_path / "watched" / "perplexity")
+    nats = [row.scores["nats"] for row in rows if (row.model, row.length) == ("step-12", 128)]
+    assert len(nats) == 2
+    assert measured[12]["farspan/perplexity_128"] == pytest.approx(math.exp(sum(nats) / 2), abs=1e-3)
+    assert "| 128 |" in (tmp_path / "watched" / "README.md").read_text()
+    assert max(row.length for row in farspan.read_rows(tmp_path / "watched" / "farspan")) == 56
+
+
+def test_the_losses_of_each_length_end_where_it_does(tmp_path: Path) -> None:
+    log = [{"step": s, "length": n, "loss_sparse": math.log(p)} for s, n, p in [(1, 8, 9), (2, 8, 5), (3, 16, 4)]]
+    assert last_of_each_length(log, "loss_sparse") == pytest.approx({8: 5, 16: 4})
+    assert [path.name for path in draw_losses(log, tmp_path, 8)] == ["losses.png", "losses.svg"]
+    assert draw_losses([{"step": 1, "loss": 3.0}], tmp_path, 8) == []
+
+
+def test_the_command_says_what_it_trains_and_ends_with_json(settings: Make, tmp_path: Path) -> None:
+    chosen = settings("a")
+    overrides = [f"out={chosen.out}", f"model.name={chosen.model.name}", f"data.text={chosen.data.text}"]
+    options = [part for override in overrides for part in ("--set", override)]
+    done = CliRunner().invoke(app, ["train", "smt", str(tmp_path / "a.toml"), *options, "--json"])
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["trained"] == 3072
+    assert "3,072 of 37,792 parameters are trained (8.13%)" in done.stderr
+    assert "each about" in done.stderr
+
+
+def test_the_defaults_are_those_of_the_paper() -> None:
+    paper = read_config(CONFIGS / "smt-llama-2-7b.toml", SmtSettings)
+    assert (paper.optimizer.lr, paper.optimizer.name, paper.smt.beta, paper.trainer.micro_batch) == (
+        1e-5,
+        "adamw",
+        1,
+        1,
+    )
+    assert (paper.lengths.target, paper.lengths.every, paper.trainer.steps) == (65536, 1000, 30_000)
+    assert (paper.trained.what, paper.smt.draw, paper.smt.mixed) == ("qk", "sparse", "concat")
+    assert (paper.trainer.bf16, paper.trainer.engine, paper.trainer.micro_batch) == (True, "deepspeed", 1)
