@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,7 +53,7 @@ def train_smt(config: Config, overrides: Overrides = None, as_json: AsJson = Fal
 
 
 def train_mlm(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Pre-trains an encoder for CEPE by masked-language modelling. Repeating the command continues one that was stopped."""
+    """Pre-trains an encoder for CEPE by masked-language modelling. Repeating the command continues a stopped one."""
     with said():
         from farspan.train.config import read_config
         from farspan.train.mlm import MlmSettings, train
@@ -60,6 +61,35 @@ def train_mlm(config: Config, overrides: Overrides = None, as_json: AsJson = Fal
         settings = read_config(config, MlmSettings, overrides or [])
         summary = train(settings)
         _say(summary, f"{summary['parameters']:,} parameters, {summary['tokens']:,} tokens", settings.out, as_json)
+
+
+def train_cepe(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Trains an encoder and cross-attention beside a frozen decoder (CEPE), warm-up or main stage. Repeating the
+    command continues one that was stopped."""
+    with said():
+        from farspan.train.cepe import CepeSettings, train
+        from farspan.train.config import read_config
+
+        settings = read_config(config, CepeSettings, overrides or [])
+        summary = train(settings, _notice(as_json))
+        _say(summary, f"{summary['stage']}, {summary['tokens']:,} tokens", settings.out, as_json)
+
+
+def train_distill(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Trains as `cepe`, main stage, and after the decoder itself, which reads everything in one window (CEPE-Distilled).
+    Repeating the command continues one that was stopped."""
+    with said():
+        from farspan.train.config import read_config
+        from farspan.train.distill import DistillSettings, train
+
+        settings = read_config(config, DistillSettings, overrides or [])
+        summary = train(settings, _notice(as_json))
+        _say(summary, f"distilled, {summary['tokens']:,} tokens", settings.out, as_json)
+
+
+def _notice(as_json: bool) -> Callable[[str], None]:
+    console = _console(as_json)
+    return lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _say(summary: dict[str, Any], what: str, out: str, as_json: bool) -> None:

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy, linear, silu
 from torch.utils.data import Dataset
 
 from farspan import hf
@@ -94,8 +94,8 @@ class MaskedLM(nn.Module):
         self.lm_bias = nn.Parameter(torch.zeros(vocabulary))
 
     def logits(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens vocabulary"]:
-        hidden = self.lm_layer_norm(F.silu(self.lm_dense(hidden)))
-        return F.linear(hidden, self.model.get_input_embeddings().weight, self.lm_bias)
+        hidden = self.lm_layer_norm(silu(self.lm_dense(hidden)))
+        return linear(hidden, self.model.get_input_embeddings().weight, self.lm_bias)
 
     def forward(
         self,
@@ -108,7 +108,7 @@ class MaskedLM(nn.Module):
         wanted = labels != NOT_A_TARGET
 
         def nats(block: Tensor, targets: Tensor) -> Tensor:
-            return F.cross_entropy(self.logits(block).float(), targets, reduction="sum")
+            return cross_entropy(self.logits(block).float(), targets, reduction="sum")
 
         total = summed(nats, len(self.lm_bias), hidden[wanted], labels[wanted])
         return total / wanted.sum().clamp_min(1)

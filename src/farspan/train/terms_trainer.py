@@ -74,8 +74,8 @@ class TermsTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         except SafetensorError as error:
             raise ValueError(
-                f"checkpoint {resume_from_checkpoint} is damaged or half written ({error}): delete it, and the training "
-                "goes on from the one before it, or begins anew"
+                f"checkpoint {resume_from_checkpoint} is damaged or half written ({error}): delete it, and the "
+                "training goes on from the one before it, or begins anew"
             ) from error
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
