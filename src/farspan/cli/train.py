@@ -76,7 +76,7 @@ def train_cepe(config: Config, overrides: Overrides = None, as_json: AsJson = Fa
 
 
 def train_distill(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Trains as `cepe`, main stage, and after the decoder itself, which reads everything in one window (CEPE-Distilled).
+    """Trains as `cepe`, main stage, with the decoder as teacher, which reads all in one window (CEPE-Distilled).
     Repeating the command continues one that was stopped."""
     with said():
         from farspan.train.config import read_config

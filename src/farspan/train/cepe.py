@@ -348,5 +348,5 @@ def watching(lm: LM, settings: CepeSettings, out: Path) -> list[Measuring]:
         text = max(1, (longest - CURVE_EXTRA) // 2)
         found.append(CepeCurve(**common, longest=text, tokens=watch.tokens or 24 * longest, out=out / "farspan"))
     for one in found:
-        one.how = CepeMethod(chunk=data.chunk, decoder_window=window)  # type: ignore[attr-defined]
+        one.how = CepeMethod(chunk=data.chunk, decoder_window=window)
     return found

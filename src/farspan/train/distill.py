@@ -4,15 +4,15 @@
 
 Yen et al. 2024, arXiv 2402.16617, section 3. The teacher p is the same frozen decoder, which reads chunks and input in
 one window; the student q reads the chunks through the encoder. Of each of the teacher's N distributions the K = 50
-likeliest tokens count. How those that remain do:
+likeliest tokens count. How the others do:
 
     drop      not at all, as published: a part of a divergence, which can be negative
     smooth    as one more entry, δ added to all, as in the authors' code: (p + δ) / (1 + (K + 1) δ)
     rest      as one more entry
     renorm    p and q are divided by their sums over the K
 
-The teacher's log-probabilities are computed once and kept in fp16, the remainder's too, or anew at each step. Losses are
-fp32, by blocks of tokens.
+The teacher's log-probabilities are computed once and kept in fp16, the remainder's too, or anew at each step. Losses
+are fp32, by blocks of tokens.
 """
 
 import json
@@ -44,6 +44,7 @@ from farspan.train.objective import NOT_A_TARGET
 
 Variant = Literal["drop", "smooth", "rest", "renorm"]
 LEAST = -60_000.0  # a log-probability of nothing that fp16 can hold
+FILES = ("index.npy", "log_probs.npy")
 SAMPLES_AT_ONCE = 8  # of one forward of the teacher
 
 
@@ -170,14 +171,16 @@ class Teacher:
     model: Any
     identity: dict[str, Any]
     top: int
+    before: int = 0  # tokens of the separator, which stands before the chunks here
 
     @torch.no_grad()
     def of(self, batch: Mapping[str, Tensor]) -> tuple[Int[Tensor, "batch time top"], Float[Tensor, "batch time last"]]:
-        """For each of the decoder's positions the likeliest next tokens, likeliest first, and their log-probabilities and
-        the remainder's, in fp16. The chunks stand before the input as they are: noise is the student's."""
+        """For each of the decoder's positions the likeliest next tokens, likeliest first, and their log-probabilities
+        and the remainder's, in fp16. The chunks are read as they are: noise is the student's."""
         ids, context = batch["input_ids"], batch["context_input_ids"].flatten(1)
+        whole = torch.cat([ids[:, : self.before], context, ids[:, self.before :]], 1)
         with hf.watched_decoder(self.model) as seen:
-            self.model(input_ids=torch.cat([context, ids], 1), use_cache=False, logits_to_keep=1)
+            self.model(input_ids=whole, use_cache=False, logits_to_keep=1)
         hidden = seen[-1][0][:, context.shape[1] :].flatten(0, 1)
         vocabulary = self.model.get_input_embeddings().num_embeddings
         limit = LOGITS_AT_ONCE.get(hidden.device.type, LOGITS_AT_ONCE_ELSEWHERE)
@@ -216,11 +219,13 @@ def teacher_of(settings: DistillSettings, ready: Prepared) -> Teacher:
             f"{lm.trained_length:,} it was trained on; give fewer data.chunks or data.decoder"
         )
     if settings.data.mixture.get("retrieved"):
+        raise ValueError("passages are no text that a teacher could read before the input: leave out `retrieved`")
+    if len(ready.rows.before) > 1:
         raise ValueError(
-            "a teacher of passages that were retrieved is not supported: leave `retrieved` out of the mixture"
+            "a separator of several tokens stands for no token of the teacher's: use data.separator = false"
         )
     top = min(chosen.top, lm.vocabulary - 1)
-    return Teacher(model, {"fingerprint": lm.identity["fingerprint"], "top": top}, top)
+    return Teacher(model, {"fingerprint": lm.identity["fingerprint"], "top": top}, top, len(ready.rows.before))
 
 
 def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[str], None]) -> "TaughtRows":
@@ -288,14 +293,16 @@ class TaughtRows(Dataset[dict[str, Tensor]]):
     def _stored(self) -> tuple[np.ndarray, np.ndarray]:
         return self.open("r")
 
-    def open(self, mode: str) -> tuple[Any, Any]:
+    def open(self, mode: Literal["r", "r+"]) -> tuple[Any, Any]:
         """Indices [samples, positions, top], and log-probabilities with one more, memory-mapped."""
-        return tuple(np.load(self.folder / name, mmap_mode=mode) for name in ("index.npy", "log_probs.npy"))  # type: ignore[return-value, call-overload]
+        index, log_probs = (self.folder / name for name in FILES)
+        return np.load(index, mmap_mode=mode), np.load(log_probs, mmap_mode=mode)
 
     def create(self) -> tuple[Any, Any]:
         samples, length, top = self.shape
-        shapes = {"index.npy": (self.kind, top), "log_probs.npy": (np.float16, top + 1)}
-        return tuple(  # type: ignore[return-value]
-            np.lib.format.open_memmap(self.folder / name, "w+", dtype, (samples, length, last))
-            for name, (dtype, last) in shapes.items()
+        index, log_probs = (self.folder / name for name in FILES)
+        made = np.lib.format.open_memmap
+        return (
+            made(index, "w+", self.kind, (samples, length, top)),
+            made(log_probs, "w+", np.float16, (samples, length, top + 1)),
         )

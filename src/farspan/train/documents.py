@@ -199,7 +199,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         if self.noise is not None:
             seen &= noise(settings.chunks, settings.chunk, self.noise, rng)
         labels = np.concatenate([self.before, decoder])
-        labels[len(self.before) :][:predicted] = NOT_A_TARGET
+        labels[: len(self.before) + predicted] = NOT_A_TARGET
         return {
             "input_ids": torch.from_numpy(np.concatenate([self.before, decoder])),
             "labels": torch.from_numpy(labels),
