@@ -1,4 +1,4 @@
-"""The encoder's pre-training: head and loss equal to the authors', masks as they should be, an encoder that cepe takes."""
+"""The encoder's pre-training: head and loss equal to the authors', rows and masks, an encoder that cepe takes."""
 
 import json
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_train import numbered
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
@@ -19,8 +20,7 @@ from farspan.train import blocks
 from farspan.train.config import read_config
 from farspan.train.mlm import EncoderSettings, MaskedLM, MaskedRows, MlmSettings, new_encoder, train
 
-from test_train import numbered
-from tiny import tiny_model
+from tiny import VOCABULARY, tiny_model
 
 DATA = Path(__file__).parent / "data"
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -162,6 +162,22 @@ def test_what_is_saved_is_an_encoder_that_cepe_takes(settings: Callable[..., Mlm
     state = load_file(Path(chosen.out) / "model.safetensors")
     assert not any(name.startswith("lm_") for name in state)
     assert torch.equal(model.encoder.norm.weight, state["norm.weight"])
+
+
+def test_an_encoder_can_begin_with_the_blocks_of_a_decoder(
+    settings: Callable[..., MlmSettings], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    decoder = tiny_model()
+    for folder in ("decoder", "model"):
+        decoder.save_pretrained(tmp_path / folder)
+        tokenizer.save_pretrained(tmp_path / folder)
+    chosen = settings("a", f"encoder.start={tmp_path / 'model'}", "trainer.steps=1", "optimizer.lr=1e-9")
+    train(chosen)
+    state = load_file(Path(chosen.out) / "model.safetensors")
+    given = dict(decoder.model.named_parameters())
+    assert state["embed_tokens.weight"].shape == (VOCABULARY + 1, 32)
+    assert torch.allclose(state["layers.1.mlp.up_proj.weight"], given["layers.1.mlp.up_proj.weight"], atol=1e-6)
+    cepe.from_base(tiny_model(), chosen.out)  # refuses what does not look both ways
 
 
 def test_a_training_stopped_and_repeated_ends_with_the_same_weights(

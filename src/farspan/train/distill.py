@@ -46,6 +46,7 @@ Variant = Literal["drop", "smooth", "rest", "renorm"]
 LEAST = -60_000.0  # a log-probability of nothing that fp16 can hold
 FILES = ("index.npy", "log_probs.npy")
 SAMPLES_AT_ONCE = 8  # of one forward of the teacher
+BATCHES_A_SAVE = 64
 
 
 class DistillationSettings(Settings):
@@ -255,7 +256,7 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[
         batch = {name: t.to(device) for name, t in collated([rows[i] for i in range(first, last)]).items()}
         best, log_p = teacher.of(batch)
         index[first:last], log_probs[first:last] = best.cpu().numpy().astype(kind), log_p.cpu().numpy()
-        if last == len(rows) or (first // SAMPLES_AT_ONCE) % 64 == 63:
+        if last == len(rows) or (first // SAMPLES_AT_ONCE + 1) % BATCHES_A_SAVE == 0:
             index.flush()
             log_probs.flush()
             beside = file.with_suffix(".writing")

@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy, linear, silu
 from torch.utils.data import Dataset
 
 from farspan import hf
+from farspan.cepe.encoder import load as load_encoder
 from farspan.corpus import Corpus, load, optional_import
 from farspan.lm import choose_separator
 from farspan.train.batches import PackedRows
@@ -44,6 +45,7 @@ class EncoderSettings(Settings):
     layers: int = Field(24, gt=0)
     heads: int = Field(16, gt=0)
     rope_theta: float = Field(10_000.0, gt=0)
+    start: str | None = None  # a causal model whose blocks begin it, made to look both ways, of the shape that it has
 
 
 class MlmOptimizer(OptimizerSettings):
@@ -90,7 +92,7 @@ class MaskedLM(nn.Module):
         self.lm_dense = nn.Linear(hidden, hidden)
         nn.init.normal_(self.lm_dense.weight, std=encoder.config.initializer_range)
         nn.init.zeros_(self.lm_dense.bias)
-        self.lm_layer_norm = nn.RMSNorm(hidden, eps=encoder.config.rms_norm_eps)
+        self.lm_layer_norm = nn.RMSNorm(hidden, eps=getattr(encoder.config, "rms_norm_eps", 1e-6))
         self.lm_bias = nn.Parameter(torch.zeros(vocabulary))
 
     def logits(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens vocabulary"]:
@@ -161,13 +163,17 @@ def folder_of(name: str) -> str:
 
 
 def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attention: str | None = None) -> Any:
-    """An encoder of random weights.
+    """An encoder of random weights, or of another model's.
 
     Raises:
-        ValueError: heads that do not divide the width.
+        ValueError: heads that do not divide the width, or a model that cannot be loaded or made to look both ways.
     """
     from transformers import LlamaConfig, LlamaModel
 
+    if settings.start is not None:
+        encoder = load_encoder(folder_of(settings.start), dtype=torch.float32)
+        encoder.resize_token_embeddings(vocabulary)
+        return encoder
     if settings.hidden % settings.heads or settings.hidden // settings.heads % 2:
         raise ValueError(
             f"encoder.hidden = {settings.hidden} must be an even multiple of encoder.heads = {settings.heads}"
