@@ -7,7 +7,7 @@ FLOOR_TRANSFORMERS := 5.15.0
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test lint test-floor clean
+.PHONY: demo test lint test-floor test-distributed clean
 
 demo: $(VENV)/.installed
 	$(BIN)/farspan demo
@@ -23,6 +23,10 @@ lint: $(VENV)/.installed
 # the reader on the oldest supported transformers
 test-floor: $(FLOOR)/.installed
 	$(FLOOR)/bin/python -m pytest -n 2 tests/test_reader.py tests/test_curve.py
+
+# training on two processes of this machine
+test-distributed: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/distributed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "farspan needs Python 3.11 or later: make PYTHON=python3.11")'

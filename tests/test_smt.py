@@ -352,6 +352,18 @@ def test_the_command_says_what_it_trains_and_ends_with_json(settings: Make, tmp_
     assert "each about" in done.stderr
 
 
+def test_a_plan_says_what_would_be_trained_and_trains_nothing(settings: Make, tmp_path: Path) -> None:
+    chosen = settings("a")
+    overrides = [f"out={chosen.out}", f"model.name={chosen.model.name}", f"data.text={chosen.data.text}"]
+    options = [part for override in overrides for part in ("--set", override)]
+    done = CliRunner().invoke(app, ["train", "smt", str(tmp_path / "a.toml"), *options, "--plan", "--json"])
+    assert done.exit_code == 0, done.output
+    lines = json.loads(done.stdout.splitlines()[-1])["plan"]
+    assert "6 lengths from 48 to 128 tokens in 12 steps" in lines
+    assert "128 tokens a step are read at the last length, about 1,536 in all" in lines
+    assert not (tmp_path / "a").exists()
+
+
 def test_the_defaults_are_those_of_the_paper() -> None:
     paper = read_config(CONFIGS / "smt-llama-2-7b.toml", SmtSettings)
     assert (paper.optimizer.lr, paper.optimizer.name, paper.smt.beta, paper.trainer.micro_batch) == (

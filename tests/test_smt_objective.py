@@ -119,6 +119,19 @@ def test_the_head_in_blocks_is_the_head(family: str, monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(in_blocks[name], whole[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2", "cohere"])
+def test_a_sharded_model_has_the_same_objective(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(family)
+    found = terms(model, model, batch())
+    monkeypatch.setattr(farspan.train.objective, "sharded", lambda core: True)
+    fed: list[int] = []
+    model.get_output_embeddings().register_forward_hook(lambda m, g, output: fed.append(output[..., 0].numel()))
+    in_one = terms(model, model, batch())
+    assert fed == [2 * 8 + 2 * 15]
+    for name in found:
+        torch.testing.assert_close(in_one[name], found[name], rtol=1e-5, atol=1e-6)
+
+
 def test_only_predicted_tokens_reach_the_head() -> None:
     model = tiny_model()
     fed: list[int] = []

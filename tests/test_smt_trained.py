@@ -195,7 +195,7 @@ def test_lora_is_added_to_the_weights_it_stands_beside() -> None:
 
 def test_lora_without_peft_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    with pytest.raises(ValueError, match=r"this needs the package peft: pip install 'farspan\[train\]'"):
+    with pytest.raises(ValueError, match=r"this needs the package peft: pip install 'farspan\[lora\]'"):
         choose(tiny_model(), TrainedSettings(what="lora"))
 
 

@@ -121,7 +121,7 @@ def test_llama_83m_has_83_million_parameters(tmp_path: Path, monkeypatch: pytest
     overrides = [f"out={tmp_path / 'out'}", f"tokenizer.folder={tmp_path}", f"data.text={tmp_path / 'a.txt'}"]
     overrides += [f"data.held_out={tmp_path / 'a.txt'}", "trainer.window=2"]
     made: list[Any] = []
-    monkeypatch.setattr(farspan.train.lm, "run", lambda model, *others: made.append(model) or {"rows": 0})
+    monkeypatch.setattr(farspan.train.lm, "run", lambda model, *others, **named: made.append(model) or {"rows": 0})
     with torch.device("meta"):
         train(read_config(CONFIGS / "llama-83m.toml", LmSettings, overrides))
     # untied embeddings, attention, feed-forward, norms

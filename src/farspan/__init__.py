@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from farspan.callback import CurveCallback
+    from farspan.callback import CurveCallback, PerplexityCallback
     from farspan.compare import CurveSettings, measure_curves
     from farspan.lm import LM, load, wrap
     from farspan.methods import method
@@ -16,6 +16,7 @@ _HOMES = {
     "CurveCallback": "callback",
     "CurveSettings": "compare",
     "LM": "lm",
+    "PerplexityCallback": "callback",
     "Row": "record",
     "Run": "record",
     "load": "lm",
@@ -28,6 +29,7 @@ __all__ = [
     "LM",
     "CurveCallback",
     "CurveSettings",
+    "PerplexityCallback",
     "Row",
     "Run",
     "load",

@@ -478,6 +478,20 @@ def watched_decoder(model: Any) -> Iterator[list[Any]]:
         hook.remove()
 
 
+@contextmanager
+def head_at(model: Any, wanted: Tensor) -> Iterator[None]:
+    """Inside, the output head runs on the hidden states at `wanted` [batch, time] alone, as one row."""
+
+    def chosen(module: Any, given: tuple[Tensor, ...]) -> tuple[Tensor]:
+        return (given[0][wanted][None],)
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(chosen)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def gapped_mask(model: Any, positions: Int[Tensor, "batch time"]) -> Tensor | dict[str, Tensor]:
     """What to pass as attention_mask where positions have gaps, [batch, time] or one [batch, 1, time, time] by kind of
     layer.

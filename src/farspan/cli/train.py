@@ -32,15 +32,31 @@ def train_lm(config: Config, overrides: Overrides = None, as_json: AsJson = Fals
             print(json.dumps(summary))
 
 
-def train_smt(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def train_smt(
+    config: Config,
+    overrides: Overrides = None,
+    plan_only: Annotated[bool, typer.Option("--plan", help="Check model and text, say what; train nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Extends a model's context by Sparse Memory Training. Repeating the command continues one that was stopped."""
     with said():
         from farspan.train.config import read_config
-        from farspan.train.smt import SmtSettings, train
+        from farspan.train.smt import SmtSettings, plan, train
 
         settings = read_config(config, SmtSettings, overrides or [])
         console = _console(as_json)
-        summary = train(settings, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True))
+
+        def tell(text: str) -> None:
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+        if plan_only:
+            lines = list(plan(settings))
+            for line in lines:
+                tell(line)
+            if as_json:
+                print(json.dumps({"plan": lines}))
+            return
+        summary = train(settings, tell)
         console.print(
             f"{summary['window']:,} to {settings.lengths.target:,} tokens, loss {summary['loss']:.3f}, "
             f"{summary['seconds']:,} s: {settings.out}",

@@ -118,6 +118,11 @@ def train(settings: LmSettings) -> dict[str, Any]:
         settings.optimizer,
         settings.trainer,
         out,
+        arguments={
+            "torch_compile": settings.trainer.compile,
+            "eval_strategy": "steps" if held_out else "no",
+            "eval_steps": settings.trainer.evaluate_every,
+        },
     )
     summary["tokens"] = summary.pop("rows") * length
     summary["settings"] = settings.model_dump(mode="json")

@@ -4,7 +4,8 @@
     + β · mean over the ordinary window of -log p(token | window before it)
 
 The paper writes sums (the second without its sign); with sums the window, which has twice as many tokens, would
-outweigh the target 2 : 1 at β = 1. The output head runs on predicted tokens alone, in blocks.
+outweigh the target 2 : 1 at β = 1. The output head runs on predicted tokens alone, in blocks (of sharded
+models, in one).
 """
 
 import inspect
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from farspan import hf
 from farspan.reader import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
+from farspan.train.engines import sharded
 
 NOT_A_TARGET = -100
 Rows = dict[str, Int[Tensor, "batch time"]]  # input_ids, position_ids, and labels: tokens, or NOT_A_TARGET
@@ -33,17 +35,35 @@ def terms(model: Any, core: Any, batch: Mapping[str, Rows]) -> dict[str, Float[T
         model: what is to be called: the model, or what data parallelism has put around it.
         core: the model itself.
     """
-    if len({rows["input_ids"].shape[1] for rows in batch.values()}) == 1:
-        together = {key: torch.cat([rows[key] for rows in batch.values()]) for key in ("input_ids", "position_ids")}
-        sizes = [len(rows["input_ids"]) for rows in batch.values()]
-        hidden, output = decoded(model, core, **together)
-        parts = [(part, output) for part in hidden.split(sizes)]
-    else:
-        parts = [decoded(model, core, rows["input_ids"], rows["position_ids"]) for rows in batch.values()]
-    return {
-        name: mean_nats(core, hidden, output, rows["labels"])
-        for (name, rows), (hidden, output) in zip(batch.items(), parts, strict=True)
-    }
+    if len({rows["input_ids"].shape[1] for rows in batch.values()}) > 1:
+        return {name: value for one in batch for name, value in terms(model, core, {one: batch[one]}).items()}
+    input_ids, position_ids, labels = (
+        torch.cat([rows[key] for rows in batch.values()]) for key in ("input_ids", "position_ids", "labels")
+    )
+    sizes = [len(rows["input_ids"]) for rows in batch.values()]
+    if sharded(core):
+        nats = _nats_in_one_forward(model, core, input_ids, position_ids, labels)
+        counts = [int((part[:, 1:] != NOT_A_TARGET).sum()) for part in labels.split(sizes)]
+        return {name: part.mean() for name, part in zip(batch, nats.split(counts), strict=True)}
+    hidden, output = decoded(model, core, input_ids, position_ids)
+    parts = zip(batch, hidden.split(sizes), labels.split(sizes), strict=True)
+    return {name: mean_nats(core, part, output, targets) for name, part, targets in parts}
+
+
+def _nats_in_one_forward(
+    model: Any, core: Any, input_ids: Tensor, position_ids: Tensor, labels: Tensor
+) -> Float[Tensor, "predicted"]:
+    """-log p of each predicted token, row by row, with all their logits at once: parameters that are sharded are only
+    there while the model itself runs, so the head cannot be run again behind it."""
+    wanted = torch.nn.functional.pad(labels[:, 1:] != NOT_A_TARGET, (0, 1))
+    with hf.head_at(core, wanted):
+        output = model(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=hf.gapped_mask(core, position_ids),
+            use_cache=False,
+        )
+    return cross_entropy(output.logits[0].float(), labels[:, 1:][wanted[:, :-1]], reduction="none")
 
 
 def decoded(

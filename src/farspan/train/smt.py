@@ -174,6 +174,23 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
     return summary
 
 
+def plan(settings: SmtSettings) -> Iterator[str]:
+    """What `train` would do, after all its checks; trains nothing.
+
+    Raises:
+        ValueError: as `train`.
+    """
+    lm = opened(settings)
+    rows = rows_of(lm, settings)
+    _, count = prepared(lm, settings)
+    stages, steps = rows.schedule.stages, settings.trainer.steps
+    yield f"{lm.name}, window {rows.row:,} tokens: {count}"
+    yield from said(rows)
+    yield f"{len(stages)} lengths from {stages[0]:,} to {stages[-1]:,} tokens in {steps:,} steps"
+    fed = sum(len(row["input_ids"]) for row in rows[len(rows) - 1].values()) * rows.batch
+    yield f"{fed:,} tokens a step are read at the last length, about {fed * steps:,} in all"
+
+
 def opened(settings: SmtSettings) -> LM:
     """The model in fp32, its RoPE scaled if it is to be.
 
@@ -256,8 +273,8 @@ def watching(lm: LM, settings: SmtSettings, out: Path) -> list[Measuring]:
     """
     watch, window, target = settings.watch, lm.trained_length, settings.lengths.target
     assert window is not None
-    if watch.every == 0:
-        return []
+    if watch.every == 0 or (watch.every is None and settings.trainer.engine == "fsdp2"):
+        return []  # what is sharded cannot be measured in one process
     every = watch.every or max(1, -(-settings.trainer.steps // 4))
     lengths = watch.lengths
     if lengths is None:

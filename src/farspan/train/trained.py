@@ -58,7 +58,7 @@ def choose(model: Any, settings: TrainedSettings) -> tuple[Any, Count]:
     """
     total = sum(p.numel() for p in model.parameters())
     if settings.what == "lora":
-        peft = optional_import("peft", "train")
+        peft = optional_import("peft", "lora")
         lora = peft.LoraConfig(
             r=settings.rank,
             lora_alpha=settings.alpha,

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,6 @@ class RunSettings(Settings):
     seed: int = 0
     engine: Engine = "auto"  # auto: one process, or DDP where the launcher started several
     bf16: bool = True  # activations; the weights and their updates stay fp32
-    compile: bool = False
     activation_checkpointing: bool = False  # activations are computed again for the gradient, layer by layer
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of the saved weights
@@ -34,7 +33,6 @@ class RunSettings(Settings):
     report_to: tuple[str, ...] = ()  # such as tensorboard, wandb
     log_every: int = Field(50, gt=0)  # steps
     save_every: int = Field(500, gt=0)  # steps; what a kill loses at most
-    evaluate_every: int = Field(500, gt=0)  # steps
 
 
 class TrainerSettings(RunSettings):
@@ -43,6 +41,8 @@ class TrainerSettings(RunSettings):
     window: int = Field(1024, gt=1)  # tokens of a row
     batch: int | None = Field(256, gt=0)
     micro_batch: int = Field(8, gt=0)
+    compile: bool = False
+    evaluate_every: int = Field(500, gt=0)  # steps
 
 
 def run(
@@ -56,6 +56,7 @@ def run(
     trainer_class: Callable[..., Any] | None = None,
     callbacks: Sequence[Any] = (),
     finish: Callable[[Any], Any] = lambda model: model,
+    arguments: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Trains `model` and saves it in `out`; continues from the last checkpoint there, if there is one.
@@ -66,6 +67,7 @@ def run(
         trainer_class: makes the Trainer; default transformers' own.
         callbacks: of the Trainer.
         finish: what makes of the trained model the one that is saved.
+        arguments: more of transformers' TrainingArguments.
         options: of the Trainer.
 
     Raises:
@@ -88,7 +90,7 @@ def run(
             engines.refuse_other(settings.engine, trainer)
 
     use_cpu = not torch.cuda.is_available()
-    arguments = TrainingArguments(
+    chosen = TrainingArguments(
         output_dir=str(out / "checkpoints"),
         max_steps=settings.steps,
         per_device_train_batch_size=settings.micro_batch,
@@ -96,31 +98,29 @@ def run(
         max_grad_norm=optimizer_settings.clip,
         bf16=settings.bf16,
         use_cpu=use_cpu,
-        torch_compile=settings.compile,
         seed=settings.seed,
         data_seed=settings.seed,
         logging_steps=settings.log_every,
         save_steps=settings.save_every,
         save_total_limit=1,
-        eval_strategy="no" if held_out is None else "steps",
-        eval_steps=settings.evaluate_every,
         report_to=list(settings.report_to),
         dataloader_num_workers=settings.workers,
         dataloader_pin_memory=not use_cpu,
         remove_unused_columns=False,
         **engines.training_arguments(settings.engine, settings.bf16),
+        **(arguments or {}),
     )
-    rows_at_once = settings.micro_batch * arguments.world_size
+    rows_at_once = settings.micro_batch * chosen.world_size
     batch = settings.batch or rows_at_once
     if batch % rows_at_once:
         raise ValueError(
             f"trainer.batch = {batch} is not a multiple of trainer.micro_batch x processes = {rows_at_once}"
         )
-    arguments.gradient_accumulation_steps = batch // rows_at_once
+    chosen.gradient_accumulation_steps = batch // rows_at_once
 
     trainer = (trainer_class or Trainer)(
         model=model,
-        args=arguments,
+        args=chosen,
         train_dataset=rows,
         eval_dataset=held_out,
         optimizers=build(model, optimizer_settings, settings.steps),

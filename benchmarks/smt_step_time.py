@@ -1,0 +1,168 @@
+"""What a step of Sparse Memory Training costs: whether time and memory stay flat as documents grow (paper, table 5).
+
+    python benchmarks/smt_step_time.py [--quick] [--check]
+
+A step is all of it: sampling, one row of 4,096 tokens (and with `mixed`, the ordinary window beside it), forward,
+backward, AdamW on queries and keys. Beside it, training on the full length with the same attention (SDPA) and the same
+trained parameters. Documents are of 4K to 64K tokens. Seconds are CPU seconds of one thread, the least of several
+rounds; each round takes all lengths, every other one in the opposite order, since other work on the machine comes and
+goes. Peak memory is what a process of its own took above the loaded model, with an allocator that gives
+every freed block back at once.
+Model: d 128, 2 layers, 2 heads, vocabulary 2,048, fp32, random weights. Last line: the figures as JSON.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+VOCABULARY = 2048
+FREEING = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}  # of glibc
+KINDS = {"smt": ("sparse", "off"), "mixed": ("sparse", "concat"), "full": ("full", "off")}  # draw and mixed
+BOUNDS = {  # name -> (least, most)
+    "smt_time_64k_to_8k": (0.0, 1.05),
+    "mixed_time_64k_to_8k": (0.0, 1.05),
+    "smt_memory_64k_to_8k": (0.95, 1.05),
+    "mixed_memory_64k_to_8k": (0.95, 1.05),
+    "full_time_16k_to_4k": (4.0, float("inf")),
+}
+
+
+class Steps:
+    """Training steps of one kind at one length."""
+
+    def __init__(self, model: Any, optimizer: torch.optim.Optimizer, kind: str, length: int, row: int) -> None:
+        from farspan.corpus import Corpus
+        from farspan.train.draws import draw_named
+        from farspan.train.schedule import Schedule
+        from farspan.train.windows import SparseRows
+
+        tokens = np.random.default_rng(0).integers(VOCABULARY, size=200_000, dtype=np.int32)
+        corpus = Corpus("random", "random", tokens, np.array([0, len(tokens)]))
+        draw, mixed = KINDS[kind]
+        schedule = Schedule((length,), None, 1000, False, 0)
+        self.rows = SparseRows(
+            corpus, draw_named(draw), schedule, row=row, targets=row // 2, batch=1, separator=(0,), seed=0,
+            mixed="off" if mixed == "off" else "concat",
+        )  # fmt: skip
+        self.model, self.optimizer, self.done = model, optimizer, 0
+
+    def one(self) -> float:
+        """CPU seconds of the next step."""
+        from farspan.train.objective import terms
+        from farspan.train.windows import collated
+
+        started = time.process_time()
+        batch = collated([self.rows[self.done]])
+        self.optimizer.zero_grad()
+        torch.stack(list(terms(self.model, self.model, batch).values())).sum().backward()
+        self.optimizer.step()
+        self.done += 1
+        return time.process_time() - started
+
+
+def build(row: int) -> tuple[Any, torch.optim.Optimizer]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from farspan.train.optimizer import OptimizerSettings
+    from farspan.train.optimizer import build as build_optimizer
+    from farspan.train.trained import TrainedSettings, choose
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=344,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=row,
+        attn_implementation="sdpa",
+    )
+    model, _ = choose(LlamaForCausalLM(config).train(), TrainedSettings())
+    optimizer, _ = build_optimizer(model, OptimizerSettings(warmup_steps=0, decay_fraction=0), 1000)
+    return model, optimizer
+
+
+def peak_kibibytes() -> int:
+    """The most this process has held, VmHWM."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0])
+
+
+def memory(kind: str, length: int, row: int) -> None:
+    """Prints the MiB that a step takes above the loaded model; run in a process of its own."""
+    steps = Steps(*build(row), kind, length, row)
+    before = peak_kibibytes()
+    for _ in range(1 if kind == "full" else 2):  # the second finds the optimizer's moments
+        steps.one()
+    print((peak_kibibytes() - before) / 1024)
+
+
+def memory_elsewhere(kind: str, length: int, row: int) -> float:
+    command = [sys.executable, __file__, "--memory", kind, str(length), str(row)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | FREEING)
+    return float(done.stdout.splitlines()[-1])
+
+
+def measured(row: int, sparse: list[int], full: list[int], rounds: int) -> dict[tuple[str, int], list[float]]:
+    model, optimizer = build(row)
+    wanted = [(kind, length) for length in sparse for kind in ("smt", "mixed")] + [("full", length) for length in full]
+    steps = {one: Steps(model, optimizer, *one, row) for one in wanted}
+    steps[wanted[0]].one()  # warms up
+    found: dict[tuple[str, int], list[float]] = {one: [] for one in wanted}
+    for turn in range(rounds):
+        for one in wanted if turn % 2 == 0 else wanted[::-1]:
+            if one[0] != "full" or turn < rounds // 3:
+                found[one].append(steps[one].one())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="rows of 1,024 tokens, under a minute")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a bound is missed")
+    parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.memory:
+        kind, *numbers = options.memory
+        memory(kind, *map(int, numbers))
+        return
+    row = 1024 if options.quick else 4096
+    sparse = [8192, 65536] if options.quick else [8192, 16384, 32768, 65536]
+    full = [4096, 16384] if options.quick else [4096, 8192, 16384]
+    rounds = 3 if options.quick else 6
+    times = {one: min(seconds) for one, seconds in measured(row, sparse, full, rounds).items()}
+    peaks = {one: memory_elsewhere(*one, row) for one in times}
+
+    print(f"CPU seconds a step (MiB at its peak), rows of {row:,} tokens")
+    lengths = sorted({length for _, length in times})
+    print("| | " + " | ".join(f"{length // 1024}K" for length in lengths) + " |")
+    print("|---" * (len(lengths) + 1) + "|")
+    names = {"full": "full length", "smt": "Sparse Memory Training", "mixed": "the same, mixed with the window"}
+    for kind, name in names.items():
+        cells = [
+            f"{times[kind, n]:.2f} ({peaks[kind, n]:.0f})" if (kind, n) in times else "" for n in lengths
+        ]  # fmt: skip
+        print(f"| {name} | " + " | ".join(cells) + " |")
+    figures: dict[str, float] = {"full_time_16k_to_4k": times["full", 16384] / times["full", 4096]}
+    for kind in ("smt", "mixed"):
+        for what, values in (("time", times), ("memory", peaks)):
+            figures[f"{kind}_{what}_64k_to_8k"] = values[kind, 65536] / values[kind, 8192]
+    missed = [name for name, (least, most) in BOUNDS.items() if not least <= figures[name] <= most]
+    figures = {name: round(value, 3) for name, value in figures.items()}
+    print(json.dumps(figures | {f"{kind}_{n}_seconds": round(s, 3) for (kind, n), s in times.items()}))
+    if options.check and missed:
+        sys.exit(f"missed: {', '.join(f'{name} = {figures[name]}' for name in missed)}")
+
+
+if __name__ == "__main__":
+    main()

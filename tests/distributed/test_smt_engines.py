@@ -1,0 +1,117 @@
+"""Sparse Memory Training on two processes, `make test-distributed`: each engine is the one in use, and ends where one
+process does."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from test_smt import LINES, SENTENCE
+from torch import Tensor, testing
+from transformers import PreTrainedTokenizerFast
+
+from tiny import tiny_model
+
+KILLER = """
+import os, signal, sys
+from farspan.cli import main
+from farspan.train.smt_trainer import SparseTrainer
+step = SparseTrainer.training_step
+
+def training_step(trainer, *others, **named):
+    if trainer.state.global_step == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(trainer, *others, **named)
+
+SparseTrainer.training_step = training_step
+main()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
+    tiny_model().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "text").mkdir()
+    for number in range(3):
+        (tmp_path / "text" / f"{number}.txt").write_text("".join(SENTENCE.format(number * i) for i in range(12)))
+    (tmp_path / "a.toml").write_text(LINES)
+    (tmp_path / "killer.py").write_text(KILLER)
+    return tmp_path
+
+
+def run(
+    folder: Path, out: str, *overrides: str, processes: int = 2, script: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    chosen = [f"out={folder / out}", f"model.name={folder / 'model'}", f"data.text={folder / 'text'}"]
+    # rows whose number of predicted tokens does not vary, so that a mean of means is the mean
+    chosen += ["smt.first_target=keep", f"trainer.micro_batch={2 // processes}", *overrides]
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command += [script] if script else ["-m", "farspan"]
+    command += ["train", "smt", str(folder / "a.toml"), *(part for one in chosen for part in ("--set", one))]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+
+
+def losses(folder: Path, out: str) -> list[float]:
+    log = [json.loads(line) for line in (folder / out / "log.jsonl").read_text().splitlines()]
+    return [entry["loss"] for entry in log if "loss" in entry]
+
+
+def weights(folder: Path, out: str) -> dict[str, Tensor]:
+    return load_file(folder / out / "model.safetensors")
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "deepspeed"])
+def test_two_processes_train_as_one(folder: Path, engine: str) -> None:
+    if engine == "deepspeed":
+        pytest.importorskip("deepspeed")
+    done = run(folder, "two", f"trainer.engine={engine}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("32 to 128 tokens") == 1
+    run(folder, "one", "trainer.engine=single", processes=1)
+    assert losses(folder, "two") == pytest.approx(losses(folder, "one"), rel=2e-3)
+    one, two = weights(folder, "one"), weights(folder, "two")
+    before = load_file(folder / "model" / "model.safetensors")
+    assert one.keys() == two.keys() == before.keys()
+    for name in one:
+        testing.assert_close(two[name], one[name], rtol=0.1, atol=5e-3)
+        if "q_proj" not in name and "k_proj" not in name:
+            testing.assert_close(two[name], before[name], rtol=0, atol=0)
+
+
+def test_a_watched_training_on_two_processes_ends(folder: Path) -> None:
+    (folder / "held-out.txt").write_text("".join(SENTENCE.format(f"{i} of {i * i}") for i in range(90)))
+    watch = [f"watch.text={folder / 'held-out.txt'}", "watch.every=6", "watch.repeats=2", "watch.tokens=20000"]
+    done = run(folder, "two", "trainer.engine=ddp", *watch)
+    assert done.returncode == 0, done.stderr
+    assert "| 128 |" in (folder / "two" / "README.md").read_text()
+
+
+def test_two_processes_that_were_killed_continue_to_the_same_losses(folder: Path) -> None:
+    run(folder, "whole", "trainer.engine=ddp")
+    done = run(folder, "killed", "trainer.engine=ddp", script=str(folder / "killer.py"))
+    assert done.returncode != 0
+    assert str(-signal.SIGKILL.value) in done.stderr
+    assert not (folder / "killed" / "model.safetensors").exists()
+    done = run(folder, "killed", "trainer.engine=ddp")
+    assert done.returncode == 0, done.stderr
+    assert losses(folder, "killed") == losses(folder, "whole")
+
+
+def test_one_process_among_two_is_refused(folder: Path) -> None:
+    done = run(folder, "a", "trainer.engine=single")
+    assert done.returncode != 0
+    assert 'trainer.engine = "single", and the launcher started 2 processes' in done.stderr
+
+
+def test_a_sharded_model_is_not_watched_in_silence(folder: Path) -> None:
+    done = run(folder, "a", "trainer.engine=fsdp2", "watch.every=6")
+    assert done.returncode != 0
+    assert "parameters are sharded over processes" in done.stderr
