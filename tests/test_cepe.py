@@ -245,8 +245,9 @@ def test_the_query_is_residual_stream_and_attention_and_the_context_joins_it_onc
     assert apart(run(0.7)[1], query + 0.7) < 1e-5
 
 
-def test_a_context_without_a_token_adds_exactly_zero() -> None:
-    model, ids, context = build("llama"), some_ids(2, 12), some_ids(2, 3, 8, seed=1)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])  # without and with a bias of values
+def test_a_context_without_a_token_adds_exactly_zero(family: str) -> None:
+    model, ids, context = build(family), some_ids(2, 12), some_ids(2, 3, 8, seed=1)
     with torch.no_grad():
         alone = model(input_ids=ids).logits
         nothing = torch.zeros_like(context)

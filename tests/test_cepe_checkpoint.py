@@ -300,3 +300,30 @@ def test_a_quantised_base_without_its_library_is_refused(tmp_path: Path) -> None
     (tmp_path / "base" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"base cannot be loaded: .*bitsandbytes"):
         cepe.from_base(tmp_path / "base", tiny_encoder())
+
+
+@pytest.mark.parametrize("mode", cepe.MODES)
+def test_layers_can_be_offloaded(mode: Any, tmp_path: Path) -> None:
+    model = tiny_cepe()
+    model.save_pretrained(tmp_path / "model")
+    here = ("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head", "encoder")
+    where = dict.fromkeys(here, "cpu") | {"model.layers.1": "disk"}
+    spread = cepe.from_pretrained(tmp_path / "model", device_map=where, offload_folder=tmp_path / "offloaded")
+    ids, context = some_ids(2, 12), some_ids(2, 3, 8, seed=1)
+    expected = model.generate(ids, context_input_ids=context, max_new_tokens=4, do_sample=False)
+    given = spread.generate(ids, context=spread.encode_context(context, mode=mode), max_new_tokens=4, do_sample=False)
+    assert torch.equal(given, expected)
+
+
+def test_a_base_with_hooks_of_accelerate_can_be_extended() -> None:
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    ids, context = some_ids(2, 12), some_ids(2, 3, 8, seed=1)
+    model = train_a_little(cepe.from_base(tiny_model(), tiny_encoder()))
+    base = tiny_model()
+    for layer in base.model.layers:
+        add_hook_to_module(layer, AlignDevicesHook(execution_device="cpu", io_same_device=True))
+    spread = train_a_little(cepe.from_base(base, tiny_encoder()))
+    with torch.no_grad():
+        expected = model(input_ids=ids, context_input_ids=context).logits
+        assert torch.equal(spread(input_ids=ids, context_input_ids=context).logits, expected)

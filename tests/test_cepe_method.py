@@ -336,3 +336,17 @@ def test_measures_run_on_a_folder(tmp_path: Path, lm: LM, tokenizer: PreTrainedT
     curve = CurveSettings(text=str(text), lengths=(24, 96), repeats=2, protocol="nested")
     rows = measure_curves([str(tmp_path / "model")], methods, curve, tmp_path / "curve", loader=load)
     assert {row.status for row in rows} == {"ok"}
+
+
+def test_a_plan_says_what_the_parts_of_memory_take(lm: LM, tmp_path: Path) -> None:
+    from farspan.perplexity import PerplexitySettings, plan_perplexity
+
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog and the dog sleeps on " * 200)
+    settings = PerplexitySettings(text=str(text), lengths=(96, 192), repeats=2, target_tokens=8)
+    plans = list(plan_perplexity([lm], ["full", TEXT], settings, loader=lambda model: model))
+    assert plans[0][3].parts is None
+    parts = plans[1][3].parts
+    assert parts["weights"] == sum(p.nbytes for p in lm.model.parameters())
+    assert parts["context_states"] == 2 * (192 - 32) * 16 * 4  # rows, tokens outside the window, width, float32
+    assert plans[1][3].flops < plans[0][3].flops

@@ -3,7 +3,8 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -28,6 +29,7 @@ class Plan:
     extra_bytes: int  # above the model: keys, one chunk's attention mask, one block of logits
     seconds: float | None  # by a short calibration on the model; None when not asked for
     fallback: str | None  # why the model will be read with plain forwards, if it will
+    parts: dict[str, int] | None = None  # bytes by what they are for, of methods that know them; the model's among them
 
 
 def plan(
@@ -55,8 +57,13 @@ def plan(
     if not work:
         raise ValueError(f"{lm.name} has {lm.position_limit:,} positions; every length needs more: give smaller ones")
     batch = min(repeats, batch or batch_that_fits(task, lm, examples))
+    rows = batch * max(w.num_rows for w in work)
+    longest = max(w.num_before + w.num_tokens for w in work)
     with method.on(lm) as reader:
         chunk = reader.chunk = chunk or reader.chunk
+        known: Any = reader  # what some methods know of their cost
+        parts = known.bytes_needed(rows, longest) if hasattr(reader, "bytes_needed") else None
+        needed = known.flops if hasattr(reader, "flops") else None
         fallback = getattr(reader, "fallback", None)
         if fallback:  # every question reads everything again, in one forward
             work = [Work(w.num_rows, 0, w.num_before + w.num_tokens, w.num_scored) for w in work if w.num_scored]
@@ -67,17 +74,17 @@ def plan(
             cost = _calibrated(reader, batch, chunk, max(s.num_before + s.num_tokens for s in steps), bool(fallback))
             # a batch of examples goes through the model together; ceil: the last one may be smaller
             seconds = sum(s.num_rows * cost(s) for s in steps) / repeats * math.ceil(repeats / batch)
-    rows = batch * max(w.num_rows for w in work)
-    longest = max(w.num_before + w.num_tokens for w in work)
+    keys = rows * longest * hf.key_bytes_per_token(lm.model) * 5 // 4 + rows * chunk * longest
     return Plan(
         num_examples=len(examples),
         tokens=sum(w.num_rows * w.num_tokens for w in work),
-        flops=sum(s.num_rows * flops(lm, s) for s in steps),
-        extra_bytes=rows * longest * hf.key_bytes_per_token(lm.model) * 5 // 4
-        + rows * chunk * longest
-        + 3 * 4 * logits_at_once(lm),
+        flops=sum(w.num_rows * needed(w.num_before, w.num_tokens, w.num_scored) for w in work)
+        if needed
+        else sum(s.num_rows * flops(lm, s) for s in steps),
+        extra_bytes=(parts.total - parts.weights if parts else keys) + 3 * 4 * logits_at_once(lm),
         seconds=seconds,
         fallback=fallback,
+        parts=asdict(parts) if parts else None,
     )
 
 

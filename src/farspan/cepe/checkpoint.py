@@ -180,6 +180,10 @@ def weights_hash(model: Any) -> str | None:
 
 def _extended(base: Any, encoder: Any, layers: int | None, states: int, dtype: torch.dtype) -> Any:
     """The base as a CEPE model, its cross-attention of random weights."""
+    if offloaded := [name for name, weight in base.named_parameters() if weight.is_meta]:
+        raise ValueError(
+            f"{_name(base)} has weights that are offloaded, such as {offloaded[0]}: load it without offloading"
+        )
     config = deepcopy(base.config)
     fields.extend(config, encoder.config, layers, states)
     if dtype == torch.float32 and base.dtype != torch.float32:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from farspan.cepe.context import Context
 
 SCORES_AT_ONCE = 1 << 24  # weights of `absorb` that are held at a time
+UNFUSED = 3  # how much longer a multiplication takes in `absorb` than inside a fused kernel, roughly
 BALANCE = 64  # multiplications in the time that one number takes to come from memory, roughly
 
 
@@ -106,14 +107,18 @@ class CrossAttention(nn.Module):
 
     def _mode(self, context: Context, query: Tensor, states: Tensor) -> str:
         wants_gradients = torch.is_grad_enabled() and (query.requires_grad or states.requires_grad)
+        offloaded = self.k_proj.weight.is_meta  # its weights are there only while it is called
         if context.mode != "auto":
-            return "recompute" if wants_gradients and context.mode == "cache" else context.mode
+            anew = (wants_gradients and context.mode == "cache") or (offloaded and context.mode == "absorb")
+            return "recompute" if anew else context.mode
         shape, width, queries = self.shape, states.shape[2], query.shape[1] * query.shape[2]
         keys = 2 * shape.key_heads * shape.dim
         project, read = width * keys, max(queries * 2 * shape.dim, BALANCE * keys)  # for each token of the context
-        costs = {"recompute": project + read, "absorb": max(queries * 2 * width, BALANCE * width)}
+        costs = {"recompute": project + read, "absorb": max(UNFUSED * queries * 2 * width, BALANCE * width)}
         if not wants_gradients and self.cache_bytes(context) * self.num_cross <= context.budget:
             costs = {"cache": read + (0 if self.from_end in context.kept else project), **costs}
+        if offloaded:
+            del costs["absorb"]
         return min(costs, key=costs.__getitem__)
 
     def _keys_and_values(self, states: Tensor, context: Context, keep: bool) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -95,15 +96,10 @@ def attach(model: Any, *, num_cross: int, width: int, reading: Reading) -> None:
 
 
 def _change_class(layer: Any) -> None:
-    hook = getattr(layer, "_hf_hook", None)  # accelerate's, which holds on to the forward of the old class
-    if hook is not None:
-        from accelerate.hooks import add_hook_to_module, remove_hook_from_module
-
-        remove_hook_from_module(layer)
     kind: Any = type(layer)
     layer.__class__ = _reading_class(kind)
-    if hook is not None:
-        add_hook_to_module(layer, hook)
+    if hasattr(layer, "_old_forward"):  # what accelerate's hooks call, bound to the class of before
+        layer._old_forward = MethodType(type(layer).forward, layer)
 
 
 @cache

@@ -52,6 +52,9 @@ def print_plans(plans: list[tuple[str, str, str, "Plan"]], first: str, as_json: 
     for model, method, _, cost in plans:
         if cost.fallback:
             console.print(f"{model} {method}: read with plain forwards: {cost.fallback}", style="yellow", markup=False)
+        if cost.parts:
+            parts = ", ".join(f"{name.replace('_', ' ')} {size / 2**30:,.3g} GiB" for name, size in cost.parts.items())
+            console.print(f"{model} {method}: {parts}", markup=False, highlight=False)
     if as_json:
         cells = [
             {"model": model, "method": method, "what": what, **asdict(cost)} for model, method, what, cost in plans

@@ -28,6 +28,8 @@ from torch import Tensor
 from farspan import hf
 from farspan.cepe import MODES, Context
 from farspan.cepe import Cepe as Model
+from farspan.cepe.cost import Memory as Bytes
+from farspan.cepe.cost import Sizes, memory, prefill_flops
 from farspan.cepe.encoder import window_of
 from farspan.lm import LM
 from farspan.methods.text import closest, written
@@ -121,6 +123,30 @@ class CepeReader:
     @capacity.setter
     def capacity(self, tokens: int) -> None:
         self.inner.capacity = min(tokens, self.window)
+
+    def bytes_needed(self, rows: int, longest: int) -> Bytes:
+        """What reading rows of up to `longest` tokens takes, in parts; logits apart."""
+        model, tokens = self.lm.model, min(longest, self.window)
+        return memory(
+            Sizes.of(model.config),
+            Sizes.of(model.encoder.config),
+            weights=sum(p.nbytes for p in model.parameters()),
+            context=longest - tokens,
+            tokens=tokens,
+            rows=rows,
+            at_once=self.chunk,
+            kept=0,
+            itemsize=model.dtype.itemsize,
+        )
+
+    def flops(self, before: int, tokens: int, scored: int) -> float:
+        """Of feeding tokens behind others. Nothing runs before something is asked; then the decoder's window does, and
+        what has not been encoded is."""
+        if not scored:
+            return 0.0
+        own = min(before + tokens, self.window)
+        sizes = Sizes.of(self.lm.model.config), Sizes.of(self.lm.model.encoder.config)
+        return prefill_flops(*sizes, context=before + tokens - own, tokens=own, kept=scored, chunk=self.size)
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
         """One passage is a document, whose end stands in the decoder. Several are encoded, but for the first

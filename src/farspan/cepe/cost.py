@@ -1,0 +1,114 @@
+"""What reading with an encoder costs, by calculation: memory in parts, and floating-point operations.
+
+Memory is that of Table 1 of Yen et al. 2024, arXiv 2402.16617: weights, the encoder's states, keys and values, and the
+largest activations of one forward, which theirs counts in one. Ours has no keys and values of the encoder, no dense
+mask and logits of the wanted positions alone, so it is less than they measured.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from farspan.cepe.encoder import TOKENS_AT_ONCE
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A transformer's sizes, from its config."""
+
+    hidden: int
+    inner: int  # heads · head dimension
+    keys: int  # key heads · head dimension
+    feed_forward: int
+    layers: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, config: Any) -> "Sizes":
+        config = config.get_text_config(decoder=True)
+        heads = config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        keys = (getattr(config, "num_key_value_heads", None) or heads) * dim
+        feed_forward = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        return cls(config.hidden_size, heads * dim, keys, feed_forward, config.num_hidden_layers, config.vocab_size)
+
+    @property
+    def matrices(self) -> int:
+        """Weights of one layer, its feed-forward gated."""
+        return self.hidden * (2 * self.inner + 2 * self.keys + 3 * self.feed_forward)
+
+    def activations(self, tokens: int) -> int:
+        """Numbers that one layer's forward over some tokens holds at its largest."""
+        return tokens * (2 * self.hidden + 3 * self.feed_forward)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one reading."""
+
+    weights: int
+    context_states: int
+    keys_and_values: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+
+def memory(
+    decoder: Sizes,
+    encoder: Sizes | None,
+    *,
+    weights: int,
+    context: int,
+    tokens: int,
+    rows: int = 1,
+    at_once: int | None = None,
+    kept: int = 1,
+    itemsize: int = 2,
+) -> Memory:
+    """Memory of a context of that many tokens, and `tokens` in the decoder.
+
+    Args:
+        encoder: None: the decoder reads by itself.
+        weights: bytes.
+        at_once: tokens of one forward of the decoder; default all.
+        kept: positions whose logits are wanted, in float32.
+        itemsize: bytes of a number.
+    """
+    reading = rows * decoder.activations(min(tokens, at_once or tokens)) * itemsize
+    encoding = states = 0
+    if encoder is not None and context:
+        states = rows * context * encoder.hidden * itemsize
+        encoding = encoder.activations(min(rows * context, TOKENS_AT_ONCE)) * itemsize
+        reading += rows * context * 2 * decoder.keys * itemsize  # of one layer, gone with it
+    return Memory(
+        weights=weights,
+        context_states=states,
+        keys_and_values=rows * tokens * decoder.layers * 2 * decoder.keys * itemsize,
+        activations=max(reading, encoding) + rows * kept * decoder.vocabulary * 4,
+    )
+
+
+def prefill_flops(
+    decoder: Sizes, encoder: Sizes | None, *, context: int, tokens: int, kept: int = 1, chunk: int = 256
+) -> float:
+    """Multiplications and additions of reading `tokens` behind a context; causal attention counts half the square."""
+    own = 2 * decoder.matrices * tokens + 4 * decoder.inner * tokens * (tokens + 1) / 2
+    total = decoder.layers * own + 2 * decoder.hidden * decoder.vocabulary * kept
+    if encoder is None or not context:
+        return total
+    cross = 2 * tokens * 2 * decoder.hidden * decoder.inner + 2 * context * 2 * encoder.hidden * decoder.keys
+    cross += 4 * decoder.inner * tokens * context
+    states = 2 * encoder.matrices * context + 4 * encoder.inner * context * chunk
+    return total + decoder.layers * cross + encoder.layers * states
+
+
+def parameters(decoder: Sizes, encoder: Sizes | None = None) -> int:
+    """Weights of a Llama with embeddings of its own at both ends; with an encoder, of the CEPE model."""
+    count = decoder.layers * (decoder.matrices + 2 * decoder.hidden) + (2 * decoder.vocabulary + 1) * decoder.hidden
+    if encoder is None:
+        return count
+    cross = 2 * decoder.hidden * decoder.inner + 2 * encoder.hidden * decoder.keys + decoder.hidden
+    states = encoder.layers * (encoder.matrices + 2 * encoder.hidden) + (encoder.vocabulary + 1) * encoder.hidden
+    return count + decoder.layers * cross + states
