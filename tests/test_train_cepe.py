@@ -27,7 +27,7 @@ from farspan.train.documents import DocumentRows, DocumentSettings, NoiseSetting
 
 from tiny import tiny_model
 
-WORDS = tuple("alpha beta gamma delta epsilon zeta eta theta iota kappa mu nu xi omicron pi rho sigma tau".split())
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu"]
 
 
 # windows

@@ -46,7 +46,7 @@ class ModelSettings(Settings):
     """[model]: the decoder, and what is added to it."""
 
     name: str  # the decoder: a folder or hub id, or `demo`, the embedded one
-    encoder: str | None = None  # a folder or hub id, such as one of `farspan train mlm`
+    encoder: str | None = None  # a folder or hub id, such as one of `farspan train mlm`; `demo`: the embedded model's
     warmed_up: str | None = None  # a folder of the warm-up, encoder included; empty: none
     random_encoder: bool = False  # of the shape of `encoder`, without its weights, and without a warm-up
     train_encoder: bool = True
@@ -214,12 +214,12 @@ def opened(settings: CepeSettings) -> LM:
             "no encoder: give model.encoder, a folder of farspan train mlm or another bidirectional encoder with the "
             "decoder's tokenizer, or model.warmed_up"
         )
-    encoder: Any = chosen.encoder
+    encoder: Any = folder_of(chosen.encoder)
     if chosen.random_encoder:
         try:
             encoder = AutoConfig.from_pretrained(encoder)
         except (OSError, ValueError) as error:
-            raise ValueError(f"encoder {encoder!r} has no config that can be loaded: {error}") from error
+            raise ValueError(f"encoder {chosen.encoder!r} has no config that can be loaded: {error}") from error
     model = cepe.from_base(
         lm.model,
         encoder,
