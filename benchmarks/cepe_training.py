@@ -4,7 +4,8 @@
 
 The embedded model (trained on 512 tokens) stays as it is. Its own blocks, made to look both ways, begin the encoder
 (--encoder mlm: one of `farspan train mlm`, from random weights). The trainings are those of configs/*-demo.toml;
-repeated, the script goes on where it was stopped. Measured on held-out files: perplexity of the last 128 tokens behind more and more
+repeated, the script goes on where it was stopped.
+Measured on held-out files: perplexity of the last 128 tokens behind more and more
 of their document, from 512 tokens to 16 times that, on the same targets for all: the embedded model alone, with
 attention sinks, YaRN and RePlug, and CEPE and CEPE-Distilled with a decoder of 512. Intervals: Student's t over
 documents; differences are paired. Also: the warm-up's loss against the base's, forgetting curves, what a teacher costs
