@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cepe_models import tiny_encoder
 from safetensors.torch import load_file
 from torch import testing
 from transformers import PreTrainedTokenizerFast
 
-from cepe_models import tiny_encoder
 from tiny import tiny_model
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu"]
