@@ -31,7 +31,7 @@ from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.lm import DataSettings
 from farspan.train.objective import NOT_A_TARGET
 from farspan.train.optimizer import OptimizerSettings
-from farspan.train.trainer import RunSettings, run
+from farspan.train.trainer import TrainerSettings, run
 
 DEMO = "demo"  # the embedded model
 MASK = "[MASK]"
@@ -59,7 +59,7 @@ class MlmOptimizer(OptimizerSettings):
     decay: Literal["linear", "cosine"] = "cosine"
 
 
-class MlmTrainer(RunSettings):
+class MlmTrainer(TrainerSettings):
     """[trainer]: rows of 512 tokens, 2,048 of them a step."""
 
     steps: int = Field(100_000, gt=0)
@@ -248,6 +248,11 @@ def train(settings: MlmSettings) -> dict[str, Any]:
         out,
         trainer_class=TermsTrainer,
         finish=lambda model: model.model,
+        arguments={
+            "torch_compile": trainer.compile,
+            "eval_strategy": "steps" if held_out else "no",
+            "eval_steps": trainer.evaluate_every,
+        },
         terms=lambda model, core, batch: {"masked": model(**batch)},
         weights={"masked": 1.0},
     )
