@@ -191,7 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/cepe-training"))
     parser.add_argument("--encoder", choices=("demo", "mlm"), default="demo")
-    parser.add_argument("--repeats", type=int, default=16, help="documents")
+    parser.add_argument("--repeats", type=int, default=48, help="documents")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
