@@ -129,6 +129,7 @@ def train(settings: CepeSettings, notice: Callable[[str], None] = lambda text: N
             another training.
     """
     ready = prepare(settings, notice)
+    begin(settings, ready)
     return trained(settings, ready, ready.rows, terms, {"nats": 1.0})
 
 
@@ -141,7 +142,7 @@ def prepare(settings: CepeSettings, notice: Callable[[str], None]) -> Prepared:
     from transformers import set_seed
 
     processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
-    out, data, trainer = Path(settings.out), settings.data, settings.trainer
+    data, trainer = settings.data, settings.trainer
     if trainer.engine == "fsdp2":
         raise ValueError(
             'trainer.engine = "fsdp2" cannot train CEPE: what is added would stand beside a sharded decoder; use "ddp" '
@@ -160,8 +161,6 @@ def prepare(settings: CepeSettings, notice: Callable[[str], None]) -> Prepared:
     if limit is not None and data.chunk > limit:
         raise ValueError(f"data.chunk = {data.chunk:,} tokens are more than the {limit:,} the encoder was trained on")
     with processes.main_process_first():
-        out.mkdir(parents=True, exist_ok=True)
-        refuse_other_settings(out, settings)
         rows = DocumentRows(
             load(data.text, lm.tokenizer),
             data,
@@ -188,6 +187,18 @@ def prepare(settings: CepeSettings, notice: Callable[[str], None]) -> Prepared:
                 f"training reads {len(rows):,} windows"
             )
     return Prepared(lm, rows, count, total, processes)
+
+
+def begin(settings: CepeSettings, ready: Prepared) -> None:
+    """Takes the folder for this training, once nothing is left to refuse.
+
+    Raises:
+        ValueError: it holds another training.
+    """
+    out = Path(settings.out)
+    with ready.processes.main_process_first():
+        out.mkdir(parents=True, exist_ok=True)
+        refuse_other_settings(out, settings)
 
 
 def opened(settings: CepeSettings) -> LM:
