@@ -21,8 +21,11 @@ import farspan
 import farspan.train.lm
 from farspan.corpus import Corpus, load
 from farspan.train.batches import PackedRows, train_tokenizer
+from farspan.train.cepe import CepeSettings
 from farspan.train.config import read_config
+from farspan.train.distill import DistillSettings
 from farspan.train.lm import LmSettings, train
+from farspan.train.mlm import MlmSettings
 from farspan.train.optimizer import OptimizerSettings, Together, build
 from farspan.train.smt import SmtSettings
 from farspan.train.trainer import TrainerSettings
@@ -58,7 +61,8 @@ def test_every_field_can_be_overridden(config: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.hiden=3", r"model\.hiden: .*not permitted"),
+        ("model.hiden=3", r"model\.hiden: .*not permitted.*did you mean 'hidden'"),
+        ("modle.hidden=3", r"modle: .*not permitted.*did you mean 'model'"),
         ("trainer.steps=many", r"trainer\.steps: .*integer.*'many'"),
         ("trainer.steps=0", r"trainer\.steps: .*greater than 0"),
         ("trainer.attention=fast", r"trainer\.attention: .*'sdpa'"),
@@ -97,7 +101,8 @@ def test_a_file_that_is_not_toml_is_named(config: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_committed_config_is_valid(path: Path) -> None:
-    read_config(path, SmtSettings if path.stem.startswith("smt") else LmSettings)
+    kinds = {"smt": SmtSettings, "mlm": MlmSettings, "cepe": CepeSettings, "distill": DistillSettings}
+    read_config(path, kinds.get(path.stem.partition("-")[0], LmSettings))
 
 
 def test_llama_83m_is_trained_as_in_the_paper() -> None:
@@ -444,8 +449,11 @@ def test_a_training_stopped_and_repeated_ends_with_the_same_weights(
 
 KILLED_WHILE_IT_SAVES = """
 import os, pathlib, signal, sys, torch, transformers
+from farspan.train.cepe import CepeSettings
 from farspan.train.config import read_config
+from farspan.train.distill import DistillSettings
 from farspan.train.lm import LmSettings, train
+from farspan.train.mlm import MlmSettings
 
 torch.set_num_threads(1)
 save = transformers.Trainer.save_model

@@ -23,6 +23,9 @@ app.command("import")(report.import_file)
 train_app = typer.Typer(no_args_is_help=True, help="Train or extend a model. A config is one TOML file.")
 train_app.command("lm")(train.train_lm)
 train_app.command("smt")(train.train_smt)
+train_app.command("mlm")(train.train_mlm)
+train_app.command("cepe")(train.train_cepe)
+train_app.command("distill")(train.train_distill)
 app.add_typer(train_app, name="train")
 
 

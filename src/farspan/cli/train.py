@@ -2,8 +2,9 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -65,6 +66,58 @@ def train_smt(
         )
         if as_json and not console.quiet:
             print(json.dumps(summary))
+
+
+def train_mlm(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Pre-trains an encoder for CEPE by masked-language modelling. Repeating the command continues a stopped one."""
+    with said():
+        from farspan.train.config import read_config
+        from farspan.train.mlm import MlmSettings, train
+
+        settings = read_config(config, MlmSettings, overrides or [])
+        summary = train(settings)
+        _say(summary, f"{summary['parameters']:,} parameters, {summary['tokens']:,} tokens", settings.out, as_json)
+
+
+def train_cepe(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Trains an encoder and cross-attention beside a frozen decoder (CEPE), warm-up or main stage. Repeating the
+    command continues one that was stopped."""
+    with said():
+        from farspan.train.cepe import CepeSettings, train
+        from farspan.train.config import read_config
+
+        settings = read_config(config, CepeSettings, overrides or [])
+        summary = train(settings, _notice(as_json))
+        _say(summary, f"{summary['stage']}, {summary['tokens']:,} tokens", settings.out, as_json)
+
+
+def train_distill(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Trains as `cepe`, main stage, with the decoder as teacher, which reads all in one window (CEPE-Distilled).
+    Repeating the command continues one that was stopped."""
+    with said():
+        from farspan.train.config import read_config
+        from farspan.train.distill import DistillSettings, train
+
+        settings = read_config(config, DistillSettings, overrides or [])
+        summary = train(settings, _notice(as_json))
+        _say(summary, f"distilled, {summary['tokens']:,} tokens", settings.out, as_json)
+
+
+def _notice(as_json: bool) -> Callable[[str], None]:
+    console = _console(as_json)
+    return lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _say(summary: dict[str, Any], what: str, out: str, as_json: bool) -> None:
+    held_out = "" if summary.get("held_out_loss") is None else f", held-out loss {summary['held_out_loss']:.3f}"
+    _console(as_json).print(
+        f"{what}, loss {summary['loss']:.3f}{held_out} nats per token, {summary['seconds']:,} s: {out}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    if as_json:
+        print(json.dumps(summary))
 
 
 def _console(as_json: bool) -> Console:

@@ -32,7 +32,7 @@ def draw_losses(log: Log, folder: str | Path, window: int) -> list[Path]:
     _by_step(axes[0], entries)
     _by_length(axes[1], entries)
     if measured:
-        _measured(axes[2], measured, window)
+        draw_measured(axes[2], measured, window)
     for one in axes:
         one.grid(alpha=0.25)
         one.legend(fontsize=8)
@@ -73,12 +73,12 @@ def model_card(summary: Mapping[str, Any], log: Log) -> str:
         target=settings["lengths"]["target"],
         steps=steps,
         batch=summary["rows"] // steps,
-        measured=_measured_table(log, settings["watch"]["text"]),
+        measured=measured_table(log, settings["watch"]["text"]),
         **{key: summary[key] for key in ("window", "trained", "parameters")},
     )
 
 
-def _measured_table(log: Log, text: str) -> str:
+def measured_table(log: Log, text: str) -> str:
     measured = [entry for entry in log if any(map(MEASURED.fullmatch, entry))]
     if not measured:
         return ""
@@ -124,7 +124,7 @@ def _by_length(axes: Axes, entries: Log) -> None:
     axes.set(xlabel="length (tokens)", title="Training perplexity at the end of each length")
 
 
-def _measured(axes: Axes, measured: Log, window: int) -> None:
+def draw_measured(axes: Axes, measured: Log, window: int) -> None:
     names = {name for entry in measured for name in entry if MEASURED.fullmatch(name)}
     order = sorted((int(name.rpartition("_")[2]), name) for name in names)
     for place, (length, name) in enumerate(order):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from farspan.record import refuse_differences
+from farspan.spelling import closest
 
 
 class Settings(BaseModel):
@@ -41,7 +42,8 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
         return kind.model_validate(values)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(map(str, e['loc']))}: {e['msg']} (given {e.get('input')!r})" for e in error.errors()
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']} (given {e.get('input')!r}){_meant(kind, e)}"
+            for e in error.errors()
         )
         raise ValueError(f"config {path}: {problems}") from error
 
@@ -62,6 +64,15 @@ def refuse_other_settings(out: Path, settings: Settings) -> None:
     if file.exists():
         refuse_differences(out, "training", json.loads(file.read_text()), now, MAY_CHANGE)
     file.write_text(json.dumps(now, indent=2) + "\n")
+
+
+def _meant(kind: type[Settings], error: Any) -> str:
+    """What may have been meant by a key that does not exist."""
+    *tables, key = error["loc"]
+    for table in tables:
+        kind = getattr(kind.model_fields.get(table), "annotation", None) or Settings
+    known = getattr(kind, "model_fields", {})
+    return closest(str(key), known) if error["type"] == "extra_forbidden" else ""
 
 
 def _put(values: dict[str, Any], key: list[str], value: Any) -> None:

@@ -22,7 +22,8 @@ class OptimizerSettings(Settings):
     clip: float = Field(1.0, gt=0)  # largest norm of the gradient
     momentum: float = Field(0.95, ge=0, lt=1)  # of Muon
     warmup_steps: int = Field(100, ge=0)
-    decay_fraction: float = Field(0.2, ge=0, le=1)  # of all steps, at the end, linearly to zero
+    decay_fraction: float = Field(0.2, ge=0, le=1)  # of all steps, at the end, to zero
+    decay: Literal["linear", "cosine"] = "linear"
 
 
 def build(
@@ -69,7 +70,7 @@ def build(
         num_warmup_steps=settings.warmup_steps,
         num_decay_steps=num_decay_steps,
         num_training_steps=num_steps,
-        decay_type="linear",
+        decay_type=settings.decay,
     )
     return optimizer, schedule
 

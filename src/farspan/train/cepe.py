@@ -1,0 +1,363 @@
+"""Training of CEPE: encoder and cross-attention for a decoder that stays as it is (Yen et al. 2024, arXiv 2402.16617).
+
+    loss = mean over the decoder's tokens of -log p(x_t | Φ, x_<t)        Φ: the chunks, see `documents`
+
+Two stages, sections 2.3 and A.2. In the warm-up the chunks are the decoder's own tokens, so that the cross-attention
+learns to find and copy what it reads. In the main stage they are what stands before the decoder's tokens. Encoder and
+cross-attention are trained, in fp32; the decoder is frozen, in any precision, its dropout off. Checkpoints, and what is
+saved, hold what is trained and no more.
+
+Each ablation of tables 5, 11 and 12 is one field: `data.mixture` (filter only, cat only, RetDoc),
+`model.train_encoder`, `model.random_encoder`, `model.warmed_up` (empty: "w/o Warmup", "No Copy Init"); and, of our own,
+`model.initial`.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from farspan import cepe, hf
+from farspan.callback import CurveCallback, Measuring, PerplexityCallback
+from farspan.corpus import load, optional_import
+from farspan.lm import LM
+from farspan.lm import load as load_model
+from farspan.methods.cepe import Cepe as CepeMethod
+from farspan.record import environment
+from farspan.report.cepe_training import draw, model_card
+from farspan.retrieve import open_index
+from farspan.train.config import Settings, refuse_other_settings
+from farspan.train.documents import DocumentRows, DocumentSettings, collated
+from farspan.train.mlm import folder_of
+from farspan.train.objective import mean_nats
+from farspan.train.optimizer import OptimizerSettings
+from farspan.train.trainer import RunSettings, run
+
+RANDOM_STD = 0.02
+CURVE_EXTRA = 16  # tokens of a curve's context beside text and copy, about
+
+
+class ModelSettings(Settings):
+    """[model]: the decoder, and what is added to it."""
+
+    name: str  # the decoder: a folder or hub id, or `demo`, the embedded one
+    encoder: str | None = None  # a folder or hub id, such as one of `farspan train mlm`; `demo`: the embedded model's
+    warmed_up: str | None = None  # a folder of the warm-up, encoder included; empty: none
+    random_encoder: bool = False  # of the shape of `encoder`, without its weights, and without a warm-up
+    train_encoder: bool = True
+    initial: Literal["copied", "random", "zero"] = "copied"  # q, k, v of the cross-attention, from the self-attention
+    layers: int | None = Field(None, gt=0)  # with cross-attention, counted from the last; default all
+    states: int = Field(1, gt=0)  # of the encoder, see `farspan.cepe.from_base`
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of the decoder
+    revision: str | None = None
+
+    @field_validator("warmed_up", "encoder")
+    @classmethod
+    def _or_none(cls, name: str | None) -> str | None:
+        return name or None
+
+
+class CepeOptimizer(OptimizerSettings):
+    """[optimizer], appendix A.2: AdamW at 3e-4, 4 % warm-up, cosine to zero."""
+
+    lr: float = Field(3e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_steps: int = Field(800, ge=0)
+    decay_fraction: float = Field(0.96, ge=0, le=1)
+    decay: Literal["linear", "cosine"] = "cosine"
+
+
+class CepeTrainer(RunSettings):
+    """[trainer]: 128 windows a step."""
+
+    steps: int = Field(20_000, gt=0)
+    batch: int | None = Field(128, gt=0)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class WatchSettings(Settings):
+    """[watch]: what is measured while it is trained, on text it is not trained on; see `farspan.callback`."""
+
+    text: str = "builtin:held-out"
+    every: int | None = Field(None, ge=0)  # steps; 0: never; default a quarter of all, and before the first
+    lengths: tuple[int, ...] | None = None  # tokens; default what the decoder holds, and with all of the chunks
+    repeats: int = Field(8, gt=1)  # windows of the perplexity
+    curve: bool = True  # also a small forgetting curve
+    tokens: int | None = Field(None, gt=0)  # fed for one curve, at most; default 24 windows
+
+
+class CepeSettings(Settings):
+    """The whole config of `farspan train cepe`."""
+
+    out: str
+    stage: Literal["warmup", "main"] = "main"
+    model: ModelSettings
+    data: DocumentSettings
+    optimizer: CepeOptimizer = CepeOptimizer()
+    trainer: CepeTrainer = CepeTrainer()
+    watch: WatchSettings = WatchSettings()
+
+
+@dataclass
+class Prepared:
+    """A training that can begin."""
+
+    lm: LM  # the decoder: its model is the CEPE model
+    rows: DocumentRows
+    trained: int  # parameters
+    total: int
+    processes: Any
+
+    @property
+    def model(self) -> Any:
+        return self.lm.model
+
+
+def train(settings: CepeSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Trains, or continues a training that was stopped, and saves what was added to the decoder in `settings.out`.
+
+    Returns what `training.json` in that folder holds. `notice` is told what a user should know.
+
+    Raises:
+        ValueError: impossible settings, models that do not belong together, texts that are too short, or `out` holds
+            another training.
+    """
+    ready = prepare(settings, notice)
+    begin(settings, ready)
+    return trained(settings, ready, ready.rows, terms, {"nats": 1.0})
+
+
+def prepare(settings: CepeSettings, notice: Callable[[str], None]) -> Prepared:
+    """Loads and checks everything, before any long work.
+
+    Raises:
+        ValueError: as `train`.
+    """
+    from transformers import set_seed
+
+    processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
+    data, trainer = settings.data, settings.trainer
+    if trainer.engine == "fsdp2":
+        raise ValueError(
+            'trainer.engine = "fsdp2" cannot train CEPE: what is added would stand beside a sharded decoder; use "ddp" '
+            'or "deepspeed", or "auto"'
+        )
+    warms_up = settings.stage == "warmup"
+    set_seed(trainer.seed)
+    lm = opened(settings)
+    model = lm.model
+    if lm.trained_length is not None and data.decoder + len(lm.separator.ids) * data.separator > lm.trained_length:
+        raise ValueError(
+            f"data.decoder = {data.decoder:,} tokens, and a separator with data.separator, are more than the "
+            f"{lm.trained_length:,} {lm.name} was trained on: give fewer"
+        )
+    limit = getattr(model.encoder.config, "max_position_embeddings", None)
+    if limit is not None and data.chunk > limit:
+        raise ValueError(f"data.chunk = {data.chunk:,} tokens are more than the {limit:,} the encoder was trained on")
+    with processes.main_process_first():
+        rows = DocumentRows(
+            load(data.text, lm.tokenizer),
+            data,
+            samples=trainer.steps * (trainer.batch or trainer.micro_batch * processes.num_processes),
+            separator=lm.separator.ids,
+            seed=trainer.seed,
+            copies=warms_up,
+            noise=None if warms_up else data.noise,
+            index=open_index(data.index) if data.index else None,
+            tokenizer=lm.tokenizer,
+        )
+    model.encoder.requires_grad_(settings.model.train_encoder)
+    if trainer.activation_checkpointing:
+        hf.checkpoint_activations(model)
+    if settings.model.random_encoder and settings.model.warmed_up:
+        notice("model.random_encoder: the weights of model.warmed_up are left aside")
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in model.parameters())
+    if processes.is_main_process:
+        notice(f"{lm.name}: {count:,} of {total:,} parameters are trained ({count / total:.0%})")
+        if "filter" in rows.kinds:
+            notice(
+                f"{len(rows.long):,} of {rows.corpus.num_documents:,} documents have {rows.window:,} tokens; the "
+                f"training reads {len(rows):,} windows"
+            )
+    return Prepared(lm, rows, count, total, processes)
+
+
+def begin(settings: CepeSettings, ready: Prepared) -> None:
+    """Takes the folder for this training, once nothing is left to refuse.
+
+    Raises:
+        ValueError: it holds another training.
+    """
+    out = Path(settings.out)
+    with ready.processes.main_process_first():
+        out.mkdir(parents=True, exist_ok=True)
+        refuse_other_settings(out, settings)
+
+
+def opened(settings: CepeSettings) -> LM:
+    """The decoder with an encoder and cross-attention in fp32.
+
+    Raises:
+        ValueError: models that cannot be loaded or do not belong together, or no encoder named.
+    """
+    from dataclasses import replace
+
+    from transformers import AutoConfig
+
+    chosen = settings.model
+    lm = load_model(
+        folder_of(chosen.name), dtype=chosen.dtype, attention=settings.trainer.attention, revision=chosen.revision
+    )
+    lm = replace(lm, name=chosen.name)
+    if chosen.warmed_up and not chosen.random_encoder:
+        if chosen.initial != "copied":
+            raise ValueError(f'model.initial = "{chosen.initial}" is for a training without model.warmed_up')
+        return replace(lm, model=cepe.from_pretrained(chosen.warmed_up, base=lm.model, dtype="auto"))
+    if chosen.encoder is None:
+        raise ValueError(
+            "no encoder: give model.encoder, a folder of farspan train mlm or another bidirectional encoder with the "
+            "decoder's tokenizer, or model.warmed_up"
+        )
+    encoder: Any = folder_of(chosen.encoder)
+    if chosen.random_encoder:
+        try:
+            encoder = AutoConfig.from_pretrained(encoder)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"encoder {chosen.encoder!r} has no config that can be loaded: {error}") from error
+    model = cepe.from_base(
+        lm.model,
+        encoder,
+        num_cross_attn_layers=chosen.layers,
+        num_cross_attn_hidden_states=chosen.states,
+        dtype=torch.float32,
+        tokenizer=lm.tokenizer,
+    )
+    for cross in model.cross_attentions() if chosen.initial != "copied" else ():
+        for projection in (cross.q_proj, cross.k_proj, cross.v_proj):
+            std = RANDOM_STD if chosen.initial == "random" else 0.0
+            nn.init.normal_(projection.weight, std=std)
+    return replace(lm, model=model)
+
+
+def terms(model: Any, core: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Mean nats per predicted token of the decoder."""
+    hidden, output = decoded(model, core, batch)
+    return {"nats": mean_nats(core, hidden, output, batch["labels"])}
+
+
+def decoded(model: Any, core: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+    """The decoder's last hidden states [batch, time, hidden], and the output they came in."""
+    with hf.watched_decoder(core) as seen:
+        model(
+            input_ids=batch["input_ids"],
+            context_input_ids=batch["context_input_ids"],
+            context_attention_mask=batch["context_attention_mask"],
+            use_cache=False,
+            logits_to_keep=1,
+        )
+    return seen[-1][0], seen[-1]
+
+
+def trained(
+    settings: CepeSettings,
+    ready: Prepared,
+    rows: Any,
+    objective: Callable[[Any, Any, Mapping[str, Tensor]], dict[str, Tensor]],
+    weights: Mapping[str, float],
+    **options: Any,
+) -> dict[str, Any]:
+    """Runs a prepared training, writes the folder, and returns the summary."""
+    from farspan.train.terms_trainer import TermsTrainer
+
+    out, lm = Path(settings.out), ready.lm
+    use_cache = lm.model.config.use_cache
+    summary = run(
+        lm.model,
+        rows,
+        None,
+        settings.optimizer,
+        settings.trainer,
+        out,
+        trainer_class=TermsTrainer,
+        callbacks=watching(lm, settings, out),
+        finish=lambda model: Added(model, use_cache),
+        processing_class=lm.tokenizer,
+        data_collator=collated,
+        terms=objective,
+        weights=weights,
+        **options,
+    )
+    del summary["held_out_loss"]
+    summary["tokens"] = summary["rows"] * (ready.rows.window if settings.stage == "main" else settings.data.decoder)
+    summary |= {"trained": ready.trained, "stage": settings.stage, "from": lm.identity}
+    summary |= {"settings": settings.model_dump(mode="json"), **environment()}
+    if ready.processes.is_main_process:
+        lm.tokenizer.save_pretrained(out)
+        (out / "training.json").write_text(json.dumps(summary, indent=2) + "\n")
+        log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        draw(log, out, settings.data.decoder)
+        (out / "README.md").write_text(model_card(summary, log))
+    return summary
+
+
+@dataclass
+class Added:
+    """What `run` saves of a CEPE model: what was added to the decoder."""
+
+    model: Any
+    use_cache: bool
+
+    def to(self, dtype: torch.dtype) -> "Added":
+        for part in (self.model.encoder, *self.model.cross_attentions()):
+            part.to(dtype)
+        return self
+
+    def save_pretrained(self, out: Path) -> None:
+        self.model.config.use_cache = self.use_cache
+        self.model.save_pretrained(out, adapter_only=True)
+
+
+class _ByCepe(Measuring):
+    """Measures what the model makes of a text that is read as it is trained to."""
+
+    how: CepeMethod
+
+    def choose(self) -> None:
+        self._method = self.how  # type: ignore[assignment]
+        super().choose()
+        self._record["methods"] = [str(self.how)]
+
+
+class CepePerplexity(_ByCepe, PerplexityCallback):
+    """Perplexity of the same tokens, behind what the decoder holds and behind that and the chunks."""
+
+
+class CepeCurve(_ByCepe, CurveCallback):
+    """The forgetting curve, through the encoder."""
+
+
+def watching(lm: LM, settings: CepeSettings, out: Path) -> list[Measuring]:
+    """What measures the model while it is trained: perplexity without context (a length that the decoder holds) and
+    with it, on the same tokens, and a small forgetting curve."""
+    watch, data = settings.watch, settings.data
+    if watch.every == 0:
+        return []
+    every = watch.every or max(1, -(-settings.trainer.steps // 4))
+    window = data.decoder + len(lm.separator.ids)
+    longest = data.decoder + data.chunks * data.chunk
+    lengths = watch.lengths or (data.decoder, (data.decoder + longest) // 2, longest)
+    common: dict[str, Any] = {"text": watch.text, "every": every, "at_start": True, "trained_length": window}
+    found: list[Measuring] = [CepePerplexity(**common, lengths=lengths, repeats=watch.repeats, out=out / "perplexity")]
+    if watch.curve:
+        text = max(1, (longest - CURVE_EXTRA) // 2)
+        found.append(CepeCurve(**common, longest=text, tokens=watch.tokens or 24 * longest, out=out / "farspan"))
+    for one in found:
+        one.how = CepeMethod(chunk=data.chunk, decoder_window=window)
+    return found

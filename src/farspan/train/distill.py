@@ -1,0 +1,311 @@
+"""CEPE-Distilled: a decoder that was tuned to follow instructions learns to read with an encoder from itself.
+
+    loss = c_CE · CE + c_KL · KL          KL = 1/N Σ_n Σ_k p_nk (log p_nk - log q_nk)
+
+Yen et al. 2024, arXiv 2402.16617, section 3. The teacher p is the same frozen decoder, which reads chunks and input in
+one window; the student q reads the chunks through the encoder. Of each of the teacher's N distributions the K = 50
+likeliest tokens count. How the others do:
+
+    drop      not at all, as published: a part of a divergence, which can be negative
+    smooth    as one more entry, δ added to all, as in the authors' code: (p + δ) / (1 + (K + 1) δ)
+    rest      as one more entry
+    renorm    p and q are divided by their sums over the K
+
+The teacher's log-probabilities are computed once and kept in fp16, the remainder's too, or anew at each step. Losses
+are fp32, by blocks of tokens.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
+
+from farspan import hf
+from farspan.corpus import tokenizer_hash
+from farspan.lm import load as load_model
+from farspan.reader import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
+from farspan.train.blocks import summed
+from farspan.train.cepe import CepeSettings, Prepared, begin, decoded, prepare, trained
+from farspan.train.config import Settings
+from farspan.train.documents import DocumentRows, collated
+from farspan.train.mlm import folder_of
+from farspan.train.objective import NOT_A_TARGET
+
+Variant = Literal["drop", "smooth", "rest", "renorm"]
+LEAST = -60_000.0  # a log-probability of nothing that fp16 can hold
+FILES = ("index.npy", "log_probs.npy")
+SAMPLES_AT_ONCE = 8  # of one forward of the teacher
+BATCHES_A_SAVE = 64
+
+
+class DistillationSettings(Settings):
+    """[distill]: the teacher, and what is learned from it."""
+
+    teacher: str | None = None  # a causal model with the decoder's tokenizer; default the decoder itself
+    ce: float = Field(1.0, ge=0)  # c_CE
+    kl: float = Field(2.0, ge=0)  # c_KL; 0: without a teacher
+    variant: Variant = "drop"
+    delta: float = Field(1e-6, gt=0)  # of `smooth`
+    top: int = Field(50, gt=0)  # tokens of each distribution
+    stored: bool = True  # computed once, before the training; else at each step
+
+
+class DistillSettings(CepeSettings):
+    """The whole config of `farspan train distill`: that of `farspan train cepe`, and [distill]."""
+
+    distill: DistillationSettings = DistillationSettings()
+
+
+def train(settings: DistillSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Trains, or continues a training that was stopped, as `farspan.train.cepe.train`.
+
+    Raises:
+        ValueError: as there; a teacher with another vocabulary, or whose window does not hold chunks and input.
+    """
+    if settings.stage != "main":
+        raise ValueError('stage = "warmup": distillation is of the main stage; warm up with farspan train cepe')
+    ready, chosen = prepare(settings, notice), settings.distill
+    if chosen.kl == 0:
+        begin(settings, ready)
+        return trained(settings, ready, ready.rows, partial(terms, chosen, None), {"ce": chosen.ce, "kl": 0.0})
+    teacher = teacher_of(settings, ready)
+    begin(settings, ready)
+    rows: Dataset[dict[str, Tensor]] = ready.rows
+    online: Teacher | None = teacher
+    if chosen.stored:
+        with ready.processes.main_process_first():
+            rows = store(teacher, ready.rows, Path(settings.out) / "teacher", notice)
+        online = None
+    weights = {"ce": chosen.ce, "kl": chosen.kl}
+    return trained(settings, ready, rows, partial(terms, chosen, online), weights)
+
+
+def terms(
+    settings: DistillationSettings, teacher: "Teacher | None", model: Any, core: Any, batch: Mapping[str, Tensor]
+) -> dict[str, Float[Tensor, ""]]:
+    """Cross-entropy per predicted token, and divergence from the teacher per token."""
+    hidden, output = decoded(model, core, batch)
+    labels = torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=NOT_A_TARGET)
+    if settings.kl == 0:
+        return {"ce": losses(core, hidden, output, labels, None, None, settings)[0], "kl": hidden.new_zeros(())}
+    if teacher is not None:
+        index, log_p = teacher.of(batch)
+    else:
+        index, log_p = batch["teacher_index"].long(), batch["teacher_log_probs"]
+    ce, kl = losses(core, hidden, output, labels, index, log_p.float(), settings)
+    return {"ce": ce, "kl": kl}
+
+
+def losses(
+    core: Any,
+    hidden: Float[Tensor, "batch time hidden"],
+    output: Any,
+    labels: Int[Tensor, "batch time"],
+    index: Int[Tensor, "batch time top"] | None,
+    log_p: Float[Tensor, "batch time top_plus_one"] | None,
+    settings: DistillationSettings,
+) -> Float[Tensor, "2"]:
+    """The means of cross-entropy (over labels that are tokens) and of the divergence (over all positions).
+
+    Args:
+        labels: the token that each position predicts, or NOT_A_TARGET.
+        index, log_p: the teacher's likeliest tokens at each position, and their log-probabilities and the remainder's.
+    """
+
+    def of_block(block: Tensor, targets: Tensor, *teacher: Tensor) -> Tensor:
+        log_q = hf.logits(core, block[None], output)[0].float().log_softmax(-1)
+        ce = cross_entropy(log_q, targets, ignore_index=NOT_A_TARGET, reduction="sum")
+        if not teacher:
+            return torch.stack([ce, ce.new_zeros(())])
+        index, log_p = teacher
+        return torch.stack([ce, divergence(log_q.gather(-1, index), log_p, settings.variant, settings.delta)])
+
+    teacher = () if index is None or log_p is None else (index.flatten(0, 1), log_p.flatten(0, 1))
+    vocabulary = core.get_input_embeddings().num_embeddings
+    total = summed(of_block, vocabulary, hidden.flatten(0, 1), labels.flatten(), *teacher)
+    counts = torch.stack([(labels != NOT_A_TARGET).sum().clamp_min(1), labels.new_tensor(labels.numel())])
+    return total / counts
+
+
+def divergence(
+    log_q: Float[Tensor, "tokens top"],
+    log_p: Float[Tensor, "tokens top_plus_one"],
+    variant: Variant,
+    delta: float = 1e-6,
+) -> Float[Tensor, ""]:
+    """The sum over tokens of the Kullback-Leibler divergence of student q from teacher p; the last of p is the
+    remainder."""
+    kept = log_p[:, :-1]
+    match variant:
+        case "drop":
+            log_p = kept
+        case "renorm":
+            log_p, log_q = kept.log_softmax(-1), log_q - log_q.logsumexp(-1, keepdim=True)
+        case "rest":
+            log_q = torch.cat([log_q, remainder(log_q)], -1)
+        case "smooth":
+            total = 1 + delta * log_p.shape[1]
+            q = torch.cat([log_q.exp(), remainder(log_q).exp()], -1)
+            log_p, log_q = ((log_p.exp() + delta) / total).log(), ((q + delta) / total).log()
+    return (log_p.exp() * (log_p - log_q)).sum()
+
+
+def remainder(log_q: Float[Tensor, "*rows top"]) -> Float[Tensor, "*rows one"]:
+    """log(1 - Σ q), also where the sum is nearly, or by rounding over, 1."""
+    total = log_q.logsumexp(-1, keepdim=True).clamp_max(-torch.finfo(torch.float32).eps)
+    return torch.where(total > -0.69, (-torch.expm1(total)).log(), torch.log1p(-total.exp()))
+
+
+@dataclass
+class Teacher:
+    """A causal model that reads chunks and input as one text."""
+
+    model: Any
+    identity: dict[str, Any]
+    top: int
+    before: int = 0  # tokens of the separator, which stands before the chunks here
+
+    @torch.no_grad()
+    def of(self, batch: Mapping[str, Tensor]) -> tuple[Int[Tensor, "batch time top"], Float[Tensor, "batch time last"]]:
+        """For each of the decoder's positions the likeliest next tokens, likeliest first, and their log-probabilities
+        and the remainder's, in fp16. The chunks are read as they are: noise is the student's."""
+        ids, context = batch["input_ids"], batch["context_input_ids"].flatten(1)
+        whole = torch.cat([ids[:, : self.before], context, ids[:, self.before :]], 1)
+        with hf.watched_decoder(self.model) as seen:
+            self.model(input_ids=whole, use_cache=False, logits_to_keep=1)
+        hidden = seen[-1][0][:, context.shape[1] :].flatten(0, 1)
+        vocabulary = self.model.get_input_embeddings().num_embeddings
+        limit = LOGITS_AT_ONCE.get(hidden.device.type, LOGITS_AT_ONCE_ELSEWHERE)
+        parts = [self._best(block, seen[-1]) for block in hidden.split(max(1, limit // vocabulary))]
+        index, log_p = (torch.cat(part).view(*ids.shape, -1) for part in zip(*parts, strict=True))
+        return index, log_p
+
+    def _best(self, hidden: Float[Tensor, "tokens hidden"], output: Any) -> tuple[Tensor, Tensor]:
+        logits = hf.logits(self.model, hidden[None], output)[0]
+        best, index = logits.topk(self.top, -1)  # fp32 for these alone
+        log_p = best.float() - logits.logsumexp(-1, keepdim=True).float()
+        log_p = torch.cat([log_p, remainder(log_p)], -1).clamp_min(LEAST)
+        return index, log_p.half()
+
+
+def teacher_of(settings: DistillSettings, ready: Prepared) -> Teacher:
+    """The teacher of a training.
+
+    Raises:
+        ValueError: another vocabulary than the decoder's, or a window that does not hold chunks and input.
+    """
+    lm, model = ready.lm, ready.model
+    chosen = settings.distill
+    if chosen.teacher is not None:
+        other = load_model(folder_of(chosen.teacher), dtype=settings.model.dtype, attention=settings.trainer.attention)
+        if tokenizer_hash(other.tokenizer) != tokenizer_hash(lm.tokenizer) or other.vocabulary != lm.vocabulary:
+            raise ValueError(
+                f"teacher {chosen.teacher!r} has another vocabulary ({other.vocabulary:,} tokens) than the decoder "
+                f"{lm.name!r} ({lm.vocabulary:,}): its probabilities would be those of other tokens"
+            )
+        lm, model = other, other.model.requires_grad_(False)
+    needed = ready.rows.window + len(ready.rows.before)
+    if lm.trained_length is not None and needed > lm.trained_length:
+        raise ValueError(
+            f"the teacher reads chunks and input in one window: {needed:,} tokens are more than the "
+            f"{lm.trained_length:,} it was trained on; give fewer data.chunks or data.decoder"
+        )
+    if settings.data.mixture.get("retrieved"):
+        raise ValueError("passages are no text that a teacher could read before the input: leave out `retrieved`")
+    if len(ready.rows.before) > 1:
+        raise ValueError(
+            "a separator of several tokens stands for no token of the teacher's: use data.separator = false"
+        )
+    top = min(chosen.top, lm.vocabulary - 1)
+    return Teacher(model, {"fingerprint": lm.identity["fingerprint"], "top": top}, top, len(ready.rows.before))
+
+
+def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[str], None]) -> "TaughtRows":
+    """Computes what the teacher says of all samples, or of those that are missing, into `folder`.
+
+    Raises:
+        ValueError: the folder holds what another teacher said.
+    """
+    length = len(rows.before) + rows.settings.decoder
+    kind = np.uint16 if teacher.model.get_input_embeddings().num_embeddings <= 1 << 16 else np.int32
+    about = {"samples": len(rows), "length": length, "seed": rows.seed, "text": rows.corpus.hash, **teacher.identity}
+    folder.mkdir(parents=True, exist_ok=True)
+    taught = TaughtRows(rows, folder, (len(rows), length, teacher.top), kind)
+    done, file = 0, folder / "done.json"
+    if file.exists():
+        record = json.loads(file.read_text())
+        done = record.pop("done")
+        if record != about:
+            raise ValueError(f"{folder} holds what another teacher said ({record}, not {about}): delete it")
+    index, log_probs = taught.create() if done == 0 else taught.open("r+")
+    if done < len(rows):
+        notice(f"the teacher reads {len(rows) - done:,} windows once; {taught.num_bytes / 1e9:.2f} GB in {folder}")
+    device, modes = hf.input_device(teacher.model), teacher.model.training
+    teacher.model.eval()
+    for first in range(done, len(rows), SAMPLES_AT_ONCE):
+        last = min(first + SAMPLES_AT_ONCE, len(rows))
+        batch = {name: t.to(device) for name, t in collated([rows[i] for i in range(first, last)]).items()}
+        best, log_p = teacher.of(batch)
+        index[first:last], log_probs[first:last] = best.cpu().numpy().astype(kind), log_p.cpu().numpy()
+        if last == len(rows) or (first // SAMPLES_AT_ONCE + 1) % BATCHES_A_SAVE == 0:
+            index.flush()
+            log_probs.flush()
+            beside = file.with_suffix(".writing")
+            beside.write_text(json.dumps(about | {"done": last}))
+            os.replace(beside, file)  # after what it speaks of
+    teacher.model.train(modes)
+    return taught
+
+
+@dataclass
+class TaughtRows(Dataset[dict[str, Tensor]]):
+    """Samples with what the teacher said of them."""
+
+    rows: DocumentRows
+    folder: Path
+    shape: tuple[int, int, int]  # samples, positions, tokens of a distribution
+    kind: type
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, sample: int) -> dict[str, Tensor]:
+        index, log_probs = self._stored
+        return self.rows[sample] | {
+            "teacher_index": torch.from_numpy(index[sample].astype(np.int32)),
+            "teacher_log_probs": torch.from_numpy(np.array(log_probs[sample])),
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        samples, length, top = self.shape
+        return samples * length * (top * np.dtype(self.kind).itemsize + (top + 1) * 2)
+
+    @cached_property
+    def _stored(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.open("r")
+
+    def open(self, mode: Literal["r", "r+"]) -> tuple[Any, Any]:
+        """Indices [samples, positions, top], and log-probabilities with one more, memory-mapped."""
+        index, log_probs = (self.folder / name for name in FILES)
+        return np.load(index, mmap_mode=mode), np.load(log_probs, mmap_mode=mode)
+
+    def create(self) -> tuple[Any, Any]:
+        samples, length, top = self.shape
+        index, log_probs = (self.folder / name for name in FILES)
+        made = np.lib.format.open_memmap
+        return (
+            made(index, "w+", self.kind, (samples, length, top)),
+            made(log_probs, "w+", np.float16, (samples, length, top + 1)),
+        )

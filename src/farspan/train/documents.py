@@ -1,0 +1,247 @@
+"""What CEPE is trained on: documents, the end in the decoder, the rest as chunks in the encoder.
+
+    ... | C_1 | C_2 | ... | C_k | x_1 ... x_n |          one window of T = k · L + n tokens, chunks of L
+
+Yen et al. 2024, arXiv 2402.16617, sections 2.2 and 2.3. A window is drawn in one of three ways, which are mixed by
+weights: from inside a document of at least T tokens (`filter`), from all documents behind one another (`cat`), or its n
+tokens as in `cat`, the chunks being the passages that fit the first of them best (`retrieved`, section 7.1). The paper
+mixes filter and cat 2 : 1. In the warm-up the chunks are the decoder's own tokens.
+
+A sample is a pure function of the seed and its index: the same on any number of processes and after a resume. Nothing
+is written down but the tokens, which `farspan.corpus` keeps memory-mapped.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from farspan.corpus import Corpus
+from farspan.retrieve import Index
+from farspan.train.config import Settings
+from farspan.train.objective import NOT_A_TARGET
+
+Kind = Literal["filter", "cat", "retrieved"]
+KINDS: tuple[str, ...] = get_args(Kind)
+TWO_TO_ONE: dict[Kind, float] = {"filter": 2 / 3, "cat": 1 / 3}
+ROUNDING = 0.01  # by which weights written as decimals may miss 1
+
+
+class NoiseSettings(Settings):
+    """[data.noise], appendix A.2: what of a chunk the cross-attention does not see."""
+
+    rate: float = Field(0.3, ge=0, le=1)  # of chunks that are masked
+    whole: float = Field(0.1, ge=0, le=1)  # of these, the ones that are masked entirely; of others a suffix
+
+
+class DocumentSettings(Settings):
+    """[data]: texts, named as everywhere (see `farspan.corpus`), and how windows are drawn from them."""
+
+    text: str
+    mixture: dict[Kind, float] = Field(default=TWO_TO_ONE, validate_default=True)  # weights that sum to 1
+    decoder: int = Field(4096, gt=1)  # tokens
+    chunks: int = Field(16, gt=0)
+    chunk: int = Field(256, gt=0)  # tokens
+    separator: bool = True  # whether the tokenizer's beginning of text stands before the decoder's tokens, as when read
+    noise: NoiseSettings = NoiseSettings()
+    index: str | None = None  # passages for `retrieved`, made by `farspan index`
+    query: int = Field(256, gt=0)  # of the decoder's tokens, those that passages are found for; they are not predicted
+
+    @field_validator("mixture")
+    @classmethod
+    def _sums(cls, mixture: dict[str, float]) -> dict[str, float]:
+        given = " + ".join(f"{kind} {weight:g}" for kind, weight in mixture.items())
+        total = sum(mixture.values())
+        if not mixture or min(mixture.values()) < 0 or abs(total - 1) > ROUNDING:
+            raise ValueError(
+                f"the weights {given or '(none)'} sum to {total:g}; give weights of {', '.join(KINDS)} that sum to 1, "
+                "such as { filter = 0.667, cat = 0.333 }"
+            )
+        return {kind: weight / total for kind, weight in mixture.items()}
+
+    @model_validator(mode="after")
+    def _retrieves(self) -> "DocumentSettings":
+        if self.mixture.get("retrieved"):
+            if self.index is None:
+                raise ValueError("the mixture has `retrieved` and no index: give data.index (farspan index makes one)")
+            if self.query >= self.decoder:
+                raise ValueError(
+                    f"query = {self.query:,} leaves nothing to predict of decoder = {self.decoder:,} tokens"
+                )
+        return self
+
+
+@dataclass(frozen=True)
+class View:
+    """Documents behind one another, a separator before each, read without being copied."""
+
+    corpus: Corpus
+    order: Int[np.ndarray, "documents"]
+    separator: Int[np.ndarray, "tokens"]
+    ends: Int[np.ndarray, "documents"]  # where each document ends in the stream
+
+    @classmethod
+    def of(cls, corpus: Corpus, order: Sequence[int] | np.ndarray, separator: Sequence[int]) -> "View":
+        order = np.asarray(order, np.int64)
+        head = np.asarray(separator, np.int64)
+        return cls(corpus, order, head, np.cumsum(np.diff(corpus.starts)[order] + len(head)))
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def read(self, begin: int, length: int) -> tuple[Int[np.ndarray, "length"], Int[np.ndarray, "documents"]]:
+        """Tokens from `begin` on, and the documents they are of."""
+        first = int(np.searchsorted(self.ends, begin, side="right"))
+        parts, touched = [], []
+        done, place = 0, begin - (int(self.ends[first - 1]) if first else 0)
+        while done < length:
+            document = int(self.order[first])
+            if place < len(self.separator):
+                parts.append(self.separator[place : place + length - done])
+                done, place = done + len(parts[-1]), len(self.separator)
+            start = int(self.corpus.starts[document]) + place - len(self.separator)
+            parts.append(self.corpus.tokens[start : min(start + length - done, int(self.corpus.starts[document + 1]))])
+            done, place = done + len(parts[-1]), 0
+            touched.append(document)
+            first += 1
+        return np.concatenate(parts).astype(np.int64), np.asarray(touched)
+
+
+class DocumentRows(Dataset[dict[str, Tensor]]):
+    """Windows as the decoder's tokens and the encoder's chunks.
+
+    A sample has `input_ids` and `labels` [separator + n], `context_input_ids` and `context_attention_mask` [k, L].
+
+    Args:
+        samples: how many there are.
+        separator: the tokenizer's beginning of text; stands between documents in `cat`.
+        copies: the chunks are the decoder's own tokens (the warm-up, section 2.3).
+        noise: None: all of every chunk is seen.
+        index, tokenizer: for `retrieved`.
+
+    Raises:
+        ValueError: a text without an order, no document of T tokens for `filter`, a text of fewer for `cat`, or, for
+            the warm-up, chunks that do not hold exactly the decoder's tokens.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        settings: DocumentSettings,
+        *,
+        samples: int,
+        separator: Sequence[int],
+        seed: int,
+        copies: bool = False,
+        noise: NoiseSettings | None = None,
+        index: Index | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        if corpus.shuffled:
+            raise ValueError(f"text {corpus.name!r} has no order to be learned: give the text itself")
+        context = settings.chunks * settings.chunk
+        if copies and context != settings.decoder:
+            raise ValueError(
+                f"the warm-up copies the decoder's tokens: data.chunks x data.chunk = {settings.chunks} x "
+                f"{settings.chunk} = {context:,} must be data.decoder = {settings.decoder:,}"
+            )
+        self.corpus, self.settings, self.samples, self.seed = corpus, settings, samples, seed
+        self.copies, self.noise, self.index, self.tokenizer = copies, noise, index, tokenizer
+        self.before = np.asarray(separator if settings.separator else (), np.int64)
+        self.window = settings.decoder if copies else settings.decoder + context  # tokens
+        self.kinds = [kind for kind in KINDS if settings.mixture.get(kind)]  # type: ignore[call-overload]
+        self.weights = [settings.mixture[kind] for kind in self.kinds]  # type: ignore[index]
+        order = np.random.default_rng(seed).permutation(corpus.num_documents)
+        self.stream = View.of(corpus, order, separator)
+        sizes = np.diff(corpus.starts)
+        self.long = np.flatnonzero(sizes >= self.window)
+        self.places = np.cumsum(sizes[self.long] - self.window + 1)  # where a window can begin
+        if "filter" in self.kinds and not len(self.long):
+            raise ValueError(
+                f"text {corpus.name!r} has no document of {self.window:,} tokens, its longest has "
+                f"{int(sizes.max()):,}: give longer documents, fewer data.chunks, or data.mixture = {{ cat = 1.0 }} "
+                "(documents behind one another)"
+            )
+        if set(self.kinds) - {"filter"} and len(self.stream) < self.window:
+            raise ValueError(
+                f"text {corpus.name!r} has {len(self.stream):,} tokens, less than a window of {self.window:,}"
+            )
+        self._found: dict[int, np.ndarray] = {}  # tokens of passages
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        settings, rng = self.settings, np.random.default_rng((self.seed, index))
+        kind = self.kinds[int(rng.choice(len(self.kinds), p=self.weights))]
+        seen = np.ones((settings.chunks, settings.chunk), bool)
+        predicted = 0  # the first of the decoder's tokens that is
+        if kind == "filter":
+            place = int(rng.integers(self.places[-1]))
+            which = int(np.searchsorted(self.places, place, side="right"))
+            document = int(self.long[which])
+            place -= int(self.places[which - 1]) if which else 0
+            begin = int(self.corpus.starts[document]) + place
+            tokens = self.corpus.tokens[begin : begin + self.window].astype(np.int64)
+        else:
+            length = settings.decoder if kind == "retrieved" else self.window
+            tokens, touched = self.stream.read(int(rng.integers(len(self.stream) - length + 1)), length)
+        decoder, context = tokens[-settings.decoder :], tokens[: settings.chunks * settings.chunk]
+        if kind == "retrieved":
+            context, seen = self._retrieved(decoder[: settings.query], touched)
+            predicted = settings.query
+        if self.noise is not None:
+            seen &= noise(settings.chunks, settings.chunk, self.noise, rng)
+        labels = np.concatenate([self.before, decoder])
+        labels[: len(self.before) + predicted] = NOT_A_TARGET
+        return {
+            "input_ids": torch.from_numpy(np.concatenate([self.before, decoder])),
+            "labels": torch.from_numpy(labels),
+            "context_input_ids": torch.from_numpy(context.reshape(settings.chunks, settings.chunk)),
+            "context_attention_mask": torch.from_numpy(seen.astype(np.int64)),
+        }
+
+    def _retrieved(self, query: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, Bool[np.ndarray, "chunks chunk"]]:
+        """The passages of other documents that fit best, and which of their tokens there are.
+
+        An index of the training text has the query's own documents, whose passages would be copies of what is to be
+        predicted; one of another text has others of the same numbers, which are passed over without harm.
+        """
+        assert self.index is not None
+        settings, index = self.settings, self.index
+        ids = np.zeros((settings.chunks, settings.chunk), np.int64)
+        seen = np.zeros(ids.shape, bool)
+        mine = int(np.isin(index.documents, own).sum())
+        wanted = min(len(index), settings.chunks + mine)
+        numbers = index.search([self.tokenizer.decode(query.tolist())], wanted)[0][0]
+        others = [int(n) for n in numbers if index.documents[n] not in own][: settings.chunks]
+        for row, number in enumerate(others):
+            if number not in self._found:
+                given = self.tokenizer(index.passage(number), add_special_tokens=False, split_special_tokens=True)
+                self._found[number] = np.asarray(given["input_ids"][: settings.chunk], np.int64)
+            passage = self._found[number]
+            ids[row, : len(passage)], seen[row, : len(passage)] = passage, True
+        return ids, seen
+
+
+def noise(
+    chunks: int, length: int, settings: NoiseSettings, rng: np.random.Generator
+) -> Bool[np.ndarray, "chunks length"]:
+    """Which tokens of each chunk are seen: with probability `rate` a chunk is masked, of these `whole` entirely, the
+    others in a suffix of 1 to L tokens (appendix A.2; the released code draws 1 to L - 1)."""
+    seen = np.ones((chunks, length), bool)
+    for row in seen:
+        if rng.random() < settings.rate:
+            suffix = length if rng.random() < settings.whole else int(rng.integers(1, length + 1))
+            row[length - suffix :] = False
+    return seen
+
+
+def collated(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}

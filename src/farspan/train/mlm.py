@@ -1,0 +1,265 @@
+"""Pre-training of CEPE's encoder by masked-language modelling (Yen et al. 2024, arXiv 2402.16617, appendix A.1).
+
+    loss = mean over masked tokens of -log p(token | the rest of the row)
+    logits = E · norm(silu(W h + b)) + c            E: the encoder's own embeddings
+
+Llama blocks that look both ways, over the decoder's vocabulary and [MASK]. Of all tokens 30 % are masked, always by
+[MASK]; special tokens never are. The head runs on masked tokens alone, in blocks. What is saved is the encoder; the
+head has served its purpose.
+"""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear, silu
+from torch.utils.data import Dataset
+
+from farspan import hf
+from farspan.cepe.encoder import load as load_encoder
+from farspan.corpus import Corpus, load, optional_import
+from farspan.lm import choose_separator
+from farspan.train.batches import PackedRows
+from farspan.train.blocks import summed
+from farspan.train.config import Settings, refuse_other_settings
+from farspan.train.lm import DataSettings
+from farspan.train.objective import NOT_A_TARGET
+from farspan.train.optimizer import OptimizerSettings
+from farspan.train.trainer import TrainerSettings, run
+
+DEMO = "demo"  # the embedded model
+MASK = "[MASK]"
+
+
+class EncoderSettings(Settings):
+    """[encoder]: the shape of a Llama; default the 435 M parameters of the paper."""
+
+    hidden: int = Field(1024, gt=0)
+    feed_forward: int = Field(4096, gt=0)
+    layers: int = Field(24, gt=0)
+    heads: int = Field(16, gt=0)
+    rope_theta: float = Field(10_000.0, gt=0)
+    start: str | None = None  # a causal model whose blocks begin it, made to look both ways, of the shape that it has
+
+
+class MlmOptimizer(OptimizerSettings):
+    """[optimizer]: AdamW at 1e-3, 4 % warm-up, cosine to zero."""
+
+    lr: float = Field(1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_steps: int = Field(4_000, ge=0)
+    decay_fraction: float = Field(0.96, ge=0, le=1)
+    decay: Literal["linear", "cosine"] = "cosine"
+
+
+class MlmTrainer(TrainerSettings):
+    """[trainer]: rows of 512 tokens, 2,048 of them a step."""
+
+    steps: int = Field(100_000, gt=0)
+    window: int = Field(512, gt=1)  # tokens of a row, and of the longest chunk that the encoder will take
+    batch: int | None = Field(2048, gt=0)
+    micro_batch: int = Field(16, gt=0)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class MlmSettings(Settings):
+    """The whole config of `farspan train mlm`."""
+
+    out: str
+    decoder: str  # whose tokenizer is used: a folder or hub id, or `demo`, the embedded one
+    data: DataSettings
+    encoder: EncoderSettings = EncoderSettings()
+    mask_rate: float = Field(0.3, gt=0, lt=1)
+    optimizer: MlmOptimizer = MlmOptimizer()
+    trainer: MlmTrainer = MlmTrainer()
+
+
+class MaskedLM(nn.Module):
+    """An encoder with the head of a masked-language model. Its parameters are named as in the authors' checkpoints,
+    whose `lm_head.weight` is the embeddings and `lm_head.bias` is `lm_bias`."""
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        hidden, vocabulary = encoder.config.hidden_size, encoder.config.vocab_size
+        self.model = encoder
+        self.lm_dense = nn.Linear(hidden, hidden)
+        nn.init.normal_(self.lm_dense.weight, std=encoder.config.initializer_range)
+        nn.init.zeros_(self.lm_dense.bias)
+        self.lm_layer_norm = nn.RMSNorm(hidden, eps=getattr(encoder.config, "rms_norm_eps", 1e-6))
+        self.lm_bias = nn.Parameter(torch.zeros(vocabulary))
+
+    def logits(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens vocabulary"]:
+        hidden = self.lm_layer_norm(silu(self.lm_dense(hidden)))
+        return linear(hidden, self.model.get_input_embeddings().weight, self.lm_bias)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch time"],
+        labels: Int[Tensor, "batch time"],
+        attention_mask: Int[Tensor, "batch time"] | None = None,
+    ) -> Float[Tensor, ""]:
+        """The mean of -log p(label) over the tokens that have one, in fp32."""
+        hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        wanted = labels != NOT_A_TARGET
+
+        def nats(block: Tensor, targets: Tensor) -> Tensor:
+            return cross_entropy(self.logits(block).float(), targets, reduction="sum")
+
+        total = summed(nats, len(self.lm_bias), hidden[wanted], labels[wanted])
+        return total / wanted.sum().clamp_min(1)
+
+
+class MaskedRows(Dataset[dict[str, Tensor]]):
+    """Rows with tokens replaced by [MASK]: a pure function of a sample's index. All rows are read once, in an order of
+    their own for each pass, before any is read again; each time other tokens are masked.
+
+    Args:
+        rate: of the tokens that are not special, the share that is masked.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        length: int,
+        *,
+        separator: tuple[int, ...],
+        special: tuple[int, ...],
+        mask: int,
+        rate: float,
+        seed: int,
+        samples: int | None = None,
+    ) -> None:
+        self.rows = PackedRows(corpus, length, separator, seed).rows
+        self.special, self.mask, self.rate, self.seed = np.asarray(special, np.int64), mask, rate, seed
+        self.samples = len(self.rows) if samples is None else samples
+        self._order: tuple[int, np.ndarray] = -1, np.empty(0)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        which, place = divmod(index, len(self.rows))
+        if self._order[0] != which:
+            self._order = which, np.random.default_rng((self.seed, which, 0)).permutation(len(self.rows))
+        row = self.rows[self._order[1][place]]
+        masked = np.random.default_rng((self.seed, index, 1)).random(len(row)) < self.rate
+        masked &= ~np.isin(row, self.special)
+        return {
+            "input_ids": torch.from_numpy(np.where(masked, self.mask, row)),
+            "labels": torch.from_numpy(np.where(masked, row, NOT_A_TARGET)),
+        }
+
+
+def folder_of(name: str) -> str:
+    """Where a model lies: itself, but for `demo`."""
+    return str(files("farspan") / "assets" / "demo") if name == DEMO else name
+
+
+def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attention: str | None = None) -> Any:
+    """An encoder of random weights, or of another model's.
+
+    Raises:
+        ValueError: heads that do not divide the width, or a model that cannot be loaded or made to look both ways.
+    """
+    from transformers import LlamaConfig, LlamaModel
+
+    if settings.start is not None:
+        encoder = load_encoder(folder_of(settings.start), dtype=torch.float32)
+        encoder.resize_token_embeddings(vocabulary)
+        return encoder
+    if settings.hidden % settings.heads or settings.hidden // settings.heads % 2:
+        raise ValueError(
+            f"encoder.hidden = {settings.hidden} must be an even multiple of encoder.heads = {settings.heads}"
+        )
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=settings.hidden,
+        intermediate_size=settings.feed_forward,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        max_position_embeddings=window,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": settings.rope_theta},
+        tie_word_embeddings=True,
+        pad_token_id=None,
+    )
+    config.is_causal, config.use_cache = False, False  # transformers: makes a decoder's layers look both ways
+    return LlamaModel._from_config(config, attn_implementation=attention)
+
+
+def train(settings: MlmSettings) -> dict[str, Any]:
+    """Trains, or continues a training that was stopped, and saves encoder and tokenizer in `settings.out`.
+
+    Returns what `training.json` in that folder holds.
+
+    Raises:
+        ValueError: impossible settings, a tokenizer that cannot be loaded, a text that does not hold one row, or `out`
+            holds another training.
+    """
+    from transformers import AutoTokenizer, set_seed
+
+    from farspan.train.terms_trainer import TermsTrainer
+
+    processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
+    out, trainer = Path(settings.out), settings.trainer
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder_of(settings.decoder))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"decoder {settings.decoder!r} has no tokenizer that can be loaded: {error}") from error
+    separator, special = choose_separator(tokenizer).ids, tuple(tokenizer.all_special_ids)
+    with processes.main_process_first():
+        out.mkdir(parents=True, exist_ok=True)
+        refuse_other_settings(out, settings)
+        text = load(settings.data.text, tokenizer)
+        held_out = load(settings.data.held_out, tokenizer) if settings.data.held_out else None
+    if tokenizer.mask_token is None:
+        tokenizer.add_special_tokens({"mask_token": MASK})
+
+    def rows(corpus: Corpus, samples: int | None) -> MaskedRows:
+        return MaskedRows(
+            corpus,
+            trainer.window,
+            separator=separator,
+            special=special,
+            mask=tokenizer.mask_token_id,
+            rate=settings.mask_rate,
+            seed=trainer.seed,
+            samples=samples,
+        )
+
+    set_seed(trainer.seed)
+    encoder = new_encoder(settings.encoder, len(tokenizer), trainer.window, trainer.attention)
+    if trainer.activation_checkpointing:
+        hf.checkpoint_activations(encoder)
+    batch = trainer.batch or trainer.micro_batch * processes.num_processes
+    summary = run(
+        MaskedLM(encoder),
+        rows(text, trainer.steps * batch),
+        rows(held_out, None) if held_out else None,
+        settings.optimizer,
+        trainer,
+        out,
+        trainer_class=TermsTrainer,
+        finish=lambda model: model.model,
+        arguments={
+            "torch_compile": trainer.compile,
+            "eval_strategy": "steps" if held_out else "no",
+            "eval_steps": trainer.evaluate_every,
+        },
+        terms=lambda model, core, batch: {"masked": model(**batch)},
+        weights={"masked": 1.0},
+    )
+    summary["tokens"] = summary.pop("rows") * trainer.window
+    summary["settings"] = settings.model_dump(mode="json")
+    if processes.is_main_process:
+        tokenizer.model_max_length = trainer.window
+        tokenizer.save_pretrained(out)
+        (out / "training.json").write_text(json.dumps(summary, indent=2) + "\n")
+    return summary

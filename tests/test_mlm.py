@@ -1,0 +1,229 @@
+"""The encoder's pre-training: head and loss equal to the authors', rows and masks, an encoder that cepe takes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_train import numbered
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoTokenizer, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
+
+from farspan import cepe
+from farspan.cepe.config import encoder_config
+from farspan.train import blocks
+from farspan.train.config import read_config
+from farspan.train.mlm import EncoderSettings, MaskedLM, MaskedRows, MlmSettings, new_encoder, train
+
+from tiny import VOCABULARY, tiny_model
+
+DATA = Path(__file__).parent / "data"
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+TEXT = "The quick brown fox jumps over the lazy dog, and what the dog thinks of it nobody has asked. " * 40
+
+
+# head and loss
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, Tensor]:
+    return load_file(DATA / "cepe_reference.safetensors")
+
+
+@pytest.fixture
+def authors(reference: dict[str, Tensor]) -> MaskedLM:
+    given = json.loads((DATA / "cepe_reference.json").read_text())["encoder"]
+    model = MaskedLM(LlamaModel(encoder_config(LlamaConfig(**given).to_dict()))).eval()
+    state = {key[7:]: value for key, value in reference.items() if key.startswith("mlm.sd.")}
+    assert torch.equal(state.pop("lm_head.weight"), state["model.embed_tokens.weight"])
+    assert torch.equal(state.pop("lm_head.bias"), state["lm_bias"])
+    model.load_state_dict(state)
+    return model
+
+
+@pytest.mark.parametrize("tokens_at_once", [1000, 2])
+def test_logits_and_loss_are_those_of_the_authors(
+    authors: MaskedLM, reference: Any, tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(blocks.LOGITS_AT_ONCE, "cpu", tokens_at_once * 98)
+    ids, mask, labels = (reference[f"mlm.in.{name}"] for name in ("ids", "mask", "labels"))
+    with torch.no_grad():
+        hidden = authors.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        seen = mask.bool()
+        assert float((authors.logits(hidden)[seen] - reference["mlm.logits"][seen]).abs().max()) < 2e-5
+        assert float(abs(authors(ids, labels, mask) - reference["mlm.loss"])) < 5e-6
+
+
+@pytest.mark.parametrize("tokens_at_once", [1000, 2])
+def test_gradients_are_those_of_one_cross_entropy_over_all_logits(
+    authors: MaskedLM, reference: Any, tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, labels = reference["mlm.in.ids"], reference["mlm.in.labels"]
+    logits = authors.logits(authors.model(input_ids=ids).last_hidden_state)
+    naive = torch.autograd.grad(cross_entropy(logits.flatten(0, 1), labels.flatten()), list(authors.parameters()))
+    monkeypatch.setitem(blocks.LOGITS_AT_ONCE, "cpu", tokens_at_once * 98)
+    given = torch.autograd.grad(authors(ids, labels), list(authors.parameters()))
+    for one, other in zip(given, naive, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_without_a_masked_token_has_a_loss_of_zero(authors: MaskedLM, reference: Any) -> None:
+    ids = reference["mlm.in.ids"]
+    assert float(authors(ids, torch.full_like(ids, -100))) == 0
+
+
+# rows
+
+
+def rows(**changes: Any) -> MaskedRows:
+    how = {"separator": (0,), "special": (0, 7), "mask": 5000, "rate": 0.3, "seed": 0, "samples": 400} | changes
+    return MaskedRows(numbered(400, 300, 500), 20, **how)
+
+
+def test_masked_tokens_are_those_that_are_asked_and_no_others() -> None:
+    for row in map(rows().__getitem__, range(50)):
+        masked = row["labels"] != -100
+        assert torch.equal(masked, row["input_ids"] == 5000)
+        assert (row["labels"][masked] < 5000).all()
+
+
+def test_three_tenths_are_masked() -> None:
+    share = np.mean([(rows()[i]["labels"] != -100).float().mean().item() for i in range(400)])
+    assert share == pytest.approx(0.3, abs=0.02)
+
+
+def test_special_tokens_are_never_masked() -> None:
+    labels = torch.stack([rows(rate=0.9)[i]["labels"] for i in range(400)])
+    assert not torch.isin(labels, torch.tensor([0, 7])).any()
+    assert (labels == 8).any()
+
+
+def test_a_row_is_read_again_only_when_all_were_and_then_with_another_mask() -> None:
+    made = rows()
+    count = len(made.rows)
+
+    def whole(row: dict[str, Tensor]) -> tuple[int, ...]:
+        return tuple(torch.where(row["labels"] == -100, row["input_ids"], row["labels"]).tolist())
+
+    first, second = ([whole(made[i]) for i in range(n * count, (n + 1) * count)] for n in (0, 1))
+    assert len(set(first)) == count
+    assert set(first) == set(second)
+    assert first != second
+    again = {whole(made[i]): made[i]["input_ids"].tolist() for i in range(count)}
+    assert any(again[whole(made[i])] != made[i]["input_ids"].tolist() for i in range(count, 2 * count))
+
+
+def test_a_sample_depends_on_seed_and_index_alone() -> None:
+    one, other = rows(), rows()
+    backwards = [other[i] for i in reversed(range(60))][::-1]
+    assert all(torch.equal(one[i]["input_ids"], backwards[i]["input_ids"]) for i in range(60))
+    assert any(not torch.equal(one[i]["input_ids"], rows(seed=1)[i]["input_ids"]) for i in range(3))
+
+
+# training
+
+
+@pytest.fixture
+def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[..., MlmSettings]:
+    """A training of a second: `settings("name", "table.key=value", ...)`, in the folder of that name."""
+    (tmp_path / "a.txt").write_text(TEXT)
+    tokenizer.save_pretrained(tmp_path / "decoder")
+    lines = ['out = "?"', f"decoder = {str(tmp_path / 'decoder')!r}", "[data]", f"text = {str(tmp_path / 'a.txt')!r}"]
+    lines += ["[encoder]", "hidden = 32", "feed_forward = 64", "layers = 2", "heads = 2"]
+    lines += ["[optimizer]", "lr = 1e-2", "warmup_steps = 1", "decay_fraction = 0.5", "[trainer]", "steps = 12"]
+    lines += ["window = 32", "batch = 8", "micro_batch = 4", "bf16 = false", "log_every = 2", "save_every = 4"]
+    path = tmp_path / "a.toml"
+    path.write_text("\n".join(lines))
+    return lambda out, *overrides: read_config(path, MlmSettings, [f"out={tmp_path / out}", *overrides])
+
+
+def test_training_lowers_the_loss(settings: Callable[..., MlmSettings]) -> None:
+    chosen = settings("a", "trainer.steps=40", f"data.held_out={settings('b').data.text}")
+    summary = train(chosen)
+    log = [json.loads(line) for line in (Path(chosen.out) / "log.jsonl").read_text().splitlines()]
+    assert log[0]["loss"] > 5
+    assert summary["loss"] < 4
+    assert summary["held_out_loss"] < 4.5
+
+
+def test_what_is_saved_is_an_encoder_that_cepe_takes(settings: Callable[..., MlmSettings]) -> None:
+    chosen = settings("a", "trainer.steps=2")
+    train(chosen)
+    tokenizer = AutoTokenizer.from_pretrained(chosen.out)
+    decoder = AutoTokenizer.from_pretrained(chosen.decoder)
+    assert (tokenizer.mask_token, tokenizer.mask_token_id) == ("[MASK]", len(decoder))
+    model = cepe.from_base(tiny_model(), chosen.out, tokenizer=decoder)
+    assert (model.encoder.config.vocab_size, model.encoder.config.max_position_embeddings) == (len(decoder) + 1, 32)
+    state = load_file(Path(chosen.out) / "model.safetensors")
+    assert not any(name.startswith("lm_") for name in state)
+    assert torch.equal(model.encoder.norm.weight, state["norm.weight"])
+
+
+def test_an_encoder_can_begin_with_the_blocks_of_a_decoder(
+    settings: Callable[..., MlmSettings], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    decoder = tiny_model()
+    for folder in ("decoder", "model"):
+        decoder.save_pretrained(tmp_path / folder)
+        tokenizer.save_pretrained(tmp_path / folder)
+    chosen = settings("a", f"encoder.start={tmp_path / 'model'}", "trainer.steps=1", "optimizer.lr=1e-9")
+    train(chosen)
+    state = load_file(Path(chosen.out) / "model.safetensors")
+    given = dict(decoder.model.named_parameters())
+    assert state["embed_tokens.weight"].shape == (VOCABULARY + 1, 32)
+    assert torch.allclose(state["layers.1.mlp.up_proj.weight"], given["layers.1.mlp.up_proj.weight"], atol=1e-6)
+    cepe.from_base(tiny_model(), chosen.out)  # refuses what does not look both ways
+
+
+def test_a_training_stopped_and_repeated_ends_with_the_same_weights(
+    settings: Callable[..., MlmSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    whole, stopped = settings("whole"), settings("stopped")
+    train(whole)
+    count, original = [0], transformers.Trainer.training_step
+
+    def training_step(*arguments: Any, **options: Any) -> Tensor:
+        count[0] += 1
+        if count[0] == 13:  # in step 7; a checkpoint was saved after step 4
+            raise KeyboardInterrupt
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(transformers.Trainer, "training_step", training_step)
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped)
+    train(stopped)
+    one, other = (load_file(Path(s.out) / "model.safetensors") for s in (whole, stopped))
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["encoder.heads=3"], r"encoder\.hidden = 32 must be an even multiple of encoder\.heads = 3"),
+        (["trainer.window=100000"], "less than one row of 100,000"),
+        (["decoder=nowhere"], r"decoder 'nowhere' has no tokenizer"),
+    ],
+)
+def test_impossible_settings_are_refused(
+    settings: Callable[..., MlmSettings], overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(settings("a", *overrides))
+
+
+def test_the_default_is_the_paper() -> None:
+    settings = read_config(CONFIGS / "mlm.toml", MlmSettings)
+    assert settings.encoder == EncoderSettings() == MlmSettings.model_fields["encoder"].default
+    assert (settings.mask_rate, settings.trainer.window, settings.trainer.batch, settings.trainer.steps) == (
+        0.3, 512, 2048, 100_000,
+    )  # fmt: skip
+    with torch.device("meta"):
+        encoder = new_encoder(settings.encoder, 32_001, 512)
+    assert sum(p.numel() for p in encoder.parameters()) == 435_472_384

@@ -1,0 +1,475 @@
+"""CEPE's training: windows and noise, what moves and what does not, stages, the same losses after a kill."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_train import numbered
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+import farspan
+from farspan.corpus import Corpus
+from farspan.train.cepe import CepeSettings, decoded, opened, terms, train
+from farspan.train.config import read_config
+from farspan.train.distill import DistillSettings
+from farspan.train.distill import train as distil
+from farspan.train.documents import DocumentRows, DocumentSettings, NoiseSettings, View, noise
+
+from cepe_models import tiny_encoder
+from tiny import tiny_model
+
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu"]
+
+
+# windows
+
+
+def windows(corpus: Corpus, *, samples: int = 60, seed: int = 0, **changes: Any) -> DocumentRows:
+    how = {"copies": changes.pop("copies", False), "noise": changes.pop("noise", None)}
+    data = {"text": "t", "decoder": 6, "chunks": 3, "chunk": 4, "separator": False, "mixture": {"cat": 1.0}} | changes
+    return DocumentRows(
+        corpus, DocumentSettings.model_validate(data), samples=samples, separator=(0,), seed=seed, **how
+    )
+
+
+def flat(row: dict[str, Tensor]) -> list[int]:
+    return [*row["context_input_ids"].flatten().tolist(), *row["input_ids"].tolist()]
+
+
+def test_filter_windows_lie_inside_one_document_of_enough_tokens() -> None:
+    corpus = numbered(10, 40, 17, 18, 3)  # windows have 18 tokens
+    rows = windows(corpus, mixture={"filter": 1.0}, samples=300)
+    begins = set()
+    for row in map(rows.__getitem__, range(300)):
+        tokens = flat(row)
+        assert tokens == list(range(tokens[0], tokens[0] + 18))
+        begins.add(tokens[0])
+    assert begins == {*range(11, 11 + 23), 68}  # every place in the second document, the one in the fourth
+
+
+def test_cat_windows_go_on_over_documents_with_a_separator_between() -> None:
+    corpus = numbered(7, 5, 9, 30)
+    rows = windows(corpus, samples=200)
+    order = rows.stream.order.tolist()
+    stream = [t for document in order for t in (0, *corpus.document(document).tolist())]
+    seen = {tuple(flat(rows[i])) for i in range(200)}
+    possible = {tuple(stream[i : i + 18]) for i in range(len(stream) - 17)}
+    assert seen <= possible
+    assert len(seen) > 0.8 * len(possible)
+    assert any(0 in tokens for tokens in seen)
+
+
+def test_a_view_reads_what_a_joined_text_holds() -> None:
+    corpus = numbered(3, 1, 8, 2)
+    view = View.of(corpus, [2, 0, 3, 1], (0, 99))
+    stream = [t for document in (2, 0, 3, 1) for t in (0, 99, *corpus.document(document).tolist())]
+    assert len(view) == len(stream)
+    for begin in range(len(stream)):
+        for length in range(1, len(stream) - begin + 1):
+            tokens, _ = view.read(begin, length)
+            assert tokens.tolist() == stream[begin : begin + length]
+
+
+def test_the_mixture_is_that_of_the_weights() -> None:
+    corpus = numbered(*[5] * 40, 400)
+    rows = windows(corpus, mixture={"filter": 2 / 3, "cat": 1 / 3}, samples=900)
+    concatenated = sum(0 in flat(rows[i]) for i in range(900))
+    # of the windows of `cat`, those in the long document have no separator
+    chance = np.mean([0 in flat(windows(corpus, samples=900)[i]) for i in range(900)])
+    assert concatenated / 900 == pytest.approx(chance / 3, abs=0.05)
+
+
+def test_the_end_goes_to_the_decoder_and_what_stands_before_to_the_encoder() -> None:
+    row = windows(numbered(40), separator=True)[0]
+    tokens = row["context_input_ids"].flatten().tolist()
+    assert row["input_ids"].tolist() == [0, *range(tokens[-1] + 1, tokens[-1] + 7)]
+    assert row["labels"].tolist() == [-100, *row["input_ids"][1:].tolist()]
+    assert row["context_input_ids"].shape == (3, 4)
+
+
+def test_the_warm_up_gives_both_the_same_tokens() -> None:
+    row = windows(numbered(40), copies=True, decoder=12, separator=True)[0]
+    assert row["context_input_ids"].flatten().tolist() == row["input_ids"][1:].tolist()
+
+
+def test_a_sample_depends_on_seed_and_index_alone() -> None:
+    corpus, how = numbered(50, 60, 9), {"noise": NoiseSettings(), "mixture": {"filter": 0.5, "cat": 0.5}}
+    one, other = windows(corpus, **how), windows(corpus, samples=30, **how)
+    backwards = [other[i] for i in reversed(range(30))][::-1]
+    for name in one[0]:
+        assert all(torch.equal(one[i][name], backwards[i][name]) for i in range(30))
+    assert any(flat(one[i]) != flat(windows(corpus, seed=1, **how)[i]) for i in range(5))
+
+
+def test_noise_masks_three_tenths_of_chunks_a_tenth_of_these_whole() -> None:
+    rng = np.random.default_rng(0)
+    seen = noise(40_000, 20, NoiseSettings(), rng)
+    masked = ~seen.all(1)
+    assert masked.mean() == pytest.approx(0.3, abs=0.01)
+    whole = ~seen.any(1)
+    assert whole.sum() / masked.sum() == pytest.approx(0.1 + 0.9 / 20, abs=0.01)  # a suffix of all tokens is whole too
+    lengths = (~seen[masked]).sum(1)
+    assert set(lengths) == set(range(1, 21))
+    assert (np.diff(seen.astype(int), axis=1) <= 0).all()  # a suffix: never seen again
+
+
+def test_noise_of_nothing_and_of_everything() -> None:
+    rng = np.random.default_rng(0)
+    assert noise(50, 4, NoiseSettings(rate=0), rng).all()
+    assert not noise(50, 4, NoiseSettings(rate=1, whole=1), rng).any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mixture": {"filter": 1.0}, "chunks": 9}, r"no document of 42 tokens, its longest has 40.*cat = 1\.0"),
+        ({"chunks": 30}, r"has 41 tokens, less than a window of 126"),
+        ({"copies": True}, r"3 x 4 = 12 must be data\.decoder = 6"),
+        ({"mixture": {"filter": 0.5, "cat": 0.3}}, r"filter 0\.5 \+ cat 0\.3 sum to 0\.8; give weights .* sum to 1"),
+        ({"mixture": {}}, r"\(none\) sum to 0"),
+        ({"mixture": {"filter": 1.5, "cat": -0.5}}, "sum to 1"),
+        ({"mixture": {"fliter": 1.0}}, "'filter', 'cat' or 'retrieved'"),
+        ({"mixture": {"retrieved": 1.0}}, r"no index: give data\.index"),
+        ({"mixture": {"retrieved": 1.0}, "index": "i", "query": 6}, "leaves nothing"),
+    ],
+)
+def test_impossible_windows_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        windows(numbered(40), **changes)
+
+
+class Passages:
+    """An index whose passages are numbers, best where they are near the query's first."""
+
+    documents = np.array([0, 0, 1, 2])
+
+    def __len__(self) -> int:
+        return 4
+
+    def passage(self, number: int) -> str:
+        return " ".join(str(100 * number + i) for i in range(6))
+
+    def search(self, queries: list[str], count: int) -> tuple[np.ndarray, np.ndarray]:
+        self.asked = queries
+        return np.array([[1, 3, 2, 0]])[:, :count], np.zeros((1, count))
+
+
+class Numbers:
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": [int(word) for word in text.split()]}
+
+
+def test_retrieved_chunks_are_the_best_passages_of_other_documents() -> None:
+    corpus, index = numbered(60, 2, 2), Passages()
+    data = DocumentSettings(text="t", decoder=6, chunks=3, chunk=4, mixture={"retrieved": 1.0}, index="i", query=2)
+    rows = DocumentRows(
+        corpus, data, samples=50, separator=(0,), seed=0, index=index, tokenizer=Numbers()  # type: ignore[arg-type]
+    )  # fmt: skip
+    inside = next(row for row in map(rows.__getitem__, range(50)) if row["input_ids"][-6:].ne(0).all())
+    ids = inside["input_ids"]
+    assert index.asked  # the query is the first of the decoder's tokens
+    assert [int(i) for i in ids[:1]] == [0]
+    assert inside["context_input_ids"].tolist() == [[300, 301, 302, 303], [200, 201, 202, 203], [0, 0, 0, 0]]
+    assert inside["context_attention_mask"].tolist() == [[1] * 4, [1] * 4, [0] * 4]
+    assert inside["labels"].tolist() == [-100, -100, -100, *ids[3:].tolist()]
+
+
+# training
+
+
+@pytest.fixture
+def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
+    """A training of a second: `settings("name", "table.key=value", ..., kind=...)`, in the folder of that name."""
+    rng = np.random.default_rng(0)
+    lines = [json.dumps({"text": " ".join(rng.choice(WORDS, 300))}) for _ in range(6)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    tokenizer.save_pretrained(tmp_path / "decoder")
+    tiny_model().save_pretrained(tmp_path / "decoder")
+    tiny_encoder(max_position_embeddings=16).save_pretrained(tmp_path / "encoder")
+    text = str(tmp_path / "a.jsonl")
+    config = ['out = "?"', "[model]", f"name = {str(tmp_path / 'decoder')!r}"]
+    config += [f"encoder = {str(tmp_path / 'encoder')!r}", 'dtype = "float32"']
+    config += ["[data]", f"text = {text!r}", "decoder = 24", "chunks = 3", "chunk = 8"]
+    config += ["[optimizer]", "lr = 1e-2", "warmup_steps = 1", "decay_fraction = 0.5", "[trainer]", "steps = 12"]
+    config += ["batch = 4", "micro_batch = 2", "bf16 = false", "log_every = 2", "save_every = 4"]
+    config += ["[watch]", "every = 0", f"text = {text!r}"]
+    path = tmp_path / "a.toml"
+    path.write_text("\n".join(config))
+
+    def made(out: str, *overrides: str, kind: Any = CepeSettings) -> Any:
+        return read_config(path, kind, [f"out={tmp_path / out}", *overrides])
+
+    return made
+
+
+def added(settings: CepeSettings) -> dict[str, Tensor]:
+    return load_file(Path(settings.out) / "cepe_adapter.safetensors")
+
+
+def assert_same(one: CepeSettings, other: CepeSettings) -> None:
+    a, b = added(one), added(other)
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def log(settings: CepeSettings) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(settings.out) / "log.jsonl").read_text().splitlines()]
+
+
+def test_the_warm_up_learns_to_copy(settings: Callable[..., Any]) -> None:
+    chosen = settings("a", "stage=warmup", "trainer.steps=80", "trainer.batch=8", "trainer.micro_batch=8")
+    summary = train(chosen)
+    assert summary["loss"] < log(chosen)[0]["loss"] - 0.5
+
+
+def test_the_loss_is_that_of_the_models_own_forward(settings: Callable[..., Any]) -> None:
+    lm = opened(settings("a"))
+    with torch.no_grad():
+        for cross in lm.model.cross_attentions():
+            torch.nn.init.normal_(cross.o_proj.weight, std=0.3)
+    ids = torch.randint(1, 290, (2, 9), generator=torch.Generator().manual_seed(0))
+    batch = {
+        "input_ids": ids,
+        "labels": ids.clone().index_fill_(1, torch.arange(4), -100),
+        "context_input_ids": torch.randint(1, 290, (2, 2, 5), generator=torch.Generator().manual_seed(1)),
+        "context_attention_mask": torch.tensor([[[1] * 5, [0] * 5], [[1] * 5, [1, 1, 1, 0, 0]]]),
+    }
+    given = terms(lm.model, lm.model, batch)["nats"]
+    expected = lm.model(**batch).loss
+    torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5)
+    trained = [p for p in lm.model.parameters() if p.requires_grad]
+    for one, other in zip(*(torch.autograd.grad(loss, trained) for loss in (given, expected)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_the_decoder_stays_as_it_is_and_what_is_added_moves(settings: Callable[..., Any]) -> None:
+    chosen = settings("a", "trainer.steps=4")
+    train(chosen)
+    base, lm = tiny_model().state_dict(), farspan.load(chosen.out, device="cpu")
+    state = lm.model.state_dict()
+    assert all(torch.equal(state[name], weight) for name, weight in base.items())
+    before = opened(settings("b")).model.state_dict()
+    still = [name for name, weight in added(chosen).items() if torch.equal(weight, before[name])]
+    assert still in ([], ["encoder.embed_tokens.weight"])
+
+
+def test_checkpoints_hold_only_what_is_trained(settings: Callable[..., Any]) -> None:
+    for out, overrides in (("a", ()), ("b", ("model.train_encoder=false",))):
+        chosen = settings(out, "trainer.steps=4", *overrides)
+        train(chosen)
+        kept = load_file(Path(chosen.out) / "checkpoints" / "checkpoint-4" / "model.safetensors")
+        model = opened(chosen).model
+        expected = {name for name, _ in model.added_parameters() if out == "a" or "cross_attn" in name}
+        assert kept.keys() == expected
+
+
+def test_trained_weights_are_fp32_over_a_decoder_in_bf16(settings: Callable[..., Any]) -> None:
+    chosen = settings("a", "trainer.steps=2", "model.dtype=bfloat16")
+    train(chosen)
+    lm = opened(chosen)
+    assert {p.dtype for _, p in lm.model.added_parameters()} == {torch.float32}
+    assert lm.model.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
+    assert {weight.dtype for weight in added(chosen).values()} == {torch.float32}
+
+
+def test_the_main_stage_begins_with_what_the_warm_up_left(settings: Callable[..., Any]) -> None:
+    warm = settings("warm", "stage=warmup", "trainer.steps=4")
+    train(warm)
+    state = opened(settings("main", f"model.warmed_up={warm.out}")).model.state_dict()
+    assert all(torch.equal(state[name], weight) for name, weight in added(warm).items())
+    without = opened(settings("main", "model.warmed_up=")).model
+    assert all((cross.o_proj.weight == 0).all() for cross in without.cross_attentions())
+
+
+def test_each_ablation_is_a_field(settings: Callable[..., Any]) -> None:
+    def weights(*overrides: str) -> dict[str, Tensor]:
+        return opened(settings("a", *overrides)).model.state_dict()
+
+    plain, q = weights(), "model.layers.0.cross_attn.q_proj.weight"
+    assert torch.equal(plain[q], plain["model.layers.0.self_attn.q_proj.weight"])
+    assert (weights("model.initial=zero")[q] == 0).all()
+    assert float(weights("model.initial=random")[q].std()) == pytest.approx(0.02, rel=0.1)
+    encoder = "encoder.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(plain[encoder], weights("model.random_encoder=true")[encoder])
+    frozen = settings("frozen", "model.train_encoder=false", "trainer.steps=2")
+    train(frozen)
+    assert torch.equal(added(frozen)[encoder], plain[encoder])
+
+
+def test_zero_queries_keys_and_values_never_learn(settings: Callable[..., Any]) -> None:
+    """With an output projection of zero as well, every gradient is zero: the ablation is the base."""
+    lm = opened(settings("a", "model.initial=zero"))
+    row = DocumentRows(
+        numbered(100), settings("a").data, samples=1, separator=lm.separator.ids, seed=0
+    )[0]  # fmt: skip
+    loss = terms(lm.model, lm.model, {name: tensor[None] for name, tensor in row.items()})["nats"]
+    loss.backward()
+    assert all(p.grad is None or not p.grad.any() for _, p in lm.model.added_parameters())
+
+
+def test_without_a_chunk_in_sight_a_batch_is_read_as_by_the_decoder(settings: Callable[..., Any]) -> None:
+    lm = opened(settings("a"))
+    ids = torch.randint(1, 290, (2, 9), generator=torch.Generator().manual_seed(0))
+    chunks = torch.ones(2, 3, 4, dtype=torch.long)
+    batch = {"input_ids": ids, "context_input_ids": chunks, "context_attention_mask": torch.zeros_like(chunks)}
+    hidden, _ = decoded(lm.model, lm.model, batch)
+    assert torch.equal(hidden, lm.model.model(input_ids=ids).last_hidden_state)
+    hidden.sum().backward()  # all that is trained has a gradient, or data parallelism would wait for it
+    assert all(p.grad is not None for name, p in lm.model.added_parameters() if "embed" not in name)
+
+
+KILLED = """
+import os, signal, sys, torch, transformers
+from farspan.train.config import read_config
+from farspan.train.cepe import CepeSettings, train
+
+torch.set_num_threads(1)
+step, count = transformers.Trainer.training_step, [0]
+
+def training_step(self, *arguments, **options):
+    count[0] += 1
+    if count[0] == 13:  # in step 7; a checkpoint was saved after step 4
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, *arguments, **options)
+
+transformers.Trainer.training_step = training_step
+train(read_config(sys.argv[1], CepeSettings, sys.argv[2:]))
+"""
+
+
+def test_a_training_killed_and_repeated_has_the_same_losses_and_weights(
+    settings: Callable[..., Any], tmp_path: Path
+) -> None:
+    whole, killed = settings("whole"), settings("killed")
+    train(whole)
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "a.toml"), f"out={killed.out}"]
+    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    assert (Path(killed.out) / "checkpoints" / "checkpoint-4").is_dir()
+    assert not (Path(killed.out) / "cepe_adapter.safetensors").exists()
+    train(killed)
+    losses = [[(e["step"], e["loss"]) for e in log(one) if "loss" in e] for one in (whole, killed)]
+    assert losses[0] == losses[1]
+    assert_same(whole, killed)
+
+
+def test_a_half_written_checkpoint_is_named(settings: Callable[..., Any]) -> None:
+    chosen = settings("a", "trainer.steps=4")
+    train(chosen)
+    file = Path(chosen.out) / "checkpoints" / "checkpoint-4" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"checkpoint-4 is damaged or half written.*delete it"):
+        train(chosen)
+
+
+def test_a_training_watches_itself(settings: Callable[..., Any]) -> None:
+    chosen = settings("a", "trainer.steps=4", "watch.every=2", "watch.repeats=2", "watch.curve=false")
+    train(chosen)
+    measured = [entry for entry in log(chosen) if "farspan/perplexity_24" in entry]
+    assert [entry["step"] for entry in measured] == [0, 2, 4]
+    # without context it is the decoder, which does not change; with context it is the decoder before the first step
+    assert len({entry["farspan/perplexity_24"] for entry in measured}) == 1
+    assert measured[0]["farspan/perplexity_48"] == pytest.approx(measured[0]["farspan/perplexity_24"], rel=0.2)
+    card = (Path(chosen.out) / "README.md").read_text()
+    assert f"| 48 | {measured[0]['farspan/perplexity_48']:.4g} | {measured[-1]['farspan/perplexity_48']:.4g} |" in card
+    assert "cepe:chunk=8,decoder_window=25" in card
+    assert (Path(chosen.out) / "losses.svg").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.encoder="], r"no encoder: give model\.encoder"),
+        (["data.decoder=600"], r"data\.decoder = 600 .* more than the 512"),
+        (["data.chunk=17"], r"data\.chunk = 17 tokens are more than the 16 the encoder"),
+        (["data.chunks=300"], "no document of 2,424 tokens"),
+        (["stage=warmup", "data.chunks=2"], r"2 x 8 = 16 must be data\.decoder = 24"),
+        (["trainer.engine=fsdp2"], "cannot train CEPE"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: Callable[..., Any], overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(settings("a", *overrides))
+
+
+def test_a_field_that_does_not_exist_is_named_with_the_closest(settings: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"model\.train_encodr: .*did you mean 'train_encoder'"):
+        settings("a", "model.train_encodr=false")
+    with pytest.raises(ValueError, match=r"data\.noise\.rte: .*did you mean 'rate'"):
+        settings("a", "data.noise.rte=1")
+
+
+# distillation
+
+
+def test_distillation_brings_the_student_to_its_teacher(settings: Callable[..., Any]) -> None:
+    chosen = settings("a", "distill.ce=0", "trainer.steps=40", "distill.variant=rest", kind=DistillSettings)
+    distil(chosen)
+    divergences = [entry["loss_kl"] for entry in log(chosen) if "loss_kl" in entry]
+    assert divergences[-1] < 0.9 * divergences[0]
+
+
+def test_a_teacher_asked_once_teaches_as_one_asked_at_each_step(settings: Callable[..., Any]) -> None:
+    stored, online = (settings(f"{s}", f"distill.stored={s}", "trainer.steps=6", kind=DistillSettings)
+                      for s in ("true", "false"))  # fmt: skip
+    summaries = distil(stored), distil(online)
+    assert summaries[0]["loss"] == summaries[1]["loss"]
+    assert_same(stored, online)
+
+
+def test_a_teacher_that_was_stopped_goes_on(settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from farspan.train import distill
+
+    whole, stopped = (settings(out, "trainer.steps=6", kind=DistillSettings) for out in ("whole", "stopped"))
+    monkeypatch.setattr(distill, "SAMPLES_AT_ONCE", 4)
+    monkeypatch.setattr(distill, "BATCHES_A_SAVE", 1)
+    distil(whole)
+    asked, original = [0], distill.Teacher.of
+
+    def of(self: Any, batch: Any) -> Any:
+        asked[0] += 1
+        if asked[0] == 4:
+            raise KeyboardInterrupt
+        return original(self, batch)
+
+    monkeypatch.setattr(distill.Teacher, "of", of)
+    with pytest.raises(KeyboardInterrupt):
+        distil(stopped)
+    distil(stopped)
+    assert asked[0] == 7  # six batches, one of them asked again
+    assert_same(whole, stopped)
+    with pytest.raises(ValueError, match="holds what another teacher said"):
+        distil(settings("stopped", "trainer.steps=8", "optimizer.decay_fraction=0.5", kind=DistillSettings))
+
+
+def test_without_a_divergence_distillation_is_the_main_stage(settings: Callable[..., Any]) -> None:
+    plain = settings("plain", "trainer.steps=4")
+    alone = settings("alone", "trainer.steps=4", "distill.kl=0", kind=DistillSettings)
+    train(plain)
+    distil(alone)
+    losses = [[entry["loss"] for entry in log(one) if "loss" in entry] for one in (plain, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_teacher_of_another_vocabulary_or_of_a_shorter_window_is_refused(
+    settings: Callable[..., Any], tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    tiny_model(vocab_size=310).save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"another vocabulary \(310 tokens\) than the decoder .* \(300\)"):
+        distil(settings("a", f"distill.teacher={tmp_path / 'other'}", kind=DistillSettings))
+    with pytest.raises(ValueError, match=r"585 tokens are more than the 512 it was trained on"):
+        distil(settings("a", "data.chunks=70", kind=DistillSettings))
+    with pytest.raises(ValueError, match="warm up with farspan train cepe"):
+        distil(settings("a", "stage=warmup", kind=DistillSettings))
