@@ -258,6 +258,15 @@ def test_tasks_are_written_as_they_are_parsed() -> None:
         assert task(text).lengths([512])[-1] <= 1024
 
 
+def test_default_lengths_leave_the_targets_context(lm: LM, tmp_path: Path) -> None:
+    assert task("perplexity").lengths([512]) == (512, 1024)
+    assert task("perplexity:target_tokens=100").lengths([512, 4096]) == (256, 512, 1024, 2048, 4096, 8192)
+    assert task("perplexity:targets=all").lengths([64]) == (16, 32, 64, 128)
+    (tmp_path / "text.txt").write_text(4 * TEXT)
+    rows = compare([lm], ["full"], CompareSettings(text=str(tmp_path / "text.txt"), repeats=2), tmp_path / "run")
+    assert {row.status for row in rows} == {"ok"}
+
+
 def test_a_table_marks_wins_and_counts_them() -> None:
     rows = [row(how, str(i), i + by) for how, by in (("full", 0.0), ("better", -1.0)) for i in range(5)]
     console = Console(record=True, width=160)

@@ -187,9 +187,12 @@ class PerplexityQuestion:
         return Perplexity(load(text, lm.tokenizer), self.targets, self.target_tokens)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Powers of two from a quarter of the smallest trained length, at most 512, to twice the largest."""
+        """Powers of two from a quarter of the smallest trained length, at most 512, or from what leaves the targets as
+        much context, to twice the largest."""
         first = shortest_length(min(trained))
-        return tuple(first << i for i in range((2 * max(trained) // first).bit_length()))
+        while self.targets != "all" and first < 2 * self.target_tokens:
+            first *= 2
+        return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
 
 
 def shortest_length(trained: int) -> int:
