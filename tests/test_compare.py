@@ -231,6 +231,7 @@ def test_the_page_shows_the_table_and_why_cells_failed(lm: LM, tokenizer: Any, t
     assert "&lt;b&gt;gpt2&lt;/b&gt; rope:type=yarn,factor=2" in page
     assert "<b>gpt2" not in page
     assert "seconds to the first token" in page
+    assert "What was asked" in page
     assert "| W/T/L |" in (tmp_path / "page" / "report.md").read_text()
 
 

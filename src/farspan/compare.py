@@ -9,6 +9,7 @@ from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
 from farspan.measure import Watch, measure
 from farspan.methods import Method, method
 from farspan.plan import Plan, plan
+from farspan.questions import show_first
 from farspan.record import Row, Run, latest
 from farspan.tasks import Question, Task, task
 from farspan.tasks.cost import Cost
@@ -115,6 +116,8 @@ def _compare_model(
                 watch.notice(f"{lm.name} {how}: {error}")
                 for length in part.lengths:
                     run.append(_refused(lm, how, one, length, settings.seed, str(error)))
+        if any(row.model == lm.name and row.settings == one.settings and row.status == "ok" for row in run.rows):
+            show_first(one, lm, run, str(part.question), part.lengths, part.repeats, settings.seed)
 
 
 def plan_compare(

@@ -80,7 +80,7 @@ def measure_question(
                     chunk=chunk,
                     watch=watch,
                 )
-            _show_first(asked, lm, run, str(question), lengths, settings)
+            show_first(asked, lm, run, str(question), lengths, settings.repeats, settings.seed)
             del lm, asked  # gone before the next one is loaded
         return latest(run.rows)
 
@@ -122,12 +122,12 @@ def _lengths(
     return settings.lengths or question.lengths([length or DEFAULT_TRAINED_LENGTH for length in known])
 
 
-def _show_first(asked: Task, lm: LM, run: Run, what: str, lengths: Sequence[int], settings: QuestionSettings) -> None:
+def show_first(asked: Task, lm: LM, run: Run, what: str, lengths: Sequence[int], repeats: int, seed: int) -> None:
     """Keeps the first example, at the shortest length that is not nothing, in words beside the rows."""
     if not isinstance(asked, Shown):
         return
     measured = {row.example for row in run.rows if row.model == lm.name and row.status == "ok"}
-    examples = [one for one in asked.examples(lm, lengths, settings.repeats, settings.seed) if one.id in measured]
+    examples = [one for one in asked.examples(lm, lengths, repeats, seed) if one.id in measured]
     if examples:
         length = next((length for length in lengths if length), lengths[0])
         run.add_example({"model": lm.name, "what": what} | asked.shown(lm, examples[0], length))
