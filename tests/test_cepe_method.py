@@ -346,7 +346,7 @@ def test_a_plan_says_what_the_parts_of_memory_take(lm: LM, tmp_path: Path) -> No
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog and the dog sleeps on " * 200)
     settings = PerplexitySettings(text=str(text), lengths=(96, 192), repeats=2, target_tokens=8)
-    plans = list(plan_perplexity([lm], ["full", TEXT], settings, loader=lambda model: model))
+    plans = list(plan_perplexity([lm], ["full", TEXT], settings))
     assert plans[0][3].parts is None
     parts = plans[1][3].parts
     assert parts["weights"] == sum(p.nbytes for p in lm.model.parameters())

@@ -87,7 +87,7 @@ def measure_attention(
     assert settings.lengths is not None
     with Run.open(out, {"task": Attention.name, "methods": [str(m) for m in chosen], **asdict(settings)}) as run:
         for model in models:
-            lm = model if isinstance(model, LM) else loader(model)
+            lm = loader(model)
             task = settings.task(lm)
             per_token = {task.text.hash: task.text.characters_per_token}
             run.add_model(lm.identity | {"texts": sorted(per_token), "characters_per_token": per_token})
@@ -111,7 +111,7 @@ def measure_attention(
 
 
 def plan_attention(
-    models: Sequence[str],
+    models: Sequence[str | LM],
     methods: Sequence[str],
     settings: AttentionSettings,
     *,
@@ -155,4 +155,4 @@ def default_batch(settings: AttentionSettings) -> int:
 
 
 def _resolved(settings: AttentionSettings, models: Sequence[str | LM], loader: Load) -> AttentionSettings:
-    return settings.resolved([m.trained_length if isinstance(m, LM) else loader.trained(m) for m in models])
+    return settings.resolved([loader.trained(model) for model in models])

@@ -71,7 +71,7 @@ def compare(
     """
     watch, loader = watch or Watch(), loader or Load()
     chosen, questions = [method(text) for text in methods], [task(text) for text in settings.tasks]
-    parts = _parts(questions, settings, [_trained(model, loader) for model in models])
+    parts = _parts(questions, settings, [loader.trained(model) or DEFAULT_TRAINED_LENGTH for model in models])
     asked = {str(one): {"quality": asdict(one.quality), "unit": one.unit} for one in questions}
     header = {"task": "compare", "methods": [str(m) for m in chosen], "questions": asked, **asdict(settings)}
     with Run.open(out, header) as run:
@@ -92,7 +92,7 @@ def _compare_model(
     chunk: int | None,
     watch: Watch,
 ) -> None:
-    lm = model if isinstance(model, LM) else loader(model)
+    lm = loader(model)
     tasks = [part.on(lm, settings.text) for part in parts]
     asked = {str(part.question): one.settings for part, one in zip(parts, tasks, strict=True) if part.question}
     run.add_model(lm.identity | {"questions": asked})
@@ -121,7 +121,7 @@ def _compare_model(
 
 
 def plan_compare(
-    models: Sequence[str],
+    models: Sequence[str | LM],
     methods: Sequence[str],
     settings: CompareSettings,
     *,
@@ -132,7 +132,7 @@ def plan_compare(
     """What each cell of `compare` would cost, by model, method, and task and length; or why it is refused."""
     loader = loader or Load()
     chosen, questions = [method(text) for text in methods], [task(text) for text in settings.tasks]
-    parts = _parts(questions, settings, [_trained(model, loader) for model in models])
+    parts = _parts(questions, settings, [loader.trained(model) or DEFAULT_TRAINED_LENGTH for model in models])
     for model in models:
         lm = loader(model)
         for part in parts:
@@ -154,11 +154,6 @@ def plan_compare(
                     except ValueError as error:
                         cost = str(error)
                     yield lm.name, str(how), f"{part.question or one.name} {length:,}", cost
-
-
-def _trained(model: str | LM, loader: Load) -> int:
-    trained = model.trained_length if isinstance(model, LM) else loader.trained(model)
-    return trained or DEFAULT_TRAINED_LENGTH
 
 
 def _parts(questions: Sequence[Question], settings: CompareSettings, trained: Sequence[int]) -> list[_Part]:

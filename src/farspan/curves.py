@@ -143,7 +143,7 @@ def _measure_model(
     chunk: int | None,
     watch: Watch,
 ) -> None:
-    lm = model if isinstance(model, LM) else loader(model)
+    lm = loader(model)
     tasks = settings.tasks(lm)
     texts = [text for task in tasks for text in (task.target, task.prefix) if text is not None]
     per_token = {text.hash: text.characters_per_token for text in texts}
@@ -197,7 +197,7 @@ def _show_first(task: Curve, lm: LM, run: Run, lengths: Sequence[int], repeats: 
 
 
 def plan_curves(
-    models: Sequence[str],
+    models: Sequence[str | LM],
     methods: Sequence[str],
     settings: CurveSettings,
     *,
@@ -232,7 +232,7 @@ def plan_curves(
 
 
 def _resolved(settings: CurveSettings, models: Sequence[str | LM], loader: Load) -> CurveSettings:
-    return settings.resolved([m.trained_length if isinstance(m, LM) else loader.trained(m) for m in models])
+    return settings.resolved([loader.trained(model) for model in models])
 
 
 def _fixed_lengths(lm: LM, task: Curve, settings: CurveSettings) -> tuple[int, ...] | None:

@@ -139,7 +139,7 @@ def load(
 
 @dataclass(frozen=True)
 class Load:
-    """How each model is loaded; see `farspan.load`."""
+    """How each model is loaded; see `farspan.load`. A model that is loaded already stays as it is."""
 
     dtype: Any = "auto"
     device: str | None = None
@@ -147,7 +147,9 @@ class Load:
     trained_length: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
-    def __call__(self, model: str) -> LM:
+    def __call__(self, model: str | LM) -> LM:
+        if isinstance(model, LM):
+            return model
         return load(
             model,
             dtype=self.dtype,
@@ -157,8 +159,10 @@ class Load:
             **self.options,
         )
 
-    def trained(self, model: str) -> int | None:
+    def trained(self, model: str | LM) -> int | None:
         """The trained length of a model that need not be loaded for it; None where that cannot be said."""
+        if isinstance(model, LM):
+            return model.trained_length
         return self.trained_length or trained_length_of(model, **self.options)
 
 

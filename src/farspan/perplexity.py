@@ -92,7 +92,7 @@ def measure_perplexity(
     settings = _resolved(settings, models, loader)
     with Run.open(out, {"task": Perplexity.name, "methods": [str(m) for m in chosen], **asdict(settings)}) as run:
         for model in models:
-            lm = model if isinstance(model, LM) else loader(model)
+            lm = loader(model)
             task = settings.task(lm)
             per_token = {task.text.hash: task.text.characters_per_token}
             run.add_model(lm.identity | {"texts": sorted(per_token), "characters_per_token": per_token})
@@ -117,7 +117,7 @@ def measure_perplexity(
 
 
 def plan_perplexity(
-    models: Sequence[str],
+    models: Sequence[str | LM],
     methods: Sequence[str],
     settings: PerplexitySettings,
     *,
@@ -180,4 +180,4 @@ def default_chunk(lm: LM, longest: int) -> int | None:
 
 
 def _resolved(settings: PerplexitySettings, models: Sequence[str | LM], loader: Load) -> PerplexitySettings:
-    return settings.resolved([m.trained_length if isinstance(m, LM) else loader.trained(m) for m in models])
+    return settings.resolved([loader.trained(model) for model in models])

@@ -63,7 +63,7 @@ def measure_question(
     header = {**asdict(settings), "task": str(question), "methods": [str(m) for m in chosen], "lengths": lengths}
     with Run.open(out, header) as run:
         for model in models:
-            lm = model if isinstance(model, LM) else loader(model)
+            lm = loader(model)
             asked = question.on(lm, settings.text)
             run.add_model(lm.identity | {"asked": asked.settings})
             for how in chosen:
@@ -86,7 +86,7 @@ def measure_question(
 
 
 def plan_question(
-    models: Sequence[str],
+    models: Sequence[str | LM],
     methods: Sequence[str],
     settings: QuestionSettings,
     *,
@@ -118,7 +118,7 @@ def plan_question(
 def _lengths(
     question: Question, settings: QuestionSettings, models: Sequence[str | LM], loader: Load
 ) -> tuple[int, ...]:
-    known = [model.trained_length if isinstance(model, LM) else loader.trained(model) for model in models]
+    known = [loader.trained(model) for model in models]
     return settings.lengths or question.lengths([length or DEFAULT_TRAINED_LENGTH for length in known])
 
 

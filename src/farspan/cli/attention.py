@@ -120,12 +120,13 @@ def chosen_layers(text: str) -> tuple[int, ...] | None:
 def show_attention(rows: list["Row"], folder: Path, console: Console, as_json: bool) -> int:
     """Draws and prints what a run holds; returns how many of its rows failed."""
     from farspan.report import attention as report
+    from farspan.report.tables import short_names
 
     found = report.series(rows)
     pictures: list[Path] = []
     if any(one.at for one in found):
         texts = ", ".join(sorted({one.text.rstrip("/").rpartition("/")[2] or one.text for one in found}))
-        names = ", ".join(dict.fromkeys(one.model.rstrip("/").rpartition("/")[2] for one in found))
+        names = ", ".join(short_names(one.model for one in found).values())
         pictures = report.draw_attention(found, folder, f"Attention of {names} ({texts})")
         report.print_attention(found, console)
     failed = print_end(rows, folder, pictures, console)

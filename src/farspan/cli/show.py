@@ -40,7 +40,7 @@ def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str,
     short = short_names(model for model, *_ in plans)
     for model, method, what, cost in plans:
         if isinstance(cost, str):
-            table.add_row(model.rstrip("/").rpartition("/")[2], method, what, *[""] * 4, "refused")
+            table.add_row(short[model], method, what, *[""] * 4, "refused")
             continue
         seconds = cost.seconds or 0.0
         table.add_row(

@@ -20,6 +20,7 @@ from rich.table import Table
 from farspan.record import Row, latest
 from farspan.report.perplexity import numbers
 from farspan.report.picture import COLOURS, saved
+from farspan.report.tables import short_names
 from farspan.stats import interval, measured_mean
 
 PICKS = ("distance", "bins", "rank", "pareto")
@@ -73,9 +74,7 @@ def series(rows: Iterable[Row]) -> list[Series]:
             text = row.settings["text"]
             groups.setdefault((row.model, row.method, text), []).append(row)
     several = [len({key[part] for key in groups}) > 1 for part in range(3)]
-    short = {key[0]: key[0].rstrip("/").rpartition("/")[2] for key in groups}
-    if len(set(short.values())) < len(short):
-        short = {name: name for name in short}
+    short = short_names(model for model, *_ in groups)
     found = []
     for (model, method, text), group in groups.items():
         parts = [short[model], *([method] if several[1] else []), *([text] if several[2] else [])]

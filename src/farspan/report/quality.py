@@ -11,6 +11,7 @@ from rich.table import Table
 from scipy.stats import binomtest
 
 from farspan.record import Row, latest
+from farspan.report.tables import short_names
 from farspan.stats import bands, interval
 
 if TYPE_CHECKING:  # tasks import torch
@@ -101,6 +102,7 @@ def print_quality(found: Sequence[Cell], task: str, quality: "Quality", unit: st
     table = Table(title=escape(title), title_justify="left")
     details = list(dict.fromkeys(name for one in found for name in one.details))
     several = len({one.model for one in found}) > 1, len({one.method for one in found}) > 1
+    short = short_names(one.model for one in found)
     failed = any(one.failed for one in found)
     for column in [name for name, shown in zip(("model", "method"), several, strict=True) if shown]:
         table.add_column(column, overflow="fold")
@@ -108,7 +110,7 @@ def print_quality(found: Sequence[Cell], task: str, quality: "Quality", unit: st
     for column in (*columns, *(["failed"] if failed else [])):
         table.add_column(column, justify="right")
     for one in found:
-        line = [escape(one.model.rstrip("/").rpartition("/")[2])] if several[0] else []
+        line = [escape(short[one.model])] if several[0] else []
         line += [escape(one.method)] if several[1] else []
         interval_said = "" if one.low is None or one.high is None else f" [{_said(one.low)}, {_said(one.high)}]"
         line += [f"{one.length:,}", escape(_said(one.value) + interval_said)]
