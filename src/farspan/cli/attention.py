@@ -27,11 +27,10 @@ from farspan.cli.options import (
     Text,
     TrainedLength,
     chosen_lengths,
-    err,
     make_loader,
     said,
 )
-from farspan.cli.show import print_end, print_plans
+from farspan.cli.show import print_end, print_plans, watched
 
 if TYPE_CHECKING:
     from farspan.record import Row
@@ -70,8 +69,6 @@ def attention(
 ) -> None:
     """Where attention goes: by distance, by rank, by layer and head, with and without sinks, and a map."""
     with said():
-        from dataclasses import asdict
-
         from farspan.attention_stats import AttentionSettings, measure_attention, plan_attention
 
         chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
@@ -80,25 +77,12 @@ def attention(
         methods = method or ["full"]
         if plan:
             plans = plan_attention(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
-            print_plans([(name, how, what["text"], cost) for name, how, what, cost in plans], "", as_json)
+            print_plans(list(plans), "", as_json)
             return
-        from farspan.display import Display
-        from farspan.measure import Watch
-        from farspan.record import default_folder
-
-        folder = out or default_folder("attention", models, [methods, asdict(settings)])
-        console = err if as_json else Console()
-        with Display(console) as display:
-            rows = measure_attention(
-                models,
-                methods,
-                settings,
-                folder,
-                loader=loader,
-                batch=batch,
-                chunk=chunk,
-                watch=Watch(display.start, display.row, display.notice),
-            )
+        options = {"loader": loader, "batch": batch, "chunk": chunk}
+        rows, folder, console = watched(
+            measure_attention, "attention", models, methods, settings, out, as_json, **options
+        )
         if show_attention(rows, folder, console, as_json):
             raise typer.Exit(1)
 

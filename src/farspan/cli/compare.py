@@ -4,7 +4,6 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from farspan.cli.options import (
     AsJson,
@@ -27,11 +26,10 @@ from farspan.cli.options import (
     Text,
     TrainedLength,
     chosen_lengths,
-    err,
     make_loader,
     said,
 )
-from farspan.cli.show import print_end, print_plans
+from farspan.cli.show import print_end, print_plans, watched
 
 
 def compare(
@@ -68,9 +66,7 @@ def compare(
 
         from farspan.compare import CompareSettings, plan_compare
         from farspan.compare import compare as compared
-        from farspan.display import Display
-        from farspan.measure import Watch
-        from farspan.record import default_folder, read_header
+        from farspan.record import read_header
         from farspan.report import compare as report
 
         chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
@@ -83,11 +79,8 @@ def compare(
             plans = plan_compare(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
             print_plans(list(plans), "", as_json)
             return
-        folder = out or default_folder("compare", models, [methods, asdict(settings)])
-        console = err if as_json else Console()
-        with Display(console) as display:
-            watch = Watch(display.start, display.row, display.notice)
-            rows = compared(models, methods, settings, folder, loader=loader, batch=batch, chunk=chunk, watch=watch)
+        options = {"loader": loader, "batch": batch, "chunk": chunk}
+        rows, folder, console = watched(compared, "compare", models, methods, settings, out, as_json, **options)
         found = report.cells(rows, read_header(folder))
         report.print_comparison(found, console)
         pictures = report.draw_comparison(found, folder)

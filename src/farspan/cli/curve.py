@@ -33,11 +33,10 @@ from farspan.cli.options import (
     TrainedLength,
     Warmup,
     chosen_lengths,
-    err,
     make_loader,
     said,
 )
-from farspan.cli.show import print_end, print_plans
+from farspan.cli.show import print_end, print_plans, watched
 
 if TYPE_CHECKING:
     from farspan.curves import CurveSettings
@@ -200,12 +199,7 @@ def measured(
     test: bool = False,
 ) -> None:
     """What `curve` and `recall` do once they know what is asked."""
-    from dataclasses import asdict
-
     from farspan.curves import measure_curves, plan_curves
-    from farspan.display import Display
-    from farspan.measure import Watch
-    from farspan.record import default_folder
 
     methods = methods or ["full"]
     if plan:
@@ -214,20 +208,8 @@ def measured(
         plans = plan_curves(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
         print_plans(plans, first, as_json)
         return
-    folder = out or default_folder("curve", models, [methods, asdict(settings)])
-    console = err if as_json else Console()
-    with Display(console) as display:
-        rows = measure_curves(
-            models,
-            methods,
-            settings,
-            folder,
-            loader=loader,
-            minutes=minutes,
-            batch=batch,
-            chunk=chunk,
-            watch=Watch(display.start, display.row, display.notice),
-        )
+    options = {"loader": loader, "minutes": minutes, "batch": batch, "chunk": chunk}
+    rows, folder, console = watched(measure_curves, "curve", models, methods, settings, out, as_json, **options)
     if show_curves(rows, folder, console, as_json, test):
         raise typer.Exit(1)
 

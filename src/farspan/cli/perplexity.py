@@ -28,11 +28,10 @@ from farspan.cli.options import (
     Text,
     TrainedLength,
     chosen_lengths,
-    err,
     make_loader,
     said,
 )
-from farspan.cli.show import print_end, print_plans
+from farspan.cli.show import print_end, print_plans, watched
 
 if TYPE_CHECKING:
     from farspan.record import Row
@@ -74,8 +73,6 @@ def perplexity(
 ) -> None:
     """Perplexity by length: how well a model expects the same tokens behind more and more of their text."""
     with said():
-        from dataclasses import asdict
-
         from farspan.perplexity import PerplexitySettings, measure_perplexity, plan_perplexity
 
         chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
@@ -85,28 +82,13 @@ def perplexity(
         )
         methods = method or ["full"]
         if plan:
-            from farspan.report.perplexity import label
-
             plans = plan_perplexity(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
-            print_plans([(name, how, label(what), cost) for name, how, what, cost in plans], "", as_json)
+            print_plans(list(plans), "", as_json)
             return
-        from farspan.display import Display
-        from farspan.measure import Watch
-        from farspan.record import default_folder
-
-        folder = out or default_folder("perplexity", models, [methods, asdict(settings)])
-        console = err if as_json else Console()
-        with Display(console) as display:
-            rows = measure_perplexity(
-                models,
-                methods,
-                settings,
-                folder,
-                loader=loader,
-                batch=batch,
-                chunk=chunk,
-                watch=Watch(display.start, display.row, display.notice),
-            )
+        options = {"loader": loader, "batch": batch, "chunk": chunk}
+        rows, folder, console = watched(
+            measure_perplexity, "perplexity", models, methods, settings, out, as_json, **options
+        )
         if show_perplexity(rows, folder, console, as_json):
             raise typer.Exit(1)
 

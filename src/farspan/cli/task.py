@@ -28,11 +28,10 @@ from farspan.cli.options import (
     Text,
     TrainedLength,
     chosen_lengths,
-    err,
     make_loader,
     said,
 )
-from farspan.cli.show import print_end, print_plans
+from farspan.cli.show import print_end, print_plans, watched
 
 if TYPE_CHECKING:
     from farspan.record import Row
@@ -66,8 +65,6 @@ def task(
 ) -> None:
     """A long-context task by length: retrieval-augmented perplexity, question answering, tests of your own text."""
     with said():
-        from dataclasses import asdict
-
         from farspan.questions import QuestionSettings, measure_question, plan_question
         from farspan.tasks import task as parsed
 
@@ -84,23 +81,10 @@ def task(
             plans = plan_question(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
             print_plans(list(plans), "", as_json)
             return
-        from farspan.display import Display
-        from farspan.measure import Watch
-        from farspan.record import default_folder
-
-        folder = out or default_folder(name.partition(":")[0], models, [methods, asdict(settings)])
-        console = err if as_json else Console()
-        with Display(console) as display:
-            rows = measure_question(
-                models,
-                methods,
-                settings,
-                folder,
-                loader=loader,
-                batch=batch,
-                chunk=chunk,
-                watch=Watch(display.start, display.row, display.notice),
-            )
+        options = {"loader": loader, "batch": batch, "chunk": chunk}
+        rows, folder, console = watched(
+            measure_question, name.partition(":")[0], models, methods, settings, out, as_json, **options
+        )
         if show_quality(rows, name, folder, console, as_json):
             raise typer.Exit(1)
 
