@@ -74,7 +74,7 @@ def _asking(settings: CompareSettings, models: Sequence[str | LM], options: Plan
         ]
         about = {"questions": {one.what: one.task.settings for one in setups}}
         if settings.cost:
-            setups.append(Setup(Cost(), Cost.name, read, COST_REPEATS, settings.seed, alone=True))
+            setups.append(Setup(Cost(), Cost.name, read, COST_REPEATS, settings.seed, batch=1))
         return Asked(setups, about)
 
     return asking

@@ -39,11 +39,7 @@ class Setup:
     seed: int
     batch: int | None = None  # repeats read at once, where the caller leaves them open
     chunk: int | None = None  # tokens of one forward, likewise
-    alone: bool = False  # one repeat at a time, whatever the caller says
     notice: str = ""  # what a user should know before it begins
-
-    def at_once(self, batch: int | None) -> int | None:
-        return 1 if self.alone else batch or self.batch
 
 
 @dataclass(frozen=True)
@@ -133,7 +129,7 @@ def _sweep_model(
                     lengths=one.lengths,
                     repeats=one.repeats,
                     seed=one.seed,
-                    batch=one.at_once(batch),
+                    batch=batch or one.batch,
                     chunk=chunk or one.chunk,
                     watch=watch,
                 )
@@ -175,7 +171,7 @@ def sweep_plans(
                         lengths=part.lengths,
                         repeats=part.repeats,
                         seed=part.seed,
-                        batch=part.at_once(batch),
+                        batch=batch or part.batch,
                         chunk=chunk or part.chunk,
                     )
                 except ValueError as error:
