@@ -6,27 +6,16 @@ from typing import Annotated
 import typer
 
 from farspan.cli.options import (
-    AsJson,
     Attention,
-    Batch,
-    Chunk,
-    Device,
-    DeviceMap,
-    Dtype,
+    Loading,
     Methods,
-    ModelDtype,
     Models,
     Out,
-    Pickle,
-    PlanOnly,
-    RemoteCode,
-    Revision,
+    Running,
     Seed,
     Spacing,
     Text,
-    TrainedLength,
     chosen_lengths,
-    make_loader,
     said,
 )
 from farspan.cli.show import print_end, print_plans, watched
@@ -47,18 +36,10 @@ def compare(
     cost: Annotated[bool, typer.Option(help="Also measure tokens per second and memory.")] = True,
     seed: Seed = 0,
     out: Out = None,
-    device: Device = None,
-    device_map: DeviceMap = None,
-    dtype: ModelDtype = Dtype.auto,
     attention: Attention = None,
-    trained_length: TrainedLength = None,
-    revision: Revision = None,
-    trust_remote_code: RemoteCode = False,
-    allow_pickle: Pickle = False,
-    batch: Batch = None,
-    chunk: Chunk = None,
-    plan: PlanOnly = False,
-    as_json: AsJson = False,
+    *,
+    loading: Loading,
+    running: Running,
 ) -> None:
     """Models and methods side by side on the same tokens: quality, paired with the first; speed; memory."""
     with said():
@@ -71,16 +52,14 @@ def compare(
 
         chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
         settings = CompareSettings(tuple(task or ["perplexity"]), text, chosen, repeats, seed, cost)
-        loader = make_loader(
-            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
-        )
+        loader = loading.loader(attention)
         methods = method or ["full"]
-        if plan:
-            plans = plan_compare(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
-            print_plans(list(plans), "", as_json)
+        if running.plan:
+            plans = plan_compare(models, methods, settings, loader=loader, batch=running.batch, chunk=running.chunk)
+            print_plans(list(plans), "", running.as_json)
             return
-        options = {"loader": loader, "batch": batch, "chunk": chunk}
-        rows, folder, console = watched(compared, "compare", models, methods, settings, out, as_json, **options)
+        options = {"loader": loader, "batch": running.batch, "chunk": running.chunk}
+        rows, folder, console = watched(compared, "compare", models, methods, settings, out, running.as_json, **options)
         found = report.cells(rows, read_header(folder))
         report.print_comparison(found, console)
         pictures = report.draw_comparison(found, folder)
@@ -89,7 +68,7 @@ def compare(
         console.print(f"page: farspan report {folder}", markup=False, highlight=False, soft_wrap=True)
         missing = [cell for cell in found if cell.failed]
         print_end(rows, folder, pictures, console)
-        if as_json:
+        if running.as_json:
             cells = [asdict(cell) for cell in found]
             print(json.dumps({"run": str(folder), "cells": cells, "failed_cells": len(missing)}))
         if missing:

@@ -8,27 +8,16 @@ import typer
 from rich.console import Console
 
 from farspan.cli.options import (
-    AsJson,
     Attention,
-    Batch,
-    Chunk,
-    Device,
-    DeviceMap,
-    Dtype,
+    Loading,
     Methods,
-    ModelDtype,
     Models,
     Out,
-    Pickle,
-    PlanOnly,
-    RemoteCode,
-    Revision,
+    Running,
     Seed,
     Spacing,
     Text,
-    TrainedLength,
     chosen_lengths,
-    make_loader,
     said,
 )
 from farspan.cli.show import print_end, print_plans, watched
@@ -50,18 +39,10 @@ def task(
     repeats: Annotated[int, typer.Option(help="Examples.")] = 10,
     seed: Seed = 0,
     out: Out = None,
-    device: Device = None,
-    device_map: DeviceMap = None,
-    dtype: ModelDtype = Dtype.auto,
     attention: Attention = None,
-    trained_length: TrainedLength = None,
-    revision: Revision = None,
-    trust_remote_code: RemoteCode = False,
-    allow_pickle: Pickle = False,
-    batch: Batch = None,
-    chunk: Chunk = None,
-    plan: PlanOnly = False,
-    as_json: AsJson = False,
+    *,
+    loading: Loading,
+    running: Running,
 ) -> None:
     """A long-context task by length: retrieval-augmented perplexity, question answering, tests of your own text."""
     with said():
@@ -73,19 +54,17 @@ def task(
         rest = lengths.partition(",")[2] if none else lengths
         chosen = none + ((chosen_lengths(rest, points, spacing, Spacing.log) or ()) if rest else ())
         settings = QuestionSettings(name, text, chosen or None, repeats, seed)
-        loader = make_loader(
-            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
-        )
+        loader = loading.loader(attention)
         methods = method or ["full"]
-        if plan:
-            plans = plan_question(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
-            print_plans(list(plans), "", as_json)
+        if running.plan:
+            plans = plan_question(models, methods, settings, loader=loader, batch=running.batch, chunk=running.chunk)
+            print_plans(list(plans), "", running.as_json)
             return
-        options = {"loader": loader, "batch": batch, "chunk": chunk}
+        options = {"loader": loader, "batch": running.batch, "chunk": running.chunk}
         rows, folder, console = watched(
-            measure_question, name.partition(":")[0], models, methods, settings, out, as_json, **options
+            measure_question, name.partition(":")[0], models, methods, settings, out, running.as_json, **options
         )
-        if show_quality(rows, name, folder, console, as_json):
+        if show_quality(rows, name, folder, console, running.as_json):
             raise typer.Exit(1)
 
 
