@@ -12,7 +12,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 import farspan
 from farspan import cepe
-from farspan.cepe.model import is_added
+from farspan.cepe.saving import is_added
 
 from cepe_models import some_ids, tiny_cepe, tiny_encoder, train_a_little
 from tiny import tiny_model
@@ -150,7 +150,7 @@ def test_nothing_is_written_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError("No space left on device")
 
-    for name in ("farspan.cepe.checkpoint.save_file", "transformers.modeling_utils.safe_save_file"):
+    for name in ("farspan.cepe.saving.save_file", "transformers.modeling_utils.safe_save_file"):
         monkeypatch.setattr(name, full)
     for adapter_only in (True, False):
         with pytest.raises(OSError, match="No space"):

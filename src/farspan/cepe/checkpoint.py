@@ -1,32 +1,25 @@
-"""Making, saving and loading CEPE models.
+"""Making and loading CEPE models; `saving` writes them.
 
 A whole model lies in the layout of the authors' checkpoints: the decoder's config.json with flat fields, weights
 `model.layers.{i}.cross_attn.*` and `encoder.*`. An adapter holds only what was added, and the base's name, revision
 and a hash of its weights, by which another base is refused.
 """
 
-import hashlib
-import os
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
 
 from farspan.cepe import config as fields
 from farspan.cepe import encoder as encoders
 from farspan.cepe import surgery
-from farspan.cepe.model import Cepe, cepe_class, is_added
-
-ADAPTER = "cepe_adapter.safetensors"
-WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json",
-           ADAPTER)  # fmt: skip
+from farspan.cepe.model import Cepe, cepe_class
+from farspan.cepe.saving import ADAPTER, is_added, weights_hash
 
 
 def from_base(
@@ -123,30 +116,6 @@ def from_pretrained(
     return model.eval()
 
 
-def save(model: Any, folder: str | Path, write: Callable[..., Any], *, adapter_only: bool, **kwargs: Any) -> None:
-    """Writes a model, or only what was added. Until all is written the folder's files stay what they were.
-
-    Raises:
-        ValueError: a file where the folder should be.
-        OSError: the disk is full.
-    """
-    target = Path(folder)
-    if target.exists() and not target.is_dir():
-        raise ValueError(f"{target} is a file: give a folder to save the model in")
-    target.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=target, prefix=".writing-") as place:
-        if adapter_only:
-            _write_adapter(model, Path(place), kwargs.get("state_dict"))
-        else:
-            write(place, **kwargs)
-        written = sorted(Path(place).iterdir(), key=lambda file: file.name == "config.json")
-        stale = {old for pattern in WEIGHTS for old in target.glob(pattern)} - {target / f.name for f in written}
-        for file in written:
-            os.replace(file, target / file.name)
-        for old in stale if any(f.suffix == ".safetensors" for f in written) else ():
-            old.unlink()
-
-
 def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:
     """Both must give a text the same ids; the encoder's may know more, such as [MASK].
 
@@ -161,21 +130,6 @@ def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:
                 f"decoder and encoder have tokenizers that disagree: token {token!r} is {index} for the decoder, and "
                 f"the encoder's {theirs}. Train an encoder on the decoder's tokenizer (farspan train mlm)"
             )
-
-
-def weights_hash(model: Any) -> str | None:
-    """Tells two bases apart, whatever the dtype they are loaded in: a hash over each weight's name, shape, and its
-    first and last 16 values in bfloat16. None where weights are quantised or offloaded."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        if is_added(name):
-            continue
-        if weight.device.type == "meta" or not weight.is_floating_point():
-            return None
-        flat = weight.detach().reshape(-1)
-        ends = torch.cat([flat[:16], flat[-16:]]).to(torch.bfloat16).float().cpu()
-        digest.update(f"{name} {tuple(weight.shape)}".encode() + ends.numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _extended(base: Any, encoder: Any, layers: int | None, states: int, dtype: torch.dtype) -> Any:
@@ -239,17 +193,6 @@ def _from_adapter(
         wrong = (missing + unexpected)[0]
         raise ValueError(f"the weights of adapter {place} are not those its config.json describes: {wrong}")
     return model.eval()
-
-
-def _write_adapter(model: Any, place: Path, state: dict[str, Any] | None) -> None:
-    config = deepcopy(model.config)
-    made_for = getattr(config, "cepe_base", None) or {"name": None, "revision": None}
-    config.cepe_base = made_for
-    config.cepe_weights = weights_hash(model) or ""
-    config.architectures = [type(model).__name__]
-    tensors = {name: t.detach().contiguous() for name, t in (state or model.state_dict()).items() if is_added(name)}
-    save_file(tensors, place / ADAPTER, metadata={"format": "pt"})
-    config.save_pretrained(place)
 
 
 def _base(base: Any, revision: str | None, trust_remote_code: bool, hub: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from farspan.cepe import surgery
 from farspan.cepe.context import BUDGET, Context, Mode
 from farspan.cepe.cross_attention import CrossAttention
 from farspan.cepe.encoder import build, encode
+from farspan.cepe.saving import is_added, save
 
 CONTEXT = ("context", "context_input_ids", "context_attention_mask", "encoder_input_ids", "encoder_attention_mask")
 FP32 = ("encoder", "cross_attn")  # added modules, which can stay in float32 over a base in bfloat16
@@ -131,14 +132,7 @@ class Cepe:
 
     def save_pretrained(self: Any, save_directory: Any, *, adapter_only: bool = False, **kwargs: Any) -> None:
         """Writes config and weights in the authors' layout; with `adapter_only`, what was added and the base's name."""
-        from farspan.cepe.checkpoint import save
-
         save(self, save_directory, super().save_pretrained, adapter_only=adapter_only, **kwargs)  # type: ignore[misc]
-
-
-def is_added(name: str) -> bool:
-    """Whether a parameter or module of this name is not the decoder's own."""
-    return name.split(".", 1)[0] == "encoder" or ".cross_attn." in f"{name}."
 
 
 @cache

@@ -1,0 +1,71 @@
+"""How a CEPE model is written to disk: whole, in the authors' layout, or only what was added to a decoder."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+ADAPTER = "cepe_adapter.safetensors"
+WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json",
+           ADAPTER)  # fmt: skip
+
+
+def is_added(name: str) -> bool:
+    """Whether a parameter or module of this name is not the decoder's own."""
+    return name.split(".", 1)[0] == "encoder" or ".cross_attn." in f"{name}."
+
+
+def save(model: Any, folder: str | Path, write: Callable[..., Any], *, adapter_only: bool, **kwargs: Any) -> None:
+    """Writes a model, or only what was added. Until all is written the folder's files stay what they were.
+
+    Raises:
+        ValueError: a file where the folder should be.
+        OSError: the disk is full.
+    """
+    target = Path(folder)
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{target} is a file: give a folder to save the model in")
+    target.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target, prefix=".writing-") as place:
+        if adapter_only:
+            _write_adapter(model, Path(place), kwargs.get("state_dict"))
+        else:
+            write(place, **kwargs)
+        written = sorted(Path(place).iterdir(), key=lambda file: file.name == "config.json")
+        stale = {old for pattern in WEIGHTS for old in target.glob(pattern)} - {target / f.name for f in written}
+        for file in written:
+            os.replace(file, target / file.name)
+        for old in stale if any(f.suffix == ".safetensors" for f in written) else ():
+            old.unlink()
+
+
+def weights_hash(model: Any) -> str | None:
+    """Tells two bases apart, whatever the dtype they are loaded in: a hash over each weight's name, shape, and its
+    first and last 16 values in bfloat16. None where weights are quantised or offloaded."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        if is_added(name):
+            continue
+        if weight.device.type == "meta" or not weight.is_floating_point():
+            return None
+        flat = weight.detach().reshape(-1)
+        ends = torch.cat([flat[:16], flat[-16:]]).to(torch.bfloat16).float().cpu()
+        digest.update(f"{name} {tuple(weight.shape)}".encode() + ends.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _write_adapter(model: Any, place: Path, state: dict[str, Any] | None) -> None:
+    config = deepcopy(model.config)
+    made_for = getattr(config, "cepe_base", None) or {"name": None, "revision": None}
+    config.cepe_base = made_for
+    config.cepe_weights = weights_hash(model) or ""
+    config.architectures = [type(model).__name__]
+    tensors = {name: t.detach().contiguous() for name, t in (state or model.state_dict()).items() if is_added(name)}
+    save_file(tensors, place / ADAPTER, metadata={"format": "pt"})
+    config.save_pretrained(place)
