@@ -395,7 +395,7 @@ def test_a_training_watches_itself(settings: Callable[..., Any]) -> None:
         (["data.chunk=17"], r"data\.chunk = 17 tokens are more than the 16 the encoder"),
         (["data.chunks=300"], "no document of 2,424 tokens"),
         (["stage=warmup", "data.chunks=2"], r"2 x 8 = 16 must be data\.decoder = 24"),
-        (["trainer.engine=fsdp2"], "cannot train CEPE"),
+        (["trainer.engine=fsdp2"], "spreads a training over processes, and there is one"),
     ],
 )
 def test_impossible_settings_are_refused(settings: Callable[..., Any], overrides: list[str], message: str) -> None:
