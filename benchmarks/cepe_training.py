@@ -1,33 +1,35 @@
 """CEPE from scratch on one CPU core: warm-up, main stage and distillation beside the embedded model, and what it gains.
 
-    python benchmarks/cepe_training.py [--folder FOLDER] [--quick] [--check]
+    python benchmarks/cepe_training.py [--folder FOLDER] [--encoder demo|mlm] [--ablations 'A;B'] [--quick] [--check]
 
 The embedded model (trained on 512 tokens) stays as it is. Its own blocks, made to look both ways, begin the encoder
 (--encoder mlm: one of `farspan train mlm`, from random weights). The trainings are those of configs/*-demo.toml;
 repeated, the script goes on where it was stopped.
-Measured on held-out files: perplexity of the last 128 tokens behind more and more
-of their document, from 512 tokens to 16 times that, on the same targets for all: the embedded model alone, with
-attention sinks, YaRN and RePlug, and CEPE and CEPE-Distilled with a decoder of 512. Intervals: Student's t over
-documents; differences are paired. Also: the warm-up's loss against the base's, forgetting curves, what a teacher costs
-above its forward alone, and how long a step waits for data. Last line: the figures as JSON.
+Measured on held-out files: perplexity of the last 128 tokens behind more and more of their document, from 512 tokens to
+16 times that, on the same targets for all: the embedded model alone, with attention sinks, YaRN and RePlug, and CEPE
+and CEPE-Distilled with a decoder of 512. Intervals: Student's t over documents; differences are paired. Also: the
+warm-up's loss against the base's, forgetting curves, what a teacher costs above its forward alone, and how long a step
+waits for data. --ablations: short main stages instead, one field of the config changed in each (`all`: every one).
+Last line: the figures as JSON. --check: exits with 1 where something that is claimed does not hold, and says what.
 """
 
 import argparse
-import json
 import math
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from common import end
 from scipy import stats as distributions
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "builtin:held-out+tests"
 WINDOW = 512  # tokens the embedded model was trained on
 LENGTHS = (512, 1024, 2048, 4096, 8192)
+CURVE = (64, 128, 250, 500, 1000, 2000)  # tokens of a text to be copied; half of what is read
 TARGETS = 128
 READERS = {
     "embedded model": "full",
@@ -36,46 +38,63 @@ READERS = {
     "+ RePlug": "replug:piece=128,tail=256,weights=bm25",
 }
 CEPE = f"cepe:chunk=64,decoder_window={WINDOW + 1}"
-BOUNDS = {  # largest that is allowed
-    "warmup_share_of_base_loss": 0.5,
-    "gain_upper": 0.0,  # nats, upper end of the paired difference at 16 windows to no context
-    "growth_at_16": 0.1,  # nats from the best length to the longest
-    "teacher_over_forward": 1.2,
-    "data_share": 0.03,
+ABLATIONS = {  # what a main stage, or a distillation, is given
+    "as published": ("main", ()),
+    "filter only": ("main", ("data.mixture={ filter = 1.0 }",)),
+    "cat only": ("main", ("data.mixture={ cat = 1.0 }",)),
+    "RetDoc": ("main", ("data.mixture={ retrieved = 1.0 }", "data.query=64")),
+    "frozen encoder": ("main", ("model.train_encoder=false",)),
+    "random encoder": ("main", ("model.random_encoder=true",)),
+    "no warm-up": ("main", ("model.warmed_up=",)),
+    "no warm-up, random q, k, v": ("main", ("model.warmed_up=", "model.initial=random")),
+    "no warm-up, zero q, k, v": ("main", ("model.warmed_up=", "model.initial=zero")),
+    "c_KL = 0": ("distilled", ("distill.kl=0",)),
+    "c_KL = 1": ("distilled", ("distill.kl=1",)),
+    "c_KL = 2": ("distilled", ("distill.kl=2",)),
 }
+FEW = ("trainer.steps=6", "optimizer.warmup_steps=1", "trainer.save_every=3", "trainer.log_every=2")
 
 
-def trainings(folder: Path, encoder: str, quick: bool) -> dict[str, Any]:
-    """Runs what is missing; returns the summaries."""
+def train(name: str, out: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Runs a training, or what is missing of it; returns its summary."""
     from farspan.train import cepe, distill, mlm
     from farspan.train.config import read_config
 
-    few = (
-        ["trainer.steps=6", "optimizer.warmup_steps=1", "trainer.save_every=3", "trainer.log_every=2"] if quick else []
-    )
+    recipes: dict[str, tuple[str, Any, Any]] = {
+        "encoder": ("mlm-demo", mlm.MlmSettings, mlm.train),
+        "warmup": ("cepe-warmup-demo", cepe.CepeSettings, lambda settings: cepe.train(settings, print)),
+        "main": ("cepe-demo", cepe.CepeSettings, lambda settings: cepe.train(settings, print)),
+        "distilled": ("distill-demo", distill.DistillSettings, lambda settings: distill.train(settings, print)),
+    }
+    config, kind, run = recipes[name]
+    summary = run(read_config(ROOT / f"configs/{config}.toml", kind, [f"out={out}", *overrides]))
+    print(f"{out.name}: loss {summary['loss']:.3f}, {summary['seconds']} s", flush=True)
+    return summary
+
+
+def trainings(folder: Path, encoder: str, few: tuple[str, ...]) -> dict[str, Any]:
+    """Encoder, warm-up, main stage and distillation; returns the summaries."""
     done: dict[str, Any] = {}
     if encoder == "mlm":
-        overrides = [f"out={folder / 'encoder'}", *few]
-        done["encoder"] = mlm.train(read_config(ROOT / "configs/mlm-demo.toml", mlm.MlmSettings, overrides))
+        done["encoder"] = train("encoder", folder / "encoder", few)
         encoder = str(folder / "encoder")
-    stages: tuple[tuple[str, str, Any, Any], ...] = (
-        ("warmup", "cepe-warmup-demo", cepe.CepeSettings, cepe.train),
-        ("main", "cepe-demo", cepe.CepeSettings, cepe.train),
-        ("distilled", "distill-demo", distill.DistillSettings, distill.train),
-    )
-    for name, config, kind, train in stages:
-        overrides = [f"out={folder / name}", f"model.encoder={encoder}", *few]
-        overrides += [] if name == "warmup" else [f"model.warmed_up={folder / 'warmup'}"]
-        done[name] = train(read_config(ROOT / f"configs/{config}.toml", kind, overrides), print)
-        print(f"{name}: loss {done[name]['loss']:.3f}, {done[name]['seconds']} s", flush=True)
+    for name in ("warmup", "main", "distilled"):
+        warmed_up = () if name == "warmup" else (f"model.warmed_up={folder / 'warmup'}",)
+        done[name] = train(name, folder / name, (f"model.encoder={encoder}", *warmed_up, *few))
     return done
 
 
-def nats(rows: list[Any], model: str, method: str) -> dict[int, np.ndarray]:
-    """Mean nats of the targets by length, document by document."""
+def nats(rows: list[Any], model: str, method: str, repeats: int) -> dict[int, np.ndarray]:
+    """Mean nats of the targets by length, document by document.
+
+    Raises:
+        ValueError: a document that could not be measured.
+    """
     found: dict[int, np.ndarray] = {}
     for length in sorted({row.length for row in rows}):
         mine = [r for r in rows if (r.model, r.method, r.length, r.status) == (model, method, length, "ok")]
+        if len(mine) != repeats:
+            raise ValueError(f"{method} at {length:,} tokens: {len(mine)} of {repeats} documents were measured")
         found[length] = np.array([row.scores["nats"] for row in sorted(mine, key=lambda row: row.repeat)])
     return found
 
@@ -86,20 +105,25 @@ def interval(values: np.ndarray) -> tuple[float, float, float]:
     return float(values.mean()), float(values.mean() - half), float(values.mean() + half)
 
 
-def perplexities(folder: Path, lengths: tuple[int, ...], repeats: int) -> dict[str, dict[int, np.ndarray]]:
+def alone(place: Path, lengths: tuple[int, ...], repeats: int) -> dict[str, dict[int, np.ndarray]]:
+    """Perplexities without what was trained."""
     from farspan.demo import embedded_model
+    from farspan.perplexity import PerplexitySettings, measure_perplexity
+
+    settings, base = PerplexitySettings(TEXT, lengths, repeats, target_tokens=TARGETS), embedded_model()
+    rows = measure_perplexity([base], list(READERS.values()), settings, place)
+    return {name: nats(rows, base.name, written(how), repeats) for name, how in READERS.items()}
+
+
+def with_context(model: Path, lengths: tuple[int, ...], repeats: int) -> dict[int, np.ndarray]:
+    """Perplexity of a trained model."""
     from farspan.lm import load
     from farspan.perplexity import PerplexitySettings, measure_perplexity
 
     settings = PerplexitySettings(TEXT, lengths, repeats, target_tokens=TARGETS)
-    base = embedded_model()
-    rows = measure_perplexity([base], list(READERS.values()), settings, folder / f"base-{repeats}")
-    found = {name: nats(rows, base.name, written(how)) for name, how in READERS.items()}
-    for label, name in (("CEPE", "main"), ("CEPE-Distilled", "distilled")):
-        lm = load(folder / name, dtype="float32", device="cpu")
-        rows = measure_perplexity([lm], [CEPE], settings, folder / f"{name}-perplexity-{repeats}")
-        found[label] = nats(rows, lm.name, written(CEPE))
-    return found
+    lm = load(model, dtype="float32", device="cpu")
+    rows = measure_perplexity([lm], [CEPE], settings, model / f"perplexity-{repeats}")
+    return nats(rows, lm.name, written(CEPE), repeats)
 
 
 def written(method: str) -> str:
@@ -109,7 +133,7 @@ def written(method: str) -> str:
 
 
 def spans(folder: Path, lengths: tuple[int, ...], repeats: int) -> dict[str, Any]:
-    """Forgetting curves: what of a text is copied beyond what can be guessed."""
+    """Forgetting curves: what of a text is copied beyond what can be guessed, by its length, text by text."""
     from farspan import stats
     from farspan.curves import CurveSettings, measure_curves
     from farspan.demo import embedded_model
@@ -123,7 +147,7 @@ def spans(folder: Path, lengths: tuple[int, ...], repeats: int) -> dict[str, Any
     ):
         rows = measure_curves([lm], [how], settings, folder / f"curve-{label.replace(' ', '-')}-{repeats}")
         (curve,) = stats.curves(rows).values()
-        found[label] = {int(n): round(float(g), 3) for n, g in zip(curve.lengths, stats.gap(curve), strict=True)}
+        found[label] = dict(zip(curve.lengths.tolist(), (curve.copy - curve.control).T, strict=True))
     return found
 
 
@@ -159,7 +183,7 @@ def costs(folder: Path) -> dict[str, float]:
         overrides += ["optimizer.warmup_steps=1"]
         settings = read_config(ROOT / "configs/distill-demo.toml", DistillSettings, overrides)
         ready = prepare(settings, lambda text: None)
-        teacher, seconds = teacher_of(settings, ready), {"forward": math.inf, "store": math.inf}
+        teacher, least = teacher_of(settings, ready), {"forward": math.inf, "store": math.inf}
         batches = [collated([ready.rows[i] for i in range(first, first + 8)]) for first in range(0, 32, 8)]
 
         def forward() -> None:
@@ -170,21 +194,106 @@ def costs(folder: Path) -> dict[str, float]:
                     n = batch["input_ids"].shape[1]
                     hf.logits(ready.model, seen[-1][0][:, -n:], seen[-1])
 
-        for turn in range(5):  # in turns, the best of each: another process may be in the way
-            for name in seconds:
+        for turn in range(5):  # in turns, the least of each: another process may be in the way
+            for name in least:
                 started = time.process_time()
                 if name == "forward":
                     forward()
                 else:
-                    store(teacher, ready.rows, Path(place) / f"teacher-{turn}", lambda text: None)
-                seconds[name] = min(seconds[name], time.process_time() - started)
-        started = time.process_time()
-        batch = collated([ready.rows[i] for i in range(8)])
-        data = time.process_time() - started
-        started = time.process_time()
-        terms(settings.distill, teacher, ready.model, ready.model, batch)["ce"].backward()
-        step = time.process_time() - started
-    return {"teacher_over_forward": seconds["store"] / seconds["forward"], "data_share": data / (data + step)}
+                    taught = store(teacher, ready.rows, Path(place) / f"teacher-{turn}", lambda text: None)
+                least[name] = min(least[name], time.process_time() - started)
+        seconds = {"data": 0.0, "step": 0.0}  # a process of its own has nothing else to do: CPU time is waiting time
+        for first in range(0, 32, 8):
+            started = time.process_time()
+            batch = collated([taught[i] for i in range(first, first + 8)])
+            waited = time.process_time()
+            sum(terms(settings.distill, None, ready.model, ready.model, batch).values()).backward()  # type: ignore[union-attr]
+            seconds["data"] += waited - started
+            seconds["step"] += time.process_time() - waited
+    return {
+        "teacher_over_forward": least["store"] / least["forward"],
+        "data_share": seconds["data"] / (seconds["data"] + seconds["step"]),
+    }
+
+
+def table(found: dict[str, dict[int, np.ndarray]], lengths: tuple[int, ...]) -> Iterator[str]:
+    """Perplexities with intervals."""
+    yield "| | " + " | ".join(f"{length:,}" for length in lengths) + " |"
+    yield "|---" * (len(lengths) + 1) + "|"
+    for name, by_length in found.items():
+        cells = [tuple(map(math.exp, interval(values))) for values in by_length.values()]
+        yield f"| {name} | " + " | ".join(f"{m:.2f} [{low:.2f}, {high:.2f}]" for m, low, high in cells) + " |"
+
+
+def differences(found: dict[int, np.ndarray], other: dict[int, np.ndarray]) -> dict[int, tuple[float, float, float]]:
+    """Nats per token more than `other`, document by document, with intervals, beyond the window."""
+    return {length: interval(values - other[length]) for length, values in found.items() if length > WINDOW}
+
+
+def said(gains: dict[int, tuple[float, float, float]]) -> str:
+    return "; ".join(f"{length:,}: {m:+.4f} [{low:+.4f}, {high:+.4f}]" for length, (m, low, high) in gains.items())
+
+
+def ablated(folder: Path, names: list[str], encoder: str, steps: int, repeats: int, quick: bool) -> dict[str, Any]:
+    """Short trainings behind the same warm-up, each with one field changed, and what they gain from context."""
+    from farspan.retrieve import build
+
+    lengths = LENGTHS[:2] if quick else (WINDOW, 2048, 8192)
+    few = FEW if quick else (f"trainer.steps={steps}", "trainer.save_every=20")
+    figures: dict[str, Any] = {}
+    if "RetDoc" in names:
+        build("builtin:train+tests", folder / "passages", words=40)
+    without = alone(folder / f"ablations-alone-{repeats}", (WINDOW,), repeats)["embedded model"][WINDOW]
+    for name in names:
+        kind, fields = ABLATIONS[name]
+        out = folder / f"ablation-{name.replace(', ', '-').replace(' ', '-').replace('=', '')}"
+        given = (f"model.encoder={encoder}", f"model.warmed_up={folder / 'warmup'}", *few, *fields)
+        given += (f"data.index={folder / 'passages'}",) if name == "RetDoc" else ()
+        summary = train(kind, out, given)
+        found = with_context(out, lengths, repeats)
+        figures[name] = {"loss": summary["loss"], "gain": differences(found, dict.fromkeys(lengths, without))}
+        print(f"| {name} | {summary['loss']:.3f} | {said(figures[name]['gain'])} |", flush=True)
+    return figures
+
+
+def measured(folder: Path, lengths: tuple[int, ...], curve: tuple[int, ...], repeats: int) -> dict[str, Any]:
+    """Prints tables, differences and costs; returns them, and `claims`: value, and the largest that is allowed."""
+    copied, base = copying(folder, 8 if repeats == 2 else 64)
+    figures: dict[str, Any] = {"copying_nats": copied, "base_nats": base}
+    print(f"warm-up: {copied:.3f} nats per token of a copied text, base {base:.3f}", flush=True)
+
+    found = alone(folder / f"alone-{repeats}", lengths, repeats)
+    found["CEPE"] = with_context(folder / "main", lengths, repeats)
+    found["CEPE-Distilled"] = with_context(folder / "distilled", lengths, repeats)
+    for line in table(found, lengths):
+        print(line, flush=True)
+    for name, by_length in found.items():
+        figures[name] = {length: math.exp(values.mean()) for length, values in by_length.items()}
+    for name in ("CEPE", "CEPE-Distilled"):
+        for rival in ("embedded model", "+ sinks", "+ RePlug"):
+            # the model alone is best inside its window; the others are compared length by length
+            theirs = found[rival] if rival[0] == "+" else dict.fromkeys(lengths, found[rival][WINDOW])
+            figures[f"{name} to {rival}"] = gains = differences(found[name], theirs)
+            print(f"{name}, nats to {rival}, paired: {said(gains)}", flush=True)
+    gaps = spans(folder, curve, repeats)
+    for name, by_length in gaps.items():
+        figures[f"curve of {name}"] = {length: interval(values) for length, values in by_length.items()}
+        print(f"copied beyond what is guessed, {name}: {said(figures[f'curve of {name}'])}", flush=True)
+    figures |= costs(folder)
+    print(f"teacher over its forward {figures['teacher_over_forward']:.2f}, data {figures['data_share']:.2%} of a step")
+
+    gains, last, most = figures["CEPE to embedded model"], lengths[-1], curve[-1]
+    best = min(mean for mean, _, _ in gains.values())
+    more = interval(gaps["CEPE"][most] - gaps["embedded model"][most])
+    figures["claims"] = {
+        "warm-up: share of the base's loss": (copied / base, 0.5),
+        f"less nats with context than without at {last:,} tokens: upper end": (gains[last][2], 0.0),
+        f"no explosion: nats at {last:,} tokens above the best": (gains[last][0] - best, 0.1),
+        f"copied of {most:,} tokens by the base beyond what CEPE copies: upper end": (-more[1], 0.0),
+        "teacher's pre-computation over its forward": (figures["teacher_over_forward"], 1.2),
+        "data: share of a step": (figures["data_share"], 0.03),
+    }
+    return figures
 
 
 def main() -> None:
@@ -192,45 +301,31 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/cepe-training"))
     parser.add_argument("--encoder", choices=("demo", "mlm"), default="demo")
     parser.add_argument("--repeats", type=int, default=48, help="documents")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--ablations", default="", help=f"names with ; between, or all: {'; '.join(ABLATIONS)}")
+    parser.add_argument("--steps", type=int, default=100, help="of an ablation")
+    parser.add_argument("--quick", action="store_true", help="a few steps, two documents: shows that all of it runs")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
+    names = list(ABLATIONS) if arguments.ablations == "all" else [n for n in arguments.ablations.split(";") if n]
+    if unknown := [name for name in names if name not in ABLATIONS]:
+        parser.error(f"--ablations {unknown[0]}: choose of {'; '.join(ABLATIONS)}")
     torch.set_num_threads(1)
-    folder = arguments.folder / ("quick" if arguments.quick else "")
-    lengths = LENGTHS[:2] if arguments.quick else LENGTHS
-    repeats = 2 if arguments.quick else arguments.repeats
+    quick, encoder = arguments.quick, arguments.encoder
+    folder = arguments.folder / ("quick" if quick else "") / encoder
+    repeats = 2 if quick else arguments.repeats
 
-    done = trainings(folder, arguments.encoder, arguments.quick)
-    figures: dict[str, Any] = {f"{name}_loss": round(summary["loss"], 4) for name, summary in done.items()}
-    copied, base = copying(folder, 8 if arguments.quick else 64)
-    figures |= {"copying_nats": copied, "base_nats": base, "warmup_share_of_base_loss": copied / base}
-    print(f"warm-up: {copied:.3f} nats per token of a copied text, base {base:.3f}", flush=True)
-
-    found = perplexities(folder, lengths, repeats)
-    print("| | " + " | ".join(f"{length:,}" for length in lengths) + " |")
-    print("|---" * (len(lengths) + 1) + "|")
-    for name, by_length in found.items():
-        cells = [tuple(map(math.exp, interval(values))) for values in by_length.values()]
-        print(f"| {name} | " + " | ".join(f"{m:.2f} [{low:.2f}, {high:.2f}]" for m, low, high in cells) + " |")
-        figures[name] = {length: round(cell[0], 4) for length, cell in zip(by_length, cells, strict=True)}
-    without = found["embedded model"][WINDOW]
-    for name in ("CEPE", "CEPE-Distilled"):
-        gains = {length: interval(values - without) for length, values in found[name].items() if length > WINDOW}
-        said = [f"{length:,}: {m:+.4f} [{low:+.4f}, {high:+.4f}]" for length, (m, low, high) in gains.items()]
-        print(f"{name}, nats to the decoder's window alone, paired: " + "; ".join(said), flush=True)
-        figures[f"{name} gain"] = gains
-    longest = figures["CEPE gain"][lengths[-1]]
-    figures["gain_upper"] = longest[2]
-    figures["growth_at_16"] = longest[0] - min(mean for mean, _, _ in figures["CEPE gain"].values())
-    figures["curves"] = spans(folder, (64, 256) if arguments.quick else (64, 128, 250, 500, 1000, 2000), repeats)
-    for name, gaps in figures["curves"].items():
-        print(f"copied beyond what is guessed, {name}: {gaps}")
-    figures |= costs(folder)
-    print(f"teacher over its forward {figures['teacher_over_forward']:.2f}, data {figures['data_share']:.1%} of a step")
-    print(json.dumps(figures))
-    missed = [name for name, bound in BOUNDS.items() if not figures[name] <= bound]
-    if arguments.check and missed:
-        sys.exit(f"missed: {', '.join(missed)}")
+    done = trainings(folder, encoder, FEW if quick else ())
+    figures: dict[str, Any] = {f"{name}_loss": summary["loss"] for name, summary in done.items()}
+    if names:
+        begins = str(folder / "encoder") if encoder == "mlm" else encoder
+        figures |= ablated(folder, names, begins, arguments.steps, repeats, quick)
+    else:
+        figures |= measured(folder, LENGTHS[: 2 if quick else None], CURVE[: 2 if quick else None], repeats)
+    missed = []
+    for claim, (value, most) in figures.get("claims", {}).items():
+        print(f"{'holds' if value <= most else 'MISSED'}: {claim} {value:.4g}, allowed {most:g}")
+        missed += [] if value <= most else [f"{claim} {value:.4g}, allowed {most:g}"]
+    end(figures, missed, arguments.check)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from farspan.methods.rope import scaled
 from farspan.report.training import draw_losses, last_of_each_length
 from farspan.train.config import read_config
 from farspan.train.smt import SmtSettings, opened, train
-from farspan.train.smt_trainer import SparseTrainer
+from farspan.train.terms_trainer import TermsTrainer
 
 from tiny import tiny_model
 
@@ -155,14 +155,14 @@ def test_a_trained_folder_is_a_model_like_any_other(settings: Make, tmp_path: Pa
 
 def test_a_model_trained_in_bf16_has_fp32_updates(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[torch.dtype] = set()
-    original = SparseTrainer.compute_loss
+    original = TermsTrainer.compute_loss
 
     def compute_loss(trainer: Any, model: Any, *others: Any, **named: Any) -> Tensor:
         seen.update(p.dtype for p in model.parameters())
         seen.update(s.dtype for state in trainer.optimizer.optimizer.state.values() for s in state.values())
         return original(trainer, model, *others, **named)
 
-    monkeypatch.setattr(SparseTrainer, "compute_loss", compute_loss)
+    monkeypatch.setattr(TermsTrainer, "compute_loss", compute_loss)
     chosen = settings("a", "trainer.bf16=true", "trainer.dtype=bfloat16", "trainer.steps=6", "lengths.by=48")
     train(chosen)
     assert seen == {torch.float32}
@@ -237,7 +237,7 @@ def test_an_engine_that_is_not_in_use_ends_the_training(settings: Make, monkeypa
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the forwards of trainings; `counted[1]` is the forward at which the user presses Ctrl-C."""
-    counts, original = [0, -1], SparseTrainer.training_step
+    counts, original = [0, -1], TermsTrainer.training_step
 
     def training_step(*arguments: Any, **options: Any) -> Tensor:
         counts[0] += 1
@@ -245,7 +245,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             raise KeyboardInterrupt
         return original(*arguments, **options)
 
-    monkeypatch.setattr(SparseTrainer, "training_step", training_step)
+    monkeypatch.setattr(TermsTrainer, "training_step", training_step)
     return counts
 
 
@@ -270,17 +270,17 @@ KILLED = """
 import os, signal, sys, torch
 from farspan.train.config import read_config
 from farspan.train.smt import SmtSettings, train
-from farspan.train.smt_trainer import SparseTrainer
+from farspan.train.terms_trainer import TermsTrainer
 
 torch.set_num_threads(1)
-step = SparseTrainer.training_step
+step = TermsTrainer.training_step
 
 def training_step(trainer, *others, **named):
     if trainer.state.global_step == 6:
         os.kill(os.getpid(), signal.SIGKILL)
     return step(trainer, *others, **named)
 
-SparseTrainer.training_step = training_step
+TermsTrainer.training_step = training_step
 train(read_config(sys.argv[1], SmtSettings, sys.argv[2:]))
 """
 

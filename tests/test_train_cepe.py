@@ -6,18 +6,22 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_cli import farspan as cli
 from test_train import numbered
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import farspan
-from farspan.corpus import Corpus
+from farspan import retrieve
+from farspan.corpus import Corpus, load
+from farspan.retrieve import open_index
 from farspan.train.cepe import CepeSettings, decoded, opened, terms, train
 from farspan.train.config import read_config
 from farspan.train.distill import DistillSettings
@@ -184,6 +188,63 @@ def test_retrieved_chunks_are_the_best_passages_of_other_documents() -> None:
     assert inside["context_input_ids"].tolist() == [[300, 301, 302, 303], [200, 201, 202, 203], [0, 0, 0, 0]]
     assert inside["context_attention_mask"].tolist() == [[1] * 4, [1] * 4, [0] * 4]
     assert inside["labels"].tolist() == [-100, -100, -100, *ids[3:].tolist()]
+
+
+TOPICS = ("river", "castle", "engine", "garden", "violin")
+
+
+@pytest.fixture
+def topical(tmp_path: Path) -> Path:
+    """Ten documents, two of each topic."""
+    rng = np.random.default_rng(0)
+    lines = [" ".join([topic, rng.choice(WORDS)][i % 2] for i in range(400)) for topic in TOPICS * 2]
+    (tmp_path / "topical.jsonl").write_text("\n".join(json.dumps({"text": line}) for line in lines))
+    return tmp_path / "topical.jsonl"
+
+
+@pytest.mark.parametrize("kind", ["bm25", "dense"])
+def test_passages_of_an_index_are_those_on_the_same_topic(
+    kind: str,
+    settings: Callable[..., Any],
+    tmp_path: Path,
+    topical: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the command that makes the index to the one that trains on it."""
+
+    def encode(texts: list[str], show_progress_bar: bool) -> np.ndarray:
+        return np.array([[text.count(topic) for topic in TOPICS] for text in texts], np.float32)
+
+    monkeypatch.setattr(retrieve, "_encoder", lambda name: SimpleNamespace(encode=encode))
+    made = cli("index", "--text", topical, "--out", tmp_path / "index", "--kind", kind,
+               "--passage-tokens", 16, "--tokenizer", tmp_path / "decoder")  # fmt: skip
+    assert "passages of 10 documents" in made.stdout
+    retrieved = [
+        "data.chunk=16",
+        "data.mixture={ retrieved = 1.0 }",
+        f"data.index={tmp_path / 'index'}",
+        "data.query=20",
+    ]
+    chosen = settings("a", f"data.text={topical}", *retrieved, "trainer.steps=2")
+    options = [part for one in (f"out={chosen.out}", f"data.text={topical}", *retrieved, "trainer.steps=2")
+               for part in ("--set", one)]  # fmt: skip
+    done = cli("train", "cepe", tmp_path / "a.toml", *options)
+    assert done.exit_code == 0, done.output
+    corpus = load(str(topical), tokenizer)
+    rows = DocumentRows(corpus, chosen.data, samples=30, separator=(0,), seed=0,
+                        index=open_index(tmp_path / "index"), tokenizer=tokenizer)  # fmt: skip
+    fitting = []
+    for row in map(rows.__getitem__, range(30)):
+        query = tokenizer.decode(row["input_ids"][1:21])
+        assert row["labels"][:21].eq(-100).all()
+        assert row["labels"][21:].eq(row["input_ids"][21:]).all()
+        passages = [tokenizer.decode(chunk[seen.bool()]) for chunk, seen in
+                    zip(row["context_input_ids"], row["context_attention_mask"], strict=True)]  # fmt: skip
+        fitting += [any(topic in passage for passage in passages) for topic in TOPICS if topic in query]
+        assert all(passages)
+    assert len(fitting) > 15
+    assert np.mean(fitting) > 0.8  # by chance, a half
 
 
 # training
@@ -395,7 +456,7 @@ def test_a_training_watches_itself(settings: Callable[..., Any]) -> None:
         (["data.chunk=17"], r"data\.chunk = 17 tokens are more than the 16 the encoder"),
         (["data.chunks=300"], "no document of 2,424 tokens"),
         (["stage=warmup", "data.chunks=2"], r"2 x 8 = 16 must be data\.decoder = 24"),
-        (["trainer.engine=fsdp2"], "cannot train CEPE"),
+        (["trainer.engine=fsdp2"], "spreads a training over processes, and there is one"),
     ],
 )
 def test_impossible_settings_are_refused(settings: Callable[..., Any], overrides: list[str], message: str) -> None:

@@ -1,7 +1,9 @@
-"""CEPE's trainings on two processes, `make test-distributed`: they end where one process does."""
+"""CEPE's trainings on two processes, `make test-distributed`: each engine is the one in use, and ends where one process
+does, also after a kill."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 from safetensors.torch import load_file
 from torch import testing
 from transformers import PreTrainedTokenizerFast
+
+import farspan
 
 from cepe_models import tiny_encoder
 from tiny import tiny_model
@@ -31,10 +35,24 @@ decay_fraction = 0.5
 steps = 6
 batch = 4
 bf16 = false
-log_every = 2
+log_every = 1
 save_every = 3
 [watch]
 every = 0
+"""
+KILLER = """
+import os, signal
+from farspan.cli import main
+from farspan.train.terms_trainer import TermsTrainer
+step = TermsTrainer.training_step
+
+def training_step(trainer, *others, **named):
+    if trainer.state.global_step == 4:  # a checkpoint was saved after step 3
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(trainer, *others, **named)
+
+TermsTrainer.training_step = training_step
+main()
 """
 
 
@@ -47,32 +65,83 @@ def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
     lines = [json.dumps({"text": " ".join(rng.choice(WORDS, 300))}) for _ in range(6)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     (tmp_path / "a.toml").write_text(LINES)
+    (tmp_path / "killer.py").write_text(KILLER)
     return tmp_path
 
 
-def run(folder: Path, recipe: str, out: str, processes: int, *overrides: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, recipe: str, out: str, engine: str, *overrides: str, script: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    processes = 1 if engine == "single" else 2
     chosen = [f"out={folder / out}", f"model.name={folder / 'decoder'}", f"model.encoder={folder / 'encoder'}"]
-    chosen += [f"data.text={folder / 'a.jsonl'}", f"trainer.micro_batch={2 // processes}", *overrides]
+    chosen += [f"data.text={folder / 'a.jsonl'}", f"trainer.micro_batch={2 // processes}"]
+    chosen += [f"trainer.engine={engine}", *overrides]
     command = [sys.executable]
     if processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["-m", "farspan", "train", recipe, str(folder / "a.toml")]
-    command += [part for one in chosen for part in ("--set", one)]
+    command += [script] if script else ["-m", "farspan"]
+    command += ["train", recipe, str(folder / "a.toml"), *(part for one in chosen for part in ("--set", one))]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
 
 
-@pytest.mark.parametrize("recipe", ["cepe", "distill"])
-def test_two_processes_train_as_one(folder: Path, recipe: str) -> None:
-    for out, processes, engine in (("two", 2, "ddp"), ("one", 1, "single")):
-        done = run(folder, recipe, out, processes, f"trainer.engine={engine}")
-        assert done.returncode == 0, done.stderr
-    logs = [
-        [json.loads(line) for line in (folder / out / "log.jsonl").read_text().splitlines()] for out in ("one", "two")
-    ]
-    one, two = ([entry["loss"] for entry in log if "loss" in entry] for log in logs)
-    assert two == pytest.approx(one, rel=1e-4)
-    a, b = (load_file(folder / out / "cepe_adapter.safetensors") for out in ("one", "two"))
+def losses(folder: Path, out: str) -> list[float]:
+    log = [json.loads(line) for line in (folder / out / "log.jsonl").read_text().splitlines()]
+    return [entry["loss"] for entry in log if "loss" in entry]
+
+
+def assert_trained_alike(folder: Path, one: str, other: str) -> None:
+    assert losses(folder, other) == pytest.approx(losses(folder, one), rel=1e-4)
+    a, b = (load_file(folder / out / "cepe_adapter.safetensors") for out in (one, other))
     assert a.keys() == b.keys()
     for name in a:
         testing.assert_close(b[name], a[name], rtol=0.1, atol=5e-3)
+
+
+@pytest.mark.parametrize("recipe", ["cepe", "distill"])
+def test_two_processes_train_as_one(folder: Path, recipe: str) -> None:
+    for engine in ("single", "ddp", "fsdp2"):
+        done = run(folder, recipe, engine, engine)
+        assert done.returncode == 0, done.stderr
+    for engine in ("ddp", "fsdp2"):
+        assert_trained_alike(folder, "single", engine)
+    farspan.load(folder / "fsdp2", device="cpu")  # refuses an adapter that is not its base's
+
+
+def test_a_decoder_in_bf16_is_sharded_beside_what_is_trained_in_fp32(folder: Path) -> None:
+    for engine in ("single", "fsdp2"):
+        done = run(folder, "cepe", engine, engine, "model.dtype=bfloat16", "trainer.activation_checkpointing=true")
+        assert done.returncode == 0, done.stderr
+    assert_trained_alike(folder, "single", "fsdp2")
+
+
+def test_a_teacher_that_is_sharded_can_be_asked_at_each_step(folder: Path) -> None:
+    for engine in ("single", "fsdp2"):
+        done = run(folder, "distill", engine, engine, "distill.stored=false", "trainer.steps=2")
+        assert done.returncode == 0, done.stderr
+    assert_trained_alike(folder, "single", "fsdp2")
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_two_processes_that_were_killed_continue_to_the_same_losses(folder: Path, engine: str) -> None:
+    run(folder, "cepe", "whole", engine)
+    done = run(folder, "cepe", "killed", engine, script=str(folder / "killer.py"))
+    assert done.returncode != 0
+    assert str(-signal.SIGKILL.value) in done.stderr
+    assert (folder / "killed" / "checkpoints" / "checkpoint-3").is_dir()
+    assert not (folder / "killed" / "cepe_adapter.safetensors").exists()
+    done = run(folder, "cepe", "killed", engine)
+    assert done.returncode == 0, done.stderr
+    assert losses(folder, "killed") == losses(folder, "whole")
+    kept = load_file(folder / "killed" / "checkpoints" / "checkpoint-6" / "model.safetensors")
+    assert all(name.startswith("encoder.") or ".cross_attn." in name for name in kept)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [(["optimizer.name=muon"], "works on whole matrices"), (["watch.every=2"], "parameters are sharded over")],
+)
+def test_what_cannot_be_sharded_is_refused(folder: Path, overrides: list[str], message: str) -> None:
+    done = run(folder, "cepe", "a", "fsdp2", *overrides)
+    assert done.returncode != 0
+    assert message in done.stderr

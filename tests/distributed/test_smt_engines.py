@@ -19,15 +19,15 @@ from tiny import tiny_model
 KILLER = """
 import os, signal, sys
 from farspan.cli import main
-from farspan.train.smt_trainer import SparseTrainer
-step = SparseTrainer.training_step
+from farspan.train.terms_trainer import TermsTrainer
+step = TermsTrainer.training_step
 
 def training_step(trainer, *others, **named):
     if trainer.state.global_step == 6:
         os.kill(os.getpid(), signal.SIGKILL)
     return step(trainer, *others, **named)
 
-SparseTrainer.training_step = training_step
+TermsTrainer.training_step = training_step
 main()
 """
 

@@ -47,7 +47,8 @@ def encode(
             none = ids.new_empty(rows, 0, width, dtype=encoder.dtype)
             return Context((none,) * num_states, mode=mode, budget=budget)
         return _silent(encoder, ids, num_states)
-    which = seen.nonzero()[:, 0].split(at_once)
+    # as many parts as without a mask: processes that share a sharded encoder must call it equally often
+    which = [part for part in seen.nonzero()[:, 0].tensor_split(-(-len(flat) // at_once)) if len(part)]
     states = _states(encoder, [flat[w] for w in which], [real[w] for w in which], num_states)
     counts = real.view(rows, -1).sum(-1).tolist()
     compact = tuple(pad_sequence(list(s[real[seen]].split(counts)), batch_first=True) for s in states)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from farspan import cepe, hf
 from farspan.callback import CurveCallback, Measuring, PerplexityCallback
+from farspan.cepe import surgery
 from farspan.corpus import load, optional_import
 from farspan.lm import LM
 from farspan.lm import load as load_model
@@ -31,6 +32,7 @@ from farspan.methods.cepe import Cepe as CepeMethod
 from farspan.record import environment
 from farspan.report.cepe_training import draw, model_card
 from farspan.retrieve import open_index
+from farspan.train import engines
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.documents import DocumentRows, DocumentSettings, collated
 from farspan.train.mlm import folder_of
@@ -143,10 +145,11 @@ def prepare(settings: CepeSettings, notice: Callable[[str], None]) -> Prepared:
 
     processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
     data, trainer = settings.data, settings.trainer
-    if trainer.engine == "fsdp2":
+    engines.load_options(trainer.engine)  # refuses an engine that the launcher's processes do not fit
+    if trainer.engine == "fsdp2" and settings.optimizer.name == "muon":
         raise ValueError(
-            'trainer.engine = "fsdp2" cannot train CEPE: what is added would stand beside a sharded decoder; use "ddp" '
-            'or "deepspeed", or "auto"'
+            'optimizer.name = "muon" works on whole matrices, and trainer.engine = "fsdp2" has them in parts: use '
+            '"adamw", or the engine "ddp"'
         )
     warms_up = settings.stage == "warmup"
     set_seed(trainer.seed)
@@ -278,6 +281,10 @@ def trained(
 
     out, lm = Path(settings.out), ready.lm
     use_cache = lm.model.config.use_cache
+    arguments = {}
+    if settings.trainer.engine == "fsdp2":
+        shard(lm.model, ready.processes)
+        arguments = {"save_strategy": "steps", "fsdp": None, "fsdp_config": None}  # transformers has nothing to shard
     summary = run(
         lm.model,
         rows,
@@ -287,7 +294,8 @@ def trained(
         out,
         trainer_class=TermsTrainer,
         callbacks=watching(lm, settings, out),
-        finish=lambda model: Added(model, use_cache),
+        finish=lambda model: Added(model, use_cache, settings),
+        arguments=arguments,
         processing_class=lm.tokenizer,
         data_collator=collated,
         terms=objective,
@@ -307,21 +315,49 @@ def trained(
     return summary
 
 
+def shard(model: Any, processes: Any) -> None:
+    """Spreads the model over the processes (FSDP2): encoder and cross-attention, in fp32, apart from the decoder's
+    layers, which may be in bf16, since what is gathered at once has one dtype. Embeddings and head of the decoder stay
+    whole: they have no gradient to be shared, and the head runs behind the model, in blocks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(processes.device.type, (processes.num_processes,))
+    layers, kinds = surgery.layers_of(model), set(model.encoder._no_split_modules or ())
+    model.to(processes.device)
+    blocks = [module for module in model.encoder.modules() if type(module).__name__ in kinds]
+    for module in (*blocks, model.encoder, *model.cross_attentions(), *layers):
+        fully_shard(module, mesh=mesh)
+    spread = {id(parameter) for part in (model.encoder, *layers) for parameter in part.parameters()}
+    fully_shard(model, mesh=mesh, ignored_params={p for p in model.parameters() if id(p) not in spread})
+
+
 @dataclass
 class Added:
     """What `run` saves of a CEPE model: what was added to the decoder."""
 
     model: Any
     use_cache: bool
+    settings: CepeSettings
 
     def to(self, dtype: torch.dtype) -> "Added":
-        for part in (self.model.encoder, *self.model.cross_attentions()):
-            part.to(dtype)
+        self.dtype = dtype
         return self
 
     def save_pretrained(self, out: Path) -> None:
-        self.model.config.use_cache = self.use_cache
-        self.model.save_pretrained(out, adapter_only=True)
+        from farspan.train.terms_trainer import whole
+
+        model = self.model
+        if engines.sharded(model):
+            state = {name: whole(parameter) for name, parameter in model.added_parameters()}
+            if torch.distributed.get_rank() != 0:
+                return
+            model = opened(self.settings).model
+            model.load_state_dict(state, strict=False)
+        for part in (model.encoder, *model.cross_attentions()):
+            part.to(self.dtype)
+        model.config.use_cache = self.use_cache
+        model.save_pretrained(out, adapter_only=True)
 
 
 class _ByCepe(Measuring):
@@ -347,8 +383,8 @@ def watching(lm: LM, settings: CepeSettings, out: Path) -> list[Measuring]:
     """What measures the model while it is trained: perplexity without context (a length that the decoder holds) and
     with it, on the same tokens, and a small forgetting curve."""
     watch, data = settings.watch, settings.data
-    if watch.every == 0:
-        return []
+    if watch.every == 0 or (watch.every is None and settings.trainer.engine == "fsdp2"):
+        return []  # what is sharded cannot be measured in one process
     every = watch.every or max(1, -(-settings.trainer.steps // 4))
     window = data.decoder + len(lm.separator.ids)
     longest = data.decoder + data.chunks * data.chunk

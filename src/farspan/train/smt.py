@@ -30,6 +30,7 @@ from farspan.report.training import draw_losses, model_card
 from farspan.train import engines
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.draws import draw, draw_named, levels
+from farspan.train.objective import terms
 from farspan.train.optimizer import OptimizerSettings
 from farspan.train.preflight import preflight
 from farspan.train.schedule import LengthSettings, schedule
@@ -120,7 +121,7 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
     """
     from transformers import set_seed
 
-    from farspan.train.smt_trainer import SparseTrainer
+    from farspan.train.terms_trainer import TermsTrainer
 
     processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
     out = Path(settings.out)
@@ -152,14 +153,15 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
         settings.optimizer,
         settings.trainer,
         out,
-        trainer_class=SparseTrainer,
+        trainer_class=TermsTrainer,
         callbacks=watching(lm, settings, out),
         finish=finished,
         processing_class=lm.tokenizer,
         data_collator=collated,
         core=lm.model,
-        beta=settings.smt.beta,
-        schedule=rows.schedule,
+        terms=terms,
+        weights={"sparse": 1.0, "window": settings.smt.beta},
+        notes=lambda step: {"length": rows.schedule.at(step - 1)},
     )
     del summary["held_out_loss"]
     summary |= {"trained": count.trained, "window": rows.row, "text": rows.summary(), "from": lm.identity}

@@ -1,43 +1,71 @@
-"""The Hugging Face Trainer for objectives that are weighted sums of means, on what little of a model is trained."""
+"""The Hugging Face Trainer for objectives that are weighted sums of means, where little of a model may be trained."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict as parts
 from torch.utils.data import SequentialSampler
 from transformers import Trainer
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-Terms = Callable[[Any, Any, Mapping[str, Tensor]], dict[str, Tensor]]
+from farspan.train.engines import sharded
+
+Terms = Callable[[Any, Any, Any], dict[str, Tensor]]
+WHOLE = parts.StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
 
 
 class TermsTrainer(Trainer):
     """Trains on samples in their order, logs each term of the loss, and keeps only what is trained in checkpoints.
 
-    The batches of one step are contiguous samples, on any number of processes.
+    The batches of one step are contiguous samples, on any number of processes. A model that is sharded already (FSDP2)
+    is trained as it is, and its checkpoints are whole: any number of processes can go on from them.
 
     Args:
         terms: from what is to be called, the model itself (they differ under data parallelism) and a batch, the means.
         weights: of the terms in the loss.
+        core: the model itself, where something is around what is trained (LoRA).
+        notes: what else to log, from the steps that are done.
     """
 
     loss_is_scaled_for_ga = False  # each loss is a mean; the Trainer divides it by the number of micro-batches
 
-    def __init__(self, *args: Any, terms: Terms, weights: Mapping[str, float], **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        terms: Terms,
+        weights: Mapping[str, float],
+        core: Any = None,
+        notes: Callable[[int], Mapping[str, float]] = lambda step: {},
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
         self.model_accepts_loss_kwargs = False
-        self.terms, self.weights, self.core = terms, weights, self.model
+        self.terms, self.weights, self.notes = terms, weights, notes
+        self.trained = self.model
+        self.core = self.model if core is None else core
         self._seen: dict[str, list[Tensor]] = {}  # since the last log
+        if sharded(self.model):
+            self.is_distributed_loading_by_transformers = True  # else accelerate would put DDP around it
+
+    def _move_model_to_device(self, model: Any, device: torch.device) -> None:
+        if not sharded(model):
+            super()._move_model_to_device(model, device)
+
+    def _defer_fsdp_gradient_reduction(self) -> AbstractContextManager[None]:
+        return nullcontext()  # transformers asks the config how it has sharded the model, and did not
 
     def _get_train_sampler(self, *args: Any, **options: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: Any, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
         found = self.terms(model, self.core, inputs)
         if model.training:
@@ -45,41 +73,70 @@ class TermsTrainer(Trainer):
                 self._seen.setdefault(name, []).append(value.detach())
         return torch.stack([self.weights[name] * value for name, value in found.items()]).sum()
 
-    def prediction_step(self, model: Any, inputs: dict[str, Tensor], *args: Any, **options: Any) -> tuple[Any, ...]:
+    def prediction_step(self, model: Any, inputs: Mapping[str, Any], *args: Any, **options: Any) -> tuple[Any, ...]:
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
 
     def floating_point_ops(self, inputs: Any) -> int:
-        return 0  # transformers' estimate knows one model and one length
+        return 0  # transformers' estimate knows one model, one length, and no nested batches
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and len(self._seen) > 1:
+        if "loss" in logs:
             for name in sorted(self._seen):
                 mean = self.accelerator.gather(torch.stack(self._seen[name]).mean()[None]).mean()
                 logs[f"loss_{name}"] = round(float(mean), 4)
-        if "loss" in logs:
             self._seen.clear()
+            logs |= self.notes(self.state.global_step)
         super().log(logs, start_time)
 
+    # checkpoints
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        folder = Path(output_dir or self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        state = state_dict or self.core.state_dict()
-        trained = {name for name, parameter in self.core.named_parameters() if parameter.requires_grad}
-        kept = {name: value.detach().contiguous() for name, value in state.items() if name in trained}
-        save_file(kept, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+        names, state = self._trained_names(), state_dict
+        if state is None:
+            state = {name: whole(p) for name, p in self.trained.named_parameters() if name in names}
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            kept = {name: state[name].detach().contiguous() for name in names}
+            save_file(kept, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if self.is_fsdp_enabled:  # accelerate's own, in a layout of its own
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
         try:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-        except SafetensorError as error:
+            state = load_file(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME)
+        except (OSError, SafetensorError) as error:
             raise ValueError(
                 f"checkpoint {resume_from_checkpoint} is damaged or half written ({error}): delete it, and the "
                 "training goes on from the one before it, or begins anew"
             ) from error
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        trained = {name for name, parameter in self.core.named_parameters() if parameter.requires_grad}
-        wrong = sorted(trained & set(load_result.missing_keys)) + sorted(load_result.unexpected_keys)
-        if wrong:
+        if wrong := sorted(self._trained_names() ^ set(state)):
             raise ValueError(f"the checkpoint is of another training: {wrong[0]} and {len(wrong) - 1} more differ")
+        parts.set_model_state_dict(self.trained, state, options=WHOLE)
+        return None
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if self.is_fsdp_enabled or not sharded(self.trained):
+            return super()._save_optimizer_and_scheduler(output_dir)
+        state = parts.get_optimizer_state_dict(self.trained, self.optimizer.optimizer, options=WHOLE)
+        if self.args.should_save:
+            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+        return None
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or self.is_fsdp_enabled or not sharded(self.trained):
+            return super()._load_optimizer_and_scheduler(checkpoint)
+        state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
+        parts.set_optimizer_state_dict(self.trained, self.optimizer.optimizer, state, options=WHOLE)
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+        return None
+
+    def _trained_names(self) -> set[str]:
+        return {name for name, parameter in self.trained.named_parameters() if parameter.requires_grad}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor, its parts from all processes where it is sharded; then all must call this."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

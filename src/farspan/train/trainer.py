@@ -107,8 +107,7 @@ def run(
         dataloader_num_workers=settings.workers,
         dataloader_pin_memory=not use_cpu,
         remove_unused_columns=False,
-        **engines.training_arguments(settings.engine, settings.bf16),
-        **(arguments or {}),
+        **(engines.training_arguments(settings.engine, settings.bf16) | dict(arguments or {})),
     )
     rows_at_once = settings.micro_batch * chosen.world_size
     batch = settings.batch or rows_at_once
