@@ -125,7 +125,7 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
     processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
     out = Path(settings.out)
     set_seed(settings.trainer.seed)
-    lm = opened(settings)
+    lm = opened(settings, **engines.load_options(settings.trainer.engine))
     use_cache = lm.model.config.use_cache
     with processes.main_process_first():
         out.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
 
 
 def plan(settings: SmtSettings) -> Iterator[str]:
-    """What `train` would do, after all its checks; trains nothing.
+    """What `train` would do, after all its checks but that of the launcher; trains nothing.
 
     Raises:
         ValueError: as `train`.
@@ -191,13 +191,12 @@ def plan(settings: SmtSettings) -> Iterator[str]:
     yield f"{fed:,} tokens a step are read at the last length, about {fed * steps:,} in all"
 
 
-def opened(settings: SmtSettings) -> LM:
-    """The model in fp32, its RoPE scaled if it is to be.
+def opened(settings: SmtSettings, **options: Any) -> LM:
+    """The model in fp32, its RoPE scaled if it is to be; `options` are the engine's, of `from_pretrained`.
 
     Raises:
         ValueError: no such model, or nothing says how long it was trained.
     """
-    options: dict[str, Any] = engines.load_options(settings.trainer.engine)
     options |= {"revision": settings.model.revision} if settings.model.revision else {}
     options |= {"dtype": "float32", "attention": settings.trainer.attention, "trained_length": settings.model.window}
     if settings.model.name == DEMO:
