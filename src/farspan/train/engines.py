@@ -44,8 +44,9 @@ def training_arguments(engine: str, bf16: bool) -> dict[str, Any]:
     """What transformers' TrainingArguments need for the engine.
 
     accelerate shards models on accelerators alone. On CPUs the model is sharded before (`load_options`), and
-    transformers then writes no checkpoints. Told to use CPUs, transformers leaves DeepSpeed out in silence; it is not
-    told, and takes them where there is nothing else, without bf16.
+    transformers then writes no checkpoints. Of DeepSpeed on CPUs accelerate knows nothing: told of CPUs it leaves
+    DeepSpeed out in silence, and not told of them it takes each process for the only one. So it is told the processes
+    and the engine, as if both went together; without bf16.
 
     Raises:
         ValueError: DeepSpeed is asked for and not installed, or is to train in bf16 on CPUs.
@@ -57,7 +58,13 @@ def training_arguments(engine: str, bf16: bool) -> dict[str, Any]:
                 'trainer.engine = "deepspeed" trains in bf16 on GPUs alone, as transformers starts it: on CPUs set '
                 "trainer.bf16 = false"
             )
-        return {"deepspeed": deepspeed_config(bf16), "use_cpu": False}
+        arguments: dict[str, Any] = {"deepspeed": deepspeed_config(bf16), "use_cpu": False}
+        if on_cpu:
+            from accelerate import DistributedType, PartialState
+
+            PartialState(cpu=True).distributed_type = DistributedType.DEEPSPEED
+            arguments |= {"accelerator_config": {"use_configured_state": True}}
+        return arguments
     if engine == "fsdp2" and not on_cpu:
         return {"fsdp": True, "fsdp_config": {"version": 2}}
     return {"use_cpu": on_cpu, "save_strategy": "no" if engine == "fsdp2" else "steps"}
