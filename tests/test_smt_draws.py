@@ -45,6 +45,11 @@ def test_the_number_of_levels_follows_the_thresholds() -> None:
         assert len(levels(length, width)) == 1 + sum(length >= threshold for threshold in thresholds)
 
 
+def test_two_tokens_are_split_and_a_single_one_is_not() -> None:
+    assert levels(100, 2) == [(98, 100, 1), (0, 98, 1)]
+    assert levels(100, 3) == [(97, 100, 1), (91, 97, 1), (0, 91, 1)]
+
+
 @pytest.mark.parametrize(("memory", "sampled", "window", "iterations"), SETTINGS)
 def test_levels_cover_the_memory_once_and_thin_out(
     memory: int, sampled: int, window: int | None, iterations: int | None
