@@ -380,6 +380,16 @@ def test_a_plan_says_what_would_be_trained_and_trains_nothing(settings: Make, tm
     assert "6 lengths from 48 to 128 tokens in 12 steps" in lines
     assert "128 tokens a step are read at the last length, about 1,536 in all" in lines
     assert not (tmp_path / "a").exists()
+    warm = ["--set", "optimizer.warmup_steps=13", "--plan"]
+    done = CliRunner().invoke(app, ["train", "smt", str(tmp_path / "a.toml"), *options, *warm])
+    assert (done.exit_code, "optimizer.warmup_steps = 13 and a decay" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize("family", ["bloom", "mamba"])
+def test_models_without_positions_are_refused_with_the_reason(settings: Make, family: str, tmp_path: Path) -> None:
+    tiny_model(family).save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="it takes no positions, so that a gap cannot be told to it"):
+        train(settings("a"))
 
 
 def test_the_defaults_are_those_of_the_paper() -> None:

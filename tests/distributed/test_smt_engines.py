@@ -1,6 +1,6 @@
 """Sparse Memory Training on two processes, `make test-distributed`: each engine is the one in use, and ends where one
-process does. DeepSpeed, where `pip install -e '.[deepspeed]'` has brought it, compiles an operation when it first starts
-on CPUs, some minutes."""
+process does. DeepSpeed comes with `pip install -e '.[deepspeed]'`, and compiles an operation when it first starts on
+CPUs, some minutes."""
 
 import json
 import os

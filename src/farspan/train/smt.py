@@ -30,8 +30,8 @@ from farspan.report.training import draw_losses, model_card
 from farspan.train import engines
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.draws import draw, draw_named, levels
-from farspan.train.optimizer import OptimizerSettings
-from farspan.train.preflight import preflight
+from farspan.train.optimizer import OptimizerSettings, build
+from farspan.train.preflight import preflight, usable
 from farspan.train.schedule import LengthSettings, schedule
 from farspan.train.trained import Count, TrainedSettings, choose, plain
 from farspan.train.trainer import RunSettings, run
@@ -182,7 +182,8 @@ def plan(settings: SmtSettings) -> Iterator[str]:
     """
     lm = opened(settings)
     rows = rows_of(lm, settings)
-    _, count = prepared(lm, settings)
+    model, count = prepared(lm, settings)
+    build(model, settings.optimizer, settings.trainer.steps)
     stages, steps = rows.schedule.stages, settings.trainer.steps
     yield f"{lm.name}, window {rows.row:,} tokens: {count}"
     yield from said(rows)
@@ -259,6 +260,7 @@ def rows_of(lm: LM, settings: SmtSettings, num_processes: int = 1) -> SparseRows
 def prepared(lm: LM, settings: SmtSettings) -> tuple[Any, Count]:
     """The model with what is trained chosen, looked over as it will be trained."""
     assert lm.trained_length is not None
+    usable(lm.model, settings.lengths.target)  # says why, where also queries and keys are not found
     model, count = choose(lm.model, settings.trained)
     preflight(model, lm.model, lm.trained_length, settings.lengths.target)
     return model, count

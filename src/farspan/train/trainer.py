@@ -27,7 +27,7 @@ class RunSettings(Settings):
     engine: Engine = "auto"  # auto: one process, or DDP where the launcher started several
     bf16: bool = True  # activations; the weights and their updates stay fp32
     activation_checkpointing: bool = False  # activations are computed again for the gradient, layer by layer
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    attention: Literal["sdpa", "eager", "flash_attention_2"] | None = None  # default sdpa, where the model has it
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of the saved weights
     workers: int = Field(0, ge=0)  # processes that prepare batches
     report_to: tuple[str, ...] = ()  # such as tensorboard, wandb
