@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ import farspan
 from farspan.cli import app
 from farspan.methods.rope import scaled
 from farspan.report.training import draw_losses, last_of_each_length
+from farspan.train import engines
 from farspan.train.config import read_config
 from farspan.train.smt import SmtSettings, opened, train
 from farspan.train.terms_trainer import TermsTrainer
@@ -121,7 +123,7 @@ def test_the_window_can_be_read_in_turns_or_not_at_all(settings: Make, mixed: st
     assert ("loss_window" in entry, "loss_sparse" in entry) == (mixed == "alternate", True)
 
 
-@pytest.mark.parametrize("draw", ["uniform", "spans:span=4", "pose", "random", "full"])
+@pytest.mark.parametrize("draw", ["uniform", "spans:span=4", "pose", "skip", "random", "full"])
 def test_every_draw_trains(settings: Make, draw: str) -> None:
     summary = train(settings("a", f"smt.draw={draw}", "trainer.steps=6", "lengths.by=48"))
     assert math.isfinite(summary["loss"])
@@ -209,6 +211,7 @@ def test_scaled_rope_is_trained_with_and_stays_in_the_model(settings: Make, kind
         (["lengths.target=100000"], "trainer.steps = 12 do not reach"),
         (["lengths.target=100000", "lengths.mode=fixed"], "no document of 100,000 tokens"),
         (["smt.draw=sparse:window=3"], "window = 3 cannot hold"),
+        (["smt.draw=pose:chunks=40"], "40 chunks do not fit into a row of 32 tokens"),
         (["trainer.engine=ddp"], 'trainer.engine = "ddp" spreads a training over processes, and there is one'),
         (["trainer.engine=fsdp2"], 'trainer.engine = "fsdp2" spreads a training over processes'),
         (["trained.what=patterns"], "trained.patterns is empty"),
@@ -229,6 +232,21 @@ def test_an_engine_that_is_not_in_use_ends_the_training(settings: Make, monkeypa
     monkeypatch.setattr("farspan.train.engines.load_options", lambda engine: {})  # as if a launcher had been there
     with pytest.raises(ValueError, match=r'trainer\.engine = "fsdp2" was asked for, and single is in use'):
         train(settings("a", "trainer.engine=fsdp2"))
+
+
+def test_another_stage_of_zero_is_another_engine() -> None:
+    trainer = SimpleNamespace(model_wrapped=SimpleNamespace(zero_optimization_stage=lambda: 3))
+    with pytest.raises(ValueError, match=r"was asked for, and DeepSpeed ZeRO-3 is in use"):
+        engines.refuse_other("deepspeed", trainer)
+    with pytest.raises(ValueError, match=r"DeepSpeed ZeRO-3 is in use"):
+        engines.refuse_other("auto", trainer)
+
+
+def test_weights_that_deepspeed_has_rounded_are_not_saved_as_if_they_were_not() -> None:
+    engines.refuse_for_deepspeed(True, "bfloat16", "adamw")
+    engines.refuse_for_deepspeed(False, "float32", "adamw")
+    with pytest.raises(ValueError, match="rounded to bf16"):
+        engines.refuse_for_deepspeed(True, "float32", "adamw")
 
 
 # stopped and repeated
@@ -362,6 +380,16 @@ def test_a_plan_says_what_would_be_trained_and_trains_nothing(settings: Make, tm
     assert "6 lengths from 48 to 128 tokens in 12 steps" in lines
     assert "128 tokens a step are read at the last length, about 1,536 in all" in lines
     assert not (tmp_path / "a").exists()
+    warm = ["--set", "optimizer.warmup_steps=13", "--plan"]
+    done = CliRunner().invoke(app, ["train", "smt", str(tmp_path / "a.toml"), *options, *warm])
+    assert (done.exit_code, "optimizer.warmup_steps = 13 and a decay" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize("family", ["bloom", "mamba"])
+def test_models_without_positions_are_refused_with_the_reason(settings: Make, family: str, tmp_path: Path) -> None:
+    tiny_model(family).save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="it takes no positions, so that a gap cannot be told to it"):
+        train(settings("a"))
 
 
 def test_the_defaults_are_those_of_the_paper() -> None:

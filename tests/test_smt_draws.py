@@ -45,6 +45,11 @@ def test_the_number_of_levels_follows_the_thresholds() -> None:
         assert len(levels(length, width)) == 1 + sum(length >= threshold for threshold in thresholds)
 
 
+def test_two_tokens_are_split_and_a_single_one_is_not() -> None:
+    assert levels(100, 2) == [(98, 100, 1), (0, 98, 1)]
+    assert levels(100, 3) == [(97, 100, 1), (91, 97, 1), (0, 91, 1)]
+
+
 @pytest.mark.parametrize(("memory", "sampled", "window", "iterations"), SETTINGS)
 def test_levels_cover_the_memory_once_and_thin_out(
     memory: int, sampled: int, window: int | None, iterations: int | None
@@ -208,6 +213,16 @@ def test_an_unknown_draw_is_refused(text: str, message: str) -> None:
         draw_named(text)
 
 
-def test_a_span_longer_than_the_memory_is_refused() -> None:
-    with pytest.raises(ValueError, match="spans of 17 tokens do not fit into a memory of 16 sampled"):
-        drawn("spans:span=17")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("spans:span=17", "spans of 17 tokens do not fit into a memory of 16 sampled"),
+        ("spans:span=4,window=7", "window = 7 cannot hold the nearest half of 4 spans of 4 tokens; use at least 8"),
+        ("sparse:keep_first=16", "keep_first = 16 leaves nothing to be sampled of a memory of 16 tokens"),
+        ("pose:chunks=33", "33 chunks do not fit into a row of 32 tokens"),
+        ("skip:chunks=33", "33 chunks do not fit into a row of 32 tokens"),
+    ],
+)
+def test_a_draw_that_does_not_fit_the_row_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        drawn(text)

@@ -1,5 +1,6 @@
 """Sparse Memory Training on two processes, `make test-distributed`: each engine is the one in use, and ends where one
-process does."""
+process does. DeepSpeed comes with `pip install -e '.[deepspeed]'`, and compiles an operation when it first starts on
+CPUs, some minutes."""
 
 import json
 import os
@@ -16,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tiny import tiny_model
 
+TIMEOUT = 1000  # seconds
 KILLER = """
 import os, signal, sys
 from farspan.cli import main
@@ -31,6 +33,8 @@ TermsTrainer.training_step = training_step
 main()
 """
 
+pytestmark = pytest.mark.timeout(2 * TIMEOUT)
+
 
 @pytest.fixture
 def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
@@ -45,18 +49,27 @@ def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
 
 
 def run(
-    folder: Path, out: str, *overrides: str, processes: int = 2, script: str | None = None
+    folder: Path,
+    out: str,
+    *overrides: str,
+    processes: int = 2,
+    script: str | None = None,
+    launcher: tuple[str, ...] = ("torch.distributed.run", "--standalone", "--nproc-per-node=2"),
 ) -> subprocess.CompletedProcess[str]:
     chosen = [f"out={folder / out}", f"model.name={folder / 'model'}", f"data.text={folder / 'text'}"]
-    # rows whose number of predicted tokens does not vary, so that a mean of means is the mean
-    chosen += ["smt.first_target=keep", f"trainer.micro_batch={2 // processes}", *overrides]
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    # rows whose number of predicted tokens does not vary, so that a mean of means is the mean; two forwards a step
+    chosen += ["smt.first_target=keep", "trainer.batch=4", f"trainer.micro_batch={2 // processes}", *overrides]
+    command = [sys.executable, *(("-m", *launcher) if processes > 1 else ())]
     command += [script] if script else ["-m", "farspan"]
     command += ["train", "smt", str(folder / "a.toml"), *(part for one in chosen for part in ("--set", one))]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT)
+
+
+@pytest.fixture(autouse=True)
+def _installed(request: pytest.FixtureRequest) -> None:
+    if "deepspeed" in getattr(getattr(request.node, "callspec", None), "params", {}).values():
+        pytest.importorskip("deepspeed")
 
 
 def losses(folder: Path, out: str) -> list[float]:
@@ -70,8 +83,6 @@ def weights(folder: Path, out: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "deepspeed"])
 def test_two_processes_train_as_one(folder: Path, engine: str) -> None:
-    if engine == "deepspeed":
-        pytest.importorskip("deepspeed")
     done = run(folder, "two", f"trainer.engine={engine}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("32 to 128 tokens") == 1
@@ -94,15 +105,39 @@ def test_a_watched_training_on_two_processes_ends(folder: Path) -> None:
     assert "| 128 |" in (folder / "two" / "README.md").read_text()
 
 
-def test_two_processes_that_were_killed_continue_to_the_same_losses(folder: Path) -> None:
-    run(folder, "whole", "trainer.engine=ddp")
-    done = run(folder, "killed", "trainer.engine=ddp", script=str(folder / "killer.py"))
+@pytest.mark.parametrize("engine", ["ddp", "deepspeed"])
+def test_two_processes_that_were_killed_continue_to_the_same_losses(folder: Path, engine: str) -> None:
+    run(folder, "whole", f"trainer.engine={engine}")
+    done = run(folder, "killed", f"trainer.engine={engine}", script=str(folder / "killer.py"))
     assert done.returncode != 0
     assert str(-signal.SIGKILL.value) in done.stderr
     assert not (folder / "killed" / "model.safetensors").exists()
-    done = run(folder, "killed", "trainer.engine=ddp")
+    done = run(folder, "killed", f"trainer.engine={engine}")
     assert done.returncode == 0, done.stderr
     assert losses(folder, "killed") == losses(folder, "whole")
+    for name, weight in weights(folder, "whole").items():
+        testing.assert_close(weights(folder, "killed")[name], weight, rtol=0, atol=0)
+
+
+def test_what_accelerate_launches_is_a_training_on_two_processes(folder: Path) -> None:
+    launcher = ("accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no")
+    done = run(folder, "two", "trainer.engine=ddp", launcher=(*launcher, "--dynamo_backend=no", "-m"), script="farspan")
+    assert done.returncode == 0, done.stderr
+    assert len(losses(folder, "two")) == 6
+
+
+@pytest.mark.parametrize("engine", ["deepspeed"])
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.bf16=true", "trains in bf16 on GPUs alone"),
+        ("optimizer.name=muon", 'optimizer.name = "muon" works on whole matrices'),
+    ],
+)
+def test_deepspeed_says_what_it_cannot_do(folder: Path, engine: str, override: str, message: str) -> None:
+    done = run(folder, "a", f"trainer.engine={engine}", override)
+    assert done.returncode != 0
+    assert message in done.stderr
 
 
 def test_one_process_among_two_is_refused(folder: Path) -> None:

@@ -110,6 +110,10 @@ class SparseMemory:
     def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
         first = np.arange(self.keep_first)
         memory, sampled = length - targets - self.keep_first, row - targets - self.keep_first
+        if sampled < 1:
+            raise ValueError(
+                f"keep_first = {self.keep_first:,} leaves nothing to be sampled of a memory of {row - targets:,} tokens"
+            )
         drawn = draw(memory, sampled, rng, self.window, self.max_iterations) + self.keep_first
         return _with_target(np.concatenate([first, drawn]), length, targets)
 
@@ -143,9 +147,22 @@ class Spans:
             )
         shift = int(rng.integers(memory % self.span + 1))
         window = None if self.window is None else self.window // self.span
+        if window is not None and 2 * window < sampled:
+            raise ValueError(
+                f"window = {self.window:,} cannot hold the nearest half of {sampled:,} spans of {self.span:,} tokens; "
+                f"use at least {-(-sampled // 2) * self.span:,}"
+            )
         spans = draw(memory // self.span, sampled, rng, window, self.max_iterations)
         tokens = (shift + self.span * spans[:, None] + np.arange(self.span)).ravel()
         return _with_target(np.concatenate([tokens, np.arange(memory, memory + near)]), length, targets)
+
+
+def _chunks(row: int, count: int, rng: np.random.Generator) -> Int[np.ndarray, "chunks"]:
+    """The tokens of each chunk of a row that is cut at random."""
+    if count > row:
+        raise ValueError(f"{count:,} chunks do not fit into a row of {row:,} tokens")
+    cuts = np.sort(rng.choice(row - 1, count - 1, replace=False)) + 1
+    return np.diff([0, *cuts, row])
 
 
 @dataclass(frozen=True)
@@ -159,8 +176,7 @@ class Pose:
     chunks: int = 2
 
     def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
-        cuts = np.sort(rng.choice(row - 1, self.chunks - 1, replace=False)) + 1
-        sizes = np.diff([0, *cuts, row])
+        sizes = _chunks(row, self.chunks, rng)
 
         def moved() -> Int[np.ndarray, "row"]:
             offsets = np.zeros(self.chunks, np.int64)
@@ -184,9 +200,9 @@ class Skip:
 
     def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
         begin = int(rng.integers(1, length - row + 2))
-        cuts = np.sort(rng.choice(row - 1, self.chunks - 1, replace=False)) + 1
+        sizes = _chunks(row, self.chunks, rng)
         offsets = np.sort(rng.integers(0, length - row + 1, self.chunks - 1))
-        positions = np.arange(row) + np.repeat([0, *offsets], np.diff([0, *cuts, row]))
+        positions = np.arange(row) + np.repeat([0, *offsets], sizes)
         return Drawn(np.concatenate([[0], np.arange(begin, begin + row - 1)]), positions, row - 1)
 
 

@@ -21,10 +21,12 @@ def load_options(engine: str) -> dict[str, Any]:
     """What `from_pretrained` needs for the engine: on CPUs FSDP2 shards a model while it is loaded.
 
     Raises:
-        ValueError: an engine for several processes, and a single one.
+        ValueError: an engine for several processes, and a single one, or one that is not installed.
     """
+    if engine == "deepspeed":
+        optional_import("deepspeed", "deepspeed")
     processes = num_processes()
-    if engine in ("ddp", "fsdp2") and processes < 2:
+    if engine in ("ddp", "fsdp2", "deepspeed") and processes < 2:
         raise ValueError(
             f'trainer.engine = "{engine}" spreads a training over processes, and there is one: start it with '
             "`torchrun --nproc-per-node=N -m farspan train ...` or `accelerate launch`"
@@ -42,16 +44,30 @@ def training_arguments(engine: str, bf16: bool) -> dict[str, Any]:
     """What transformers' TrainingArguments need for the engine.
 
     accelerate shards models on accelerators alone. On CPUs the model is sharded before (`load_options`), and
-    transformers then writes no checkpoints.
+    transformers then writes no checkpoints. Of DeepSpeed on CPUs accelerate knows nothing: told of CPUs it leaves
+    DeepSpeed out in silence, and not told of them it takes each process for the only one. So it is told the processes
+    and the engine, as if both went together; without bf16.
 
     Raises:
-        ValueError: DeepSpeed is asked for and not installed.
+        ValueError: DeepSpeed is asked for and not installed, or is to train in bf16 on CPUs.
     """
+    on_cpu = not torch.cuda.is_available()
     if engine == "deepspeed":
-        return {"deepspeed": deepspeed_config(bf16)}
-    if engine == "fsdp2":
-        return {"fsdp": True, "fsdp_config": {"version": 2}} if torch.cuda.is_available() else {"save_strategy": "no"}
-    return {}
+        if bf16 and on_cpu:
+            raise ValueError(
+                'trainer.engine = "deepspeed" trains in bf16 on GPUs alone, as transformers starts it: on CPUs set '
+                "trainer.bf16 = false"
+            )
+        arguments: dict[str, Any] = {"deepspeed": deepspeed_config(bf16), "use_cpu": False}
+        if on_cpu:
+            from accelerate import DistributedType, PartialState
+
+            PartialState(cpu=True).distributed_type = DistributedType.DEEPSPEED
+            arguments |= {"accelerator_config": {"use_configured_state": True}}
+        return arguments
+    if engine == "fsdp2" and not on_cpu:
+        return {"fsdp": True, "fsdp_config": {"version": 2}}
+    return {"use_cpu": on_cpu, "save_strategy": "no" if engine == "fsdp2" else "steps"}
 
 
 def deepspeed_config(bf16: bool) -> dict[str, Any]:
@@ -71,10 +87,25 @@ def deepspeed_config(bf16: bool) -> dict[str, Any]:
     }
 
 
+def refuse_for_deepspeed(bf16: bool, dtype: str, optimizer: str) -> None:
+    """Raises ValueError for settings that mean something else under ZeRO than under the other engines."""
+    if optimizer == "muon":
+        raise ValueError(
+            'optimizer.name = "muon" works on whole matrices, and DeepSpeed ZeRO-2 cuts them: use "adamw", or '
+            'trainer.engine = "ddp"'
+        )
+    if bf16 and dtype == "float32":
+        raise ValueError(
+            'trainer.dtype = "float32" would save weights that DeepSpeed has rounded to bf16, those too that are not '
+            'trained: use trainer.dtype = "bfloat16" or trainer.bf16 = false'
+        )
+
+
 def in_use(trainer: Any) -> str:
     """The engine of a Trainer that has begun to train."""
-    if trainer.is_deepspeed_enabled:
-        return "deepspeed"
+    if hasattr(trainer.model_wrapped, "zero_optimization_stage"):
+        stage = trainer.model_wrapped.zero_optimization_stage()
+        return "deepspeed" if stage == 2 else f"DeepSpeed ZeRO-{stage}"
     if sharded(trainer.model_wrapped):
         return "fsdp2"
     if isinstance(trainer.model_wrapped, torch.nn.parallel.DistributedDataParallel):

@@ -1,5 +1,6 @@
 """What would make a training on gapped positions silently wrong, looked for before it begins."""
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from farspan.train.draws import draw
 from farspan.train.objective import decoded
 
 PROBE = 128  # tokens
+REFUSAL = "Sparse Memory Training cannot train {}"
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # of hidden states, relative
 
 
@@ -26,9 +28,8 @@ def preflight(model: Any, core: Any, window: int, longest: int) -> None:
         ValueError: the model takes no positions, or not so many; its RoPE depends on the length, or is not fp32; its
             layers are no attention; memory tokens do not reach the target, or reach it otherwise than by position.
     """
-    family = type(core).__name__
-    refusal = f"Sparse Memory Training cannot train {family}"
-    windows = _usable(core, longest, refusal)
+    windows = usable(core, longest)
+    refusal = REFUSAL.format(type(core).__name__)
     targets = min(window, PROBE) // 2
     rng = np.random.default_rng(0)
     memory = draw(longest - targets, min(targets, longest - targets), rng)
@@ -90,9 +91,13 @@ def memory_effect(model: Any, core: Any, ids: Tensor, positions: Tensor, num_mem
     return gradient[0, :num_memory].float().norm(dim=-1).cpu()
 
 
-def _usable(core: Any, longest: int, refusal: str) -> dict[str, int | None]:
-    import inspect
+def usable(core: Any, longest: int) -> dict[str, int | None]:
+    """The sliding window of each kind of layer, None for full attention, of a model that positions can be told to.
 
+    Raises:
+        ValueError: as `preflight`, of what needs no forward.
+    """
+    refusal = REFUSAL.format(type(core).__name__)
     if "position_ids" not in inspect.signature(core.forward).parameters:
         raise ValueError(f"{refusal}: it takes no positions, so that a gap cannot be told to it")
     limit = hf.position_limit(core)

@@ -31,8 +31,8 @@ from farspan.train import engines
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.draws import draw, draw_named, levels
 from farspan.train.objective import terms
-from farspan.train.optimizer import OptimizerSettings
-from farspan.train.preflight import preflight
+from farspan.train.optimizer import OptimizerSettings, build
+from farspan.train.preflight import preflight, usable
 from farspan.train.schedule import LengthSettings, schedule
 from farspan.train.trained import Count, TrainedSettings, choose, plain
 from farspan.train.trainer import RunSettings, run
@@ -126,7 +126,7 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
     processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
     out = Path(settings.out)
     set_seed(settings.trainer.seed)
-    lm = opened(settings)
+    lm = opened(settings, **engines.load_options(settings.trainer.engine))
     use_cache = lm.model.config.use_cache
     with processes.main_process_first():
         out.mkdir(parents=True, exist_ok=True)
@@ -177,14 +177,15 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
 
 
 def plan(settings: SmtSettings) -> Iterator[str]:
-    """What `train` would do, after all its checks; trains nothing.
+    """What `train` would do, after all its checks but that of the launcher; trains nothing.
 
     Raises:
         ValueError: as `train`.
     """
     lm = opened(settings)
     rows = rows_of(lm, settings)
-    _, count = prepared(lm, settings)
+    model, count = prepared(lm, settings)
+    build(model, settings.optimizer, settings.trainer.steps)
     stages, steps = rows.schedule.stages, settings.trainer.steps
     yield f"{lm.name}, window {rows.row:,} tokens: {count}"
     yield from said(rows)
@@ -193,13 +194,12 @@ def plan(settings: SmtSettings) -> Iterator[str]:
     yield f"{fed:,} tokens a step are read at the last length, about {fed * steps:,} in all"
 
 
-def opened(settings: SmtSettings) -> LM:
-    """The model in fp32, its RoPE scaled if it is to be.
+def opened(settings: SmtSettings, **options: Any) -> LM:
+    """The model in fp32, its RoPE scaled if it is to be; `options` are the engine's, of `from_pretrained`.
 
     Raises:
         ValueError: no such model, or nothing says how long it was trained.
     """
-    options: dict[str, Any] = engines.load_options(settings.trainer.engine)
     options |= {"revision": settings.model.revision} if settings.model.revision else {}
     options |= {"dtype": "float32", "attention": settings.trainer.attention, "trained_length": settings.model.window}
     if settings.model.name == DEMO:
@@ -262,6 +262,7 @@ def rows_of(lm: LM, settings: SmtSettings, num_processes: int = 1) -> SparseRows
 def prepared(lm: LM, settings: SmtSettings) -> tuple[Any, Count]:
     """The model with what is trained chosen, looked over as it will be trained."""
     assert lm.trained_length is not None
+    usable(lm.model, settings.lengths.target)  # says why, where also queries and keys are not found
     model, count = choose(lm.model, settings.trained)
     preflight(model, lm.model, lm.trained_length, settings.lengths.target)
     return model, count

@@ -105,7 +105,7 @@ class TermsTrainer(Trainer):
         if self.is_fsdp_enabled:  # accelerate's own, in a layout of its own
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         try:
-            state = load_file(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME)
+            state: dict[str, Any] = load_file(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME)
         except (OSError, SafetensorError) as error:
             raise ValueError(
                 f"checkpoint {resume_from_checkpoint} is damaged or half written ({error}): delete it, and the "

@@ -27,7 +27,7 @@ class RunSettings(Settings):
     engine: Engine = "auto"  # auto: one process, or DDP where the launcher started several
     bf16: bool = True  # activations; the weights and their updates stay fp32
     activation_checkpointing: bool = False  # activations are computed again for the gradient, layer by layer
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    attention: Literal["sdpa", "eager", "flash_attention_2"] | None = None  # default sdpa, where the model has it
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of the saved weights
     workers: int = Field(0, ge=0)  # processes that prepare batches
     report_to: tuple[str, ...] = ()  # such as tensorboard, wandb
@@ -88,16 +88,23 @@ def run(
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             engines.refuse_other(settings.engine, trainer)
+            if engines.in_use(trainer) == "deepspeed":
+                engines.refuse_for_deepspeed(settings.bf16, settings.dtype, optimizer_settings.name)
 
-    use_cpu = not torch.cuda.is_available()
+    rows_at_once = settings.micro_batch * engines.num_processes()
+    batch = settings.batch or rows_at_once
+    if batch % rows_at_once:
+        raise ValueError(
+            f"trainer.batch = {batch} is not a multiple of trainer.micro_batch x processes = {rows_at_once}"
+        )
     chosen = TrainingArguments(
         output_dir=str(out / "checkpoints"),
         max_steps=settings.steps,
         per_device_train_batch_size=settings.micro_batch,
         per_device_eval_batch_size=settings.micro_batch,
+        gradient_accumulation_steps=batch // rows_at_once,
         max_grad_norm=optimizer_settings.clip,
         bf16=settings.bf16,
-        use_cpu=use_cpu,
         seed=settings.seed,
         data_seed=settings.seed,
         logging_steps=settings.log_every,
@@ -105,27 +112,30 @@ def run(
         save_total_limit=1,
         report_to=list(settings.report_to),
         dataloader_num_workers=settings.workers,
-        dataloader_pin_memory=not use_cpu,
+        dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
         **(engines.training_arguments(settings.engine, settings.bf16) | dict(arguments or {})),
     )
-    rows_at_once = settings.micro_batch * chosen.world_size
-    batch = settings.batch or rows_at_once
-    if batch % rows_at_once:
-        raise ValueError(
-            f"trainer.batch = {batch} is not a multiple of trainer.micro_batch x processes = {rows_at_once}"
-        )
-    chosen.gradient_accumulation_steps = batch // rows_at_once
-
     trainer = (trainer_class or Trainer)(
         model=model,
         args=chosen,
         train_dataset=rows,
         eval_dataset=held_out,
-        optimizers=build(model, optimizer_settings, settings.steps),
         callbacks=[Engaged(), Log(), *callbacks],
         **options,
     )
+    # made when the Trainer asks: optimizers that are handed over DeepSpeed replaces in silence, and FSDP refuses
+    optimizer, rate = build(model, optimizer_settings, settings.steps)
+
+    def create_optimizer(*args: Any, **options: Any) -> torch.optim.Optimizer:
+        trainer.optimizer = optimizer
+        return optimizer
+
+    def create_scheduler(*args: Any, **options: Any) -> torch.optim.lr_scheduler.LRScheduler:
+        trainer.lr_scheduler = rate
+        return rate
+
+    trainer.create_optimizer, trainer.create_scheduler = create_optimizer, create_scheduler
     started = time.perf_counter()
     checkpoint = _last_checkpoint(out / "checkpoints")
     before = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")) if checkpoint else TrainerState()
