@@ -14,7 +14,7 @@ with full attention, the first recipe also under StreamingLLM and LM-Infinite. B
 alone and under YaRN, NTK, StreamingLLM and LM-Infinite. A recipe lengthens memory if its half-life is at least 4 times
 the model's, paired over documents, and it copies at least 0.1 more than it guesses at a context of 2,048. Where the
 memory index is near 0.5 over many lengths, the half-life hangs on hundredths; beside it stand the same 4 times of the
-span, the area under the memory index, which does not.
+span, the area under the memory index, which does not, on natural and on shuffled text. That is ours, not what is asked.
 
 Trainings and measurements are kept in --out and continued. --check fails when a bound is missed. Last line: the claims
 as JSON.
@@ -186,19 +186,24 @@ def claims(found: Mapping[str, Found]) -> Iterator[tuple[str, str, float, Interv
         if "unmixed" in found:
             more_lost = found["unmixed"].up_to()[1][:, 1] - nats[:, 1]
             yield "without mixed training more, nats", "at least", 0.0, student_mean(more_lost)[:3]
-    for number, of in (("half-life", "half_life"), ("span", "span")):
-        by_name = {name: times(found[name].natural, base.natural, of) for name in RECIPES if name in found}
-        if by_name:
-            best = max(by_name, key=lambda name: by_name[name][0])
-            yield f"best {number}, times the model's (`{best}`)", "at least", 4.0, by_name[best]
-            yield f"its copy above control at a context of 2,048 (`{best}`)", "at least", 0.1, found[best].gap()
+    for number, of, text in (
+        ("half-life", "half_life", "natural"),
+        ("span", "span", "natural"),
+        ("span on shuffled text", "span", "shuffled"),
+    ):
+        gained = {name: times(getattr(found[name], text), getattr(base, text), of) for name in RECIPES if name in found}
+        if gained:
+            best = max(gained, key=lambda name: gained[name][0])
+            yield f"best {number}, times the model's (`{best}`)", "at least", 4.0, gained[best]
+            if of == "half_life":
+                yield "its copy above control at a context of 2,048", "at least", 0.1, found[best].gap()
 
 
 def verdict(how: str, bound: float, value: Interval) -> str:
     sign = 1 if how == "at least" else -1
     if sign * value[0] < sign * bound:
         return "missed"
-    return "met" if sign * value[1 if sign > 0 else 2] >= sign * bound else "met, bound within the interval"
+    return "met" if sign * value[1 if sign > 0 else 2] >= sign * bound else "met, not significantly"
 
 
 def said(values: Interval, digits: int = 2, sign: str = "") -> str:

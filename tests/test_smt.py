@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -383,6 +384,16 @@ def test_a_plan_says_what_would_be_trained_and_trains_nothing(settings: Make, tm
     warm = ["--set", "optimizer.warmup_steps=13", "--plan"]
     done = CliRunner().invoke(app, ["train", "smt", str(tmp_path / "a.toml"), *options, *warm])
     assert (done.exit_code, "optimizer.warmup_steps = 13 and a decay" in done.output) == (2, True)
+
+
+def test_the_preset_that_remembers_is_the_recipe_that_was_measured() -> None:
+    path = CONFIGS.parent / "benchmarks" / "smt_extend.py"
+    names = {name: value for name, value in runpy.run_path(str(path)).items() if name in ("RECIPES", "COMMON")}
+    overrides = [*names["COMMON"], *names["RECIPES"]["yarn-skip"], "out='?'", "trainer.steps=300"]
+    recipe = read_config(CONFIGS / "smt-demo.toml", SmtSettings, [*overrides, "optimizer.warmup_steps=30"])
+    preset = read_config(CONFIGS / "smt-memory.toml", SmtSettings, ["out='?'", "watch.every=0"])
+    assert preset.model_copy(update={"trainer": recipe.trainer}) == recipe
+    assert preset.trainer.model_copy(update={"attention": "eager"}) == recipe.trainer
 
 
 @pytest.mark.parametrize("family", ["bloom", "mamba"])

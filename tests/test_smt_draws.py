@@ -101,6 +101,7 @@ def test_a_draw_is_fast_at_any_length(memory: int, milliseconds: float) -> None:
     [
         ((7, 8), "a memory of 7 tokens holds no 8 different ones"),
         ((100, 8, 3), "window = 3 cannot hold the nearest half of 8 sampled tokens; use at least 4"),
+        ((100, 7, 3), "window = 3 cannot hold the nearest half of 7 sampled tokens; use at least 4"),
         ((100, 0), "num_sampled = 0"),
         ((100, 8, None, 0), "max_iterations = 0"),
     ],

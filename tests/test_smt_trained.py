@@ -123,6 +123,12 @@ def test_a_trained_model_opens_in_plain_transformers(family: str, tmp_path: Path
     torch.testing.assert_close(loaded(ids).logits, expected, rtol=0, atol=1e-6)
 
 
+def test_muon_has_no_need_of_other_parameters_than_matrices() -> None:
+    model, _ = choose(tiny_model(), TrainedSettings())
+    optimizer, _ = build(model, OptimizerSettings(name="muon", warmup_steps=0), 2)
+    assert len(optimizer.param_groups) == 1
+
+
 def test_norms_of_queries_and_keys_can_stand_still() -> None:
     model = tiny_model("qwen3")
     choose(model, TrainedSettings(norms=False))

@@ -120,8 +120,10 @@ def test_two_processes_that_were_killed_continue_to_the_same_losses(folder: Path
 
 
 def test_what_accelerate_launches_is_a_training_on_two_processes(folder: Path) -> None:
-    launcher = ("accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no")
-    done = run(folder, "two", "trainer.engine=ddp", launcher=(*launcher, "--dynamo_backend=no", "-m"), script="farspan")
+    # accelerate itself starts several processes on CPUs through MPI alone, and with the flag of GPUs through torchrun
+    launcher = ("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1")
+    launcher = (*launcher, "--mixed_precision=no", "--dynamo_backend=no", "-m")
+    done = run(folder, "two", "trainer.engine=ddp", launcher=launcher, script="farspan")
     assert done.returncode == 0, done.stderr
     assert len(losses(folder, "two")) == 6
 

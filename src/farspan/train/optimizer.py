@@ -56,15 +56,20 @@ def build(
         ]
         optimizer = torch.optim.AdamW([group for group in groups if group["params"]], **adam)
     else:
-        # match_rms_adamw scales Muon's update to the size of AdamW's, so that one rate serves both
-        muon = torch.optim.Muon(
-            matrices,
-            lr=settings.lr,
-            weight_decay=settings.weight_decay,
-            momentum=settings.momentum,
-            adjust_lr_fn="match_rms_adamw",
-        )
-        optimizer = Together(muon, torch.optim.AdamW(others, weight_decay=0.0, **adam))
+        parts: list[torch.optim.Optimizer] = []
+        if matrices:  # match_rms_adamw scales Muon's update to the size of AdamW's, so that one rate serves both
+            parts.append(
+                torch.optim.Muon(
+                    matrices,
+                    lr=settings.lr,
+                    weight_decay=settings.weight_decay,
+                    momentum=settings.momentum,
+                    adjust_lr_fn="match_rms_adamw",
+                )
+            )
+        if others:
+            parts.append(torch.optim.AdamW(others, weight_decay=0.0, **adam))
+        optimizer = Together(*parts)
     schedule = get_wsd_schedule(
         optimizer,
         num_warmup_steps=settings.warmup_steps,
