@@ -425,13 +425,14 @@ def test_a_training_killed_and_repeated_has_the_same_losses_and_weights(
     assert_same(whole, killed)
 
 
-def test_a_half_written_checkpoint_is_named(settings: Callable[..., Any]) -> None:
-    chosen = settings("a", "trainer.steps=4")
-    train(chosen)
-    file = Path(chosen.out) / "checkpoints" / "checkpoint-4" / "model.safetensors"
+@pytest.mark.parametrize("half", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
+def test_a_half_written_checkpoint_is_named(settings: Callable[..., Any], half: str) -> None:
+    train(settings("a", "trainer.steps=4", "optimizer.decay_fraction=0"))
+    longer = settings("a", "trainer.steps=8", "optimizer.decay_fraction=0")
+    file = Path(longer.out) / "checkpoints" / "checkpoint-4" / half
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"checkpoint-4 is damaged or half written.*delete it"):
-        train(chosen)
+        train(longer)
 
 
 def test_a_training_watches_itself(settings: Callable[..., Any]) -> None:
