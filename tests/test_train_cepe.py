@@ -22,7 +22,7 @@ import farspan
 from farspan import retrieve
 from farspan.corpus import Corpus, load
 from farspan.retrieve import open_index
-from farspan.train.cepe import CepeSettings, decoded, opened, terms, train
+from farspan.train.cepe import CepeSettings, decoded, opened, prepare, terms, train
 from farspan.train.config import read_config
 from farspan.train.distill import DistillSettings
 from farspan.train.distill import train as distil
@@ -354,6 +354,32 @@ def test_the_main_stage_begins_with_what_the_warm_up_left(settings: Callable[...
     assert all((cross.o_proj.weight == 0).all() for cross in without.cross_attentions())
 
 
+def test_the_main_stage_hides_parts_of_chunks_and_the_warm_up_none(settings: Callable[..., Any]) -> None:
+    def seen(*overrides: str) -> float:
+        rows = prepare(settings("a", *overrides), lambda text: None).rows
+        return float(torch.stack([rows[i]["context_attention_mask"] for i in range(40)]).float().mean())
+
+    assert seen("stage=warmup", "data.noise.rate=1.0") == 1
+    assert seen("data.noise.rate=0.0") == 1
+    assert seen("data.noise.rate=1.0", "data.noise.whole=1.0") == 0
+    assert 0.7 < seen() < 0.95  # 1 - 0.3 · (0.1 + 0.9 · 9/16)
+
+
+def test_a_training_is_of_its_seed(settings: Callable[..., Any]) -> None:
+    one, same, other = (prepare(settings("a", f"trainer.seed={s}"), lambda text: None).rows[0] for s in (1, 1, 2))
+    assert torch.equal(one["input_ids"], same["input_ids"])
+    assert not torch.equal(one["input_ids"], other["input_ids"])
+
+
+def test_a_random_encoder_has_nothing_of_the_warm_up(settings: Callable[..., Any]) -> None:
+    warm = settings("warm", "stage=warmup", "trainer.steps=4")
+    train(warm)
+    model = opened(settings("main", f"model.warmed_up={warm.out}", "model.random_encoder=true")).model
+    assert all((cross.o_proj.weight == 0).all() for cross in model.cross_attentions())
+    name = "encoder.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(model.state_dict()[name], added(warm)[name])
+
+
 def test_each_ablation_is_a_field(settings: Callable[..., Any]) -> None:
     def weights(*overrides: str) -> dict[str, Tensor]:
         return opened(settings("a", *overrides)).model.state_dict()
@@ -513,6 +539,14 @@ def test_a_teacher_that_was_stopped_goes_on(settings: Callable[..., Any], monkey
     assert_same(whole, stopped)
     with pytest.raises(ValueError, match="holds what another teacher said"):
         distil(settings("stopped", "trainer.steps=8", "optimizer.decay_fraction=0.5", kind=DistillSettings))
+
+
+def test_the_loss_weighs_cross_entropy_and_divergence_as_it_is_told(settings: Callable[..., Any]) -> None:
+    chosen = settings("a", "distill.ce=0.5", "distill.kl=3", "trainer.steps=3", "trainer.log_every=1",
+                      "optimizer.decay_fraction=0", kind=DistillSettings)  # fmt: skip
+    distil(chosen)
+    for entry in log(chosen)[:3]:
+        assert entry["loss"] == pytest.approx(0.5 * entry["loss_ce"] + 3 * entry["loss_kl"], abs=1e-3)
 
 
 def test_without_a_divergence_distillation_is_the_main_stage(settings: Callable[..., Any]) -> None:
