@@ -325,6 +325,7 @@ def test_the_decoder_stays_as_it_is_and_what_is_added_moves(settings: Callable[.
     chosen = settings("a", "trainer.steps=4")
     train(chosen)
     base, lm = tiny_model().state_dict(), farspan.load(chosen.out, device="cpu")
+    assert lm.model.config.use_cache  # which the Trainer turns off
     state = lm.model.state_dict()
     assert all(torch.equal(state[name], weight) for name, weight in base.items())
     before = opened(settings("b")).model.state_dict()
