@@ -107,7 +107,7 @@ class TermsTrainer(Trainer):
         if self.is_fsdp_enabled:  # accelerate's own, in a layout of its own
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         try:
-            state = load_file(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME)
+            state: dict[str, Any] = dict(load_file(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME))
         except (OSError, SafetensorError) as error:
             raise damaged(resume_from_checkpoint, error) from error
         if wrong := sorted(self._trained_names() ^ set(state)):
