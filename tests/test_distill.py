@@ -139,6 +139,7 @@ def test_a_teacher_says_what_it_expects_behind_chunks_and_input() -> None:
     chunks, tokens = torch.randint(1, 90, (2, 3, 4)), torch.randint(1, 90, (2, 6))
     before = torch.zeros(2, 1, dtype=torch.long)
     batch = {"input_ids": torch.cat([before, tokens], 1), "context_input_ids": chunks}
+    batch["context_attention_mask"] = torch.zeros_like(chunks)  # noise is the student's
     index, log_p = Teacher(model, {}, top=5, before=1).of(batch)
     with torch.no_grad():
         whole = model(input_ids=torch.cat([before, chunks.flatten(1), tokens], 1)).logits.log_softmax(-1)[:, -7:]

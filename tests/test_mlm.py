@@ -164,6 +164,18 @@ def test_what_is_saved_is_an_encoder_that_cepe_takes(settings: Callable[..., Mlm
     assert torch.equal(model.encoder.norm.weight, state["norm.weight"])
 
 
+def test_an_encoder_is_trained_looking_both_ways(settings: Callable[..., MlmSettings], tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    for chosen in (settings("a").encoder, EncoderSettings(start=str(tmp_path / "model"))):
+        encoder = new_encoder(chosen, 300, 32, "sdpa").eval()
+        ids = torch.arange(20)[None]
+        one, other = (
+            encoder(input_ids=given).last_hidden_state
+            for given in (ids, ids.clone().index_fill_(1, torch.tensor([19]), 0))
+        )
+        assert not torch.allclose(one[0, 0], other[0, 0])
+
+
 def test_an_encoder_can_begin_with_the_blocks_of_a_decoder(
     settings: Callable[..., MlmSettings], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:

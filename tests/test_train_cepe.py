@@ -22,11 +22,11 @@ import farspan
 from farspan import retrieve
 from farspan.corpus import Corpus, load
 from farspan.retrieve import open_index
-from farspan.train.cepe import CepeSettings, decoded, opened, terms, train
+from farspan.train.cepe import CepeSettings, decoded, opened, prepare, terms, train
 from farspan.train.config import read_config
 from farspan.train.distill import DistillSettings
 from farspan.train.distill import train as distil
-from farspan.train.documents import DocumentRows, DocumentSettings, NoiseSettings, View, noise
+from farspan.train.documents import DocumentRows, DocumentSettings, NoiseSettings, View, collated, noise
 
 from cepe_models import tiny_encoder
 from tiny import tiny_model
@@ -291,8 +291,14 @@ def log(settings: CepeSettings) -> list[dict[str, Any]]:
 
 def test_the_warm_up_learns_to_copy(settings: Callable[..., Any]) -> None:
     chosen = settings("a", "stage=warmup", "trainer.steps=80", "trainer.batch=8", "trainer.micro_batch=8")
-    summary = train(chosen)
-    assert summary["loss"] < log(chosen)[0]["loss"] - 0.5
+    train(chosen)
+    lm, rows = farspan.load(chosen.out, device="cpu"), prepare(chosen, lambda text: None).rows
+    batch = collated([rows[i] for i in range(16)])
+    assert torch.equal(batch["context_input_ids"].flatten(1), batch["input_ids"][:, 1:])
+    hidden = batch | {"context_attention_mask": torch.zeros_like(batch["context_attention_mask"])}
+    with torch.no_grad():
+        seen, unseen = (float(terms(lm.model, lm.model, given)["nats"]) for given in (batch, hidden))
+    assert seen < unseen - 0.5
 
 
 def test_the_loss_is_that_of_the_models_own_forward(settings: Callable[..., Any]) -> None:
@@ -319,6 +325,7 @@ def test_the_decoder_stays_as_it_is_and_what_is_added_moves(settings: Callable[.
     chosen = settings("a", "trainer.steps=4")
     train(chosen)
     base, lm = tiny_model().state_dict(), farspan.load(chosen.out, device="cpu")
+    assert lm.model.config.use_cache  # which the Trainer turns off
     state = lm.model.state_dict()
     assert all(torch.equal(state[name], weight) for name, weight in base.items())
     before = opened(settings("b")).model.state_dict()
@@ -352,6 +359,32 @@ def test_the_main_stage_begins_with_what_the_warm_up_left(settings: Callable[...
     assert all(torch.equal(state[name], weight) for name, weight in added(warm).items())
     without = opened(settings("main", "model.warmed_up=")).model
     assert all((cross.o_proj.weight == 0).all() for cross in without.cross_attentions())
+
+
+def test_the_main_stage_hides_parts_of_chunks_and_the_warm_up_none(settings: Callable[..., Any]) -> None:
+    def seen(*overrides: str) -> float:
+        rows = prepare(settings("a", *overrides), lambda text: None).rows
+        return float(torch.stack([rows[i]["context_attention_mask"] for i in range(40)]).float().mean())
+
+    assert seen("stage=warmup", "data.noise.rate=1.0") == 1
+    assert seen("data.noise.rate=0.0") == 1
+    assert seen("data.noise.rate=1.0", "data.noise.whole=1.0") == 0
+    assert 0.7 < seen() < 0.95  # 1 - 0.3 · (0.1 + 0.9 · 9/16)
+
+
+def test_a_training_is_of_its_seed(settings: Callable[..., Any]) -> None:
+    one, same, other = (prepare(settings("a", f"trainer.seed={s}"), lambda text: None).rows[0] for s in (1, 1, 2))
+    assert torch.equal(one["input_ids"], same["input_ids"])
+    assert not torch.equal(one["input_ids"], other["input_ids"])
+
+
+def test_a_random_encoder_has_nothing_of_the_warm_up(settings: Callable[..., Any]) -> None:
+    warm = settings("warm", "stage=warmup", "trainer.steps=4")
+    train(warm)
+    model = opened(settings("main", f"model.warmed_up={warm.out}", "model.random_encoder=true")).model
+    assert all((cross.o_proj.weight == 0).all() for cross in model.cross_attentions())
+    name = "encoder.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(model.state_dict()[name], added(warm)[name])
 
 
 def test_each_ablation_is_a_field(settings: Callable[..., Any]) -> None:
@@ -425,13 +458,14 @@ def test_a_training_killed_and_repeated_has_the_same_losses_and_weights(
     assert_same(whole, killed)
 
 
-def test_a_half_written_checkpoint_is_named(settings: Callable[..., Any]) -> None:
-    chosen = settings("a", "trainer.steps=4")
-    train(chosen)
-    file = Path(chosen.out) / "checkpoints" / "checkpoint-4" / "model.safetensors"
+@pytest.mark.parametrize("half", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
+def test_a_half_written_checkpoint_is_named(settings: Callable[..., Any], half: str) -> None:
+    train(settings("a", "trainer.steps=4", "optimizer.decay_fraction=0"))
+    longer = settings("a", "trainer.steps=8", "optimizer.decay_fraction=0")
+    file = Path(longer.out) / "checkpoints" / "checkpoint-4" / half
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"checkpoint-4 is damaged or half written.*delete it"):
-        train(chosen)
+        train(longer)
 
 
 def test_a_training_watches_itself(settings: Callable[..., Any]) -> None:
@@ -512,6 +546,14 @@ def test_a_teacher_that_was_stopped_goes_on(settings: Callable[..., Any], monkey
     assert_same(whole, stopped)
     with pytest.raises(ValueError, match="holds what another teacher said"):
         distil(settings("stopped", "trainer.steps=8", "optimizer.decay_fraction=0.5", kind=DistillSettings))
+
+
+def test_the_loss_weighs_cross_entropy_and_divergence_as_it_is_told(settings: Callable[..., Any]) -> None:
+    chosen = settings("a", "distill.ce=0.5", "distill.kl=3", "trainer.steps=3", "trainer.log_every=1",
+                      "optimizer.decay_fraction=0", kind=DistillSettings)  # fmt: skip
+    distil(chosen)
+    for entry in log(chosen)[:3]:
+        assert entry["loss"] == pytest.approx(0.5 * entry["loss_ce"] + 3 * entry["loss_kl"], abs=1e-3)
 
 
 def test_without_a_divergence_distillation_is_the_main_stage(settings: Callable[..., Any]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from farspan.train.engines import sharded
+from farspan.train.trainer import damaged
 
 Terms = Callable[[Any, Any, Any], dict[str, Tensor]]
 WHOLE = parts.StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
@@ -105,12 +107,9 @@ class TermsTrainer(Trainer):
         if self.is_fsdp_enabled:  # accelerate's own, in a layout of its own
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         try:
-            state: dict[str, Any] = load_file(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME)
+            state: dict[str, Any] = dict(load_file(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME))
         except (OSError, SafetensorError) as error:
-            raise ValueError(
-                f"checkpoint {resume_from_checkpoint} is damaged or half written ({error}): delete it, and the "
-                "training goes on from the one before it, or begins anew"
-            ) from error
+            raise damaged(resume_from_checkpoint, error) from error
         if wrong := sorted(self._trained_names() ^ set(state)):
             raise ValueError(f"the checkpoint is of another training: {wrong[0]} and {len(wrong) - 1} more differ")
         parts.set_model_state_dict(self.trained, state, options=WHOLE)
@@ -126,11 +125,14 @@ class TermsTrainer(Trainer):
         return None
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or self.is_fsdp_enabled or not sharded(self.trained):
-            return super()._load_optimizer_and_scheduler(checkpoint)
-        state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
-        parts.set_optimizer_state_dict(self.trained, self.optimizer.optimizer, state, options=WHOLE)
-        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+        try:
+            if checkpoint is None or self.is_fsdp_enabled or not sharded(self.trained):
+                return super()._load_optimizer_and_scheduler(checkpoint)
+            state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
+            parts.set_optimizer_state_dict(self.trained, self.optimizer.optimizer, state, options=WHOLE)
+            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+        except (OSError, EOFError, RuntimeError, UnpicklingError) as error:  # what torch.load says of half a file
+            raise damaged(checkpoint, error) from error
         return None
 
     def _trained_names(self) -> set[str]:

@@ -138,7 +138,10 @@ def run(
     trainer.create_optimizer, trainer.create_scheduler = create_optimizer, create_scheduler
     started = time.perf_counter()
     checkpoint = _last_checkpoint(out / "checkpoints")
-    before = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")) if checkpoint else TrainerState()
+    try:
+        before = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")) if checkpoint else TrainerState()
+    except ValueError as error:
+        raise damaged(checkpoint, error) from error
     if before.global_step > settings.steps:
         raise ValueError(
             f"{checkpoint} is of a longer training than trainer.steps = {settings.steps}: choose another folder for out"
@@ -164,6 +167,14 @@ def run(
         "held_out_loss": final,  # nats per token
         "seconds": round(time.perf_counter() - started, 1),  # since the last start
     }
+
+
+def damaged(checkpoint: str | Path | None, error: Exception) -> ValueError:
+    """What to say of a checkpoint that cannot be read."""
+    return ValueError(
+        f"checkpoint {checkpoint} is damaged or half written ({error}): delete it, and the training goes on from the "
+        "one before it, or begins anew"
+    )
 
 
 def _last_checkpoint(folder: Path) -> Path | None:
