@@ -22,6 +22,7 @@ from farspan.tasks import task
 from farspan.tasks.icl import SCORINGS, InContextLearning, InContextLearningQuestion, predictions
 from farspan.tasks.icl_sets import SETS, TREC_FINE, Labelled, load_set
 
+from cepe_models import tiny_cepe
 from tiny import tiny_model
 
 LENGTHS = (1, 2, 5)
@@ -201,6 +202,24 @@ def test_replug_reads_a_pass_for_each_demonstration_behind_the_first_two(lm: LM,
     [row] = measured(tmp_path, lm, what, "replug", lengths=(5,), repeats=1)
     front, passages, query = what.parts(what.examples(lm, (5,), 1, 0)[0], 5)
     assert row.num_kept == 3 * (1 + len(front) + len(query)) + sum(map(len, passages))
+
+
+@pytest.mark.parametrize("head", [1, 2, 5])
+def test_an_encoder_reads_the_demonstrations_behind_the_first_two_and_a_row_says_so(
+    head: int, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm = wrap(tiny_cepe(), tokenizer, "tiny-cepe")
+    what = made(head=head)
+    rows = measured(tmp_path, lm, what, "cepe:chunk=16,decoder_window=400")
+    examples = {example.id: example for example in what.examples(lm, LENGTHS, 4, 0)}
+    for row in rows:
+        front, passages, query = what.parts(examples[row.example], row.length)
+        encoded = passages if len(passages) > 1 else []  # one passage is a document
+        assert row.scores["demonstrations"] == {"head": min(head, row.length), "passages": len(passages)}
+        assert row.scores["in_encoder"] == sum(map(len, encoded))
+        assert row.scores["in_decoder"] == row.num_seen - sum(map(len, encoded))
+        assert row.num_seen == 1 + len(front) + sum(map(len, passages)) + len(query)
+    assert any(row.scores["in_encoder"] for row in rows) == (head < 4)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -397,15 +416,6 @@ def test_files_that_are_not_there_or_damaged_are_named(tmp_path: Path) -> None:
         dataset.read_table(tmp_path / "missing.jsonl")
 
 
-def test_a_set_that_is_a_script_on_the_hub_names_its_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
-    def script(*given: Any, **named: Any) -> Any:
-        raise RuntimeError("Dataset scripts are no longer supported, but found trec.py")
-
-    monkeypatch.setattr(dataset, "optional_import", lambda module, extra: SimpleNamespace(load_dataset=script))
-    with pytest.raises(ValueError, match=r"only as a script.*hf://datasets/CogComp/trec@refs/convert/parquet/default"):
-        dataset.hub_table("CogComp/trec", None, "train")
-
-
 def test_the_hub_is_asked_for_the_right_split(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
@@ -415,6 +425,7 @@ def test_the_hub_is_asked_for_the_right_split(monkeypatch: pytest.MonkeyPatch) -
         return SimpleNamespace(features=features, to_list=lambda: [{"text": "a", "intent": 1}])
 
     monkeypatch.setattr(dataset, "optional_import", lambda module, extra: SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(dataset, "offline", lambda: False)
     options, shown, _ = load_set("clinic150", None)
     assert (options, options[shown[0].label]) == (("age limit", "oos"), "oos")
     assert asked == [(("clinc/clinc_oos", "plus"), {"split": split}) for split in ("train", "validation")]

@@ -36,6 +36,7 @@ from farspan.reader import Memory, Reader
 from farspan.spelling import closest, written
 from farspan.tasks.base import Example, Quality, Result, Work
 from farspan.tasks.icl_sets import SETS, Labelled, load_set
+from farspan.tasks.passages import places
 from farspan.tasks.prompts import behind, token_texts
 
 SCORINGS = ("plain", "normalized", "calibrated", "both")
@@ -192,13 +193,14 @@ class InContextLearning:
                 )
                 memory.read(torch.from_numpy(query)[None])
                 nats = nats_of_options(memory, options)
-                counts = memory.num_seen, memory.num_kept
+                counts, placed = (memory.num_seen, memory.num_kept), places(memory)
                 if not (np.isfinite(nats).all() and np.isfinite(prior).all()):
                     reason = "an option has no finite log-probability"
                     yield Result(example, length, status="nan", reason=reason, num_seen=counts[0], num_kept=counts[1])
                     continue
                 values = self._judged(nats, prior, [len(ids) for ids in options], int(example.tokens["gold"][0]))
                 values["demonstrations"] = {"head": min(length, self.head), "passages": len(passages)}
+                values |= placed
                 yield Result(example, length, scores=values, num_seen=counts[0], num_kept=counts[1])
 
     def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]:

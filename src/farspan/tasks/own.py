@@ -33,7 +33,7 @@ from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.spelling import closest, written
 from farspan.tasks.base import Example, Quality, Result, Work
-from farspan.tasks.passages import joined, parted, row
+from farspan.tasks.passages import joined, parted, places, row
 from farspan.tasks.prompts import encoded, token_texts
 
 TESTS = ("recall", "pairs", "cloze")
@@ -210,7 +210,7 @@ class Own:
                 within = self._answers(memory, example)
                 answers = within, without
                 failed = [t for t in self.tests if not all(np.isfinite(found[t].nats).all() for found in answers)]
-                scores: dict[str, Any] = {"context": head.shape[1] + length}
+                scores: dict[str, Any] = {"context": head.shape[1] + length, **places(memory)}
                 if not failed:
                     judged, control = (_judged(found, without) for found in answers)
                     scores |= {"right": float(np.mean(list(judged.values()))), **judged}
