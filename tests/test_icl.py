@@ -78,7 +78,7 @@ def test_every_option_is_expected_as_in_a_plain_forward_of_the_whole_prompt(
     for row in rows:
         front, passages, query = what.parts(examples[row.example], row.length)
         prompt = [*lm.separator.ids, *np.concatenate([front, *passages, query]).tolist()]
-        assert row.num_seen == len(prompt)
+        assert row.num_seen == row.scores["context"] == len(prompt)
         for index, option in enumerate(options):
             assert row.scores["nats"][index] == pytest.approx(naive_nats(lm, prompt, option), abs=3e-5)
             assert row.scores["prior"][index] == pytest.approx(naive_nats(lm, list(lm.separator.ids), option), abs=3e-5)
@@ -202,6 +202,7 @@ def test_replug_reads_a_pass_for_each_demonstration_behind_the_first_two(lm: LM,
     [row] = measured(tmp_path, lm, what, "replug", lengths=(5,), repeats=1)
     front, passages, query = what.parts(what.examples(lm, (5,), 1, 0)[0], 5)
     assert row.num_kept == 3 * (1 + len(front) + len(query)) + sum(map(len, passages))
+    assert row.scores["context"] == 1 + len(front) + len(query) + sum(map(len, passages))
 
 
 @pytest.mark.parametrize("head", [1, 2, 5])

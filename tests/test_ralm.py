@@ -149,7 +149,7 @@ def test_random_passages_are_the_control(documents: Path, lm: LM) -> None:
         own = row.scores["passages"]
         assert len(set(own)) == row.length
         assert row.scores["passage_scores"] == [0.0] * row.length
-        assert own != best[row.repeat][: row.length] or row.length == 0
+        assert row.length < 30 or set(own) != set(best[row.repeat])
         window = next(e for e in drawn.examples(lm, (0, 1, 30), 6, 0) if e.id == row.example).tokens["text"]
         for number in own:
             assert _shared(drawn.index.passage(number), lm.tokenizer.decode(window.tolist())) < 5
@@ -280,7 +280,7 @@ def test_cells_are_means_with_intervals(documents: Path, lm: LM) -> None:
         ("ralm:index=x,query=100,window=100", "query = 100 of a window of 100"),
         ("ralm:index=x,weights=bm25", "weights 'bm25' are unknown; known are method, retriever"),
         ("ralm:index=x,overlap=-1", "overlap at least 0"),
-        ("ralm:index=x,passages=drawn", "passages 'drawn' are unknown; known are found, random"),
+        ("ralm:index=x,passages=drawn", "passages 'drawn' are unknown.*; known are found, random"),
         ("ralm:index=x,windows=100", "no setting 'windows' .did you mean 'window'"),
     ],
 )

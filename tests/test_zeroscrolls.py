@@ -231,7 +231,7 @@ def test_answers_equal_plain_forwards_over_the_prompt_that_is_left(truncate: str
         prompt = [*lm.separator.ids, *ids["before"], *left, *ids["after"]]
         new = naive_answer(lm, prompt, 6, {0, *line_ends(lm.tokenizer)})
         assert row.scores["prediction"] == lm.tokenizer.decode(new).split("\n")[0]
-        assert (row.scores["new"], row.num_seen) == (len(new), len(prompt))
+        assert (row.scores["new"], row.num_seen, row.scores["context"]) == (len(new), len(prompt), len(prompt))
         kept = len(left) - (len(note) if truncate == "end" and left != document else 0)
         assert (row.scores["document"], row.scores["left_out"]) == (len(document), len(document) - kept)
         assert row.num_seen + 6 <= length

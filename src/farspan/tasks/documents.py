@@ -163,6 +163,7 @@ class DocumentTask:
             "document": len(example.tokens["document"]),
             "left_out": left_out,
             "new": len(new),
+            "context": len(lm.separator.ids) + passage.shape[1] + len(example.tokens["after"]),
             **places(memory),
         }
         return Result(example, length, scores=values, num_seen=memory.num_seen, num_kept=memory.num_kept)

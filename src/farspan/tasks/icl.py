@@ -180,11 +180,10 @@ class InContextLearning:
         for length in batch[0].lengths:
             for example in batch:
                 front, passages, query = self.parts(example, length)
-                longest = (
-                    separator.shape[1] + len(front) + sum(map(len, passages)) + len(query) + max(map(len, options))
-                )
-                if lm.position_limit is not None and longest - 1 > lm.position_limit:
-                    reason = f"needs {longest - 1:,} tokens, the model has {lm.position_limit:,} positions"
+                prompt = separator.shape[1] + len(front) + sum(map(len, passages)) + len(query)
+                fed = prompt + max(map(len, options)) - 1
+                if lm.position_limit is not None and fed > lm.position_limit:
+                    reason = f"needs {fed:,} tokens, the model has {lm.position_limit:,} positions"
                     yield Result(example, length, status="too_long", reason=reason)
                     continue
                 memory = reader.read(
@@ -200,7 +199,7 @@ class InContextLearning:
                     continue
                 values = self._judged(nats, prior, [len(ids) for ids in options], int(example.tokens["gold"][0]))
                 values["demonstrations"] = {"head": min(length, self.head), "passages": len(passages)}
-                values |= placed
+                values |= {"context": prompt, **placed}
                 yield Result(example, length, scores=values, num_seen=counts[0], num_kept=counts[1])
 
     def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]:
