@@ -405,9 +405,13 @@ def test_numbers_without_names_are_refused(tmp_path: Path) -> None:
 
 
 def test_files_that_are_not_there_or_damaged_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no train with one of .*; there: no such folder"):
+    with pytest.raises(ValueError, match="nowhere is not a folder with train"):
         load_set("mr", str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match=r"has no train with one of .*; there: \[\]"):
+        load_set("mr", str(tmp_path))
     (tmp_path / "train.jsonl").write_text('{"text": "a", "label": 0}\n{"text"')
+    with pytest.raises(ValueError, match=r"train\.jsonl is a file, not a folder with train"):
+        load_set("mr", str(tmp_path / "train.jsonl"))
     with pytest.raises(ValueError, match=r"train\.jsonl, line 2 is not JSON"):
         load_set("mr", str(tmp_path))
     (tmp_path / "train.jsonl").write_bytes(b"\xff\xfe")

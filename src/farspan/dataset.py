@@ -82,7 +82,11 @@ def find_table(folder: str | Path, stems: Sequence[str]) -> Table:
             if files:
                 tables = [read_table(file) for file in files]
                 return Table(tables[0].name, [row for table in tables for row in table.rows], tables[0].names)
-    there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else "no such folder"
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder} is {'a file, not' if folder.exists() else 'not'} a folder with {' or '.join(stems)}"
+        )
+    there = sorted(path.name for path in folder.iterdir())
     raise ValueError(f"{folder} has no {' or '.join(stems)} with one of {', '.join(SUFFIXES)}; there: {there}")
 
 
