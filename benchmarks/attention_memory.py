@@ -10,18 +10,15 @@ Model: d 256, 4 layers, 8 heads of 32 on 4 key heads, fp32, random weights. Last
 """
 
 import argparse
-import ctypes
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from common import Letters, apart, end, random_text, small_llama
 
 VOCABULARY = 32_000
 LAYERS, HEADS = 4, 8
@@ -30,45 +27,15 @@ COMPARED = 1024  # tokens
 BOUNDS = {"peak_gib": 2.0, "largest_difference": 1e-6}
 
 
-class Letters(SimpleNamespace):
-    """Enough of a tokenizer: a letter a token."""
-
-    bos_token_id = 0
-
-    def __len__(self) -> int:
-        return VOCABULARY
-
-    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-        return {"input_ids": [ord(letter) for letter in text]}
-
-    def get_vocab(self) -> dict[str, int]:
-        return {}
-
-
 def build(length: int) -> tuple[Any, Any]:
     """The model, and a text of that many tokens."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from farspan.corpus import Corpus
     from farspan.lm import wrap
 
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=4,
-        max_position_embeddings=1 << 20,
-    )
-    model = LlamaForCausalLM(config).eval()
+    model = small_llama(VOCABULARY, num_hidden_layers=LAYERS, num_attention_heads=HEADS)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.q_proj.weight *= 6  # weights that differ: the heaviest quarter holds about half
-    tokens = np.random.default_rng(0).integers(1, VOCABULARY, length)
-    return wrap(model, Letters(), "benchmark"), Corpus("random", "random", tokens, np.array([0, length]))
+    return wrap(model, Letters(VOCABULARY), "benchmark"), random_text(VOCABULARY, length)
 
 
 def looked_at(lm: Any, text: Any, lengths: tuple[int, ...], bin: int) -> tuple[list[Any], dict[str, list[int]]]:
@@ -107,22 +74,17 @@ def largest_difference(lm: Any, text: Any) -> tuple[float, float]:
     return float(max(apart)), float(pareto.mean())
 
 
-def peak_kibibytes() -> int:
-    """The most this process has held, VmHWM."""
-    status = Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
-
-
 def child(length: int) -> dict[str, Any]:
     """The statistics of a text of this length, in this process."""
+    from farspan.device import peak_above
+
     lm, text = build(length)
     looked_at(lm, text, (64, 128), 32)  # the self-check and the first forwards are not what is measured
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what building the model left over must not hide what is taken
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before, started = peak_kibibytes(), time.perf_counter()
-    rows, _ = looked_at(lm, text, (length // 8, length // 4, length // 2, length), BIN)
-    seconds, peak = time.perf_counter() - started, (peak_kibibytes() - before) / 2**20
-    return {"seconds": seconds, "peak_gib": peak, "row_kilobytes": len(json.dumps(rows[-1].scores)) / 1000}
+    started = time.perf_counter()
+    with peak_above(lm.device) as peak:
+        rows, _ = looked_at(lm, text, (length // 8, length // 4, length // 2, length), BIN)
+    seconds, row = time.perf_counter() - started, json.dumps(rows[-1].scores)
+    return {"seconds": seconds, "peak_gib": peak.num_bytes / 2**30, "row_kilobytes": len(row) / 1000}
 
 
 def main() -> None:
@@ -136,9 +98,7 @@ def main() -> None:
         print(json.dumps(child(length)))
         return
 
-    command = [sys.executable, __file__, "--child", *(["--quick"] if options.quick else [])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = apart(__file__, "--child", *(["--quick"] if options.quick else []), freeing=False)
     difference, pareto = largest_difference(*build(4 * COMPARED))
     weights = LAYERS * HEADS * length**2 * 4 / 2**30
     figures = {
@@ -151,10 +111,8 @@ def main() -> None:
     }
     print(f"{length:,} tokens: {result['peak_gib']:.2f} GiB above the model, {result['seconds']:.0f} s;", end=" ")
     print(f"all weights would take {weights:,.0f} GiB")
-    print(json.dumps({n: float(f"{value:.3g}") if isinstance(value, float) else value for n, value in figures.items()}))
     missed = [f"{n} = {figures[n]:.3g}, bound {bound}" for n, bound in BOUNDS.items() if figures[n] > bound]
-    if options.check and missed:
-        sys.exit("missed: " + "; ".join(missed))
+    end(figures, missed, options.check)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,8 @@ the plan uses. Last line: the figures as JSON.
 """
 
 import argparse
-import ctypes
 import json
 import math
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,12 +23,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from common import apart, end, small_llama
 
 VOCABULARY = 32_000
 FEW = 12  # different tokens in the text
 BOUNDS = {"cpu_ratio": 2.0, "probe_cpu_ratio": 5.0, "memory_ratio": 4.0, "auto_token_ratio": 3.0, "plan_error": 0.25}
 MEMORY_WAY = "nested, batch 1, chunk 256"
-FREEING = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # of glibc
 AUTHORS_POINTS, AUTHORS_REPEATS = 32, 10
 SHAPE_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
 
@@ -40,39 +36,22 @@ SHAPE_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers"
 def build() -> tuple[Any, Any]:
     """The model with a tokenizer, and a text."""
     import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoTokenizer
 
     from farspan.corpus import Corpus
     from farspan.lm import wrap
     from farspan.reader import CHECK_TEXT
     from farspan.train.batches import train_tokenizer
 
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         train_tokenizer([CHECK_TEXT], 260, Path(folder))
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=8192,
-    )
-    model = LlamaForCausalLM(config).eval()
+    model = small_llama(VOCABULARY, max_position_embeddings=8192)
     with torch.no_grad():
         model.lm_head.weight[FEW:] *= 0.05  # few tokens, and a head that prefers them: some are hit
     tokens = np.random.default_rng(0).integers(1, FEW, 200_000)
     corpus = Corpus("few tokens", "few", tokens, np.array([0, len(tokens)]))
     return wrap(model, tokenizer, "benchmark"), corpus
-
-
-def peak_kibibytes() -> int:
-    """The most this process has held, VmHWM."""
-    status = Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
 def naive(lm: Any, task: Any, lengths: tuple[int, ...], repeats: int) -> dict[str, float]:
@@ -122,6 +101,7 @@ WAYS = {
 
 def child(way: str, lengths: tuple[int, ...], repeats: int) -> dict[str, Any]:
     """One way of measuring, in this process."""
+    from farspan.device import peak_above
     from farspan.methods import method
     from farspan.plan import plan
     from farspan.tasks.curve import Curve
@@ -131,14 +111,12 @@ def child(way: str, lengths: tuple[int, ...], repeats: int) -> dict[str, Any]:
     result: dict[str, Any] = {"way": way}
     if way != "naive":
         ours(lm, task, (8,), 2, **WAYS[way])  # the self-check and the first forwards are not what is compared
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what building the model left over must not hide what is taken
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = peak_kibibytes()
-    started, cpu = time.perf_counter(), time.process_time()
     run = naive if way == "naive" else ours
-    result["hits"] = run(lm, task, lengths, repeats, **WAYS[way])
-    result["seconds"], result["cpu_seconds"] = time.perf_counter() - started, time.process_time() - cpu
-    result["peak_mib"] = (peak_kibibytes() - before) / 1024
+    with peak_above(lm.device) as peak:
+        started, cpu = time.perf_counter(), time.process_time()
+        result["hits"] = run(lm, task, lengths, repeats, **WAYS[way])
+        result["seconds"], result["cpu_seconds"] = time.perf_counter() - started, time.process_time() - cpu
+    result["peak_mib"] = peak.num_bytes / 2**20
     if way != "naive":
         cost = plan(task, method("full"), lm, lengths=lengths, repeats=repeats, **WAYS[way])
         result |= {"planned_seconds": cost.seconds, "flops": cost.flops, "tokens": cost.tokens}
@@ -235,12 +213,8 @@ def main() -> None:
 
     results = {}
     for way in WAYS:
-        command = [sys.executable, __file__, "--child", way, *(["--quick"] if options.quick else [])]
-        # freed blocks go back at once, so that a peak is what is held and not where glibc left holes; it costs time
-        environment = os.environ | (FREEING if way == MEMORY_WAY else {})
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        results[way] = json.loads(done.stdout.splitlines()[-1])
-        r = results[way]
+        quick = ["--quick"] if options.quick else []
+        results[way] = r = apart(__file__, "--child", way, *quick, freeing=way == MEMORY_WAY)
         print(f"{way:28} {r['cpu_seconds']:7.1f} CPU s  {r['peak_mib']:6.0f} MiB above the model", flush=True)
 
     twin, full, lean, probe = (results[way] for way in WAYS)
@@ -259,7 +233,6 @@ def main() -> None:
         **automatic(options.quick),
         **{f"ratio_8b_{longest // 1024}k": ratio_at_8b(longest) for longest in (16_384, 65_536, 131_072)},
     }
-    print(json.dumps({n: round(value, 3) if isinstance(value, float) else value for n, value in figures.items()}))
     missed = [
         f"{name} = {figures[name]:.2f}, bound {bound}"
         for name, bound in BOUNDS.items()
@@ -267,8 +240,7 @@ def main() -> None:
     ]
     missed += [f"{figures['hits_that_differ']} hits differ"] if figures["hits_that_differ"] else []
     missed += [] if figures["auto_agrees"] else ["auto and the fixed grid disagree"]
-    if options.check and missed:
-        sys.exit("missed: " + "; ".join(missed))
+    end(figures, missed, options.check)
 
 
 if __name__ == "__main__":

@@ -14,19 +14,13 @@ Model: d 256, 4 layers, 4 heads of 64, fp32, random weights. Last line: the figu
 import argparse
 import json
 import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import torch
+from common import FREEING, Letters, apart, end, least, small_llama
 
 VOCABULARY = 512
 SINKS = 4
-FREEING = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}  # of glibc
+RUNS = 3  # of which the fastest counts
 LOOP = 128  # tokens that are timed in the loop, behind a full cache
 BOUNDS = {  # name -> (least, most)
     "sinks_memory_16_to_4": (0.0, 1.05),
@@ -40,83 +34,32 @@ BOUNDS = {  # name -> (least, most)
 }
 
 
-def build(attention: str) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from farspan.lm import wrap
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=1 << 20,
-        attn_implementation=attention,
-    )
-    return wrap(LlamaForCausalLM(config).eval(), Letters(), "benchmark")
-
-
-class Letters(SimpleNamespace):
-    """Enough of a tokenizer: a letter a token."""
-
-    bos_token_id = 0
-
-    def __len__(self) -> int:
-        return VOCABULARY
-
-    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-        return {"input_ids": [ord(letter) % VOCABULARY for letter in text]}
-
-    def get_vocab(self) -> dict[str, int]:
-        return {}
-
-
-def peak_kibibytes() -> int:
-    """The most this process has held, VmHWM."""
-    status = Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
-
-
-def least(run: Callable[[], Any], times: int = 3) -> float:
-    """CPU seconds of the fastest of some runs: what others do on the machine only adds."""
-    seconds = []
-    for _ in range(times):
-        started = time.process_time()
-        run()
-        seconds.append(time.process_time() - started)
-    return min(seconds)
-
-
 def reading(way: str, length: int) -> dict[str, float]:
     """Seconds per token and peak MiB of reading a text once with a method."""
+    from farspan.device import peak_above
+    from farspan.lm import wrap
     from farspan.methods import method
 
     attention, _, text = way.partition(" ")
-    lm = build(attention)
+    lm = wrap(small_llama(VOCABULARY, attn_implementation=attention), Letters(VOCABULARY), "benchmark")
     ids = torch.randint(1, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(0))
     with method(text).on(lm) as reader:
         reader.capacity = 0 if "window" in text else length
         reader.read(ids[:, :64])
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        before = peak_kibibytes()
-        memory = reader.read(ids)
-        peak = (peak_kibibytes() - before) / 1024
-        kept = {"num_kept": memory.num_kept, "kept_mib": memory.num_bytes / 2**20}
-        del memory
-        if "MALLOC_MMAP_THRESHOLD_" in os.environ:
-            return {"peak_mib": peak, **kept}
-        return {"microseconds": 1e6 * least(lambda: reader.read(ids)) / length}
+        if os.environ.items() >= FREEING.items():
+            with peak_above(lm.device) as peak:
+                memory = reader.read(ids)
+            kept = {"num_kept": memory.num_kept, "kept_mib": memory.num_bytes / 2**20}
+            return {"peak_mib": peak.num_bytes / 2**20, **kept}
+        reader.read(ids)
+        return {"microseconds": 1e6 * least(lambda: reader.read(ids), RUNS) / length}
 
 
 def loop(window: int) -> dict[str, float]:
     """Seconds per token of one token at a time, the cache trimmed to the sinks and the last tokens after each."""
     from transformers import DynamicCache
 
-    model = build("sdpa").model
+    model = small_llama(VOCABULARY)
     ids = torch.randint(1, VOCABULARY, (1, SINKS + window + LOOP), generator=torch.Generator().manual_seed(0))
     cache = DynamicCache()
     with torch.no_grad():
@@ -130,7 +73,7 @@ def loop(window: int) -> dict[str, float]:
                     layer.keys = torch.cat([layer.keys[:, :, :SINKS], layer.keys[:, :, SINKS + 1 :]], 2)
                     layer.values = torch.cat([layer.values[:, :, :SINKS], layer.values[:, :, SINKS + 1 :]], 2)
 
-        seconds = least(run)
+        seconds = least(run, RUNS)
     return {"microseconds": 1e6 * seconds / LOOP}
 
 
@@ -147,12 +90,9 @@ def main() -> None:
     window, k, length = (128, 125, 1024) if options.quick else (512, 500, 4096)
 
     def measured(way: str, number: int) -> dict[str, float]:
-        command = [sys.executable, __file__, "--child", way, str(number)]
         result: dict[str, float] = {}
-        for settings in ({}, FREEING) if way != "loop" else ({},):
-            environment = {**os.environ, **settings}
-            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-            result |= json.loads(done.stdout.splitlines()[-1])
+        for freeing in (False, True) if way != "loop" else (False,):
+            result |= apart(__file__, "--child", way, str(number), freeing=freeing)
         print(f"{way:38} {number:6}  " + "  ".join(f"{key} {value:.1f}" for key, value in result.items()), flush=True)
         return result
 
@@ -167,14 +107,12 @@ def main() -> None:
     eager, topk = measured("eager full", length), measured(f"sdpa topk:k={k}", length)
     figures["topk_time_to_eager"] = topk["microseconds"] / eager["microseconds"]
     figures["topk_memory_to_square"] = topk["peak_mib"] / (4 * length**2 * 4 / 2**20)
-    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
     missed = [
         f"{n} = {figures[n]:.2f}, allowed {low} to {high}"
         for n, (low, high) in BOUNDS.items()
         if not low <= figures[n] <= high
     ]
-    if options.check and missed:
-        sys.exit("missed: " + "; ".join(missed))
+    end(figures, missed, options.check)
 
 
 if __name__ == "__main__":

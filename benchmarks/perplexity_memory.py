@@ -11,71 +11,30 @@ Model: d 256, 4 layers, 4 heads of 64, fp32, random weights. Last line: the figu
 """
 
 import argparse
-import ctypes
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from common import Letters, apart, end, random_text, small_llama
 
 VOCABULARY = 32_000
 BUCKETS = 64  # of positions, each compared with the twin's
 TARGETS = 256
-FREEING = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}  # of glibc
 BOUNDS = {"memory_share_all": 0.1, "memory_share_fixed": 0.1, "largest_difference": 1e-5}
-
-
-class Letters(SimpleNamespace):
-    """Enough of a tokenizer: a letter a token."""
-
-    bos_token_id = 0
-
-    def __len__(self) -> int:
-        return VOCABULARY
-
-    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-        return {"input_ids": [ord(letter) for letter in text]}
-
-    def get_vocab(self) -> dict[str, int]:
-        return {}
 
 
 def build(length: int) -> tuple[Any, Any]:
     """The model, and a text of that many tokens."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from farspan.corpus import Corpus
     from farspan.lm import wrap
 
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=1 << 20,
-    )
-    model = LlamaForCausalLM(config).eval()
+    model = small_llama(VOCABULARY)
     with torch.no_grad():
         model.lm_head.weight *= 5  # expectations that differ: nats from 5 to 20
-    tokens = np.random.default_rng(0).integers(1, VOCABULARY, length)
-    return wrap(model, Letters(), "benchmark"), Corpus("random", "random", tokens, np.array([0, length]))
-
-
-def peak_kibibytes() -> int:
-    """The most this process has held, VmHWM."""
-    status = Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+    return wrap(model, Letters(VOCABULARY), "benchmark"), random_text(VOCABULARY, length)
 
 
 def naive(lm: Any, text: Any) -> list[float]:
@@ -107,28 +66,23 @@ def ours(lm: Any, task: Any, length: int) -> dict[str, Any]:
 
 def child(way: str, length: int) -> dict[str, Any]:
     """One way of measuring, in this process."""
+    from farspan.device import peak_above
     from farspan.tasks.perplexity import Perplexity
 
     lm, text = build(length)
     task = Perplexity(text, "all", buckets=BUCKETS) if way == "all" else Perplexity(text, target_tokens=TARGETS)
     if way != "naive":
         ours(lm, task, 2 * TARGETS)  # the self-check and the first forwards are not what is compared
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what building the model left over must not hide what is taken
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = peak_kibibytes()
     started = time.perf_counter()
+    with peak_above(lm.device) as peak:
+        scores = ours(lm, task, length) if way != "naive" else {"each": naive(lm, text)}
+    result: dict[str, Any] = {"seconds": time.perf_counter() - started, "peak_mib": peak.num_bytes / 2**20}
     if way == "naive":
-        nats = np.array(naive(lm, text))
-        result = {"buckets": nats.reshape(BUCKETS, -1).mean(1).tolist(), "last": float(nats[-TARGETS:].mean())}
-    else:
-        scores = ours(lm, task, length)
-        result = {"last": scores["nats"]}
-        if way == "all":
-            result = {"buckets": (np.array(scores["buckets"]["nats"]) / (length // BUCKETS)).tolist()}
-    return result | {
-        "seconds": time.perf_counter() - started,
-        "peak_mib": (peak_kibibytes() - before) / 1024,
-    }
+        nats = np.array(scores["each"])
+        return result | {"buckets": nats.reshape(BUCKETS, -1).mean(1).tolist(), "last": float(nats[-TARGETS:].mean())}
+    if way == "all":
+        return result | {"buckets": (np.array(scores["buckets"]["nats"]) / (length // BUCKETS)).tolist()}
+    return result | {"last": scores["nats"]}
 
 
 def main() -> None:
@@ -144,10 +98,8 @@ def main() -> None:
 
     results = {}
     for way, allocator in (("naive", "own"), *((way, kind) for way in ("all", "fixed") for kind in ("freeing", "own"))):
-        command = [sys.executable, __file__, "--child", way, *(["--quick"] if options.quick else [])]
-        environment = {**os.environ, **(FREEING if allocator == "freeing" else {})}
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        results[way, allocator] = r = json.loads(done.stdout.splitlines()[-1])
+        quick = ["--quick"] if options.quick else []
+        results[way, allocator] = r = apart(__file__, "--child", way, *quick, freeing=allocator == "freeing")
         print(f"{way:6} {allocator:8} {r['seconds']:7.1f} s  {r['peak_mib']:6.0f} MiB above the model", flush=True)
 
     twin = results["naive", "own"]
@@ -169,10 +121,8 @@ def main() -> None:
         "nats": float(np.mean(twin["buckets"])),
         "largest_difference": max(differences),
     }
-    print(json.dumps({n: float(f"{value:.3g}") if isinstance(value, float) else value for n, value in figures.items()}))
     missed = [f"{n} = {figures[n]:.3g}, bound {bound}" for n, bound in BOUNDS.items() if figures[n] > bound]
-    if options.check and missed:
-        sys.exit("missed: " + "; ".join(missed))
+    end(figures, missed, options.check)
 
 
 if __name__ == "__main__":

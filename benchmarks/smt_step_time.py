@@ -13,18 +13,14 @@ Model: d 128, 2 layers, 2 heads, vocabulary 2,048, fp32, random weights. Last li
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from common import apart, end, small_llama
 
 VOCABULARY = 2048
-FREEING = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}  # of glibc
 KINDS = {"smt": ("sparse", "off"), "mixed": ("sparse", "concat"), "full": ("full", "off")}  # draw and mixed
 BOUNDS = {  # name -> (least, most)
     "smt_time_64k_to_8k": (0.0, 1.05),
@@ -69,48 +65,26 @@ class Steps:
 
 
 def build(row: int) -> tuple[Any, torch.optim.Optimizer]:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     from farspan.train.optimizer import OptimizerSettings
     from farspan.train.optimizer import build as build_optimizer
     from farspan.train.trained import TrainedSettings, choose
 
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=344,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=row,
-        attn_implementation="sdpa",
-    )
-    model, _ = choose(LlamaForCausalLM(config).train(), TrainedSettings())
+    shape = {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 2, "num_attention_heads": 2}
+    plain = small_llama(VOCABULARY, **shape, num_key_value_heads=2, max_position_embeddings=row)
+    model, _ = choose(plain.train(), TrainedSettings())
     optimizer, _ = build_optimizer(model, OptimizerSettings(warmup_steps=0, decay_fraction=0), 1000)
     return model, optimizer
 
 
-def peak_kibibytes() -> int:
-    """The most this process has held, VmHWM."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0])
+def memory(kind: str, length: int, row: int) -> float:
+    """The MiB that a step takes above the loaded model, in this process."""
+    from farspan.device import peak_above
 
-
-def memory(kind: str, length: int, row: int) -> None:
-    """Prints the MiB that a step takes above the loaded model; run in a process of its own."""
     steps = Steps(*build(row), kind, length, row)
-    before = peak_kibibytes()
-    for _ in range(1 if kind == "full" else 2):  # the second finds the optimizer's moments
-        steps.one()
-    print((peak_kibibytes() - before) / 1024)
-
-
-def memory_elsewhere(kind: str, length: int, row: int) -> float:
-    command = [sys.executable, __file__, "--memory", kind, str(length), str(row)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | FREEING)
-    return float(done.stdout.splitlines()[-1])
+    with peak_above(torch.device("cpu")) as peak:
+        for _ in range(1 if kind == "full" else 2):  # the second finds the optimizer's moments
+            steps.one()
+    return peak.num_bytes / 2**20
 
 
 def measured(row: int, sparse: list[int], full: list[int], rounds: int) -> dict[tuple[str, int], list[float]]:
@@ -134,14 +108,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.memory:
         kind, *numbers = options.memory
-        memory(kind, *map(int, numbers))
+        print(json.dumps(memory(kind, *map(int, numbers))))
         return
     row = 1024 if options.quick else 4096
     sparse = [8192, 65536] if options.quick else [8192, 16384, 32768, 65536]
     full = [4096, 16384] if options.quick else [4096, 8192, 16384]
     rounds = 3 if options.quick else 6
     times = {one: min(seconds) for one, seconds in measured(row, sparse, full, rounds).items()}
-    peaks = {one: memory_elsewhere(*one, row) for one in times}
+    peaks = {(kind, n): apart(__file__, "--memory", kind, str(n), str(row), freeing=True) for kind, n in times}
 
     print(f"CPU seconds a step (MiB at its peak), rows of {row:,} tokens")
     lengths = sorted({length for _, length in times})
@@ -157,11 +131,8 @@ def main() -> None:
     for kind in ("smt", "mixed"):
         for what, values in (("time", times), ("memory", peaks)):
             figures[f"{kind}_{what}_64k_to_8k"] = values[kind, 65536] / values[kind, 8192]
-    missed = [name for name, (least, most) in BOUNDS.items() if not least <= figures[name] <= most]
-    figures = {name: round(value, 3) for name, value in figures.items()}
-    print(json.dumps(figures | {f"{kind}_{n}_seconds": round(s, 3) for (kind, n), s in times.items()}))
-    if options.check and missed:
-        sys.exit(f"missed: {', '.join(f'{name} = {figures[name]}' for name in missed)}")
+    missed = [f"{n} = {figures[n]:.3g}" for n, (low, high) in BOUNDS.items() if not low <= figures[n] <= high]
+    end(figures | {f"{kind}_{n}_seconds": s for (kind, n), s in times.items()}, missed, options.check)
 
 
 if __name__ == "__main__":

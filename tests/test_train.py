@@ -386,6 +386,14 @@ def test_a_model_trained_in_bf16_is_saved_in_bf16(settings: Callable[..., LmSett
     assert {weight.dtype for weight in weights(chosen).values()} == {torch.bfloat16}
 
 
+def test_heads_may_be_wider_than_their_share(settings: Callable[..., LmSettings]) -> None:
+    chosen = settings("a", "trainer.steps=1", "model.head_dim=24")
+    train(chosen)
+    queries = [tensor for name, tensor in weights(chosen).items() if "q_proj" in name]
+    assert {tuple(tensor.shape) for tensor in queries} == {(2 * 24, 32)}
+    assert farspan.load(chosen.out, device="cpu").model.config.head_dim == 24
+
+
 def test_an_existing_tokenizer_is_used(
     settings: Callable[..., LmSettings], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
@@ -399,8 +407,12 @@ def test_an_existing_tokenizer_is_used(
     ("overrides", "message"),
     [
         (["model.heads=3"], r"model\.hidden = 32 must be a multiple of model\.heads = 3"),
-        (["model.heads=4", "model.key_value_heads=3"], r"that of model\.key_value_heads = 3"),
-        (["model.hidden=18", "model.heads=6"], r"model\.hidden / model\.heads = 3 is odd"),
+        (
+            ["model.heads=4", "model.key_value_heads=3"],
+            r"model\.heads = 4 must be a multiple of model\.key_value_heads = 3",
+        ),
+        (["model.hidden=18", "model.heads=6", "model.key_value_heads=6"], "heads of 3 dimensions .* are odd"),
+        (["model.head_dim=7"], "heads of 7 dimensions .* are odd"),
         (["trainer.batch=5"], r"trainer\.batch = 5 is not a multiple of trainer\.micro_batch x processes = 2"),
         (["trainer.window=100000"], "less than one row of 100,000"),
         (["tokenizer.vocabulary=100"], r"tokenizer\.vocabulary = 100 is too small"),

@@ -1,20 +1,20 @@
-"""Loops around `measure` for attention statistics: several models, several methods, one run."""
+"""Attention statistics: several models, several methods, one run."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 
 from farspan import corpus, hf
-from farspan.curves import DEFAULT_REPEATS
 from farspan.lengths import check_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
-from farspan.measure import TOKENS_AT_ONCE, Watch, measure
+from farspan.measure import TOKENS_AT_ONCE, Watch
 from farspan.methods import method
-from farspan.plan import Plan, plan
-from farspan.record import Row, Run, latest
+from farspan.plan import Plan
+from farspan.record import Row
+from farspan.sweep import DEFAULT_REPEATS, Asked, Options, PlanOptions, Setup, about, sweep, sweep_plans
 from farspan.tasks.attention import MAP_BINS, SINKS, Attention, check_numbers, watchable
 
 LONGEST = 8192  # tokens, of lengths that are chosen by themselves: what a reading takes grows with their square
@@ -59,100 +59,52 @@ class AttentionSettings:
         assert self.bin is not None
         return Attention(corpus.load(self.text, lm.tokenizer), self.bin, self.sinks, self.layers, self.map_bins)
 
+    def asking(self, lm: LM, watch: Watch) -> Asked:
+        """What `sweep` asks one model. Of settings that are resolved."""
+        assert self.lengths is not None
+        task = self.task(lm)
+        batch = max(1, TOKENS_AT_ONCE // self.lengths[-1])  # more than one repeat only where texts are short
+        notice = f"queries at {', '.join(f'{n:,}' for n in self.lengths)} tokens"
+        setup = Setup(task, task.text.name, self.lengths, self.repeats, self.seed, batch=batch, notice=notice)
+        return Asked([setup], about(task.text))
+
 
 def measure_attention(
     models: Sequence[str | LM],
     methods: Sequence[str],
     settings: AttentionSettings,
     out: str | Path,
-    *,
-    loader: Load | None = None,
-    batch: int | None = None,
-    chunk: int | None = None,
-    watch: Watch | None = None,
+    **options: Unpack[Options],
 ) -> list[Row]:
-    """Looks at the attention of every model under every method into the run folder `out`, and returns all its rows;
-    of a measurement that was repeated, the last.
-
-    Models are loaded one after another. Repeating the call continues where it stopped.
+    """Looks at the attention of every model under every method into the run folder `out`, as `farspan.sweep.sweep`
+    says.
 
     Raises:
-        ValueError: settings, texts or models that cannot be; a method with attention of its own; a folder with
-            another run.
-        OSError: the disk is full.
+        ValueError: besides, a method with attention of its own.
     """
-    watch, loader = watch or Watch(), loader or Load()
-    chosen = [method(text) for text in methods]
-    settings = _resolved(settings, models, loader)
-    assert settings.lengths is not None
-    with Run.open(out, {"task": Attention.name, "methods": [str(m) for m in chosen], **asdict(settings)}) as run:
-        for model in models:
-            lm = loader(model)
-            task = settings.task(lm)
-            per_token = {task.text.hash: task.text.characters_per_token}
-            run.add_model(lm.identity | {"texts": sorted(per_token), "characters_per_token": per_token})
-            for how in chosen:
-                watch.notice(f"queries at {', '.join(f'{n:,}' for n in settings.lengths)} tokens, {lm.name} {how}")
-                watch.start(f"{lm.name} {how}", len(settings.lengths) * settings.repeats)
-                measure(
-                    task,
-                    how,
-                    lm,
-                    run,
-                    lengths=settings.lengths,
-                    repeats=settings.repeats,
-                    seed=settings.seed,
-                    batch=batch or default_batch(settings),
-                    chunk=chunk,
-                    watch=watch,
-                )
-            del lm  # gone before the next one is loaded
-        return latest(run.rows)
+    settings = _resolved(settings, models, options)
+    header = {"task": Attention.name, **asdict(settings)}
+    return sweep(models, methods, header, settings.asking, out, **options)
 
 
 def plan_attention(
-    models: Sequence[str | LM],
-    methods: Sequence[str],
-    settings: AttentionSettings,
-    *,
-    loader: Load | None = None,
-    batch: int | None = None,
-    chunk: int | None = None,
-) -> Iterator[tuple[str, str, dict[str, Any], Plan]]:
-    """What `measure_attention` would cost, by model, method and settings of the task."""
-    loader = loader or Load()
-    settings = _resolved(settings, models, loader)
-    assert settings.lengths is not None
+    models: Sequence[str | LM], methods: Sequence[str], settings: AttentionSettings, **options: Unpack[PlanOptions]
+) -> Iterator[tuple[str, str, str, Plan | str]]:
+    """What `measure_attention` would cost, by model, method and text."""
+    loader, settings = options.get("loader") or Load(), _resolved(settings, models, options)
 
     def see(layer: int, queries: torch.Tensor, keys: torch.Tensor, scores: torch.Tensor) -> None:
         scores.softmax(-1, dtype=torch.float32).mean(1)  # most of what looking takes
 
     for model in models:
         lm = loader(model)
-        task = settings.task(lm)
-        for text in methods:
-            how = method(text)
-            with how.on(lm) as reader:
+        for how in methods:
+            with method(how).on(lm) as reader:
                 watchable(reader)
-            with hf.watch_attention(lm, settings.layers, None if settings.map_bins else (), see):
-                cost = plan(
-                    task,
-                    how,
-                    lm,
-                    lengths=settings.lengths,
-                    repeats=settings.repeats,
-                    seed=settings.seed,
-                    batch=batch or default_batch(settings),
-                    chunk=chunk,
-                )
-            yield lm.name, str(how), task.settings, cost
+        with hf.watch_attention(lm, settings.layers, None if settings.map_bins else (), see):
+            yield from sweep_plans([lm], methods, settings.asking, **options)
 
 
-def default_batch(settings: AttentionSettings) -> int:
-    """Repeats read at once: more than one only where texts are short."""
-    assert settings.lengths is not None
-    return max(1, TOKENS_AT_ONCE // settings.lengths[-1])
-
-
-def _resolved(settings: AttentionSettings, models: Sequence[str | LM], loader: Load) -> AttentionSettings:
+def _resolved(settings: AttentionSettings, models: Sequence[str | LM], options: PlanOptions) -> AttentionSettings:
+    loader = options.get("loader") or Load()
     return settings.resolved([loader.trained(model) for model in models])

@@ -36,6 +36,7 @@ from farspan.plan import plan
 from farspan.reader import DenseReader, dense_reader
 from farspan.record import Run
 from farspan.report.picture import draw_training
+from farspan.sweep import about
 from farspan.tasks.curve import Curve, Protocol
 from farspan.tasks.perplexity import Perplexity
 
@@ -119,9 +120,8 @@ class Measuring(TrainerCallback):
         ):
             return
         started, name = time.perf_counter(), f"step-{state.global_step}"
-        text = self._text
-        identity = self._lm.identity | {"name": name, "fingerprint": fingerprint(self._lm.model)}
-        identity |= {"texts": [text.hash], "characters_per_token": {text.hash: text.characters_per_token}}
+        named = {"name": name, "fingerprint": fingerprint(self._lm.model)}
+        identity = self._lm.identity | named | about(self._text)
         lm = replace(self._lm, name=name, identity=identity)
         autocast = torch.autocast(lm.device.type, self._autocast) if self._autocast else nullcontext()
         with _set_aside(lm.model), Run.open(self.folder, self._record) as run:

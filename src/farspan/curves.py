@@ -13,9 +13,9 @@ from farspan.methods import Method, method
 from farspan.plan import Plan, plan
 from farspan.record import Row, Run, latest
 from farspan.stats import label
+from farspan.sweep import DEFAULT_REPEATS, about, show_first
 from farspan.tasks.curve import LONG, RING, Curve, Protocol
 
-DEFAULT_REPEATS = 10
 PROBED = (128, 256)  # tokens of a probe that warm up, and that are scored ...
 PROBED_LONG = (512, 1024)  # ... where the largest length exceeds LONG
 
@@ -146,8 +146,7 @@ def _measure_model(
     lm = loader(model)
     tasks = settings.tasks(lm)
     texts = [text for task in tasks for text in (task.target, task.prefix) if text is not None]
-    per_token = {text.hash: text.characters_per_token for text in texts}
-    run.add_model(lm.identity | {"texts": sorted(per_token), "characters_per_token": per_token})
+    run.add_model(lm.identity | about(*texts))
     for done, (how, task) in enumerate((how, task) for how in methods for task in tasks):
         watch.notice(f"protocol {task.protocol}, separator: {lm.separator.kind} {list(task.separator(lm))}")
         lengths = settings.lengths or _fixed_lengths(lm, task, settings)
@@ -183,17 +182,7 @@ def _measure_model(
                 watch=watch,
             )
             lengths, repeats = (longest,), task.pool or RING
-        _show_first(task, lm, run, lengths, repeats, settings.seed)
-
-
-def _show_first(task: Curve, lm: LM, run: Run, lengths: Sequence[int], repeats: int, seed: int) -> None:
-    """Keeps the first example, in words, beside the rows."""
-    rows = [row for row in run.rows if (row.model, row.settings, row.status) == (lm.name, task.settings, "ok")]
-    examples = {example.id: example for example in task.examples(lm, lengths, repeats, seed)}
-    if found := [row for row in rows if row.example in examples]:
-        first = min(found, key=lambda row: (row.length, row.repeat, row.depth))
-        shown = task.shown(lm, examples[first.example], first.length)
-        run.add_example({"model": lm.name, "what": label(task.settings)} | shown)
+        show_first(task, lm, run, label(task.settings), lengths, repeats, settings.seed)
 
 
 def plan_curves(

@@ -1,19 +1,19 @@
-"""Loops around `measure` for perplexity by length: several models, several methods, one run."""
+"""Perplexity by length: several models, several methods, one run."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from farspan import corpus
-from farspan.curves import DEFAULT_REPEATS
 from farspan.lengths import check_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
-from farspan.measure import Watch, measure
-from farspan.methods import method
-from farspan.plan import Plan, plan
+from farspan.measure import Watch
+from farspan.plan import Plan
 from farspan.reader import CHUNK
-from farspan.record import Row, Run, latest
+from farspan.record import Row
+from farspan.stats import perplexity_label
+from farspan.sweep import DEFAULT_REPEATS, Asked, Options, PlanOptions, Setup, about, sweep, sweep_plans
 from farspan.tasks.perplexity import TARGET_TOKENS, Perplexity, check_target_tokens, check_targets, shortest_length
 
 MASK = 1 << 22  # of one forward on a CPU, where attention in chunks holds a number for each token and token read
@@ -66,84 +66,36 @@ class PerplexitySettings:
         text = corpus.load(self.text, lm.tokenizer)
         return Perplexity(text, self.targets, self.target_tokens or TARGET_TOKENS, self.buckets)
 
+    def asking(self, lm: LM, watch: Watch) -> Asked:
+        """What `sweep` asks one model. Of settings that are resolved."""
+        task = self.task(lm)
+        lengths = self.lengths or default_lengths(lm, task, self.repeats, watch)
+        notice = f"targets {task.targets}, separator: {lm.separator.kind} {list(lm.separator.ids)}"
+        chunk = default_chunk(lm, lengths[-1])
+        setup = Setup(
+            task, perplexity_label(task.settings), lengths, self.repeats, self.seed, chunk=chunk, notice=notice
+        )
+        return Asked([setup], about(task.text))
+
 
 def measure_perplexity(
     models: Sequence[str | LM],
     methods: Sequence[str],
     settings: PerplexitySettings,
     out: str | Path,
-    *,
-    loader: Load | None = None,
-    batch: int | None = None,
-    chunk: int | None = None,
-    watch: Watch | None = None,
+    **options: Unpack[Options],
 ) -> list[Row]:
-    """Measures every model under every method into the run folder `out`, and returns all its rows; of a
-    measurement that was repeated, the last.
-
-    Models are loaded one after another. Repeating the call continues where it stopped.
-
-    Raises:
-        ValueError: settings, texts or models that cannot be; a folder with another run.
-        OSError: the disk is full.
-    """
-    watch, loader = watch or Watch(), loader or Load()
-    chosen = [method(text) for text in methods]
-    settings = _resolved(settings, models, loader)
-    with Run.open(out, {"task": Perplexity.name, "methods": [str(m) for m in chosen], **asdict(settings)}) as run:
-        for model in models:
-            lm = loader(model)
-            task = settings.task(lm)
-            per_token = {task.text.hash: task.text.characters_per_token}
-            run.add_model(lm.identity | {"texts": sorted(per_token), "characters_per_token": per_token})
-            lengths = settings.lengths or default_lengths(lm, task, settings.repeats, watch)
-            for how in chosen:
-                watch.notice(f"targets {task.targets}, separator: {lm.separator.kind} {list(lm.separator.ids)}")
-                watch.start(f"{lm.name} {how}", len(lengths) * settings.repeats)
-                measure(
-                    task,
-                    how,
-                    lm,
-                    run,
-                    lengths=lengths,
-                    repeats=settings.repeats,
-                    seed=settings.seed,
-                    batch=batch,
-                    chunk=chunk or default_chunk(lm, lengths[-1]),
-                    watch=watch,
-                )
-            del lm  # gone before the next one is loaded
-        return latest(run.rows)
+    """Measures every model under every method into the run folder `out`, as `farspan.sweep.sweep` says."""
+    settings = _resolved(settings, models, options)
+    header = {"task": Perplexity.name, **asdict(settings)}
+    return sweep(models, methods, header, settings.asking, out, **options)
 
 
 def plan_perplexity(
-    models: Sequence[str | LM],
-    methods: Sequence[str],
-    settings: PerplexitySettings,
-    *,
-    loader: Load | None = None,
-    batch: int | None = None,
-    chunk: int | None = None,
-) -> Iterator[tuple[str, str, dict[str, Any], Plan]]:
-    """What `measure_perplexity` would cost, by model, method and settings of the task."""
-    loader = loader or Load()
-    settings = _resolved(settings, models, loader)
-    for model in models:
-        lm = loader(model)
-        task = settings.task(lm)
-        lengths = settings.lengths or default_lengths(lm, task, settings.repeats, Watch())
-        for text in methods:
-            cost = plan(
-                task,
-                method(text),
-                lm,
-                lengths=lengths,
-                repeats=settings.repeats,
-                seed=settings.seed,
-                batch=batch,
-                chunk=chunk or default_chunk(lm, lengths[-1]),
-            )
-            yield lm.name, str(method(text)), task.settings, cost
+    models: Sequence[str | LM], methods: Sequence[str], settings: PerplexitySettings, **options: Unpack[PlanOptions]
+) -> Iterator[tuple[str, str, str, Plan | str]]:
+    """What `measure_perplexity` would cost, by model, method and what is scored."""
+    return sweep_plans(models, methods, _resolved(settings, models, options).asking, **options)
 
 
 def default_lengths(lm: LM, task: Perplexity, repeats: int, watch: Watch) -> tuple[int, ...]:
@@ -179,5 +131,6 @@ def default_chunk(lm: LM, longest: int) -> int | None:
     return max(SMALLEST_CHUNK, MASK // longest)
 
 
-def _resolved(settings: PerplexitySettings, models: Sequence[str | LM], loader: Load) -> PerplexitySettings:
+def _resolved(settings: PerplexitySettings, models: Sequence[str | LM], options: PlanOptions) -> PerplexitySettings:
+    loader = options.get("loader") or Load()
     return settings.resolved([loader.trained(model) for model in models])

@@ -1,17 +1,16 @@
-"""Loops around `measure` for any question: several models, several methods, one task, one run."""
+"""One task of any kind: several models, several methods, one run."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Unpack
 
-from farspan.curves import DEFAULT_REPEATS
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
-from farspan.measure import Watch, measure
-from farspan.methods import method
-from farspan.plan import Plan, plan
-from farspan.record import Row, Run, latest
-from farspan.tasks import Example, Question, Task, task
+from farspan.measure import Watch
+from farspan.plan import Plan
+from farspan.record import Row
+from farspan.sweep import DEFAULT_REPEATS, Asked, Options, PlanOptions, Setup, sweep, sweep_plans
+from farspan.tasks import task
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,11 @@ class QuestionSettings:
         if self.repeats < 1:
             raise ValueError(f"repeats = {self.repeats}; at least 1 is needed")
 
-
-@runtime_checkable
-class Shown(Protocol):
-    """A task that can say an example in words, as `farspan.report.example` reads it."""
-
-    def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]: ...
+    def asking(self, lm: LM, watch: Watch) -> Asked:
+        """What `sweep` asks one model. Of settings with lengths."""
+        assert self.lengths is not None
+        asked = task(self.task).on(lm, self.text)
+        return Asked([Setup(asked, self.task, self.lengths, self.repeats, self.seed)], {"asked": asked.settings})
 
 
 def measure_question(
@@ -41,93 +39,21 @@ def measure_question(
     methods: Sequence[str],
     settings: QuestionSettings,
     out: str | Path,
-    *,
-    loader: Load | None = None,
-    batch: int | None = None,
-    chunk: int | None = None,
-    watch: Watch | None = None,
+    **options: Unpack[Options],
 ) -> list[Row]:
-    """Measures every model under every method into the run folder `out`, and returns all its rows; of a
-    measurement that was repeated, the last.
-
-    Models are loaded one after another. Repeating the call continues where it stopped.
-
-    Raises:
-        ValueError: settings, data or models that cannot be; a folder with another run.
-        OSError: the disk is full.
-    """
-    watch, loader = watch or Watch(), loader or Load()
-    chosen = [method(text) for text in methods]
-    question = task(settings.task)
-    lengths = _lengths(question, settings, models, loader)
-    header = {**asdict(settings), "task": str(question), "methods": [str(m) for m in chosen], "lengths": lengths}
-    with Run.open(out, header) as run:
-        for model in models:
-            lm = loader(model)
-            asked = question.on(lm, settings.text)
-            run.add_model(lm.identity | {"asked": asked.settings})
-            for how in chosen:
-                watch.start(f"{lm.name} {how}", len(lengths) * settings.repeats)
-                measure(
-                    asked,
-                    how,
-                    lm,
-                    run,
-                    lengths=lengths,
-                    repeats=settings.repeats,
-                    seed=settings.seed,
-                    batch=batch,
-                    chunk=chunk,
-                    watch=watch,
-                )
-            show_first(asked, lm, run, str(question), lengths, settings.repeats, settings.seed)
-            del lm, asked  # gone before the next one is loaded
-        return latest(run.rows)
+    """Measures every model under every method into the run folder `out`, as `farspan.sweep.sweep` says."""
+    settings = _resolved(settings, models, options)
+    return sweep(models, methods, asdict(settings), settings.asking, out, **options)
 
 
 def plan_question(
-    models: Sequence[str | LM],
-    methods: Sequence[str],
-    settings: QuestionSettings,
-    *,
-    loader: Load | None = None,
-    batch: int | None = None,
-    chunk: int | None = None,
-) -> Iterator[tuple[str, str, str, Plan]]:
+    models: Sequence[str | LM], methods: Sequence[str], settings: QuestionSettings, **options: Unpack[PlanOptions]
+) -> Iterator[tuple[str, str, str, Plan | str]]:
     """What `measure_question` would cost, by model, method and task."""
-    loader, question = loader or Load(), task(settings.task)
-    lengths = _lengths(question, settings, models, loader)
-    for model in models:
-        lm = loader(model)
-        asked = question.on(lm, settings.text)
-        for text in methods:
-            how = method(text)
-            cost = plan(
-                asked,
-                how,
-                lm,
-                lengths=lengths,
-                repeats=settings.repeats,
-                seed=settings.seed,
-                batch=batch,
-                chunk=chunk,
-            )
-            yield lm.name, str(how), str(question), cost
+    return sweep_plans(models, methods, _resolved(settings, models, options).asking, **options)
 
 
-def _lengths(
-    question: Question, settings: QuestionSettings, models: Sequence[str | LM], loader: Load
-) -> tuple[int, ...]:
-    known = [loader.trained(model) for model in models]
-    return settings.lengths or question.lengths([length or DEFAULT_TRAINED_LENGTH for length in known])
-
-
-def show_first(asked: Task, lm: LM, run: Run, what: str, lengths: Sequence[int], repeats: int, seed: int) -> None:
-    """Keeps the first example, at the shortest length that is not nothing, in words beside the rows."""
-    if not isinstance(asked, Shown):
-        return
-    measured = {row.example for row in run.rows if row.model == lm.name and row.status == "ok"}
-    examples = [one for one in asked.examples(lm, lengths, repeats, seed) if one.id in measured]
-    if examples:
-        length = next((length for length in lengths if length), lengths[0])
-        run.add_example({"model": lm.name, "what": what} | asked.shown(lm, examples[0], length))
+def _resolved(settings: QuestionSettings, models: Sequence[str | LM], options: PlanOptions) -> QuestionSettings:
+    loader, question = options.get("loader") or Load(), task(settings.task)
+    trained = [loader.trained(model) or DEFAULT_TRAINED_LENGTH for model in models]
+    return replace(settings, task=str(question), lengths=settings.lengths or question.lengths(trained))

@@ -223,6 +223,14 @@ def label(settings: dict[str, Any], *, whole: bool = False) -> str:
     return text + (f" behind {named(settings['prefix_text'])}" if settings.get("prefix_text") else "")
 
 
+def perplexity_label(settings: dict[str, Any]) -> str:
+    """What perplexity was taken of, in a few words; numbers are comparable under one label only."""
+    text = short_text(settings["text"])
+    if settings["targets"] == "all":
+        return f"all tokens, {text}"
+    return f"last {settings['target_tokens']} tokens{', fixed' if settings['targets'] == 'fixed' else ''}, {text}"
+
+
 def short_text(text: str) -> str:
     """The last part of a path; sources like builtin:tests and hub ids whole."""
     return text if ":" in text or text.count("/") == 1 else text.rstrip("/").rpartition("/")[2]

@@ -8,6 +8,7 @@ import typer
 
 from farspan import __version__
 from farspan.cli import ask, attention, compare, curve, demo, doctor, index, perplexity, report, task, train
+from farspan.cli.options import spread
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,7 +19,7 @@ app = typer.Typer(
 # in the order in which `farspan --help` lists them
 measures = (curve.curve, curve.recall, perplexity.perplexity, attention.attention, task.task, compare.compare)
 for command in (demo.demo, *measures, ask.ask, index.index, doctor.doctor, report.report):
-    app.command()(command)
+    app.command()(spread(command))
 app.command("import")(report.import_file)
 train_app = typer.Typer(no_args_is_help=True, help="Train or extend a model. A config is one TOML file.")
 train_app.command("lm")(train.train_lm)

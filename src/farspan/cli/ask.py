@@ -7,22 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from farspan.cli.options import (
-    AsJson,
-    Attention,
-    Chunk,
-    Device,
-    DeviceMap,
-    Dtype,
-    ModelDtype,
-    Pickle,
-    RemoteCode,
-    Revision,
-    TrainedLength,
-    err,
-    make_loader,
-    said,
-)
+from farspan.cli.options import AsJson, Attention, Chunk, Loading, err, said
 
 
 def ask(
@@ -37,14 +22,9 @@ def ask(
     temperature: Annotated[float, typer.Option(min=0.0, help="0: the most likely token each time.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens that hold this much.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Of sampling.")] = None,
-    device: Device = None,
-    device_map: DeviceMap = None,
-    dtype: ModelDtype = Dtype.auto,
     attention: Attention = None,
-    trained_length: TrainedLength = None,
-    revision: Revision = None,
-    trust_remote_code: RemoteCode = False,
-    allow_pickle: Pickle = False,
+    *,
+    loading: Loading,
     chunk: Chunk = None,
     plan: Annotated[bool, typer.Option("--plan", help="Say tokens and memory of the context; ask nothing.")] = False,
     as_json: AsJson = False,
@@ -60,9 +40,7 @@ def ask(
         if question is None and not interactive and not plan:
             raise ValueError("no question was given: write it behind the model, or use --interactive")
         how, texts = parsed(method), read_texts(context or [])
-        loader = make_loader(
-            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
-        )
+        loader = loading.loader(attention)
         console, lm = err if as_json else Console(), loader(model)
         tokens = num_tokens(lm, texts)
         keys = how.kept(tokens) * hf.key_bytes_per_token(lm.model)

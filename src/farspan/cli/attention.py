@@ -7,31 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from farspan.cli.options import (
-    AsJson,
-    Batch,
-    Chunk,
-    Device,
-    DeviceMap,
-    Dtype,
-    Methods,
-    ModelDtype,
-    Models,
-    Out,
-    Pickle,
-    PlanOnly,
-    RemoteCode,
-    Revision,
-    Seed,
-    Spacing,
-    Text,
-    TrainedLength,
-    chosen_lengths,
-    err,
-    make_loader,
-    said,
-)
-from farspan.cli.show import print_end, print_plans
+from farspan.cli.options import Loading, Methods, Models, Out, Running, Seed, Spacing, Text, chosen_lengths, said
+from farspan.cli.show import print_end, print_plans, watched
 
 if TYPE_CHECKING:
     from farspan.record import Row
@@ -56,50 +33,27 @@ def attention(
     map_bins: Annotated[int, typer.Option(min=0, max=512, help="Of the map's queries and keys; 0: no map.")] = 128,
     seed: Seed = 0,
     out: Out = None,
-    device: Device = None,
-    device_map: DeviceMap = None,
-    dtype: ModelDtype = Dtype.auto,
-    trained_length: TrainedLength = None,
-    revision: Revision = None,
-    trust_remote_code: RemoteCode = False,
-    allow_pickle: Pickle = False,
-    batch: Batch = None,
-    chunk: Chunk = None,
-    plan: PlanOnly = False,
-    as_json: AsJson = False,
+    *,
+    loading: Loading,
+    running: Running,
 ) -> None:
     """Where attention goes: by distance, by rank, by layer and head, with and without sinks, and a map."""
     with said():
-        from dataclasses import asdict
-
         from farspan.attention_stats import AttentionSettings, measure_attention, plan_attention
 
         chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
         settings = AttentionSettings(text, chosen, repeats, seed, chosen_layers(layers), sinks, bin, map_bins)
-        loader = make_loader(device, device_map, dtype, None, trained_length, revision, trust_remote_code, allow_pickle)
+        loader = loading.loader()
         methods = method or ["full"]
-        if plan:
-            plans = plan_attention(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
-            print_plans([(name, how, what["text"], cost) for name, how, what, cost in plans], "", as_json)
+        if running.plan:
+            plans = plan_attention(models, methods, settings, loader=loader, batch=running.batch, chunk=running.chunk)
+            print_plans(list(plans), "", running.as_json)
             return
-        from farspan.display import Display
-        from farspan.measure import Watch
-        from farspan.record import default_folder
-
-        folder = out or default_folder("attention", models, [methods, asdict(settings)])
-        console = err if as_json else Console()
-        with Display(console) as display:
-            rows = measure_attention(
-                models,
-                methods,
-                settings,
-                folder,
-                loader=loader,
-                batch=batch,
-                chunk=chunk,
-                watch=Watch(display.start, display.row, display.notice),
-            )
-        if show_attention(rows, folder, console, as_json):
+        options = {"loader": loader, "batch": running.batch, "chunk": running.chunk}
+        rows, folder, console = watched(
+            measure_attention, "attention", models, methods, settings, out, running.as_json, **options
+        )
+        if show_attention(rows, folder, console, running.as_json):
             raise typer.Exit(1)
 
 

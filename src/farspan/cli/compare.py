@@ -4,34 +4,21 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from farspan.cli.options import (
-    AsJson,
     Attention,
-    Batch,
-    Chunk,
-    Device,
-    DeviceMap,
-    Dtype,
+    Loading,
     Methods,
-    ModelDtype,
     Models,
     Out,
-    Pickle,
-    PlanOnly,
-    RemoteCode,
-    Revision,
+    Running,
     Seed,
     Spacing,
     Text,
-    TrainedLength,
     chosen_lengths,
-    err,
-    make_loader,
     said,
 )
-from farspan.cli.show import print_end, print_plans
+from farspan.cli.show import print_end, print_plans, watched
 
 
 def compare(
@@ -49,18 +36,10 @@ def compare(
     cost: Annotated[bool, typer.Option(help="Also measure tokens per second and memory.")] = True,
     seed: Seed = 0,
     out: Out = None,
-    device: Device = None,
-    device_map: DeviceMap = None,
-    dtype: ModelDtype = Dtype.auto,
     attention: Attention = None,
-    trained_length: TrainedLength = None,
-    revision: Revision = None,
-    trust_remote_code: RemoteCode = False,
-    allow_pickle: Pickle = False,
-    batch: Batch = None,
-    chunk: Chunk = None,
-    plan: PlanOnly = False,
-    as_json: AsJson = False,
+    *,
+    loading: Loading,
+    running: Running,
 ) -> None:
     """Models and methods side by side on the same tokens: quality, paired with the first; speed; memory."""
     with said():
@@ -68,26 +47,19 @@ def compare(
 
         from farspan.compare import CompareSettings, plan_compare
         from farspan.compare import compare as compared
-        from farspan.display import Display
-        from farspan.measure import Watch
-        from farspan.record import default_folder, read_header
+        from farspan.record import read_header
         from farspan.report import compare as report
 
         chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
         settings = CompareSettings(tuple(task or ["perplexity"]), text, chosen, repeats, seed, cost)
-        loader = make_loader(
-            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
-        )
+        loader = loading.loader(attention)
         methods = method or ["full"]
-        if plan:
-            plans = plan_compare(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
-            print_plans(list(plans), "", as_json)
+        if running.plan:
+            plans = plan_compare(models, methods, settings, loader=loader, batch=running.batch, chunk=running.chunk)
+            print_plans(list(plans), "", running.as_json)
             return
-        folder = out or default_folder("compare", models, [methods, asdict(settings)])
-        console = err if as_json else Console()
-        with Display(console) as display:
-            watch = Watch(display.start, display.row, display.notice)
-            rows = compared(models, methods, settings, folder, loader=loader, batch=batch, chunk=chunk, watch=watch)
+        options = {"loader": loader, "batch": running.batch, "chunk": running.chunk}
+        rows, folder, console = watched(compared, "compare", models, methods, settings, out, running.as_json, **options)
         found = report.cells(rows, read_header(folder))
         report.print_comparison(found, console)
         pictures = report.draw_comparison(found, folder)
@@ -96,7 +68,7 @@ def compare(
         console.print(f"page: farspan report {folder}", markup=False, highlight=False, soft_wrap=True)
         missing = [cell for cell in found if cell.failed]
         print_end(rows, folder, pictures, console)
-        if as_json:
+        if running.as_json:
             cells = [asdict(cell) for cell in found]
             print(json.dumps({"run": str(folder), "cells": cells, "failed_cells": len(missing)}))
         if missing:

@@ -9,35 +9,23 @@ import typer
 from rich.console import Console
 
 from farspan.cli.options import (
-    AsJson,
     Attention,
-    Batch,
-    Chunk,
-    Device,
-    DeviceMap,
-    Dtype,
+    Loading,
     Methods,
-    ModelDtype,
     Models,
     Out,
-    Pickle,
-    PlanOnly,
     PrefixTexts,
-    RemoteCode,
-    Revision,
+    Running,
     Scored,
     Seed,
     Spacing,
     TargetTexts,
     Text,
-    TrainedLength,
     Warmup,
     chosen_lengths,
-    err,
-    make_loader,
     said,
 )
-from farspan.cli.show import print_end, print_plans
+from farspan.cli.show import print_end, print_plans, watched
 
 if TYPE_CHECKING:
     from farspan.curves import CurveSettings
@@ -87,18 +75,10 @@ def curve(
     ] = False,
     seed: Seed = 0,
     out: Out = None,
-    device: Device = None,
-    device_map: DeviceMap = None,
-    dtype: ModelDtype = Dtype.auto,
     attention: Attention = None,
-    trained_length: TrainedLength = None,
-    revision: Revision = None,
-    trust_remote_code: RemoteCode = False,
-    allow_pickle: Pickle = False,
-    batch: Batch = None,
-    chunk: Chunk = None,
-    plan: PlanOnly = False,
-    as_json: AsJson = False,
+    *,
+    loading: Loading,
+    running: Running,
 ) -> None:
     """The forgetting curve: how long a text a model can copy from memory, with its memory lengths and a picture."""
     with said():
@@ -128,10 +108,8 @@ def curve(
             depths=parse_depths(depths) if depths else (0.0,),
             compat=compat is not None,
         )
-        loader = make_loader(
-            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
-        )
-        measured(models, method, settings, loader, out, minutes, batch, chunk, plan, as_json, test)
+        loader = loading.loader(attention)
+        measured(models, method, settings, loader, out, minutes, running, test)
 
 
 def recall(
@@ -149,18 +127,10 @@ def recall(
     scored: Scored = None,
     seed: Seed = 0,
     out: Out = None,
-    device: Device = None,
-    device_map: DeviceMap = None,
-    dtype: ModelDtype = Dtype.auto,
     attention: Attention = None,
-    trained_length: TrainedLength = None,
-    revision: Revision = None,
-    trust_remote_code: RemoteCode = False,
-    allow_pickle: Pickle = False,
-    batch: Batch = None,
-    chunk: Chunk = None,
-    plan: PlanOnly = False,
-    as_json: AsJson = False,
+    *,
+    loading: Loading,
+    running: Running,
 ) -> None:
     """Recall by distance: how well a model copies from near and from far, in one reading of a text of one length."""
     with said():
@@ -180,10 +150,8 @@ def recall(
             depths=parse_depths(str(points)),
             whole_window=length is None,
         )
-        loader = make_loader(
-            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
-        )
-        measured(models, method, settings, loader, out, None, batch, chunk, plan, as_json)
+        loader = loading.loader(attention)
+        measured(models, method, settings, loader, out, None, running)
 
 
 def measured(
@@ -193,42 +161,22 @@ def measured(
     loader: "Load",
     out: Path | None,
     minutes: float | None,
-    batch: int | None,
-    chunk: int | None,
-    plan: bool,
-    as_json: bool,
+    running: Running,
     test: bool = False,
 ) -> None:
     """What `curve` and `recall` do once they know what is asked."""
-    from dataclasses import asdict
-
     from farspan.curves import measure_curves, plan_curves
-    from farspan.display import Display
-    from farspan.measure import Watch
-    from farspan.record import default_folder
 
     methods = methods or ["full"]
-    if plan:
+    if running.plan:
         adaptive = settings.lengths is None and settings.protocol != "paper" and not settings.whole_window
         first = "; the first round of --lengths auto, about two thirds of it all" if adaptive else ""
-        plans = plan_curves(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
-        print_plans(plans, first, as_json)
+        plans = plan_curves(models, methods, settings, loader=loader, batch=running.batch, chunk=running.chunk)
+        print_plans(plans, first, running.as_json)
         return
-    folder = out or default_folder("curve", models, [methods, asdict(settings)])
-    console = err if as_json else Console()
-    with Display(console) as display:
-        rows = measure_curves(
-            models,
-            methods,
-            settings,
-            folder,
-            loader=loader,
-            minutes=minutes,
-            batch=batch,
-            chunk=chunk,
-            watch=Watch(display.start, display.row, display.notice),
-        )
-    if show_curves(rows, folder, console, as_json, test):
+    options = {"loader": loader, "minutes": minutes, "batch": running.batch, "chunk": running.chunk}
+    rows, folder, console = watched(measure_curves, "curve", models, methods, settings, out, running.as_json, **options)
+    if show_curves(rows, folder, console, running.as_json, test):
         raise typer.Exit(1)
 
 

@@ -6,36 +6,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from farspan.cli.options import (
-    AsJson,
-    Attention,
-    Device,
-    DeviceMap,
-    Dtype,
-    ModelDtype,
-    Pickle,
-    RemoteCode,
-    Revision,
-    Text,
-    TrainedLength,
-    err,
-    make_loader,
-    said,
-)
+from farspan.cli.options import AsJson, Attention, Loading, Text, err, said
 
 
 def doctor(
     model: Annotated[str, typer.Argument(help="Folder or hub id of a causal model.")],
     method: Annotated[str, typer.Option(help="How the model reads.")] = "full",
     text: Text = "builtin",
-    device: Device = None,
-    device_map: DeviceMap = None,
-    dtype: ModelDtype = Dtype.auto,
     attention: Attention = None,
-    trained_length: TrainedLength = None,
-    revision: Revision = None,
-    trust_remote_code: RemoteCode = False,
-    allow_pickle: Pickle = False,
+    *,
+    loading: Loading,
     as_json: AsJson = False,
 ) -> None:
     """Is a method really doing on this model what it says? Checks in under a minute; exit 1 when one fails."""
@@ -46,9 +26,7 @@ def doctor(
         from farspan.methods import method as parsed
 
         wanted = parsed(method)
-        loader = make_loader(
-            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
-        )
+        loader = loading.loader(attention)
         excerpt, console = beginning(text), err if as_json else Console()
         with console.status(f"loading {model}") as status:
             lm = loader(model)

@@ -1,9 +1,12 @@
 """What commands share: their options, how errors are said, how a model is loaded."""
 
+import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -49,18 +52,70 @@ Scored = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Of the choice of texts.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder; default: one under runs/.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")]
-DeviceMap = Annotated[str | None, typer.Option(help="`auto` spreads a model over accelerators.")]
-ModelDtype = Annotated[Dtype, typer.Option(help="auto: the checkpoint's own.")]
 Attention = Annotated[str | None, typer.Option(help="Attention implementation of transformers.")]
-TrainedLength = Annotated[int | None, typer.Option(min=1, help="Tokens; overrides the model's config.")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")]
-RemoteCode = Annotated[bool, typer.Option(help="Run code that comes with the model.")]
-Pickle = Annotated[bool, typer.Option(help="Also read .bin weights, which can run code.")]
-Batch = Annotated[int | None, typer.Option(min=1, help="Repeats read at once; default what fits.")]
 Chunk = Annotated[int | None, typer.Option(min=1, help="Tokens of one forward.")]
-PlanOnly = Annotated[bool, typer.Option("--plan", help="Say tokens, FLOPs, memory and time; measure nothing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON last.")]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Options: how models are loaded."""
+
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")] = None
+    device_map: Annotated[str | None, typer.Option(help="`auto` spreads a model over accelerators.")] = None
+    dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's own.")] = Dtype.auto
+    trained_length: Annotated[int | None, typer.Option(min=1, help="Tokens; overrides the model's config.")] = None
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None
+    trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the model.")] = False
+    allow_pickle: Annotated[bool, typer.Option(help="Also read .bin weights, which can run code.")] = False
+
+    def loader(self, attention: str | None = None) -> "Load":
+        """What loads them, with this attention implementation."""
+        from farspan.lm import Load
+
+        if self.device is not None and self.device_map is not None:
+            raise ValueError("--device and --device-map contradict each other: give one")
+        options: dict[str, Any] = {
+            "revision": self.revision,
+            "trust_remote_code": self.trust_remote_code,
+            "allow_pickle": self.allow_pickle,
+        }
+        if self.device_map is not None:
+            options["device_map"] = self.device_map
+        return Load(self.dtype.value, self.device, attention, self.trained_length, options)
+
+
+@dataclass(frozen=True)
+class Running:
+    """Options: how a measurement is carried out."""
+
+    batch: Annotated[int | None, typer.Option(min=1, help="Repeats read at once; default what fits.")] = None
+    chunk: Chunk = None
+    plan: Annotated[bool, typer.Option("--plan", help="Say tokens, FLOPs, memory and time; measure nothing.")] = False
+    as_json: AsJson = False
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """A command as typer wants it: a parameter that is a dataclass becomes an option for each of its fields."""
+    groups: dict[str, Any] = {}
+    flat: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation):
+            groups[name] = parameter.annotation
+            flat += inspect.signature(parameter.annotation).parameters.values()
+        else:
+            flat.append(parameter)
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    by_name = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in flat]
+    called.__signature__ = inspect.Signature(by_name)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
+    return called
 
 
 @contextmanager
@@ -84,30 +139,6 @@ def said() -> Iterator[None]:
             raise
         err.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
-
-
-def make_loader(
-    device: str | None,
-    device_map: str | None,
-    dtype: Dtype,
-    attention: str | None,
-    trained_length: int | None,
-    revision: str | None,
-    trust_remote_code: bool,
-    allow_pickle: bool,
-) -> "Load":
-    from farspan.lm import Load
-
-    if device is not None and device_map is not None:
-        raise ValueError("--device and --device-map contradict each other: give one")
-    options: dict[str, Any] = {
-        "revision": revision,
-        "trust_remote_code": trust_remote_code,
-        "allow_pickle": allow_pickle,
-    }
-    if device_map is not None:
-        options["device_map"] = device_map
-    return Load(dtype.value, device, attention, trained_length, options)
 
 
 def chosen_lengths(

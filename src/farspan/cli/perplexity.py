@@ -8,31 +8,19 @@ import typer
 from rich.console import Console
 
 from farspan.cli.options import (
-    AsJson,
     Attention,
-    Batch,
-    Chunk,
-    Device,
-    DeviceMap,
-    Dtype,
+    Loading,
     Methods,
-    ModelDtype,
     Models,
     Out,
-    Pickle,
-    PlanOnly,
-    RemoteCode,
-    Revision,
+    Running,
     Seed,
     Spacing,
     Text,
-    TrainedLength,
     chosen_lengths,
-    err,
-    make_loader,
     said,
 )
-from farspan.cli.show import print_end, print_plans
+from farspan.cli.show import print_end, print_plans, watched
 
 if TYPE_CHECKING:
     from farspan.record import Row
@@ -59,55 +47,28 @@ def perplexity(
     ] = None,
     seed: Seed = 0,
     out: Out = None,
-    device: Device = None,
-    device_map: DeviceMap = None,
-    dtype: ModelDtype = Dtype.auto,
     attention: Attention = None,
-    trained_length: TrainedLength = None,
-    revision: Revision = None,
-    trust_remote_code: RemoteCode = False,
-    allow_pickle: Pickle = False,
-    batch: Batch = None,
-    chunk: Chunk = None,
-    plan: PlanOnly = False,
-    as_json: AsJson = False,
+    *,
+    loading: Loading,
+    running: Running,
 ) -> None:
     """Perplexity by length: how well a model expects the same tokens behind more and more of their text."""
     with said():
-        from dataclasses import asdict
-
         from farspan.perplexity import PerplexitySettings, measure_perplexity, plan_perplexity
 
         chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
         settings = PerplexitySettings(text, chosen, repeats, seed, targets, target_tokens, buckets)
-        loader = make_loader(
-            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
-        )
+        loader = loading.loader(attention)
         methods = method or ["full"]
-        if plan:
-            from farspan.report.perplexity import label
-
-            plans = plan_perplexity(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
-            print_plans([(name, how, label(what), cost) for name, how, what, cost in plans], "", as_json)
+        if running.plan:
+            plans = plan_perplexity(models, methods, settings, loader=loader, batch=running.batch, chunk=running.chunk)
+            print_plans(list(plans), "", running.as_json)
             return
-        from farspan.display import Display
-        from farspan.measure import Watch
-        from farspan.record import default_folder
-
-        folder = out or default_folder("perplexity", models, [methods, asdict(settings)])
-        console = err if as_json else Console()
-        with Display(console) as display:
-            rows = measure_perplexity(
-                models,
-                methods,
-                settings,
-                folder,
-                loader=loader,
-                batch=batch,
-                chunk=chunk,
-                watch=Watch(display.start, display.row, display.notice),
-            )
-        if show_perplexity(rows, folder, console, as_json):
+        options = {"loader": loader, "batch": running.batch, "chunk": running.chunk}
+        rows, folder, console = watched(
+            measure_perplexity, "perplexity", models, methods, settings, out, running.as_json, **options
+        )
+        if show_perplexity(rows, folder, console, running.as_json):
             raise typer.Exit(1)
 
 

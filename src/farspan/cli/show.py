@@ -1,10 +1,10 @@
-"""What commands print in the same way: a plan, and the end of a measurement."""
+"""What commands show in the same way: a plan, a measurement's progress and its end."""
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -13,6 +13,36 @@ from farspan.cli.options import err
 if TYPE_CHECKING:
     from farspan.plan import Plan
     from farspan.record import Row
+
+
+def watched(
+    measure: Callable[..., "list[Row]"],
+    command: str,
+    models: list[str],
+    methods: list[str],
+    settings: Any,
+    out: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> tuple[list["Row"], Path, Console]:
+    """Measures with a progress line; returns all rows, the run's folder and where to print.
+
+    Args:
+        measure: called with models, methods, settings, the folder and `options`.
+        command: names the folder, where none is given.
+        settings: a dataclass, of which the folder's name has a hash.
+    """
+    from dataclasses import asdict
+
+    from farspan.display import Display
+    from farspan.measure import Watch
+    from farspan.record import default_folder
+
+    folder = out or default_folder(command, models, [methods, asdict(settings)])
+    console = err if as_json else Console()
+    with Display(console) as display:
+        watch = Watch(display.start, display.row, display.notice)
+        return measure(models, methods, settings, folder, watch=watch, **options), folder, console
 
 
 def print_end(rows: list["Row"], folder: Path, pictures: Sequence[Path], console: Console) -> int:

@@ -8,31 +8,19 @@ import typer
 from rich.console import Console
 
 from farspan.cli.options import (
-    AsJson,
     Attention,
-    Batch,
-    Chunk,
-    Device,
-    DeviceMap,
-    Dtype,
+    Loading,
     Methods,
-    ModelDtype,
     Models,
     Out,
-    Pickle,
-    PlanOnly,
-    RemoteCode,
-    Revision,
+    Running,
     Seed,
     Spacing,
     Text,
-    TrainedLength,
     chosen_lengths,
-    err,
-    make_loader,
     said,
 )
-from farspan.cli.show import print_end, print_plans
+from farspan.cli.show import print_end, print_plans, watched
 
 if TYPE_CHECKING:
     from farspan.record import Row
@@ -51,23 +39,13 @@ def task(
     repeats: Annotated[int, typer.Option(help="Examples.")] = 10,
     seed: Seed = 0,
     out: Out = None,
-    device: Device = None,
-    device_map: DeviceMap = None,
-    dtype: ModelDtype = Dtype.auto,
     attention: Attention = None,
-    trained_length: TrainedLength = None,
-    revision: Revision = None,
-    trust_remote_code: RemoteCode = False,
-    allow_pickle: Pickle = False,
-    batch: Batch = None,
-    chunk: Chunk = None,
-    plan: PlanOnly = False,
-    as_json: AsJson = False,
+    *,
+    loading: Loading,
+    running: Running,
 ) -> None:
     """A long-context task by length: retrieval-augmented perplexity, question answering, tests of your own text."""
     with said():
-        from dataclasses import asdict
-
         from farspan.questions import QuestionSettings, measure_question, plan_question
         from farspan.tasks import task as parsed
 
@@ -76,32 +54,17 @@ def task(
         rest = lengths.partition(",")[2] if none else lengths
         chosen = none + ((chosen_lengths(rest, points, spacing, Spacing.log) or ()) if rest else ())
         settings = QuestionSettings(name, text, chosen or None, repeats, seed)
-        loader = make_loader(
-            device, device_map, dtype, attention, trained_length, revision, trust_remote_code, allow_pickle
-        )
+        loader = loading.loader(attention)
         methods = method or ["full"]
-        if plan:
-            plans = plan_question(models, methods, settings, loader=loader, batch=batch, chunk=chunk)
-            print_plans(list(plans), "", as_json)
+        if running.plan:
+            plans = plan_question(models, methods, settings, loader=loader, batch=running.batch, chunk=running.chunk)
+            print_plans(list(plans), "", running.as_json)
             return
-        from farspan.display import Display
-        from farspan.measure import Watch
-        from farspan.record import default_folder
-
-        folder = out or default_folder(name.partition(":")[0], models, [methods, asdict(settings)])
-        console = err if as_json else Console()
-        with Display(console) as display:
-            rows = measure_question(
-                models,
-                methods,
-                settings,
-                folder,
-                loader=loader,
-                batch=batch,
-                chunk=chunk,
-                watch=Watch(display.start, display.row, display.notice),
-            )
-        if show_quality(rows, name, folder, console, as_json):
+        options = {"loader": loader, "batch": running.batch, "chunk": running.chunk}
+        rows, folder, console = watched(
+            measure_question, name.partition(":")[0], models, methods, settings, out, running.as_json, **options
+        )
+        if show_quality(rows, name, folder, console, running.as_json):
             raise typer.Exit(1)
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from farspan.record import Row, latest
 from farspan.report.picture import COLOURS, MARKERS, add_legend, saved
 from farspan.report.tables import Source, short_names, told_apart
-from farspan.stats import interval, measured_mean, short_text
+from farspan.stats import interval, measured_mean, perplexity_label
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,12 @@ class Series:
         return self.nats[:, [int(self.measured.argmax())]] - self.nats
 
 
-def label(settings: dict[str, Any]) -> str:
-    """What was scored, in a few words; numbers are comparable under one label only."""
-    text = short_text(settings["text"])
-    if settings["targets"] == "all":
-        return f"all tokens, {text}"
-    return f"last {settings['target_tokens']} tokens{', fixed' if settings['targets'] == 'fixed' else ''}, {text}"
-
-
 def series(rows: Iterable[Row]) -> list[Series]:
     """Perplexity by length of each model, method and setting among the rows, in the order they come."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in latest(rows):
         if row.task == "perplexity":
-            groups.setdefault((row.model, row.method, label(row.settings)), []).append(row)
+            groups.setdefault((row.model, row.method, perplexity_label(row.settings)), []).append(row)
     several = [len({key[part] for key in groups}) > 1 for part in range(3)]
     short = short_names(key[0] for key in groups)
     found = []
@@ -125,7 +117,7 @@ def grouped(sources: Sequence[Source]) -> list[Group]:
         for version in sorted({row.version for row in rows}, reverse=True):
             for one in series(row for row in rows if row.version == version):
                 own = [row for row in rows if (row.model, row.method, row.version) == (one.model, one.method, version)]
-                own = [row for row in own if label(row.settings) == one.what]
+                own = [row for row in own if perplexity_label(row.settings) == one.what]
                 groups.setdefault((one.what, version), []).append(Member(source, one, own))
     found = []
     for (what, version), members in groups.items():

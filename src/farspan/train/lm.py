@@ -21,6 +21,7 @@ class ModelSettings(Settings):
     feed_forward: int = Field(2048, gt=0)
     layers: int = Field(12, gt=0)
     heads: int = Field(8, gt=0)
+    head_dim: int | None = Field(None, gt=0)  # None: hidden / heads
     key_value_heads: int = Field(8, gt=0)
     tied: bool = False  # input and output embeddings are one matrix
     rope_theta: float = Field(10_000.0, gt=0)
@@ -62,14 +63,20 @@ def train(settings: LmSettings) -> dict[str, Any]:
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 
     model_settings, length = settings.model, settings.trainer.window
-    if model_settings.hidden % model_settings.heads or model_settings.heads % model_settings.key_value_heads:
+    if model_settings.heads % model_settings.key_value_heads:
         raise ValueError(
-            f"model.hidden = {model_settings.hidden} must be a multiple of model.heads = {model_settings.heads}, "
-            f"and that of model.key_value_heads = {model_settings.key_value_heads}"
+            f"model.heads = {model_settings.heads} must be a multiple of model.key_value_heads = "
+            f"{model_settings.key_value_heads}"
         )
-    if model_settings.hidden // model_settings.heads % 2:
+    if model_settings.head_dim is None and model_settings.hidden % model_settings.heads:
         raise ValueError(
-            f"model.hidden / model.heads = {model_settings.hidden // model_settings.heads} is odd; rotary positions "
+            f"model.hidden = {model_settings.hidden} must be a multiple of model.heads = {model_settings.heads}, or "
+            "give model.head_dim"
+        )
+    head_dim = model_settings.head_dim or model_settings.hidden // model_settings.heads
+    if head_dim % 2:
+        raise ValueError(
+            f"heads of {head_dim} dimensions (model.head_dim, or model.hidden / model.heads) are odd; rotary positions "
             "turn pairs of dimensions, so use an even one"
         )
     processes = optional_import("accelerate", "train").PartialState()
@@ -100,6 +107,7 @@ def train(settings: LmSettings) -> dict[str, Any]:
             intermediate_size=model_settings.feed_forward,
             num_hidden_layers=model_settings.layers,
             num_attention_heads=model_settings.heads,
+            head_dim=head_dim,
             num_key_value_heads=model_settings.key_value_heads,
             max_position_embeddings=length,
             rope_parameters={"rope_type": "default", "rope_theta": model_settings.rope_theta},

@@ -1,0 +1,81 @@
+"""What benchmarks share: a small model of random weights, a way in a process of its own, and how they end."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+FREEING = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}  # of glibc
+
+
+class Letters:
+    """Enough of a tokenizer: a letter a token."""
+
+    bos_token_id, eos_token_id = 0, None
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary = vocabulary
+
+    def __len__(self) -> int:
+        return self.vocabulary
+
+    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) % self.vocabulary for letter in text]}
+
+    def get_vocab(self) -> dict[str, int]:
+        return {}
+
+
+def small_llama(vocabulary: int = 32_000, **config: Any) -> Any:
+    """A Llama of d 256, 4 layers, 4 heads of 64, fp32, random weights, on one thread."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 4, "max_position_embeddings": 1 << 20}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **(shape | config))).eval()
+
+
+def random_text(vocabulary: int, length: int) -> Any:
+    """One document of that many random tokens."""
+    import numpy as np
+
+    from farspan.corpus import Corpus
+
+    tokens = np.random.default_rng(0).integers(1, vocabulary, length)
+    return Corpus("random", "random", tokens, np.array([0, length]))
+
+
+def least(run: Callable[[], Any], times: int) -> float:
+    """CPU seconds of the fastest of some runs: what others do on the machine only adds."""
+    seconds = []
+    for _ in range(times):
+        started = time.process_time()
+        run()
+        seconds.append(time.process_time() - started)
+    return min(seconds)
+
+
+def apart(script: str, *arguments: str, freeing: bool) -> Any:
+    """The last line of what a script prints, read as JSON, from a process of its own.
+
+    Args:
+        freeing: with an allocator that gives every freed block back at once, so that a peak is what is held and not
+            where it left holes. It costs time.
+    """
+    command = [sys.executable, script, *arguments]
+    environment = os.environ | (FREEING if freeing else {})
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def end(figures: Mapping[str, Any], missed: Sequence[str], check: bool) -> None:
+    """Prints the figures as JSON, the last line; exits with 1 where bounds are missed and that was to be checked."""
+    print(json.dumps({n: float(f"{value:.4g}") if isinstance(value, float) else value for n, value in figures.items()}))
+    if check and missed:
+        sys.exit("missed: " + "; ".join(missed))
