@@ -20,7 +20,6 @@ Last line: the figures as JSON. --check: exit 1 where a bound is missed, among t
 import argparse
 import json
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import apart, end
 
 from farspan.retrieve import Index, build, open_index
 
@@ -44,9 +44,9 @@ CEPE = "cepe:chunk=64,decoder_window=320"  # the window whole in the decoder, pa
 
 def built(text: str, out: str) -> dict[str, float]:
     """Builds an index in a process of its own; its passages, seconds, peak memory and size on disk."""
-    done = subprocess.run([sys.executable, __file__, text, "--build", out], capture_output=True, text=True, check=True)
+    told = apart(__file__, text, "--build", out, freeing=False)
     size = sum(file.stat().st_size for file in Path(out).rglob("*") if file.is_file())
-    return json.loads(done.stdout.splitlines()[-1]) | {"disk_gib": round(size / 2**30, 3)}
+    return told | {"disk_gib": round(size / 2**30, 3)}
 
 
 def build_here(text: str, out: str) -> None:
@@ -109,10 +109,7 @@ def cost(books: str, passages: int, scratch: Path) -> tuple[dict[str, Any], list
     if passages:
         text = repeated(books, passages, scratch / "many")
         figures["many"] = built(text, f"{scratch}/million")
-        done = subprocess.run(
-            [sys.executable, __file__, "--search", f"{scratch}/million"], capture_output=True, text=True, check=True
-        )
-        figures["many, 1000 queries"] = json.loads(done.stdout.splitlines()[-1])
+        figures["many, 1000 queries"] = apart(__file__, "--search", f"{scratch}/million", freeing=False)
     missed = [f"the index took {small['cpu_seconds']} s"] if small["cpu_seconds"] > BUILD_SECONDS else []
     missed += [
         f"1,000 queries of {n}: {s['cpu_seconds']} s" for n, s in found.items() if s["cpu_seconds"] > SEARCH_SECONDS
@@ -189,9 +186,7 @@ def main() -> None:
         if options.only != "cost":
             told, failed = worth(options.model, options.cepe, 8 if options.quick else options.repeats, Path(scratch))
             figures["worth"], missed = told, missed + failed
-    print(json.dumps(figures | {"missed": missed}))
-    if options.check and missed:
-        sys.exit("missed: " + "; ".join(missed))
+    end(figures, missed, options.check)
 
 
 if __name__ == "__main__":
