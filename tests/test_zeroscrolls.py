@@ -274,6 +274,11 @@ def test_an_example_without_a_reference_is_counted_and_not_asked(lm: LM, tmp_pat
     assert {row.reason for row in rows} == {"", "1 has no reference answer", "2 has no reference answer"}
 
 
+def test_questions_that_are_alike_are_a_row_each(lm: LM, tmp_path: Path) -> None:
+    rows = measured(tmp_path, lm, made(["the same story"] * 4))
+    assert sorted(row.scores["item"] for row in rows) == [f"item {i}" for i in range(4)]
+
+
 @pytest.mark.parametrize("how", METHODS)
 def test_it_runs_under_every_method_and_resumes(how: str, lm: LM, tmp_path: Path) -> None:
     rows = measured(tmp_path, lm, made(), how)

@@ -189,8 +189,15 @@ def build(
         "encoder": None if kind == "bm25" else encoder,
     }
     if (out / "index.json").exists():
-        refuse_differences(out, "index", open_index(out).about, about)
-        return open_index(out)
+        found = open_index(out)
+        if found.about["text_hash"] != about["text_hash"]:
+            raise ValueError(
+                f"{out} is an index of other documents than {text!r}: of {found.about['documents']:,} with the hash "
+                f"{found.about['text_hash']}, not {len(documents):,} with {about['text_hash']}: choose another folder "
+                "(--out), or delete it"
+            )
+        refuse_differences(out, "index", found.about, about)
+        return found
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not empty and holds no index (no index.json): choose another folder (--out)")
     cut = [

@@ -96,7 +96,7 @@ class DocumentTask:
         for repeat, index in enumerate(chosen):
             item = self.items[index]
             before, document, after = pieces(lm.tokenizer, item.before, item.document, item.after)
-            what = [self.name, self.version, self.settings, seed, item.references, item.options]
+            what = [self.name, self.version, self.settings, seed, item.name, item.references, item.options]
             prompt = [ids.tolist() for ids in (before, document, after)]
             tokens = {"before": before, "document": document, "after": after, "item": np.array([index])}
             examples.append(Example(_digest([*what, lm.separator.ids, prompt]), repeat, tuple(lengths), tokens))

@@ -112,8 +112,8 @@ class Ralm:
         self, query: str, window: str, count: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, int]:
         """The first passages that are not the window itself, their scores, and how many before them were."""
-        itself, chosen, excluded = _runs(window, self.overlap), [], 0
-        order = self._in_order(query, count, rng)
+        itself, excluded = _runs(window, self.overlap), 0
+        order, chosen = self._in_order(query, count, rng), list[tuple[int, float]]()
         while len(chosen) < count:
             number, score = next(order, (None, 0.0))
             if number is None:
