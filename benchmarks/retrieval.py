@@ -37,7 +37,7 @@ BUILD_SECONDS, SEARCH_SECONDS = 60.0, 5.0  # the claimed bounds
 TEXT = "builtin:held-out+tests"
 INDEXES = {"others": "builtin:train+tests", "same": TEXT}
 SIZES = "window=256,query=64,passage_tokens=64"
-PASSAGES = (0, 2, 4, 8)
+PASSAGES = (0, 4, 8)
 METHODS = ("full", "replug", "replug:weights=bm25")
 CEPE = "cepe:chunk=64,decoder_window=320"  # the window whole in the decoder, passages in the encoder
 
@@ -117,7 +117,9 @@ def cost(books: str, passages: int, scratch: Path) -> tuple[dict[str, Any], list
     return figures, missed
 
 
-def worth(model: str | None, cepe: str | None, repeats: int, scratch: Path) -> tuple[dict[str, Any], list[str]]:
+def worth(
+    model: str | None, cepe: str | None, indexes: list[str], repeats: int, scratch: Path
+) -> tuple[dict[str, Any], list[str]]:
     """Nats by method, index and k, with paired differences to no passages and to random ones."""
     import torch
 
@@ -131,8 +133,8 @@ def worth(model: str | None, cepe: str | None, repeats: int, scratch: Path) -> t
     readers: list[tuple[Any, tuple[str, ...]]] = [(lm, METHODS)] + ([(cepe, (CEPE,))] if cepe else [])
     figures: dict[str, Any] = {}
     helped = False
-    for name, text in INDEXES.items():
-        index = build(text, scratch / f"index-{name}", tokens=62, tokenizer=lm.tokenizer)
+    for name in indexes:
+        index = build(INDEXES[name], scratch / f"index-{name}", tokens=62, tokenizer=lm.tokenizer)
         nats: dict[str, dict[tuple[str, int], np.ndarray]] = {}
         for chosen in ("found", "random"):
             what = f"ralm:index={index.folder},{SIZES},passages={chosen}"
@@ -161,10 +163,12 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=1_000_000, help="of the large index; 0: without it")
     parser.add_argument("--model", help="folder of a small model; default the embedded one")
     parser.add_argument("--cepe", help="folder of a CEPE model with that decoder")
-    parser.add_argument("--repeats", type=int, default=100, help="windows")
+    parser.add_argument("--repeats", type=int, default=48, help="windows")
+    parser.add_argument("--out", help="keep indexes and rows of the second half here, and go on from them")
     parser.add_argument("--quick", action="store_true", help="without the large index, with 8 windows")
     parser.add_argument("--check", action="store_true", help="exit 1 when a claimed bound is missed")
     parser.add_argument("--only", choices=("cost", "worth"), help="one half of it")
+    parser.add_argument("--index", action="append", choices=INDEXES, help="passages of these alone")
     parser.add_argument("--build", metavar="OUT", help=argparse.SUPPRESS)
     parser.add_argument("--search", metavar="INDEX", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -184,7 +188,13 @@ def main() -> None:
             figures["cost"], missed = told, missed + failed
             print(json.dumps(told), flush=True)
         if options.only != "cost":
-            told, failed = worth(options.model, options.cepe, 8 if options.quick else options.repeats, Path(scratch))
+            told, failed = worth(
+                options.model,
+                options.cepe,
+                options.index or list(INDEXES),
+                8 if options.quick else options.repeats,
+                Path(options.out or scratch),
+            )
             figures["worth"], missed = told, missed + failed
     end(figures, missed, options.check)
 

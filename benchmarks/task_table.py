@@ -49,14 +49,14 @@ class Asked:
 
 
 TASKS = {
-    "perplexity": Asked("perplexity", (512, 1024, 2048), 24),
-    "own": Asked("own", (512, 1024), 40),
-    "ralm": Asked("ralm:index={index},window=256,query=64,passage_tokens=64", (0, 4, 8), 40, PASSAGES),
-    "sst2": Asked("icl:set=sst2,data={data}/icl/sst2", (2, 20), 60, PASSAGES),
-    "trec_coarse": Asked("icl:set=trec_coarse,data={data}/icl/trec", (2, 20), 60, PASSAGES),
-    "banking77": Asked("icl:set=banking77,data={data}/icl/banking77", (2, 20), 60, PASSAGES),
+    "perplexity": Asked("perplexity", (512, 1024), 24),
+    "own": Asked("own", (512, 1024), 24),
+    "ralm": Asked("ralm:index={index},window=256,query=64,passage_tokens=64", (0, 4, 8), 32, PASSAGES),
+    "sst2": Asked("icl:set=sst2,data={data}/icl/sst2", (2, 10), 60, PASSAGES),
+    "trec_coarse": Asked("icl:set=trec_coarse,data={data}/icl/trec", (2, 10), 60, PASSAGES),
+    "banking77": Asked("icl:set=banking77,data={data}/icl/banking77", (2, 10), 30, PASSAGES),
     "qmsum": Asked(
-        "zeroscrolls:set=qmsum,data={data}/meetings/qmsum_val.jsonl,truncate=middle,new_tokens=64", (512, 2048), 24
+        "zeroscrolls:set=qmsum,data={data}/meetings/qmsum_val.jsonl,truncate=middle,new_tokens=48", (512, 2048), 16
     ),
 }
 
