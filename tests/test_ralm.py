@@ -198,6 +198,19 @@ def test_a_row_says_what_an_encoder_read(decoder: int, documents: Path, tokenize
     assert any(row.scores["in_encoder"] for row in rows)
 
 
+def test_what_was_left_out_is_made_up_for_from_further_down(
+    documents: Path, lm: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ralm(documents, lm, "both", overlap=2)
+    enough = asked.examples(lm, (12,), 3, 0)
+    assert all(example.tokens["excluded"][0] for example in enough)
+    monkeypatch.setattr("farspan.tasks.ralm.SPARE", 0)  # so that the index is asked again, for more
+    for one, other in zip(enough, asked.examples(lm, (12,), 3, 0), strict=True):
+        assert one.tokens["numbers"].tolist() == other.tokens["numbers"].tolist()
+        assert len(set(one.tokens["numbers"].tolist())) == 12
+        assert one.tokens["excluded"] == other.tokens["excluded"]
+
+
 def test_too_few_passages_are_an_error_that_counts_them(documents: Path, lm: LM) -> None:
     asked = ralm(documents, lm, "asked", overlap=1)  # every passage shares a word with every window
     with pytest.raises(ValueError, match=r"3 passages are asked for; index .* holds 40, of which 40 share 1 words"):
