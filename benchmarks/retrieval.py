@@ -148,9 +148,9 @@ def worth(
         for how, by in nats.items():
             for k in PASSAGES:
                 (found, drawn), none = (by[chosen, k] for chosen in ("found", "random")), by["found", 0]
-                told = {"nats": found.mean(), "random": drawn.mean()}
+                told: dict[str, Any] = {"nats": round(float(found.mean()), 4), "random": round(float(drawn.mean()), 4)}
                 for against, other in (("none", none), ("random", drawn)) if k else ():
-                    told |= {f"less than {against}": [round(end, 4) for end in student_mean(other - found)[:3]]}
+                    told[f"less than {against}"] = [round(one, 4) for one in student_mean(other - found)[:3]]
                 helped |= how != "full" and k > 0 and all(told[f"less than {a}"][1] > 0 for a in ("none", "random"))
                 figures.setdefault(name, {}).setdefault(how, {})[str(k)] = told
                 print(name, how, k, told, flush=True)
