@@ -22,6 +22,7 @@ from farspan.tasks import task
 from farspan.tasks.icl import SCORINGS, InContextLearning, InContextLearningQuestion, predictions
 from farspan.tasks.icl_sets import SETS, TREC_FINE, Labelled, load_set
 
+from cepe_models import tiny_cepe
 from tiny import tiny_model
 
 LENGTHS = (1, 2, 5)
@@ -77,7 +78,7 @@ def test_every_option_is_expected_as_in_a_plain_forward_of_the_whole_prompt(
     for row in rows:
         front, passages, query = what.parts(examples[row.example], row.length)
         prompt = [*lm.separator.ids, *np.concatenate([front, *passages, query]).tolist()]
-        assert row.num_seen == len(prompt)
+        assert row.num_seen == row.scores["context"] == len(prompt)
         for index, option in enumerate(options):
             assert row.scores["nats"][index] == pytest.approx(naive_nats(lm, prompt, option), abs=3e-5)
             assert row.scores["prior"][index] == pytest.approx(naive_nats(lm, list(lm.separator.ids), option), abs=3e-5)
@@ -201,6 +202,25 @@ def test_replug_reads_a_pass_for_each_demonstration_behind_the_first_two(lm: LM,
     [row] = measured(tmp_path, lm, what, "replug", lengths=(5,), repeats=1)
     front, passages, query = what.parts(what.examples(lm, (5,), 1, 0)[0], 5)
     assert row.num_kept == 3 * (1 + len(front) + len(query)) + sum(map(len, passages))
+    assert row.scores["context"] == 1 + len(front) + len(query) + sum(map(len, passages))
+
+
+@pytest.mark.parametrize("head", [1, 2, 5])
+def test_an_encoder_reads_the_demonstrations_behind_the_first_two_and_a_row_says_so(
+    head: int, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm = wrap(tiny_cepe(), tokenizer, "tiny-cepe")
+    what = made(head=head)
+    rows = measured(tmp_path, lm, what, "cepe:chunk=16,decoder_window=400")
+    examples = {example.id: example for example in what.examples(lm, LENGTHS, 4, 0)}
+    for row in rows:
+        front, passages, query = what.parts(examples[row.example], row.length)
+        encoded = passages if len(passages) > 1 else []  # one passage is a document
+        assert row.scores["demonstrations"] == {"head": min(head, row.length), "passages": len(passages)}
+        assert row.scores["in_encoder"] == sum(map(len, encoded))
+        assert row.scores["in_decoder"] == row.num_seen - sum(map(len, encoded))
+        assert row.num_seen == 1 + len(front) + sum(map(len, passages)) + len(query)
+    assert any(row.scores["in_encoder"] for row in rows) == (head < 4)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -385,9 +405,13 @@ def test_numbers_without_names_are_refused(tmp_path: Path) -> None:
 
 
 def test_files_that_are_not_there_or_damaged_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no train with one of .*; there: no such folder"):
+    with pytest.raises(ValueError, match="nowhere is not a folder with train"):
         load_set("mr", str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match=r"has no train with one of .*; there: \[\]"):
+        load_set("mr", str(tmp_path))
     (tmp_path / "train.jsonl").write_text('{"text": "a", "label": 0}\n{"text"')
+    with pytest.raises(ValueError, match=r"train\.jsonl is a file, not a folder with train"):
+        load_set("mr", str(tmp_path / "train.jsonl"))
     with pytest.raises(ValueError, match=r"train\.jsonl, line 2 is not JSON"):
         load_set("mr", str(tmp_path))
     (tmp_path / "train.jsonl").write_bytes(b"\xff\xfe")
@@ -395,15 +419,6 @@ def test_files_that_are_not_there_or_damaged_are_named(tmp_path: Path) -> None:
         load_set("mr", str(tmp_path))
     with pytest.raises(ValueError, match="neither a file"):
         dataset.read_table(tmp_path / "missing.jsonl")
-
-
-def test_a_set_that_is_a_script_on_the_hub_names_its_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
-    def script(*given: Any, **named: Any) -> Any:
-        raise RuntimeError("Dataset scripts are no longer supported, but found trec.py")
-
-    monkeypatch.setattr(dataset, "optional_import", lambda module, extra: SimpleNamespace(load_dataset=script))
-    with pytest.raises(ValueError, match=r"only as a script.*hf://datasets/CogComp/trec@refs/convert/parquet/default"):
-        dataset.hub_table("CogComp/trec", None, "train")
 
 
 def test_the_hub_is_asked_for_the_right_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,6 +430,7 @@ def test_the_hub_is_asked_for_the_right_split(monkeypatch: pytest.MonkeyPatch) -
         return SimpleNamespace(features=features, to_list=lambda: [{"text": "a", "intent": 1}])
 
     monkeypatch.setattr(dataset, "optional_import", lambda module, extra: SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(dataset, "offline", lambda: False)
     options, shown, _ = load_set("clinic150", None)
     assert (options, options[shown[0].label]) == (("age limit", "oos"), "oos")
     assert asked == [(("clinc/clinc_oos", "plus"), {"split": split}) for split in ("train", "validation")]

@@ -59,7 +59,7 @@ def test_ten_made_rows_of_each_set_are_answered(name: str, lm: LM, tmp_path: Pat
     data = write(tmp_path, name, rows_of(name))
     question = task(f"longbench:set={name},view=answers,data={data},new_tokens=3")
     if missing := set(scoring.NEEDED.get(SETS[name].scorer, ())) - INSTALLED:
-        with pytest.raises(ValueError, match=rf"needs the package ({'|'.join(missing)}): pip install 'farspan\[longb"):
+        with pytest.raises(ValueError, match=rf"needs the package ({'|'.join(missing)}): pip install 'farspan\[tasks"):
             question.on(lm, "")
         return
     what = question.on(lm, "")

@@ -261,6 +261,19 @@ def test_lengths_without_room_for_the_facts_are_refused(text: str, lm: LM) -> No
         own(text, lm).examples(lm, (200,), 1, 0)
 
 
+def test_windows_without_words_are_passed_over(lm: LM, tmp_path: Path) -> None:
+    words = " ".join(f"{a}{b}" for a in ("quick", "brown", "lazy", "jumps") for b in ("fox", "dog", "over"))
+    for i in range(6):
+        (tmp_path / f"{i}.txt").write_text("1 2 3 4 5 6 7 8 9 " * 500 if i % 2 else f"The {words} of {words}. " * 100)
+    asked = own(str(tmp_path), lm)
+    examples = asked.examples(lm, (512, 700), 3, 0)
+    assert [example.repeat for example in examples] == [0, 1, 2]
+    texts = [lm.tokenizer.decode(example.tokens["filler"].tolist()) for example in examples]
+    assert all("quick" in text for text in texts)
+    assert len({example.id for example in examples}) == 3
+    assert [example.id for example in asked.examples(lm, (512, 700), 2, 0)] == [example.id for example in examples[:2]]
+
+
 def test_a_text_without_words_can_only_be_recalled(lm: LM, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("1 2 3 4 5 6 7 8 9 " * 500)
     with pytest.raises(ValueError, match="0 different words of four letters"):

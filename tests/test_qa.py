@@ -18,9 +18,10 @@ from farspan.questions import QuestionSettings, measure_question
 from farspan.record import Row, Run, read_examples
 from farspan.retrieve import build
 from farspan.tasks import task
-from farspan.tasks.prompts import encoded
-from farspan.tasks.qa import Asked, Passage, Qa, exact_match, line_ends, read_questions
+from farspan.tasks.prompts import encoded, stops
+from farspan.tasks.qa import Asked, Passage, Qa, exact_match, read_questions
 
+from cepe_models import tiny_cepe
 from naive import naive_greedy
 from tiny import tiny_model
 
@@ -132,23 +133,6 @@ def test_every_format_gives_the_same_questions(rows: list[dict[str, Any]], suffi
         assert len(asked[2].passages) == 4
 
 
-def test_a_hub_data_set_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda id, config, split: NQ_OPEN if (id, split) == ("a/nq", "x") else []
-    )
-    assert len(read_questions("a/nq:x")[0]) == 10
-
-    def script(*_: object, **__: object) -> None:
-        raise RuntimeError("Dataset scripts are no longer supported, but found trivia_qa.py")
-
-    monkeypatch.setattr(datasets, "load_dataset", script)
-    with pytest.raises(ValueError, match=r"use its parquet files, mandarjoshi/trivia_qa@rc\.nocontext:validation"):
-        read_questions("someone/trivia_qa:test")
-    with pytest.raises(ValueError, match="use its parquet files, a/b at its branch refs/convert/parquet"):
-        read_questions("a/b:test")
-
-
 def test_rows_without_an_answer_are_skipped_and_counted(tmp_path: Path) -> None:
     rows = [
         *NQ,
@@ -166,31 +150,25 @@ def test_rows_without_an_answer_are_skipped_and_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"query": "x", "answers": ["y"]}', r"line 1 has no column 'question'; it has \['answers', 'query'\]"),
+        ('{"query": "x", "answers": ["y"]}', r"has no column 'question'; it has \['query', 'answers'\]"),
         (
             '{"question": "x", "target": ["y"]}',
-            r"no column 'answers or answer or possible_answers'; it has \['question', 't",
+            r"no column 'answers' or 'answer' or 'possible_answers'; it has \['question', 't",
         ),
+        ('{"question": "x", "answers": ["y"]}\n{"question": "x"}', r"row 2 has no 'answers'; it has \['question'\]"),
         (
             '{"question": "x", "answers": ["y"], "ctxs": [{"title": "z"}]}',
             r"a passage in ctxs has no text; it has \['title'\]",
         ),
         ('{"question": "x", "answers": "[1"}', "the answers '.1' are no JSON"),
         ("{", "line 1 is not JSON"),
-        ("[1]", "line 1 is no object but a list"),
+        ("[1]", r"holds list \[1\] where a row with named columns belongs"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_named(line: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(line + "\n")
     with pytest.raises(ValueError, match=said):
         read_questions(str(tmp_path / "a.jsonl"))
-
-
-def test_data_that_are_not_there_are_named() -> None:
-    with pytest.raises(ValueError, match=r"data 'none.jsonl' are neither"):
-        read_questions("none.jsonl")
-    with pytest.raises(ValueError, match="nq_open is google-research-datasets/nq_open:validation on the hub"):
-        read_questions("nq_open")
 
 
 # what is asked
@@ -269,7 +247,7 @@ def test_passages_of_an_index_are_those_that_fit_the_question(tmp_path: Path, lm
 def test_answers_are_greedy(architecture: str, data: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     lm = wrap(tiny_model(architecture), tokenizer, "tiny")
     asked = qa(data, shots=1)
-    stops = line_ends(tokenizer)
+    ends = stops(tokenizer, one_line=True)
     rows = measured(tmp_path, lm, asked)
     examples = {example.id: example.tokens for example in asked.examples(lm, (0, 1, 3), 3, 0)}
     for row in rows:
@@ -277,7 +255,7 @@ def test_answers_are_greedy(architecture: str, data: str, tokenizer: PreTrainedT
         end = int(given["ends"][row.length - 1]) if row.length else 0
         prompt = np.concatenate([given["head"], given["passages"][:end], given["question"]])
         new = naive_greedy(lm.model, torch.from_numpy(prompt)[None], 6)[0].tolist()
-        ended = next((i for i, token in enumerate(new) if token in stops), 6)
+        ended = next((i for i, token in enumerate(new) if token in ends), 6)
         answer = tokenizer.decode(new[:ended], skip_special_tokens=True).partition("\n")[0].strip()
         assert row.scores["answer"] == answer
         assert row.scores["new_tokens"] == ended
@@ -312,7 +290,7 @@ def test_the_first_line_is_the_answer(text: str, right: float, data: str, lm: LM
     reader = Answering(lm, text.format(name))
     (result,) = asked.run(reader, [example])  # type: ignore[arg-type]
     assert result.scores["exact_match"] == right
-    assert reader.given.stop == line_ends(lm.tokenizer)
+    assert reader.given.stop == stops(lm.tokenizer, one_line=True)
 
 
 def test_weights_of_the_retriever_reach_the_reader(data: str, lm: LM, tmp_path: Path) -> None:
@@ -328,14 +306,29 @@ def test_weights_of_the_retriever_reach_the_reader(data: str, lm: LM, tmp_path: 
 
 
 def test_lines_end_with_whatever_the_tokenizer_has_for_it(tokenizer: PreTrainedTokenizerFast) -> None:
-    ends = line_ends(tokenizer)
-    assert {tokenizer.decode([token]) for token in ends} == {"\n", "<s>"}
+    assert {tokenizer.decode([token]) for token in stops(tokenizer, one_line=True)} == {"\n", "<s>"}
+    assert stops(tokenizer, one_line=False) == [tokenizer.eos_token_id]
 
 
 def test_replug_answers_from_all_passages(data: str, lm: LM, tmp_path: Path) -> None:
     rows = measured(tmp_path, lm, qa(data), "replug:weights=bm25", lengths=(2,))
     assert {row.status for row in rows} == {"ok"}
     assert all(row.num_kept > row.num_seen for row in rows)  # a prompt of its own for each passage
+
+
+@pytest.mark.parametrize("decoder", [0, 1, 3])
+def test_a_row_says_what_an_encoder_read(
+    decoder: int, data: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm = wrap(tiny_cepe(), tokenizer, "tiny-cepe")
+    how = f"cepe:chunk=16,decoder_window=400,decoder_passages={decoder}"
+    rows = measured(tmp_path, lm, qa(data, shots=1), how, chunk=None)
+    for row in rows:
+        scores = row.scores
+        encoded = scores["passage_tokens"][decoder:] if row.length > 1 else []  # one passage is a document
+        assert scores["in_encoder"] == sum(encoded)
+        assert scores["in_decoder"] + scores["in_encoder"] == scores["context"] - 1  # the last is asked
+    assert any(row.scores["in_encoder"] for row in rows) == (decoder < 3)
 
 
 def test_prompts_that_do_not_fit_are_rows_that_say_so(

@@ -24,6 +24,7 @@ from farspan.tasks import task
 from farspan.tasks.passages import parted
 from farspan.tasks.ralm import Ralm
 
+from cepe_models import tiny_cepe
 from tiny import tiny_model
 
 LENGTHS = (0, 1, 3)
@@ -138,6 +139,78 @@ def test_the_text_itself_is_not_found_and_what_was_left_out_is_counted(documents
             assert not any(" ".join(parts[i : i + 5]) in window for i in range(len(parts) - 4))
 
 
+def test_random_passages_are_the_control(documents: Path, lm: LM) -> None:
+    found, drawn = (ralm(documents, lm, "both", overlap=5, passages=how) for how in ("found", "random"))
+    rows = measured(documents / "run", lm, drawn, repeats=6, lengths=(0, 1, 30))
+    best = {
+        row.repeat: row.scores["passages"] for row in measured(documents / "b", lm, found, lengths=(30,), repeats=6)
+    }
+    for row in rows:
+        own = row.scores["passages"]
+        assert len(set(own)) == row.length
+        assert row.scores["passage_scores"] == [0.0] * row.length
+        assert row.length < 30 or set(own) != set(best[row.repeat])
+        window = next(e for e in drawn.examples(lm, (0, 1, 30), 6, 0) if e.id == row.example).tokens["text"]
+        for number in own:
+            assert _shared(drawn.index.passage(number), lm.tokenizer.decode(window.tolist())) < 5
+    long = [tuple(row.scores["passages"]) for row in rows if row.length == 30]
+    assert len(set(long)) == 6  # each window has its own
+    assert any(row.scores["excluded"] for row in rows)
+    assert [row.scores for row in measured(documents / "again", lm, drawn, repeats=6, lengths=(0, 1, 30))] == [
+        row.scores for row in rows
+    ]
+    assert {one.id for one in drawn.examples(lm, (0,), 3, 0)}.isdisjoint(
+        {one.id for one in found.examples(lm, (0,), 3, 0)}
+    )
+
+
+def _shared(text: str, other: str) -> int:
+    """Words of the longest run that two texts share."""
+    (a, b), longest = (text.split(), other.split()), 0
+    for i in range(len(a)):
+        for j in range(len(b)):
+            length = 0
+            while i + length < len(a) and j + length < len(b) and a[i + length] == b[j + length]:
+                length += 1
+            longest = max(longest, length)
+    return longest
+
+
+def test_passages_of_an_index_may_all_be_asked_for(documents: Path, lm: LM) -> None:
+    asked = ralm(documents, lm, overlap=0)
+    [example] = asked.examples(lm, (len(asked.index),), 1, 0)  # more than are searched at first
+    assert sorted(example.tokens["numbers"]) == list(range(len(asked.index)))
+    query = lm.tokenizer.decode(example.tokens["text"][:20].tolist())
+    assert example.tokens["numbers"].tolist() == asked.index.search([query], len(asked.index))[0][0].tolist()
+
+
+@pytest.mark.parametrize("decoder", [0, 1, 2])
+def test_a_row_says_what_an_encoder_read(decoder: int, documents: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    lm = wrap(tiny_cepe(), tokenizer, "tiny-cepe")
+    rows = measured(
+        documents / "run", lm, ralm(documents, lm), f"cepe:chunk=16,decoder_window=200,decoder_passages={decoder}"
+    )
+    for row in rows:
+        scores = row.scores
+        encoded = scores["passage_tokens"][decoder:] if row.length > 1 else []  # one passage is a document
+        assert scores["in_encoder"] == sum(encoded)
+        assert scores["in_decoder"] + scores["in_encoder"] == row.num_seen == scores["context"] - scores["scored"]
+    assert any(row.scores["in_encoder"] for row in rows)
+
+
+def test_what_was_left_out_is_made_up_for_from_further_down(
+    documents: Path, lm: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ralm(documents, lm, "both", overlap=2)
+    enough = asked.examples(lm, (12,), 3, 0)
+    assert all(example.tokens["excluded"][0] for example in enough)
+    monkeypatch.setattr("farspan.tasks.ralm.SPARE", 0)  # so that the index is asked again, for more
+    for one, other in zip(enough, asked.examples(lm, (12,), 3, 0), strict=True):
+        assert one.tokens["numbers"].tolist() == other.tokens["numbers"].tolist()
+        assert len(set(one.tokens["numbers"].tolist())) == 12
+        assert one.tokens["excluded"] == other.tokens["excluded"]
+
+
 def test_too_few_passages_are_an_error_that_counts_them(documents: Path, lm: LM) -> None:
     asked = ralm(documents, lm, "asked", overlap=1)  # every passage shares a word with every window
     with pytest.raises(ValueError, match=r"3 passages are asked for; index .* holds 40, of which 40 share 1 words"):
@@ -220,6 +293,7 @@ def test_cells_are_means_with_intervals(documents: Path, lm: LM) -> None:
         ("ralm:index=x,query=100,window=100", "query = 100 of a window of 100"),
         ("ralm:index=x,weights=bm25", "weights 'bm25' are unknown; known are method, retriever"),
         ("ralm:index=x,overlap=-1", "overlap at least 0"),
+        ("ralm:index=x,passages=drawn", "passages 'drawn' are unknown.*; known are found, random"),
         ("ralm:index=x,windows=100", "no setting 'windows' .did you mean 'window'"),
     ],
 )

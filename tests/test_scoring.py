@@ -136,7 +136,7 @@ def test_chinese_words_lose_their_punctuation_and_are_counted(monkeypatch: pytes
 def test_what_is_not_installed_is_named_with_its_extra(name: str, module: str) -> None:
     if importlib.util.find_spec(module):
         pytest.skip(f"{module} is installed")
-    with pytest.raises(ValueError, match=rf"{module}: pip install 'farspan\[longbench\]'"):
+    with pytest.raises(ValueError, match=rf"{module}: pip install 'farspan\[tasks\]'"):
         longbench(name, "好", ["好"])
 
 

@@ -21,6 +21,7 @@ from farspan.tasks.documents import Answering, Item
 from farspan.tasks.prompts import line_ends, pieces
 from farspan.tasks.zeroscrolls import SETS, ZeroScrolls, ZeroScrollsQuestion, load_items
 
+from cepe_models import tiny_cepe
 from tiny import tiny_model
 
 METHODS = [
@@ -230,11 +231,23 @@ def test_answers_equal_plain_forwards_over_the_prompt_that_is_left(truncate: str
         prompt = [*lm.separator.ids, *ids["before"], *left, *ids["after"]]
         new = naive_answer(lm, prompt, 6, {0, *line_ends(lm.tokenizer)})
         assert row.scores["prediction"] == lm.tokenizer.decode(new).split("\n")[0]
-        assert (row.scores["new"], row.num_seen) == (len(new), len(prompt))
+        assert (row.scores["new"], row.num_seen, row.scores["context"]) == (len(new), len(prompt), len(prompt))
         kept = len(left) - (len(note) if truncate == "end" and left != document else 0)
         assert (row.scores["document"], row.scores["left_out"]) == (len(document), len(document) - kept)
         assert row.num_seen + 6 <= length
     assert bool(cut) == (truncate != "none")
+
+
+def test_a_row_says_what_an_encoder_read(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    lm = wrap(tiny_cepe(), tokenizer, "tiny-cepe")
+    rows = measured(tmp_path, lm, made(), "cepe:chunk=16,decoder_window=60")
+    assert [row.status for row in rows] == ["ok"] * 4
+    for row in rows:
+        over = max(0, row.num_seen + 6 - 60)
+        assert row.scores["in_encoder"] == -(-over // 16) * 16  # whole chunks, as few as will do
+        assert row.scores["in_decoder"] + row.scores["in_encoder"] == row.num_seen
+        assert row.scores["left_out"] == 0
+    assert len({row.scores["in_encoder"] for row in rows}) > 1
 
 
 def test_a_document_that_is_too_long_is_counted_and_not_asked(lm: LM, tmp_path: Path) -> None:
@@ -259,6 +272,11 @@ def test_an_example_without_a_reference_is_counted_and_not_asked(lm: LM, tmp_pat
     rows = measured(tmp_path / "run", lm, what, lengths=(900,))
     assert sorted(row.status for row in rows) == ["no_reference", "no_reference", "ok", "ok"]
     assert {row.reason for row in rows} == {"", "1 has no reference answer", "2 has no reference answer"}
+
+
+def test_questions_that_are_alike_are_a_row_each(lm: LM, tmp_path: Path) -> None:
+    rows = measured(tmp_path, lm, made(["the same story"] * 4))
+    assert sorted(row.scores["item"] for row in rows) == [f"item {i}" for i in range(4)]
 
 
 @pytest.mark.parametrize("how", METHODS)

@@ -12,6 +12,12 @@ from farspan.corpus import HUB_ID, offline, optional_import
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps a data set that is a script as parquet
+# by their old names, which are scripts or no longer found, the data sets that are files on the hub
+MIRRORS = {
+    "nq_open": "google-research-datasets/nq_open:validation",
+    "trivia_qa": "mandarjoshi/trivia_qa@rc.nocontext:validation",
+    "popqa": "akariasai/PopQA:test",
+}
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,10 @@ class Table:
     name: str  # for errors
     rows: list[dict[str, Any]]
     names: dict[str, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise ValueError(f"{self.name} holds no rows")
 
     def column(self, *wanted: str) -> str:
         """The first of these columns that is there.
@@ -38,22 +48,24 @@ class Table:
         return name
 
 
-def read_table(place: str | Path) -> Table:
-    """The rows of a file, or of org/name@config:split on the hub.
+def read_table(place: str | Path, splits: Sequence[str] = ("validation", "test")) -> Table:
+    """The rows of a file, of the first of the splits that a folder has, or of org/name@config:split on the hub, of the
+    first of the splits unless one is named.
 
     Raises:
         ValueError: nothing there, a damaged file, or no rows.
     """
     path = Path(place).expanduser()
     if path.is_file():
-        table = _READERS.get(path.suffix, _unknown)(path)
-    elif (hub := HUB_ID.fullmatch(str(place))) and not path.is_dir() and path.suffix not in SUFFIXES:
-        table = hub_table(hub["id"], hub["config"], hub["split"] or "train")
-    else:
-        raise ValueError(f"data {str(place)!r} is neither a file ({', '.join(SUFFIXES)}) nor a hub data set (org/name)")
-    if not table.rows:
-        raise ValueError(f"{place} holds no rows")
-    return table
+        return _READERS.get(path.suffix, _unknown)(path)
+    if path.is_dir():
+        return find_table(path, splits)
+    if path.suffix not in SUFFIXES and (hub := HUB_ID.fullmatch(str(place))):
+        return hub_table(hub["id"], hub["config"], hub["split"] or splits[0])
+    raise ValueError(
+        f"data {str(place)!r} is neither a file ({', '.join(SUFFIXES)}) nor a folder nor a hub data set (org/name)"
+        + _mirror(str(place))
+    )
 
 
 def find_table(folder: str | Path, stems: Sequence[str]) -> Table:
@@ -70,34 +82,60 @@ def find_table(folder: str | Path, stems: Sequence[str]) -> Table:
             if files:
                 tables = [read_table(file) for file in files]
                 return Table(tables[0].name, [row for table in tables for row in table.rows], tables[0].names)
-    there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else "no such folder"
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder} is {'a file, not' if folder.exists() else 'not'} a folder with {' or '.join(stems)}"
+        )
+    there = sorted(path.name for path in folder.iterdir())
     raise ValueError(f"{folder} has no {' or '.join(stems)} with one of {', '.join(SUFFIXES)}; there: {there}")
 
 
 def hub_table(id: str, config: str | None, split: str, *, converted: bool = False) -> Table:
     """The rows of a hub data set; `converted`: of the parquet that the hub makes of one that is a script.
 
+    Offline it is looked for in the cache of the hub's files, then in that of `datasets`.
+
     Raises:
         ValueError: it cannot be read, or exists only as a script.
     """
     datasets = optional_import("datasets", "data")
     name = f"hub data set {id}@{config or 'default'}:{split}"
-    parquet = f"hf://datasets/{id}@{CONVERTED}/{config or 'default'}/{split}/*.parquet"
+    files = f"{config or 'default'}/{split}/*.parquet"
+    folder = _cached(id, CONVERTED if converted else "main")
     try:
         if converted:
-            rows = datasets.load_dataset("parquet", data_files={split: parquet}, split=split)
+            place = f"{folder or f'hf://datasets/{id}@{CONVERTED}'}/{files}"
+            rows = datasets.load_dataset("parquet", data_files={split: place}, split=split)
         else:
-            rows = datasets.load_dataset(id, config, split=split)
+            rows = datasets.load_dataset(str(folder or id), config, split=split)
     except (OSError, ValueError, RuntimeError) as error:
         why = f"{name} cannot be read: {error}"
-        if "scripts are no longer supported" in str(error):
+        script = folder is not None and (folder / f"{id.rpartition('/')[2]}.py").is_file()
+        if script or "scripts are no longer supported" in str(error):
             why = (
-                f"{name} exists only as a script, which is not run; the hub keeps it as parquet in {parquet}: download "
-                "that and give its folder as data"
+                f"{name} exists only as a script, which is not run; the hub keeps it as parquet in "
+                f"hf://datasets/{id}@{CONVERTED}/{files}: download that and give the folder as data{_mirror(id)}"
             )
         raise ValueError(why + ("; HF_HUB_OFFLINE is set: unset it to download" if offline() else "")) from error
     names = {key: list(kind.names) for key, kind in rows.features.items() if hasattr(kind, "names")}
     return Table(name, rows.to_list(), names)
+
+
+def _cached(id: str, branch: str) -> Path | None:
+    """The folder of a data set's files in the hub's cache, when offline: `datasets` finds only what it has prepared
+    before. None: online, or not there."""
+    if not offline():
+        return None
+    try:
+        hub = optional_import("huggingface_hub", "data")
+        return Path(hub.snapshot_download(id, repo_type="dataset", revision=branch, local_files_only=True))
+    except OSError:
+        return None
+
+
+def _mirror(id: str) -> str:
+    mirror = MIRRORS.get(id.rpartition("/")[2].lower())
+    return f"; as files it is {mirror} on the hub" if mirror and mirror.partition(":")[0] != id else ""
 
 
 def _jsonl(path: Path) -> Table:
@@ -120,14 +158,19 @@ def _json(path: Path) -> Table:
 
 def _separated(delimiter: str) -> Callable[[Path], Table]:
     def read(path: Path) -> Table:
-        return Table(str(path), list(csv.DictReader(StringIO(_text(path), newline=""), delimiter=delimiter)))
+        text = _text(path)
+        csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a cell may hold a whole document
+        return Table(str(path), list(csv.DictReader(StringIO(text, newline=""), delimiter=delimiter)))
 
     return read
 
 
 def _parquet(path: Path) -> Table:
     parquet = optional_import("pyarrow.parquet", "data")
-    arrow = parquet.read_table(path)
+    try:
+        arrow = parquet.read_table(path)
+    except ValueError as error:  # pyarrow's own are
+        raise ValueError(f"{path} is no parquet file, or a damaged one: {error}") from error
     about = json.loads((arrow.schema.metadata or {}).get(b"huggingface", b"{}"))
     features = about.get("info", {}).get("features", {})
     names = {key: kind["names"] for key, kind in features.items() if isinstance(kind, dict) and kind.get("names")}

@@ -104,6 +104,11 @@ class Index:
             vectors = _encoder(self.about["encoder"]).encode(list(queries), show_progress_bar=False)
             if self.about["kind"] == "faiss":
                 scores, numbers = self._graph.search(np.asarray(vectors, np.float32), count)
+                if (numbers < 0).any():
+                    raise ValueError(
+                        f"the graph of {self.folder} does not lead to {count:,} passages: ask for fewer, or build an "
+                        "index that compares with all (--kind dense)"
+                    )
                 return numbers.astype(np.int64), scores.astype(np.float32)
             found = self._nearest(np.asarray(vectors, np.float32), count)
         return np.stack([numbers for numbers, _ in found]), np.stack([scores for _, scores in found])
@@ -184,8 +189,15 @@ def build(
         "encoder": None if kind == "bm25" else encoder,
     }
     if (out / "index.json").exists():
-        refuse_differences(out, "index", open_index(out).about, about)
-        return open_index(out)
+        found = open_index(out)
+        if found.about["text_hash"] != about["text_hash"]:
+            raise ValueError(
+                f"{out} is an index of other documents than {text!r}: of {found.about['documents']:,} with the hash "
+                f"{found.about['text_hash']}, not {len(documents):,} with {about['text_hash']}: choose another folder "
+                "(--out), or delete it"
+            )
+        refuse_differences(out, "index", found.about, about)
+        return found
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not empty and holds no index (no index.json): choose another folder (--out)")
     cut = [
@@ -197,11 +209,11 @@ def build(
     with tempfile.TemporaryDirectory(dir=out.parent) as beside:
         folder = Path(beside) / "index"
         folder.mkdir()
-        encoded = [piece.encode() for piece in passages]
-        (folder / "passages.txt").write_bytes(b"".join(encoded))
-        np.save(folder / "starts.npy", np.cumsum([0, *map(len, encoded)], dtype=np.int64))
+        with (folder / "passages.txt").open("wb") as file:
+            sizes = [file.write(piece.encode()) for piece in passages]
+        np.save(folder / "starts.npy", np.cumsum([0, *sizes], dtype=np.int64))
         np.save(folder / "documents.npy", np.repeat(np.arange(len(cut), dtype=np.int32), [len(one) for one in cut]))
-        del encoded, documents, cut
+        del sizes, documents, cut  # of a million passages, a gigabyte
         if kind == "bm25":
             _write_bm25(folder, passages, text)
         else:

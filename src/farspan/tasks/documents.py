@@ -21,7 +21,8 @@ import torch
 from farspan.lm import LM
 from farspan.reader import Reader
 from farspan.tasks.base import Example, Result, Work
-from farspan.tasks.prompts import behind, line_ends, pieces, token_texts
+from farspan.tasks.passages import places
+from farspan.tasks.prompts import behind, pieces, stops, token_texts
 
 TRUNCATE = ("none", "beginning", "middle", "end")  # what of a document is left out
 
@@ -95,7 +96,7 @@ class DocumentTask:
         for repeat, index in enumerate(chosen):
             item = self.items[index]
             before, document, after = pieces(lm.tokenizer, item.before, item.document, item.after)
-            what = [self.name, self.version, self.settings, seed, item.references, item.options]
+            what = [self.name, self.version, self.settings, seed, item.name, item.references, item.options]
             prompt = [ids.tolist() for ids in (before, document, after)]
             tokens = {"before": before, "document": document, "after": after, "item": np.array([index])}
             examples.append(Example(_digest([*what, lm.separator.ids, prompt]), repeat, tuple(lengths), tokens))
@@ -127,8 +128,7 @@ class DocumentTask:
 
     def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
         """Results of a batch of examples that share lengths; each is read by itself, being of its own length."""
-        stop = [reader.lm.tokenizer.eos_token_id] if reader.lm.tokenizer.eos_token_id is not None else []
-        stop += line_ends(reader.lm.tokenizer) if self.answering.one_line else []
+        stop = stops(reader.lm.tokenizer, one_line=self.answering.one_line)
         for length in batch[0].lengths:
             for example in batch:
                 yield self._answered(reader, example, length, stop)
@@ -163,6 +163,8 @@ class DocumentTask:
             "document": len(example.tokens["document"]),
             "left_out": left_out,
             "new": len(new),
+            "context": len(lm.separator.ids) + passage.shape[1] + len(example.tokens["after"]),
+            **places(memory),
         }
         return Result(example, length, scores=values, num_seen=memory.num_seen, num_kept=memory.num_kept)
 

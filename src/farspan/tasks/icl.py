@@ -36,6 +36,7 @@ from farspan.reader import Memory, Reader
 from farspan.spelling import closest, written
 from farspan.tasks.base import Example, Quality, Result, Work
 from farspan.tasks.icl_sets import SETS, Labelled, load_set
+from farspan.tasks.passages import places
 from farspan.tasks.prompts import behind, token_texts
 
 SCORINGS = ("plain", "normalized", "calibrated", "both")
@@ -179,11 +180,10 @@ class InContextLearning:
         for length in batch[0].lengths:
             for example in batch:
                 front, passages, query = self.parts(example, length)
-                longest = (
-                    separator.shape[1] + len(front) + sum(map(len, passages)) + len(query) + max(map(len, options))
-                )
-                if lm.position_limit is not None and longest - 1 > lm.position_limit:
-                    reason = f"needs {longest - 1:,} tokens, the model has {lm.position_limit:,} positions"
+                prompt = separator.shape[1] + len(front) + sum(map(len, passages)) + len(query)
+                fed = prompt + max(map(len, options)) - 1
+                if lm.position_limit is not None and fed > lm.position_limit:
+                    reason = f"needs {fed:,} tokens, the model has {lm.position_limit:,} positions"
                     yield Result(example, length, status="too_long", reason=reason)
                     continue
                 memory = reader.read(
@@ -192,13 +192,14 @@ class InContextLearning:
                 )
                 memory.read(torch.from_numpy(query)[None])
                 nats = nats_of_options(memory, options)
-                counts = memory.num_seen, memory.num_kept
+                counts, placed = (memory.num_seen, memory.num_kept), places(memory)
                 if not (np.isfinite(nats).all() and np.isfinite(prior).all()):
                     reason = "an option has no finite log-probability"
                     yield Result(example, length, status="nan", reason=reason, num_seen=counts[0], num_kept=counts[1])
                     continue
                 values = self._judged(nats, prior, [len(ids) for ids in options], int(example.tokens["gold"][0]))
                 values["demonstrations"] = {"head": min(length, self.head), "passages": len(passages)}
+                values |= {"context": prompt, **placed}
                 yield Result(example, length, scores=values, num_seen=counts[0], num_kept=counts[1])
 
     def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.spelling import closest, written
 from farspan.tasks.base import Example, Quality, Result, Work
-from farspan.tasks.passages import joined, parted, row
+from farspan.tasks.passages import joined, parted, places, row
 from farspan.tasks.prompts import encoded, token_texts
 
 TESTS = ("recall", "pairs", "cloze")
@@ -46,6 +46,10 @@ NEARBY = 16  # tokens
 ALIKE = 1e-3  # nats: less is rounding
 WORD = re.compile(r"[^\W\d_]{4,}")
 SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
+
+
+class UnfitError(ValueError):
+    """A window of a text that no question can be made of."""
 
 
 @dataclass(frozen=True)
@@ -86,17 +90,27 @@ class Own:
         return {}
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
-        """A window of the text for each repeat, with its facts and questions.
+        """A window of the text for each repeat, with its facts and questions. Windows without enough words are passed
+        over.
 
         Raises:
-            ValueError: a text too short or without words, or lengths too short for the facts.
+            ValueError: a text too short or with too few words, or lengths too short for the facts.
         """
         facts = min(FACTS, lengths[0])
-        windows = self.text.windows(lengths[-1] + facts, repeats, seed)
-        examples = [
-            self._example(lm, tokens[:-facts], tokens[-facts:], repeat, lengths, seed)
-            for repeat, tokens in enumerate(windows)
-        ]
+        examples: list[Example] = []
+        unfit: list[UnfitError] = []
+        while len(examples) < repeats:
+            first = len(examples) + len(unfit)
+            try:
+                windows = self.text.windows(lengths[-1] + facts, repeats + len(unfit), seed)
+            except ValueError as error:
+                raise unfit[-1] if unfit else error from error
+            for tokens in windows[first:]:
+                try:
+                    one = self._example(lm, tokens[:-facts], tokens[-facts:], len(examples), lengths, seed)
+                    examples.append(one)
+                except UnfitError as error:
+                    unfit.append(error)
         self._longest["question"] = max(
             int(ends[0] + np.diff(ends).max()) - 1
             for example in examples
@@ -156,7 +170,7 @@ class Own:
         """Different words of a stretch of text, in order, without those at its ends, which may be cut."""
         found = list({word.lower(): word for word in WORD.findall(text)[1:-1]}.values())
         if len(found) <= least:
-            raise ValueError(
+            raise UnfitError(
                 f"text {self.text.name!r} has a stretch with {len(found)} different words of four letters; "
                 f"{least + 1} are needed: give longer lengths, or ask for tests=recall"
             )
@@ -173,7 +187,7 @@ class Own:
             several = [(whole, WORD.findall(whole))]
         sentence, words = several[int(rng.integers(len(several)))]
         if not words:
-            raise ValueError(f"text {self.text.name!r} has a stretch without words: ask for tests=recall")
+            raise UnfitError(f"text {self.text.name!r} has a stretch without words: ask for tests=recall")
         names = [word for word in words[1:] if word[0].isupper()]
         return sentence, str(rng.choice(names or words))
 
@@ -210,7 +224,7 @@ class Own:
                 within = self._answers(memory, example)
                 answers = within, without
                 failed = [t for t in self.tests if not all(np.isfinite(found[t].nats).all() for found in answers)]
-                scores: dict[str, Any] = {"context": head.shape[1] + length}
+                scores: dict[str, Any] = {"context": head.shape[1] + length, **places(memory)}
                 if not failed:
                     judged, control = (_judged(found, without) for found in answers)
                     scores |= {"right": float(np.mean(list(judged.values()))), **judged}

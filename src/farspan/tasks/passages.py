@@ -1,5 +1,4 @@
-"""What tasks with passages share: passages as tokens, their weights for a reader that mixes them, and how an example is
-shown."""
+"""What tasks with passages share: passages as tokens, their weights for a reader that mixes them, where they stood."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from farspan.reader import Memory
 from farspan.spelling import closest
 from farspan.tasks.prompts import encoded
 
@@ -43,6 +43,13 @@ def joined(pieces: Sequence[np.ndarray]) -> tuple[Int[np.ndarray, "total"], Int[
 def parted(whole: np.ndarray, ends: np.ndarray, count: int) -> list[Int[np.ndarray, "time"]]:
     """The first `count` of the pieces that `joined` joined."""
     return np.split(whole[: ends[count - 1]], ends[: count - 1]) if count else []
+
+
+def places(memory: Memory) -> dict[str, int]:
+    """For a row: the tokens that stood in the decoder, and those that an encoder read instead, when a memory was last
+    asked. What is encoded is the last of several passages, or the beginning of a document."""
+    encoded = getattr(memory, "num_encoded", 0)
+    return {"in_decoder": memory.num_seen - encoded, "in_encoder": encoded}
 
 
 def row(ids: np.ndarray) -> Int[Tensor, "1 time"]:

@@ -1,6 +1,7 @@
 """Text to the tokens of a prompt, and back to words."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -36,10 +37,17 @@ def behind(tokenizer: Any, text: str, *, before: str) -> np.ndarray:
     return pieces(tokenizer, before, text)[1]
 
 
-def line_ends(tokenizer: Any) -> list[int]:
+@lru_cache(maxsize=1)  # decodes the whole vocabulary
+def line_ends(tokenizer: Any) -> tuple[int, ...]:
     """The tokens that begin with the end of a line."""
     texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
-    return [token for token, text in enumerate(texts) if text.lstrip(" ").startswith("\n")]
+    return tuple(token for token, text in enumerate(texts) if text.lstrip(" ").startswith("\n"))
+
+
+def stops(tokenizer: Any, *, one_line: bool) -> list[int]:
+    """The tokens that end an answer: the end of text, and where an answer is one line, that of a line."""
+    end = tokenizer.eos_token_id
+    return ([] if end is None else [end]) + (list(line_ends(tokenizer)) if one_line else [])
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> list[str]:

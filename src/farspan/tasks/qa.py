@@ -25,30 +25,32 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from farspan.corpus import HUB_ID, offline, optional_import
+from farspan.dataset import read_table
 from farspan.lm import LM
 from farspan.reader import Reader
 from farspan.retrieve import Index, open_index
 from farspan.scoring import exact_match, normalised
 from farspan.spelling import written
 from farspan.tasks.base import Example, Quality, Result, Work
-from farspan.tasks.passages import PASSAGE_TOKENS, check_weights, joined, parted, passage_ids, passage_weights, row
-from farspan.tasks.prompts import encoded, token_texts
+from farspan.tasks.passages import (
+    PASSAGE_TOKENS,
+    check_weights,
+    joined,
+    parted,
+    passage_ids,
+    passage_weights,
+    places,
+    row,
+)
+from farspan.tasks.prompts import encoded, stops, token_texts
 
 SHOTS = 2
 NEW_TOKENS = 25
 ANSWERS = ("answers", "answer", "possible_answers")  # columns, the first that is there
-# data sets that their old names give as scripts, which `datasets` no longer runs
-PARQUET = {
-    "nq_open": "google-research-datasets/nq_open:validation",
-    "trivia_qa": "mandarjoshi/trivia_qa@rc.nocontext:validation",
-    "popqa": "akariasai/PopQA:test",
-}
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Qa:
     def settings(self) -> dict[str, Any]:
         return {
             "data": self.data,
-            "data_hash": hashlib.sha256(repr((self.asked, self.pool)).encode()).hexdigest()[:16],
+            "data_hash": self._hash,
             "questions": len(self.asked),
             "skipped": self.skipped,
             "shots": self.shots,
@@ -104,6 +106,13 @@ class Qa:
             "index": None if self.index is None else str(self.index.folder),
             "index_hash": None if self.index is None else self.index.hash,
         }
+
+    @property
+    def _hash(self) -> str:
+        digest = hashlib.sha256()
+        for one in (*self.asked, *(() if self.pool is self.asked else self.pool)):
+            digest.update(repr(one).encode())
+        return digest.hexdigest()[:16]
 
     @cached_property
     def _tokens(self) -> dict[int, int]:
@@ -189,7 +198,7 @@ class Qa:
     def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
         """Results of examples one by one, whose passages are of different lengths; fewest passages first."""
         tokenizer = reader.lm.tokenizer
-        stop = line_ends(tokenizer)
+        stop = stops(tokenizer, one_line=True)
         for length in batch[0].lengths:
             for example in batch:
                 given, one = example.tokens, self.asked[int(example.tokens["which"][0])]
@@ -219,6 +228,7 @@ class Qa:
                         "passages": [passage.name for passage in passages],
                         "passage_scores": [None if score is None else round(score, 4) for score in scores],
                         "passage_tokens": [len(ids) for ids in pieces],
+                        **places(memory),
                         "in_passages": float(any(_holds(passage.text, one.answers) for passage in passages)),
                     },
                     num_seen=memory.num_seen,
@@ -272,32 +282,22 @@ class QaQuestion:
         return 1, 5, 10, 15, 20
 
 
-def line_ends(tokenizer: Any) -> list[int]:
-    """The tokens that end a line, and the end of the text."""
-    last = {int(encoded(tokenizer, "a" + ends)[-1]) for ends in ("\n", "\n\n")}
-    found = {token for token in last if not tokenizer.decode([token]).strip()}
-    return sorted(found | ({tokenizer.eos_token_id} - {None}))
-
-
 def read_questions(data: str) -> tuple[tuple[Asked, ...], int]:
     """The questions of a data set, and how many of its rows were skipped, having no question or no reference.
 
     Raises:
         ValueError: no such data, columns missing, or no question left.
     """
-    found, rows = [], 0
-    for rows, (where, values) in enumerate(_records(data), 1):  # noqa: B007
-        column = next((name for name in ANSWERS if name in values), None)
-        if "question" not in values or column is None:
-            raise ValueError(
-                f"{where} has no column {'question' if column else ' or '.join(ANSWERS)!r}; it has {sorted(values)}"
-            )
-        question, answers = str(values["question"] or "").strip(), _answers(values[column], where)
+    table = read_table(data)
+    asked, references, found = table.column("question"), table.column(*ANSWERS), []
+    for number, values in enumerate(table.rows, 1):
+        where = f"{table.name}, row {number}"
+        question, answers = str(values[asked] or "").strip(), _answers(values[references], where)
         if question and answers:
             found.append(Asked(question, answers, tuple(_passages(values.get("ctxs"), where))))
     if not found:
-        raise ValueError(f"{data!r} holds no question with an answer ({rows} rows)")
-    return tuple(found), rows - len(found)
+        raise ValueError(f"{data!r} holds no question with an answer ({len(table.rows)} rows)")
+    return tuple(found), len(table.rows) - len(found)
 
 
 def _answers(value: Any, where: str) -> tuple[str, ...]:
@@ -320,48 +320,6 @@ def _passages(values: Any, where: str) -> Iterator[Passage]:
             raise ValueError(f"{where}: a passage in ctxs has no text; it has {has}")
         title, score = str(one.get("title") or ""), one.get("score")
         yield Passage(str(one["text"]), title, None if score is None else float(score), title)
-
-
-def _records(data: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The rows of a data set, each with what an error calls it."""
-    path = Path(data).expanduser()
-    if path.is_file() and path.suffix == ".parquet":
-        parquet = optional_import("pyarrow.parquet", "data").ParquetFile(path)
-        rows = (values for batch in parquet.iter_batches() for values in batch.to_pylist())
-        yield from ((f"{path}, row {number}", values) for number, values in enumerate(rows, 1))
-    elif path.is_file():
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    values = json.loads(line) if line.strip() else None
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
-                if values is not None and not isinstance(values, dict):
-                    raise ValueError(f"{path}, line {number} is no object but a {type(values).__name__}")
-                if values is not None:
-                    yield f"{path}, line {number}", values
-    elif hub := None if path.suffix in (".jsonl", ".parquet", ".json") else HUB_ID.fullmatch(data):
-        yield from ((f"{data}, row {n}", values) for n, values in enumerate(_hub_rows(**hub.groupdict()), 1))
-    else:
-        hint = f"; {data} is {PARQUET[data]} on the hub" if data in PARQUET else ""
-        raise ValueError(
-            f"data {data!r} are neither a .jsonl or .parquet file nor a hub data set (org/name@config:split){hint}"
-        )
-
-
-def _hub_rows(id: str, config: str | None, split: str | None, column: str | None) -> Iterable[Mapping[str, Any]]:
-    datasets = optional_import("datasets", "data")
-    try:
-        rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(id, config, split=split or "test")
-    except (OSError, ValueError, RuntimeError) as error:
-        hint = "; HF_HUB_OFFLINE is set: unset it to download" if offline() else ""
-        if "script" in str(error):
-            mirror = PARQUET.get(id.rpartition("/")[2].lower(), f"{id} at its branch refs/convert/parquet")
-            hint = f"; it exists as a script, which is not run: use its parquet files, {mirror}"
-        raise ValueError(
-            f"data set {id!r} (config {config}, split {split or 'test'}) cannot be read: {error}{hint}"
-        ) from error
-    return rows
 
 
 def _fed(example: Example, length: int) -> int:

@@ -6,7 +6,8 @@ x: a window of n tokens of the text (2,048); its first q (256) are the query and
 passages that fit them best, best first, each of at most 256 tokens with a blank line behind it. Yen et al. 2024 (CEPE),
 arXiv 2402.16617, section 4.1 and table 2, k = 0, 8, 20, 50; a length of this task is k. Plain readers put all passages
 before the text, RePlug reads each in a pass of its own, CEPE encodes them in parallel. The targets are the same at
-every k.
+every k. `passages=random` is the control, k passages of the same index that were drawn: what any passages do (a mixture
+of passes, a longer prompt) is no merit of those that were found.
 
 Ours differs in three ways. The index may hold the very text that is asked about, so passages that share a run of
 `overlap` words with the window are left out and counted; the authors' retrieval documents are other documents. Their
@@ -27,15 +28,25 @@ from farspan.corpus import Corpus, load
 from farspan.lm import LM
 from farspan.reader import Reader
 from farspan.retrieve import Index, open_index
-from farspan.spelling import written
+from farspan.spelling import closest, written
 from farspan.tasks.base import Example, Quality, Result, Work
-from farspan.tasks.passages import PASSAGE_TOKENS, check_weights, joined, parted, passage_ids, passage_weights, row
+from farspan.tasks.passages import (
+    PASSAGE_TOKENS,
+    check_weights,
+    joined,
+    parted,
+    passage_ids,
+    passage_weights,
+    places,
+    row,
+)
 from farspan.tasks.prompts import token_texts
 
 WINDOW = 2048  # tokens
 QUERY = 256  # tokens
 OVERLAP = 13  # words: what Brown et al. 2020, arXiv 2005.14165, appendix C, call the same text
 SPARE = 32  # passages that are asked for beyond k, for those left out
+PASSAGES = ("found", "random")
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,7 @@ class Ralm:
     passage_tokens: int = PASSAGE_TOKENS
     weights: str = "method"
     overlap: int = OVERLAP  # words; 0: nothing is left out
+    passages: str = "found"  # one of PASSAGES
 
     name: ClassVar[str] = "ralm"
     version: ClassVar[int] = 1
@@ -61,6 +73,7 @@ class Ralm:
             "passage_tokens": self.passage_tokens,
             "weights": self.weights,
             "overlap": self.overlap,
+            "passages": self.passages,
             "text": self.text.name,
             "text_hash": self.text.hash,
             "index": str(self.index.folder),
@@ -83,36 +96,50 @@ class Ralm:
         what = f"{self.name} {self.version} {self.query} {lm.separator.ids} {seed}"
         found = []
         for repeat, (tokens, query) in enumerate(zip(windows, queries, strict=True)):
-            numbers, scores, excluded = self._found(query, lm.tokenizer.decode(tokens.tolist()), lengths[-1])
+            window, rng = lm.tokenizer.decode(tokens.tolist()), np.random.default_rng([seed, repeat])
+            numbers, scores, excluded = self._chosen(query, window, lengths[-1], rng)
             pieces = [passage_ids(lm.tokenizer, self.index.passage(n), self.passage_tokens) for n in numbers]
             passages, ends = joined(pieces)
             given = {"text": tokens, "passages": passages, "ends": ends, "numbers": numbers}
-            digest = hashlib.sha256(f"{what} {repeat} {self.index.hash} {self.weights}".encode())
+            digest = hashlib.sha256(f"{what} {repeat} {self.index.hash} {self.weights} {self.passages}".encode())
             for values in given.values():
                 digest.update(np.asarray(values, np.int64).tobytes())
             given |= {"scores": scores, "excluded": np.array([excluded])}
             found.append(Example(digest.hexdigest()[:16], repeat, tuple(lengths), given))
         return found
 
-    def _found(self, query: str, window: str, count: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """The passages for a query that are not the window itself, their scores, and how many better ones were."""
-        if count == 0:
-            return np.empty(0, np.int64), np.empty(0, np.float32), 0
-        itself = _runs(window, self.overlap)
-        wanted = min(count + SPARE, len(self.index))
-        while True:
-            numbers, scores = (values[0] for values in self.index.search([query], wanted))
-            other = [_runs(self.index.passage(n), self.overlap).isdisjoint(itself) for n in numbers]
-            kept = np.flatnonzero(other)[:count]
-            if len(kept) == count:
-                return numbers[kept], scores[kept], int(kept[-1]) + 1 - count
-            if wanted == len(self.index):
+    def _chosen(
+        self, query: str, window: str, count: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """The first passages that are not the window itself, their scores, and how many before them were."""
+        itself, excluded = _runs(window, self.overlap), 0
+        order, chosen = self._in_order(query, count, rng), list[tuple[int, float]]()
+        while len(chosen) < count:
+            number, score = next(order, (None, 0.0))
+            if number is None:
                 raise ValueError(
                     f"{count} passages are asked for; index {self.index.folder} holds {len(self.index):,}, of which "
-                    f"{len(self.index) - sum(other)} share {self.overlap} words in a row with the text they are for: "
+                    f"{excluded} share {self.overlap} words in a row with the text they are for: "
                     "index more documents, or ask for fewer passages"
                 )
-            wanted = min(2 * wanted, len(self.index))
+            if _runs(self.index.passage(number), self.overlap).isdisjoint(itself):
+                chosen.append((number, score))
+            else:
+                excluded += 1
+        numbers, scores = ([one[i] for one in chosen] for i in (0, 1))
+        return np.array(numbers, np.int64), np.array(scores, np.float32), excluded
+
+    def _in_order(self, query: str, count: int, rng: np.random.Generator) -> Iterator[tuple[int, float]]:
+        """All passages, best first, with their scores; or drawn, all of score 0."""
+        if self.passages == "random":
+            yield from ((int(number), 0.0) for number in rng.permutation(len(self.index)))
+            return
+        given: set[int] = set()
+        wanted = min(count + SPARE, len(self.index))
+        while len(given) < len(self.index):
+            numbers, scores = (values[0].tolist() for values in self.index.search([query], wanted))
+            yield from (one for one in zip(numbers, scores, strict=True) if one[0] not in given)
+            given, wanted = given | set(numbers), min(2 * wanted, len(self.index))
 
     def work(self, lm: LM, example: Example) -> Iterator[Work]:
         for length in example.lengths:
@@ -147,6 +174,7 @@ class Ralm:
                         "passage_scores": [round(float(score), 4) for score in given["scores"][:length]],
                         "passage_tokens": [len(ids) for ids in passages],
                         "excluded": int(given["excluded"][0]),
+                        **places(memory),
                     },
                     status="nan" if failed else "ok",
                     reason=f"{failed} scored tokens have no finite log-probability" if failed else "",
@@ -173,6 +201,7 @@ class RalmQuestion:
     passage_tokens: int = field(default=PASSAGE_TOKENS, metadata={"quiet": True})  # at most
     weights: str = field(default="method", metadata={"quiet": True})  # one of WEIGHTS
     overlap: int = field(default=OVERLAP, metadata={"quiet": True})  # words; 0: nothing is left out
+    passages: str = field(default="found", metadata={"quiet": True})  # one of PASSAGES
 
     unit: ClassVar[str] = "passages"
     quality: ClassVar[Quality] = Quality("nats", "perplexity", higher_is_better=False, exp=True)
@@ -180,6 +209,9 @@ class RalmQuestion:
 
     def __post_init__(self) -> None:
         check_weights(self.weights)
+        if self.passages not in PASSAGES:
+            hint = closest(self.passages, PASSAGES)
+            raise ValueError(f"passages {self.passages!r} are unknown{hint}; known are {', '.join(PASSAGES)}")
         if not 0 < self.query < self.window:
             raise ValueError(f"query = {self.query} of a window of {self.window} tokens: give 1 to {self.window - 1}")
         if self.passage_tokens < 1 or self.overlap < 0:
@@ -197,6 +229,7 @@ class RalmQuestion:
             self.passage_tokens,
             self.weights,
             self.overlap,
+            self.passages,
         )
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:

@@ -17,11 +17,10 @@ unless it was said how.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from farspan import scoring
-from farspan.dataset import Table, find_table, hub_table, read_table
+from farspan.dataset import Table, hub_table, read_table
 from farspan.lm import LM
 from farspan.spelling import closest, written
 from farspan.tasks.base import Quality
@@ -174,10 +173,8 @@ def load_items(name: str, data: str | None) -> list[Item]:
     of = SETS[name]
     if data is None:
         table = hub_table("tau/scrolls", of.config, "validation", converted=True)
-    elif Path(data).expanduser().is_dir():
-        table = find_table(data, ["validation", of.config])
     else:
-        table = read_table(data)
+        table = read_table(data, ("validation", of.config))
     own = {"narrativeqa": _narrativeqa, "govreport": _govreport, "qmsum": _qmsum}
     there = table.rows[0].keys()
     if name in own and "input" not in there:
