@@ -10,7 +10,7 @@ rows of the same documents where the recipe does not say otherwise, and measured
     more context the same last 128 tokens behind more and more text
     memory       the forgetting curve, natural and shuffled text, up to a context of 4,096
 
-with full attention, the first recipe also under StreamingLLM and LM-Infinite. Beside them stands the model as it is,
+with full attention, `smt` also under StreamingLLM and LM-Infinite. Beside them stands the model as it is,
 alone and under YaRN, NTK, StreamingLLM and LM-Infinite. A recipe lengthens memory if its half-life is at least 4 times
 the model's, paired over documents, and it copies at least 0.1 more than it guesses at a context of 2,048. Where the
 memory index is near 0.5 over many lengths, the half-life hangs on hundredths; beside it stand the same 4 times of the
@@ -312,9 +312,9 @@ def main() -> None:
         near = list(NEAR.values())
         scaled = list(UNTRAINED.values())[: 1 if options.quick else None]
         found = measured(replace(embedded_model(), name="base"), ["full", *scaled, *near], out, repeats, options.quick)
-        for index, name in enumerate(names):
+        for name in names:
             print(f"{name}: {' '.join(RECIPES[name])}", flush=True)
-            methods = ["full", *(near if index == 0 else [])]
+            methods = ["full", *(near if name == "smt" else [])]
             found |= measured(extended(name, out, steps), methods, out, repeats, options.quick)
     made = list(claims(found))
     lines = [
