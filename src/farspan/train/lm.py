@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import Field
 
 from farspan import hf
@@ -79,7 +80,7 @@ def train(settings: LmSettings) -> dict[str, Any]:
             f"heads of {head_dim} dimensions (model.head_dim, or model.hidden / model.heads) are odd; rotary positions "
             "turn pairs of dimensions, so use an even one"
         )
-    processes = optional_import("accelerate", "train").PartialState()
+    processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
     out = Path(settings.out)
     source = settings.tokenizer.folder or str(out)
     with processes.main_process_first():  # the others find what it has written
