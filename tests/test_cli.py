@@ -319,7 +319,7 @@ def test_a_run_made_with_other_settings_is_refused_with_both_values(models: Path
     curve(models / "llama")
     before = Path("run/rows.jsonl").read_bytes()
     said = refused(curve(models / "llama", "--seed", 1))
-    assert "run holds a run made with other settings: seed was 0, now 1." in said
+    assert "run holds another run, made with other settings: seed was 0, now 1." in said
     assert "choose another folder (--out" in said
     assert Path("run/rows.jsonl").read_bytes() == before
 

@@ -10,6 +10,7 @@ import pytest
 from test_cli import farspan, last_line, refused
 
 from farspan import dataset
+from farspan.corpus import read_texts
 from farspan.dataset import CONVERTED, Table, find_table, hub_table, read_table
 from farspan.lm import LM
 
@@ -219,3 +220,9 @@ def test_tasks_take_their_data_from_the_hub(hub: Any, lm: LM, tmp_path: Path, mo
         [found] = last_line(farspan(*common))["results"]
         assert found["num_examples"] == 2, name
     assert "CogComp/trec@default:train cannot be read" in refused(farspan("task", "icl:set=trec_fine", "tiny"))
+
+
+def test_documents_too_come_from_the_hubs_cache(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub.put("org/books", {"train-00000-of-00001.parquet": [{"text": "one"}, {"text": "two"}]})
+    assert list(read_texts("org/books")) == ["one", "two"]

@@ -535,6 +535,6 @@ def test_a_schedule_that_does_not_fit_is_refused() -> None:
 def test_a_folder_is_not_continued_with_other_settings(settings: Any) -> None:
     train(settings("a", "trainer.steps=4"))
     with pytest.raises(
-        ValueError, match=r"holds a training made with other settings: optimizer\.lr was 0\.01, now 0\.02"
+        ValueError, match=r"holds another training, made with other settings: optimizer\.lr was 0\.01, now 0\.02"
     ):
         train(settings("a", "trainer.steps=4", "optimizer.lr=0.02"))

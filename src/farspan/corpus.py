@@ -197,6 +197,18 @@ def offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
 
 
+def cached_snapshot(id: str, branch: str = "main") -> Path | None:
+    """The folder of a hub data set's files in the hub's cache, when offline: `datasets` finds only what it has prepared
+    before. None: online, or not there."""
+    if not offline():
+        return None
+    try:
+        hub = optional_import("huggingface_hub", "data")
+        return Path(hub.snapshot_download(id, repo_type="dataset", revision=branch, local_files_only=True))
+    except OSError:
+        return None
+
+
 def _documents(name: str) -> Iterator[str]:
     if name == "builtin" or name.startswith("builtin:"):
         yield from builtin_texts(name.removeprefix("builtin").removeprefix(":"))
@@ -253,7 +265,7 @@ def _file_documents(path: Path, column: str) -> Iterator[str]:
 def _hub_documents(id: str, config: str | None, split: str | None, column: str | None) -> Iterator[str]:
     datasets = optional_import("datasets", "data")
     try:
-        rows = datasets.load_dataset(id, config, split=split or "train")
+        rows = datasets.load_dataset(str(cached_snapshot(id) or id), config, split=split or "train")
     except (OSError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"hub dataset {id!r} (config {config}, split {split or 'train'}) cannot be read: {error}; "

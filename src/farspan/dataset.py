@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from farspan.corpus import HUB_ID, offline, optional_import
+from farspan.corpus import HUB_ID, cached_snapshot, offline, optional_import
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps a data set that is a script as parquet
@@ -101,7 +101,7 @@ def hub_table(id: str, config: str | None, split: str, *, converted: bool = Fals
     datasets = optional_import("datasets", "data")
     name = f"hub data set {id}@{config or 'default'}:{split}"
     files = f"{config or 'default'}/{split}/*.parquet"
-    folder = _cached(id, CONVERTED if converted else "main")
+    folder = cached_snapshot(id, CONVERTED if converted else "main")
     try:
         if converted:
             place = f"{folder or f'hf://datasets/{id}@{CONVERTED}'}/{files}"
@@ -119,18 +119,6 @@ def hub_table(id: str, config: str | None, split: str, *, converted: bool = Fals
         raise ValueError(why + ("; HF_HUB_OFFLINE is set: unset it to download" if offline() else "")) from error
     names = {key: list(kind.names) for key, kind in rows.features.items() if hasattr(kind, "names")}
     return Table(name, rows.to_list(), names)
-
-
-def _cached(id: str, branch: str) -> Path | None:
-    """The folder of a data set's files in the hub's cache, when offline: `datasets` finds only what it has prepared
-    before. None: online, or not there."""
-    if not offline():
-        return None
-    try:
-        hub = optional_import("huggingface_hub", "data")
-        return Path(hub.snapshot_download(id, repo_type="dataset", revision=branch, local_files_only=True))
-    except OSError:
-        return None
 
 
 def _mirror(id: str) -> str:
