@@ -9,14 +9,11 @@ last 256 positions. CPU seconds of one thread, the least of several. Bounds by f
 """
 
 import argparse
-import json
-import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
+from common import end, least
 
 from farspan import cepe
 from farspan.cepe.cost import Sizes, memory, parameters, prefill_flops
@@ -25,16 +22,6 @@ DECODER_TOKENS, CHUNK, KEPT, CONTEXT = 4096, 256, 256, 32768  # tokens
 CLAIMED = {8192: 1.25, 32768: 3.5, 131072: 9.0}  # times the full-attention decoder's throughput, at least
 PAPER = {8192: 3.48, 32768: 3.72, 131072: 9.9}  # Table 1; its baselines computed more than was asked of them
 TABLE_1 = {4096: (2048, 19.8), 8192: (4096, 22.6), 32768: (4096, 25.6), 131072: (4096, 38.6)}  # decoder tokens, GB
-
-
-def least(run: Callable[[], Any], times: int) -> float:
-    """CPU seconds of the fastest of some runs: what others do on the machine only adds."""
-    seconds = []
-    for _ in range(times):
-        started = time.process_time()
-        run()
-        seconds.append(time.process_time() - started)
-    return min(seconds)
 
 
 def shapes() -> tuple[Any, Any]:
@@ -143,9 +130,7 @@ def main() -> None:
         row = [f"{n / 1e9:8.2f}" for n in numbers] + [f"{measured:8.1f}", f"{alone.total / 1e9:8.1f}"]
         print(f"{total:8,} " + " ".join(row))
         claim(f"gb_below_paper_{total}", measured / (parts.total / 1e9), 1.0)
-    print(json.dumps(figures))
-    if options.check and missed:
-        sys.exit("missed: " + "; ".join(missed))
+    end(figures, missed, options.check)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 from common import end
-from scipy import stats as distributions
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "builtin:held-out+tests"
@@ -101,8 +100,9 @@ def nats(rows: list[Any], model: str, method: str, repeats: int) -> dict[int, np
 
 def interval(values: np.ndarray) -> tuple[float, float, float]:
     """The mean, and its 95 % interval by Student's t."""
-    half = distributions.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
-    return float(values.mean()), float(values.mean() - half), float(values.mean() + half)
+    from farspan.paired import student_mean
+
+    return student_mean(values)[:3]
 
 
 def alone(place: Path, lengths: tuple[int, ...], repeats: int) -> dict[str, dict[int, np.ndarray]]:

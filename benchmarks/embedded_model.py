@@ -7,14 +7,13 @@ shuffled tokens of held-out files. Draws all three in one picture. Last line: th
 """
 
 import argparse
-import json
-import sys
 import tempfile
-from importlib.resources import files
 from pathlib import Path
 
+from common import end
+
 from farspan import CurveSettings, measure_curves
-from farspan.lm import Load
+from farspan.lm import DEMO, Load, folder_of
 from farspan.record import read_header
 from farspan.report.picture import draw_curves
 from farspan.report.tables import series
@@ -31,7 +30,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
     parser.add_argument("--out", type=Path, help="keep runs and picture here")
     options = parser.parse_args()
-    model = str(files("farspan") / "assets" / "demo")
+    model = folder_of(DEMO)
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out or Path(scratch)
         rows = []
@@ -65,10 +64,8 @@ def main() -> None:
     figures["best_copy_with_gap"] = best
     figures["shuffled_inside"] = max(shuffled["copy"][n] for n in inside)
     figures["shuffled_at_twice_the_window"] = shuffled["copy"][LENGTHS[-1]]
-    print(json.dumps(figures))
     fell = figures["shuffled_at_twice_the_window"] < 0.05 < figures["shuffled_inside"] / 2
-    if options.check and not (best >= 0.85 and fell):
-        sys.exit(f"missed: {BOUNDS}")
+    end(figures, [] if best >= 0.85 and fell else [BOUNDS], options.check)
 
 
 if __name__ == "__main__":

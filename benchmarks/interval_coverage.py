@@ -18,13 +18,13 @@ figures as JSON.
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import end
 from scipy.optimize import isotonic_regression
 from scipy.stats import t as student
 
@@ -203,9 +203,7 @@ def main() -> None:
                 if not low - chance <= share <= high + chance:
                     missed.append(f"{name}, {design}: {number} {share:.1%}")
             print(f"{name:22}{design!s:>18}" + "".join(f"{cell:>22}" for cell in cells), flush=True)
-    print(json.dumps(figures | {"missed": missed}))
-    if options.check and missed:
-        sys.exit("missed: " + "; ".join(missed))
+    end(figures | {"missed": missed}, missed, options.check)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,15 @@ reach further than `nested`. Last line: the figures as JSON.
 
 import argparse
 import json
-import sys
 import tempfile
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import end
 
 from farspan import CurveSettings, measure_curves, stats
-from farspan.lm import Load
+from farspan.lm import DEMO, Load, folder_of
 from farspan.record import read_header
 from farspan.report.picture import draw_curves
 from farspan.report.tables import series
@@ -39,7 +38,7 @@ SWEPT = {"lengths": (254,), "protocol": "probe", "scored": 64}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", default=[str(files("farspan") / "assets" / "demo")])
+    parser.add_argument("models", nargs="*", default=[folder_of(DEMO)])
     parser.add_argument("--text", default="builtin:held-out+tests")
     parser.add_argument("--repeats", type=int, default=24)
     parser.add_argument("--out", type=Path, help="keep runs and pictures here")
@@ -66,10 +65,8 @@ def main() -> None:
                     folder = out / name / kind / f"warm-up {warmup}"
                     rows, _ = measured(model, text, SWEPT | {"warmup": warmup}, repeats, folder)
                     figures[f"{name} {kind} warm-up {warmup}"] = said(stats.curve(rows))
-    print(json.dumps(figures))
     missed = [problem for model in options.models for problem in problems(figures, Path(model).name)]
-    if options.check and missed:
-        sys.exit("missed: " + "; ".join(missed))
+    end(figures, missed, options.check)
 
 
 def measured(model: str, text: str, how: dict[str, Any], repeats: int, folder: Path) -> tuple[Any, Any]:

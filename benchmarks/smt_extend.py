@@ -21,8 +21,6 @@ as JSON.
 """
 
 import argparse
-import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from common import end
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 
@@ -327,10 +326,9 @@ def main() -> None:
     if options.picture:
         drawn = ("base", "base + yarn8", *DEFAULT)
         draw({name: one for name, one in remembering.items() if name in drawn}, options.picture)
-    print("\n" + json.dumps({claim: value for claim, _, _, value in made}))
+    print()
     missed = [claim for claim, how, bound, value in made if verdict(how, bound, value) == "missed"]
-    if options.check and missed:
-        sys.exit("missed: " + "; ".join(missed))
+    end({claim: value for claim, _, _, value in made}, missed, options.check)
 
 
 if __name__ == "__main__":

@@ -386,8 +386,9 @@ def test_a_plan_says_what_would_be_trained_and_trains_nothing(settings: Make, tm
     assert (done.exit_code, "optimizer.warmup_steps = 13 and a decay" in done.output) == (2, True)
 
 
-def test_the_preset_that_remembers_is_the_recipe_that_was_measured() -> None:
+def test_the_preset_that_remembers_is_the_recipe_that_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     path = CONFIGS.parent / "benchmarks" / "smt_extend.py"
+    monkeypatch.syspath_prepend(path.parent)  # as for a script that is run: its neighbours can be imported
     names = {name: value for name, value in runpy.run_path(str(path)).items() if name in ("RECIPES", "COMMON")}
     overrides = [*names["COMMON"], *names["RECIPES"]["yarn-skip"], "out='?'", "trainer.steps=300"]
     recipe = read_config(CONFIGS / "smt-demo.toml", SmtSettings, [*overrides, "optimizer.warmup_steps=30"])

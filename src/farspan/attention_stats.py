@@ -14,7 +14,17 @@ from farspan.measure import TOKENS_AT_ONCE, Watch
 from farspan.methods import method
 from farspan.plan import Plan
 from farspan.record import Row
-from farspan.sweep import DEFAULT_REPEATS, Asked, Options, PlanOptions, Setup, about, sweep, sweep_plans
+from farspan.sweep import (
+    DEFAULT_REPEATS,
+    Asked,
+    Options,
+    PlanOptions,
+    Setup,
+    about,
+    sweep,
+    sweep_plans,
+    trained_lengths,
+)
 from farspan.tasks.attention import MAP_BINS, SINKS, Attention, check_numbers, watchable
 
 LONGEST = 8192  # tokens, of lengths that are chosen by themselves: what a reading takes grows with their square
@@ -82,7 +92,7 @@ def measure_attention(
     Raises:
         ValueError: besides, a method with attention of its own.
     """
-    settings = _resolved(settings, models, options)
+    settings = settings.resolved(trained_lengths(models, options))
     header = {"task": Attention.name, **asdict(settings)}
     return sweep(models, methods, header, settings.asking, out, **options)
 
@@ -91,7 +101,8 @@ def plan_attention(
     models: Sequence[str | LM], methods: Sequence[str], settings: AttentionSettings, **options: Unpack[PlanOptions]
 ) -> Iterator[tuple[str, str, str, Plan | str]]:
     """What `measure_attention` would cost, by model, method and text."""
-    loader, settings = options.get("loader") or Load(), _resolved(settings, models, options)
+    settings = settings.resolved(trained_lengths(models, options))
+    loader = options.get("loader") or Load()
 
     def see(layer: int, queries: torch.Tensor, keys: torch.Tensor, scores: torch.Tensor) -> None:
         scores.softmax(-1, dtype=torch.float32).mean(1)  # most of what looking takes
@@ -103,8 +114,3 @@ def plan_attention(
                 watchable(reader)
         with hf.watch_attention(lm, settings.layers, None if settings.map_bins else (), see):
             yield from sweep_plans([lm], methods, settings.asking, **options)
-
-
-def _resolved(settings: AttentionSettings, models: Sequence[str | LM], options: PlanOptions) -> AttentionSettings:
-    loader = options.get("loader") or Load()
-    return settings.resolved([loader.trained(model) for model in models])

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Unpack
 
 from farspan.lengths import check_lengths
-from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.measure import Watch
 from farspan.plan import Plan
 from farspan.record import Row
-from farspan.sweep import Asked, Asking, Options, PlanOptions, Setup, sweep, sweep_plans
+from farspan.sweep import Asked, Asking, Options, PlanOptions, Setup, sweep, sweep_plans, trained_lengths
 from farspan.tasks import task
 from farspan.tasks.cost import Cost
 from farspan.tasks.perplexity import PerplexityQuestion
@@ -60,8 +60,8 @@ def plan_compare(
 
 
 def _asking(settings: CompareSettings, models: Sequence[str | LM], options: PlanOptions) -> Asking:
-    loader, questions = options.get("loader") or Load(), [task(text) for text in settings.tasks]
-    trained = [loader.trained(model) or DEFAULT_TRAINED_LENGTH for model in models]
+    questions = [task(text) for text in settings.tasks]
+    trained = [length or DEFAULT_TRAINED_LENGTH for length in trained_lengths(models, options)]
     lengths = [settings.lengths or one.lengths(trained) for one in questions]
     # the contexts that the tasks ask for, where they count tokens
     contexts = {n for one, mine in zip(questions, lengths, strict=True) if one.unit == "tokens" for n in mine}

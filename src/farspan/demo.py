@@ -1,14 +1,13 @@
 """The demonstration: the embedded model's forgetting curve on text it never saw, natural and shuffled."""
 
 import shutil
-from importlib.resources import as_file, files
 from pathlib import Path
 
 from rich.console import Console
 
 from farspan.curves import CurveSettings, measure_curves
 from farspan.display import Display, print_memory_lengths
-from farspan.lm import LM, load, wrap
+from farspan.lm import DEMO, LM, folder_of, load, wrap
 from farspan.measure import Watch
 from farspan.record import Row, read_header
 from farspan.report.picture import draw_curves
@@ -22,8 +21,7 @@ NEXT = "farspan curve MODEL --text FOLDER"
 
 def embedded_model() -> LM:
     """The model that comes with farspan, in fp32."""
-    with as_file(files("farspan") / "assets" / "demo") as folder:
-        lm = load(folder, dtype="float32", device="cpu")
+    lm = load(folder_of(DEMO), dtype="float32", device="cpu")
     return wrap(lm.model, lm.tokenizer, "farspan-demo")
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from farspan import cepe, hf
 from farspan.corpus import offline, tokenizer_hash
 
+DEMO = "demo"  # the embedded model
 DEFAULT_TRAINED_LENGTH = 2048  # tokens, where a config says none
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -52,6 +54,11 @@ class LM:
     @property
     def vocabulary(self) -> int:
         return self.model.get_input_embeddings().num_embeddings
+
+
+def folder_of(name: str) -> str:
+    """Where a model lies: itself, but for `demo`."""
+    return str(files("farspan") / "assets" / "demo") if name == DEMO else name
 
 
 def load(

@@ -7,13 +7,23 @@ from typing import Unpack
 
 from farspan import corpus
 from farspan.lengths import check_lengths
-from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.measure import Watch
 from farspan.plan import Plan
 from farspan.reader import CHUNK
 from farspan.record import Row
 from farspan.stats import perplexity_label
-from farspan.sweep import DEFAULT_REPEATS, Asked, Options, PlanOptions, Setup, about, sweep, sweep_plans
+from farspan.sweep import (
+    DEFAULT_REPEATS,
+    Asked,
+    Options,
+    PlanOptions,
+    Setup,
+    about,
+    sweep,
+    sweep_plans,
+    trained_lengths,
+)
 from farspan.tasks.perplexity import TARGET_TOKENS, Perplexity, check_target_tokens, check_targets, shortest_length
 
 MASK = 1 << 22  # of one forward on a CPU, where attention in chunks holds a number for each token and token read
@@ -86,7 +96,7 @@ def measure_perplexity(
     **options: Unpack[Options],
 ) -> list[Row]:
     """Measures every model under every method into the run folder `out`, as `farspan.sweep.sweep` says."""
-    settings = _resolved(settings, models, options)
+    settings = settings.resolved(trained_lengths(models, options))
     header = {"task": Perplexity.name, **asdict(settings)}
     return sweep(models, methods, header, settings.asking, out, **options)
 
@@ -95,7 +105,7 @@ def plan_perplexity(
     models: Sequence[str | LM], methods: Sequence[str], settings: PerplexitySettings, **options: Unpack[PlanOptions]
 ) -> Iterator[tuple[str, str, str, Plan | str]]:
     """What `measure_perplexity` would cost, by model, method and what is scored."""
-    return sweep_plans(models, methods, _resolved(settings, models, options).asking, **options)
+    return sweep_plans(models, methods, settings.resolved(trained_lengths(models, options)).asking, **options)
 
 
 def default_lengths(lm: LM, task: Perplexity, repeats: int, watch: Watch) -> tuple[int, ...]:
@@ -129,8 +139,3 @@ def default_chunk(lm: LM, longest: int) -> int | None:
     if lm.device.type != "cpu" or CHUNK * longest <= MASK:
         return None
     return max(SMALLEST_CHUNK, MASK // longest)
-
-
-def _resolved(settings: PerplexitySettings, models: Sequence[str | LM], options: PlanOptions) -> PerplexitySettings:
-    loader = options.get("loader") or Load()
-    return settings.resolved([loader.trained(model) for model in models])

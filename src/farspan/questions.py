@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
-from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.measure import Watch
 from farspan.plan import Plan
 from farspan.record import Row
-from farspan.sweep import DEFAULT_REPEATS, Asked, Options, PlanOptions, Setup, sweep, sweep_plans
+from farspan.sweep import DEFAULT_REPEATS, Asked, Options, PlanOptions, Setup, sweep, sweep_plans, trained_lengths
 from farspan.tasks import task
 
 
@@ -54,6 +54,6 @@ def plan_question(
 
 
 def _resolved(settings: QuestionSettings, models: Sequence[str | LM], options: PlanOptions) -> QuestionSettings:
-    loader, question = options.get("loader") or Load(), task(settings.task)
-    trained = [loader.trained(model) or DEFAULT_TRAINED_LENGTH for model in models]
+    question = task(settings.task)
+    trained = [length or DEFAULT_TRAINED_LENGTH for length in trained_lengths(models, options)]
     return replace(settings, task=str(question), lengths=settings.lengths or question.lengths(trained))

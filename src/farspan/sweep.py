@@ -28,6 +28,12 @@ class Options(PlanOptions, total=False):
     watch: Watch
 
 
+def trained_lengths(models: Sequence[str | LM], options: PlanOptions) -> list[int | None]:
+    """The tokens that each model was trained on, where it says so; nothing is loaded for it."""
+    loader = options.get("loader") or Load()
+    return [loader.trained(model) for model in models]
+
+
 @dataclass(frozen=True)
 class Setup:
     """One task, as one model is asked it."""

@@ -6,7 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from farspan.report.training import MEASURED, Log, draw_measured, measured_table
+from farspan.report.picture import saved
+from farspan.report.training import MEASURED, Log, base_of, draw_measured, measured_table
 
 TERMS = {"loss_ce": "cross-entropy", "loss_kl": "KL divergence from the teacher"}
 
@@ -34,10 +35,7 @@ def draw(log: Log, folder: str | Path, window: int) -> list[Path]:
     for axes in (left, *right):
         axes.grid(alpha=0.25)
         axes.legend(fontsize=8)
-    paths = [Path(folder) / "losses.png", Path(folder) / "losses.svg"]
-    for path in paths:
-        figure.savefig(path, dpi=140)
-    return paths
+    return saved(figure, Path(folder), "losses")
 
 
 CARD = """---
@@ -61,10 +59,8 @@ def model_card(summary: Mapping[str, Any], log: Log) -> str:
     """The README.md of a trained model, from what its training.json and log.jsonl hold."""
     settings, steps = summary["settings"], summary["settings"]["trainer"]["steps"]
     name, data = settings["model"]["name"], settings["data"]
-    on_hub = "/" in name and not Path(name).exists()
     return CARD.format(
-        base=f"base_model: {name}\n" if on_hub else "",
-        name=name if on_hub else Path(name).name,
+        **base_of(name),
         distilled="-Distilled" if "distill" in settings else "",
         stage="warm-up" if summary["stage"] == "warmup" else "main stage",
         trained=summary["trained"],

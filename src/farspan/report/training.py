@@ -11,6 +11,8 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from farspan.report.picture import saved
+
 TERMS = {"loss_sparse": ("target behind sampled memory", "#0072B2"), "loss_window": ("ordinary window", "#D55E00")}
 MEASURED = re.compile(r"farspan/perplexity_(\d+)")
 Log = Sequence[Mapping[str, Any]]
@@ -40,10 +42,7 @@ def draw_losses(log: Log, folder: str | Path, window: int) -> list[Path]:
         one.set_yscale("log")
         one.yaxis.set_major_formatter("{x:g}")
         one.yaxis.set_minor_formatter("{x:g}")
-    paths = [Path(folder) / "losses.png", Path(folder) / "losses.svg"]
-    for path in paths:
-        figure.savefig(path, dpi=140)
-    return paths
+    return saved(figure, Path(folder), "losses")
 
 
 CARD = """---
@@ -66,16 +65,20 @@ def model_card(summary: Mapping[str, Any], log: Log) -> str:
     """The README.md of a trained model, from what its training.json and log.jsonl hold."""
     settings = summary["settings"]
     name, steps = settings["model"]["name"], settings["trainer"]["steps"]
-    on_hub = "/" in name and not Path(name).exists()
     return CARD.format(
-        base=f"base_model: {name}\n" if on_hub else "",
-        name=name if on_hub else Path(name).name,
+        **base_of(name),
         target=settings["lengths"]["target"],
         steps=steps,
         batch=summary["rows"] // steps,
         measured=measured_table(log, settings["watch"]["text"]),
         **{key: summary[key] for key in ("window", "trained", "parameters")},
     )
+
+
+def base_of(name: str) -> dict[str, str]:
+    """How a card names the model that was trained: a line of its head where that is on the hub, and the name."""
+    on_hub = "/" in name and not Path(name).exists()
+    return {"base": f"base_model: {name}\n" if on_hub else "", "name": name if on_hub else Path(name).name}
 
 
 def measured_table(log: Log, text: str) -> str:

@@ -12,7 +12,6 @@ Each ablation of tables 5, 11 and 12 is one field: `data.mixture` (filter only, 
 `model.initial`.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from farspan import cepe, hf
 from farspan.callback import CurveCallback, Measuring, PerplexityCallback
 from farspan.cepe import surgery
 from farspan.corpus import load, optional_import
-from farspan.lm import LM
+from farspan.lm import LM, folder_of
 from farspan.lm import load as load_model
 from farspan.methods.cepe import Cepe as CepeMethod
 from farspan.record import environment
@@ -35,10 +34,9 @@ from farspan.retrieve import open_index
 from farspan.train import engines
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.documents import DocumentRows, DocumentSettings, collated
-from farspan.train.mlm import folder_of
+from farspan.train.mlm import MlmOptimizer
 from farspan.train.objective import mean_nats
-from farspan.train.optimizer import OptimizerSettings
-from farspan.train.trainer import RunSettings, run
+from farspan.train.trainer import RunSettings, read_log, run, write_up
 
 RANDOM_STD = 0.02
 CURVE_EXTRA = 16  # tokens of a curve's context beside text and copy, about
@@ -64,15 +62,11 @@ class ModelSettings(Settings):
         return name or None
 
 
-class CepeOptimizer(OptimizerSettings):
-    """[optimizer], appendix A.2: AdamW at 3e-4, 4 % warm-up, cosine to zero."""
+class CepeOptimizer(MlmOptimizer):
+    """[optimizer], appendix A.2: that of the encoder at 3e-4, over fewer steps."""
 
     lr: float = Field(3e-4, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = Field(0.0, ge=0)
     warmup_steps: int = Field(800, ge=0)
-    decay_fraction: float = Field(0.96, ge=0, le=1)
-    decay: Literal["linear", "cosine"] = "cosine"
 
 
 class CepeTrainer(RunSettings):
@@ -307,9 +301,8 @@ def trained(
     summary |= {"trained": ready.trained, "stage": settings.stage, "from": lm.identity}
     summary |= {"settings": settings.model_dump(mode="json"), **environment()}
     if ready.processes.is_main_process:
-        lm.tokenizer.save_pretrained(out)
-        (out / "training.json").write_text(json.dumps(summary, indent=2) + "\n")
-        log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        write_up(out, summary, lm.tokenizer)
+        log = read_log(out)
         draw(log, out, settings.data.decoder)
         (out / "README.md").write_text(model_card(summary, log))
     return summary
@@ -345,11 +338,9 @@ class Added:
         return self
 
     def save_pretrained(self, out: Path) -> None:
-        from farspan.train.terms_trainer import whole
-
         model = self.model
         if engines.sharded(model):
-            state = {name: whole(parameter) for name, parameter in model.added_parameters()}
+            state = {name: engines.whole(parameter) for name, parameter in model.added_parameters()}
             if torch.distributed.get_rank() != 0:
                 return
             model = opened(self.settings).model

@@ -33,13 +33,13 @@ from torch.utils.data import Dataset
 
 from farspan import hf
 from farspan.corpus import tokenizer_hash
+from farspan.lm import folder_of
 from farspan.lm import load as load_model
 from farspan.reader import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
 from farspan.train.blocks import summed
 from farspan.train.cepe import CepeSettings, Prepared, begin, decoded, prepare, trained
 from farspan.train.config import Settings
 from farspan.train.documents import DocumentRows, collated
-from farspan.train.mlm import folder_of
 from farspan.train.objective import NOT_A_TARGET
 
 Variant = Literal["drop", "smooth", "rest", "renorm"]

@@ -130,3 +130,8 @@ def sharded(model: Any) -> bool:
     from torch.distributed.tensor import DTensor
 
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, its parts from all processes where it is sharded; then all must call this."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -1,6 +1,5 @@
 """Pre-training of a small Llama (Sparse Memory Training, appendix D.1), its tokenizer included."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from farspan.corpus import Corpus, load, optional_import, read_texts
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.optimizer import OptimizerSettings
-from farspan.train.trainer import TrainerSettings, run
+from farspan.train.trainer import TrainerSettings, run, write_up
 
 
 class ModelSettings(Settings):
@@ -136,6 +135,5 @@ def train(settings: LmSettings) -> dict[str, Any]:
     summary["tokens"] = summary.pop("rows") * length
     summary["settings"] = settings.model_dump(mode="json")
     if processes.is_main_process:
-        tokenizer.save_pretrained(out)
-        (out / "training.json").write_text(json.dumps(summary, indent=2) + "\n")
+        write_up(out, summary, tokenizer)
     return summary

@@ -8,8 +8,6 @@ Llama blocks that look both ways, over the decoder's vocabulary and [MASK]. Of a
 head has served its purpose.
 """
 
-import json
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,16 +22,15 @@ from torch.utils.data import Dataset
 from farspan import hf
 from farspan.cepe.encoder import load as load_encoder
 from farspan.corpus import Corpus, load, optional_import
-from farspan.lm import choose_separator
+from farspan.lm import choose_separator, folder_of
 from farspan.train.batches import PackedRows
 from farspan.train.blocks import summed
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.lm import DataSettings
 from farspan.train.objective import NOT_A_TARGET
 from farspan.train.optimizer import OptimizerSettings
-from farspan.train.trainer import TrainerSettings, run
+from farspan.train.trainer import TrainerSettings, run, write_up
 
-DEMO = "demo"  # the embedded model
 MASK = "[MASK]"
 
 
@@ -157,11 +154,6 @@ class MaskedRows(Dataset[dict[str, Tensor]]):
         }
 
 
-def folder_of(name: str) -> str:
-    """Where a model lies: itself, but for `demo`."""
-    return str(files("farspan") / "assets" / "demo") if name == DEMO else name
-
-
 def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attention: str | None = None) -> Any:
     """An encoder of random weights, or of another model's.
 
@@ -260,6 +252,5 @@ def train(settings: MlmSettings) -> dict[str, Any]:
     summary["settings"] = settings.model_dump(mode="json")
     if processes.is_main_process:
         tokenizer.model_max_length = trainer.window
-        tokenizer.save_pretrained(out)
-        (out / "training.json").write_text(json.dumps(summary, indent=2) + "\n")
+        write_up(out, summary, tokenizer)
     return summary

@@ -8,10 +8,8 @@ as the training goes on (`schedule`). There is no public code. Ours takes Algori
 means instead of sums, and looks for what would make it silently wrong first (`preflight`).
 """
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from pydantic import Field
 from farspan import hf
 from farspan.callback import CurveCallback, Measuring, PerplexityCallback
 from farspan.corpus import load, optional_import
-from farspan.lm import LM
+from farspan.lm import DEMO, LM, folder_of
 from farspan.lm import load as load_model
 from farspan.methods import method
 from farspan.methods.rope import Rope, ntk
@@ -35,11 +33,10 @@ from farspan.train.optimizer import OptimizerSettings, build
 from farspan.train.preflight import preflight, usable
 from farspan.train.schedule import LengthSettings, schedule
 from farspan.train.trained import Count, TrainedSettings, choose, plain
-from farspan.train.trainer import RunSettings, run
+from farspan.train.trainer import RunSettings, read_log, run, write_up
 from farspan.train.windows import FirstTarget, Mixed, Short, SparseRows, collated
 
 __all__ = ["SmtSettings", "draw", "levels", "train"]
-DEMO = "demo"  # the embedded model
 CURVE_EXTRA = 16  # tokens of a curve's context beside text and copy, about
 
 
@@ -168,9 +165,8 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
     summary |= {"settings": settings.model_dump(mode="json"), **environment()}
     if processes.is_main_process:
         lm.tokenizer.model_max_length = max(lm.tokenizer.model_max_length, settings.lengths.target)
-        lm.tokenizer.save_pretrained(out)
-        (out / "training.json").write_text(json.dumps(summary, indent=2) + "\n")
-        log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        write_up(out, summary, lm.tokenizer)
+        log = read_log(out)
         draw_losses(log, out, rows.row)
         (out / "README.md").write_text(model_card(summary, log))
     return summary
@@ -202,11 +198,9 @@ def opened(settings: SmtSettings, **options: Any) -> LM:
     """
     options |= {"revision": settings.model.revision} if settings.model.revision else {}
     options |= {"dtype": "float32", "attention": settings.trainer.attention, "trained_length": settings.model.window}
+    lm = load_model(folder_of(settings.model.name), **options)
     if settings.model.name == DEMO:
-        with as_file(files("farspan") / "assets" / "demo") as folder:
-            lm = replace(load_model(folder, **options), name=DEMO)
-    else:
-        lm = load_model(settings.model.name, **options)
+        lm = replace(lm, name=DEMO)
     if settings.trainer.activation_checkpointing:
         hf.checkpoint_activations(lm.model)
     if lm.trained_length is None:

@@ -16,7 +16,7 @@ from transformers import Trainer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from farspan.train.engines import sharded
+from farspan.train.engines import sharded, whole
 from farspan.train.trainer import damaged
 
 Terms = Callable[[Any, Any, Any], dict[str, Tensor]]
@@ -137,8 +137,3 @@ class TermsTrainer(Trainer):
 
     def _trained_names(self) -> set[str]:
         return {name for name, parameter in self.trained.named_parameters() if parameter.requires_grad}
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """The tensor, its parts from all processes where it is sharded; then all must call this."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

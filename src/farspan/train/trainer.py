@@ -169,6 +169,16 @@ def run(
     }
 
 
+def write_up(out: Path, summary: Mapping[str, Any], tokenizer: Any) -> None:
+    """Puts tokenizer and training.json beside a trained model."""
+    tokenizer.save_pretrained(out)
+    (out / "training.json").write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def read_log(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
 def damaged(checkpoint: str | Path | None, error: Exception) -> ValueError:
     """What to say of a checkpoint that cannot be read."""
     return ValueError(
