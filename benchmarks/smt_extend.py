@@ -57,14 +57,18 @@ LABELS = {how: label for label, how in (UNTRAINED | NEAR).items()}
 COMMON = ("optimizer.lr=1e-3", "trainer.batch=2", "trainer.micro_batch=2", "trainer.attention=eager", "watch.every=0")
 YARN, NTK = (f"model.rope='{UNTRAINED[label]}'" for label in ("yarn8", "ntk8"))
 SPANS, SKIP, ALL, AGAIN = "smt.draw='spans:span=32'", "smt.draw='skip'", "trained.what='all'", "trainer.seed=1"
+REPEAT = "smt.draw='repeat'"
 RECIPES: dict[str, tuple[str, ...]] = {
     "smt": (),
     "yarn-skip": (YARN, SKIP),
+    "yarn-repeat": (YARN, REPEAT),
     "unmixed": ("smt.mixed='off'",),
     "uniform": ("smt.draw='uniform'",),
     "pose": ("smt.draw='pose'",),
     "full": ("smt.draw='full'", "trainer.batch=1", "trainer.micro_batch=1", "trainer.attention=sdpa"),
     # the rest by name
+    "repeat": (REPEAT,),
+    "yarn-repeat-again": (YARN, REPEAT, AGAIN),
     "yarn-smt": (YARN,),
     "ntk-smt": (NTK,),
     "smt-long": (),

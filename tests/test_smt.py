@@ -230,7 +230,8 @@ def test_deepspeed_that_is_not_installed_is_named(settings: Make, monkeypatch: p
 
 
 def test_an_engine_that_is_not_in_use_ends_the_training(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farspan.train.engines.load_options", lambda engine: {})  # as if a launcher had been there
+    monkeypatch.setattr("farspan.train.engines.refuse_other_processes", lambda engine: None)  # as under a launcher
+    monkeypatch.setattr("farspan.train.engines.shard", lambda *given: None)
     with pytest.raises(ValueError, match=r'trainer\.engine = "fsdp2" was asked for, and single is in use'):
         train(settings("a", "trainer.engine=fsdp2"))
 

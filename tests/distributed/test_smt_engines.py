@@ -97,6 +97,20 @@ def test_two_processes_train_as_one(folder: Path, engine: str) -> None:
             testing.assert_close(two[name], before[name], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(("what", "family"), [("all", "llama"), ("lora", "llama"), ("qk", "gpt_neox")])
+def test_whatever_is_trained_can_be_sharded(folder: Path, what: str, family: str) -> None:
+    tiny_model(family).save_pretrained(folder / "model")
+    overrides = [f"trained.what={what}", "trained.rank=2", "optimizer.weight_decay=0.1"]
+    for out, engine, processes in (("one", "single", 1), ("two", "fsdp2", 2)):
+        done = run(folder, out, f"trainer.engine={engine}", *overrides, processes=processes)
+        assert done.returncode == 0, done.stderr
+    assert losses(folder, "two") == pytest.approx(losses(folder, "one"), rel=2e-3)
+    one, two = weights(folder, "one"), weights(folder, "two")
+    assert one.keys() == two.keys() == load_file(folder / "model" / "model.safetensors").keys()
+    for name in one:
+        testing.assert_close(two[name], one[name], rtol=0.1, atol=5e-3)
+
+
 def test_a_watched_training_on_two_processes_ends(folder: Path) -> None:
     (folder / "held-out.txt").write_text("".join(SENTENCE.format(f"{i} of {i * i}") for i in range(90)))
     watch = [f"watch.text={folder / 'held-out.txt'}", "watch.every=6", "watch.repeats=2", "watch.tokens=20000"]
@@ -105,7 +119,7 @@ def test_a_watched_training_on_two_processes_ends(folder: Path) -> None:
     assert "| 128 |" in (folder / "two" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("engine", ["ddp", "deepspeed"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "deepspeed"])
 def test_two_processes_that_were_killed_continue_to_the_same_losses(folder: Path, engine: str) -> None:
     run(folder, "whole", f"trainer.engine={engine}")
     done = run(folder, "killed", f"trainer.engine={engine}", script=str(folder / "killer.py"))

@@ -139,7 +139,7 @@ def prepare(settings: CepeSettings, notice: Callable[[str], None]) -> Prepared:
 
     processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
     data, trainer = settings.data, settings.trainer
-    engines.load_options(trainer.engine)  # refuses an engine that the launcher's processes do not fit
+    engines.refuse_other_processes(trainer.engine)
     if trainer.engine == "fsdp2" and settings.optimizer.name == "muon":
         raise ValueError(
             'optimizer.name = "muon" works on whole matrices, and trainer.engine = "fsdp2" has them in parts: use '
@@ -275,10 +275,8 @@ def trained(
 
     out, lm = Path(settings.out), ready.lm
     use_cache = lm.model.config.use_cache
-    arguments = {}
     if settings.trainer.engine == "fsdp2":
         shard(lm.model, ready.processes)
-        arguments = {"save_strategy": "steps", "fsdp": None, "fsdp_config": None}  # transformers has nothing to shard
     summary = run(
         lm.model,
         rows,
@@ -288,8 +286,8 @@ def trained(
         out,
         trainer_class=TermsTrainer,
         callbacks=watching(lm, settings, out),
-        finish=lambda model: Added(model, use_cache, settings),
-        arguments=arguments,
+        finish=lambda model: Added(model, use_cache),
+        again=lambda: opened(settings).model,
         processing_class=lm.tokenizer,
         data_collator=collated,
         terms=objective,
@@ -309,20 +307,13 @@ def trained(
 
 
 def shard(model: Any, processes: Any) -> None:
-    """Spreads the model over the processes (FSDP2): encoder and cross-attention, in fp32, apart from the decoder's
-    layers, which may be in bf16, since what is gathered at once has one dtype. Embeddings and head of the decoder stay
-    whole: they have no gradient to be shared, and the head runs behind the model, in blocks."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh(processes.device.type, (processes.num_processes,))
-    layers, kinds = surgery.layers_of(model), set(model.encoder._no_split_modules or ())
-    model.to(processes.device)
-    blocks = [module for module in model.encoder.modules() if type(module).__name__ in kinds]
-    for module in (*blocks, model.encoder, *model.cross_attentions(), *layers):
-        fully_shard(module, mesh=mesh)
+    """Spreads the model over the processes: encoder and cross-attention, in fp32, apart from the decoder's layers,
+    which may be in bf16, since what is gathered at once has one dtype. Embeddings and head of the decoder stay whole:
+    they have no gradient to be shared, and the head runs behind the model, in blocks."""
+    layers = surgery.layers_of(model)
     spread = {id(parameter) for part in (model.encoder, *layers) for parameter in part.parameters()}
-    fully_shard(model, mesh=mesh, ignored_params={p for p in model.parameters() if id(p) not in spread})
+    parts = (*engines.layers_of(model.encoder), model.encoder, *model.cross_attentions(), *layers)
+    engines.shard(model, parts, processes, {p for p in model.parameters() if id(p) not in spread})
 
 
 @dataclass
@@ -331,24 +322,16 @@ class Added:
 
     model: Any
     use_cache: bool
-    settings: CepeSettings
 
     def to(self, dtype: torch.dtype) -> "Added":
         self.dtype = dtype
         return self
 
     def save_pretrained(self, out: Path) -> None:
-        model = self.model
-        if engines.sharded(model):
-            state = {name: engines.whole(parameter) for name, parameter in model.added_parameters()}
-            if torch.distributed.get_rank() != 0:
-                return
-            model = opened(self.settings).model
-            model.load_state_dict(state, strict=False)
-        for part in (model.encoder, *model.cross_attentions()):
+        for part in (self.model.encoder, *self.model.cross_attentions()):
             part.to(self.dtype)
-        model.config.use_cache = self.use_cache
-        model.save_pretrained(out, adapter_only=True)
+        self.model.config.use_cache = self.use_cache
+        self.model.save_pretrained(out, adapter_only=True)
 
 
 class _ByCepe(Measuring):

@@ -79,7 +79,7 @@ def draw(
 class Drawn:
     """One row of training: some tokens of a document."""
 
-    tokens: Int[np.ndarray, "row"]  # which ones, ascending
+    tokens: Int[np.ndarray, "row"]  # which ones, in the order of the row
     positions: Int[np.ndarray, "row"]  # what the model is told of where they stand, ascending
     num_targets: int  # the last so many are to be predicted
 
@@ -207,6 +207,23 @@ class Skip:
 
 
 @dataclass(frozen=True)
+class Repeat:
+    """A passage behind the document's first token, and far behind it both again; every token is predicted. Not in the
+    paper.
+
+    The passage is contiguous text of half a row. Language alone asks for a distant token now and then; its repetition
+    asks for one at each step, and no nearer one can answer.
+    """
+
+    def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
+        begin = int(rng.integers(1, length - row // 2 + 2))
+        once = np.concatenate([[0], np.arange(begin, begin + row // 2 - 1)])
+        offset = int(rng.integers(length - 2 * len(once) + 1))
+        again = np.arange(len(once), 2 * len(once)) + offset
+        return Drawn(np.tile(once, 2), np.concatenate([np.arange(len(once)), again]), 2 * len(once) - 1)
+
+
+@dataclass(frozen=True)
 class RandomPositions:
     """Contiguous text at positions drawn uniformly and sorted; every token is predicted.
 
@@ -234,6 +251,7 @@ DRAWS: dict[str, type[Draw]] = {
     "spans": Spans,
     "pose": Pose,
     "skip": Skip,
+    "repeat": Repeat,
     "random": RandomPositions,
     "full": FullLength,
 }

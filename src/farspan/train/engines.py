@@ -5,6 +5,7 @@ engine in use is read off what was made, not off what was asked.
 """
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,12 +18,9 @@ def num_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def load_options(engine: str) -> dict[str, Any]:
-    """What `from_pretrained` needs for the engine: on CPUs FSDP2 shards a model while it is loaded.
-
-    Raises:
-        ValueError: an engine for several processes, and a single one, or one that is not installed.
-    """
+def refuse_other_processes(engine: str) -> None:
+    """Raises ValueError for an engine for several processes where there is one, or the reverse, or one that is not
+    installed."""
     if engine == "deepspeed":
         optional_import("deepspeed", "deepspeed")
     processes = num_processes()
@@ -33,20 +31,38 @@ def load_options(engine: str) -> dict[str, Any]:
         )
     if engine == "single" and processes > 1:
         raise ValueError(f'trainer.engine = "single", and the launcher started {processes} processes: start one')
-    if engine != "fsdp2" or torch.cuda.is_available():
-        return {}
-    from transformers.distributed import DistributedConfig
-
-    return {"distributed_config": DistributedConfig(fsdp_size=processes)}
 
 
-def training_arguments(engine: str, bf16: bool) -> dict[str, Any]:
+def shard(model: Any, parts: Iterable[Any], processes: Any, whole: set[Any] | None = None) -> None:
+    """Spreads a model over the processes (FSDP2), on GPUs and on CPUs alike.
+
+    Args:
+        parts: modules that are gathered one by one, inner ones first; what is in none of them is with the model.
+        processes: accelerate's PartialState.
+        whole: parameters that every process keeps.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(processes.device.type, (processes.num_processes,))
+    model.to(processes.device)
+    for part in parts:
+        fully_shard(part, mesh=mesh)
+    fully_shard(model, mesh=mesh, ignored_params=whole)
+
+
+def layers_of(model: Any) -> list[Any]:
+    """The modules that transformers never spreads over devices: a model's layers."""
+    kinds = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in kinds]
+
+
+def training_arguments(engine: str, bf16: bool, is_sharded: bool) -> dict[str, Any]:
     """What transformers' TrainingArguments need for the engine.
 
-    accelerate shards models on accelerators alone. On CPUs the model is sharded before (`load_options`), and
-    transformers then writes no checkpoints. Of DeepSpeed on CPUs accelerate knows nothing: told of CPUs it leaves
-    DeepSpeed out in silence, and not told of them it takes each process for the only one. So it is told the processes
-    and the engine, as if both went together; without bf16.
+    accelerate shards models on accelerators alone, and is told nothing of one that is sharded already. Of DeepSpeed on
+    CPUs it knows nothing: told of CPUs it leaves DeepSpeed out in silence, and not told of them it takes each process
+    for the only one. So it is told the processes and the engine, as if both went together; without bf16.
 
     Raises:
         ValueError: DeepSpeed is asked for and not installed, or is to train in bf16 on CPUs.
@@ -65,9 +81,9 @@ def training_arguments(engine: str, bf16: bool) -> dict[str, Any]:
             PartialState(cpu=True).distributed_type = DistributedType.DEEPSPEED
             arguments |= {"accelerator_config": {"use_configured_state": True}}
         return arguments
-    if engine == "fsdp2" and not on_cpu:
+    if engine == "fsdp2" and not on_cpu and not is_sharded:
         return {"fsdp": True, "fsdp_config": {"version": 2}}
-    return {"use_cpu": on_cpu, "save_strategy": "no" if engine == "fsdp2" else "steps"}
+    return {"use_cpu": on_cpu}
 
 
 def deepspeed_config(bf16: bool) -> dict[str, Any]:
@@ -132,6 +148,14 @@ def sharded(model: Any) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, its parts from all processes where it is sharded; then all must call this."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+def whole_state(model: Any, *, trained: bool = False) -> dict[str, torch.Tensor]:
+    """The parameters, or only those that are trained, on the CPU: whole in the first process, where all ask for them,
+    and none in the others."""
+    first, state = os.environ.get("RANK", "0") == "0", {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad or not trained:
+            value = parameter.detach()
+            value = value.full_tensor() if hasattr(value, "full_tensor") else value
+            if first:
+                state[name] = value.cpu()
+    return state

@@ -123,7 +123,8 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
     processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
     out = Path(settings.out)
     set_seed(settings.trainer.seed)
-    lm = opened(settings, **engines.load_options(settings.trainer.engine))
+    engines.refuse_other_processes(settings.trainer.engine)
+    lm = opened(settings)
     use_cache = lm.model.config.use_cache
     with processes.main_process_first():
         out.mkdir(parents=True, exist_ok=True)
@@ -134,8 +135,8 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
         notice(f"{lm.name}, window {rows.row:,} tokens: {count}")
         for line in said(rows):
             notice(line)
-        if engines.sharded(model):
-            notice("sharded over CPUs it is not checkpointed: a training that is stopped begins anew")
+    if settings.trainer.engine == "fsdp2":
+        engines.shard(lm.model, engines.layers_of(lm.model), processes)
 
     def finished(model: Any) -> Any:
         model = plain(model)
@@ -153,6 +154,7 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
         trainer_class=TermsTrainer,
         callbacks=watching(lm, settings, out),
         finish=finished,
+        again=lambda: choose(opened(settings).model, settings.trained)[0],
         processing_class=lm.tokenizer,
         data_collator=collated,
         core=lm.model,
@@ -190,15 +192,19 @@ def plan(settings: SmtSettings) -> Iterator[str]:
     yield f"{fed:,} tokens a step are read at the last length, about {fed * steps:,} in all"
 
 
-def opened(settings: SmtSettings, **options: Any) -> LM:
-    """The model in fp32, its RoPE scaled if it is to be; `options` are the engine's, of `from_pretrained`.
+def opened(settings: SmtSettings) -> LM:
+    """The model in fp32, its RoPE scaled if it is to be.
 
     Raises:
         ValueError: no such model, or nothing says how long it was trained.
     """
-    options |= {"revision": settings.model.revision} if settings.model.revision else {}
-    options |= {"dtype": "float32", "attention": settings.trainer.attention, "trained_length": settings.model.window}
-    lm = load_model(folder_of(settings.model.name), **options)
+    lm = load_model(
+        folder_of(settings.model.name),
+        dtype="float32",
+        attention=settings.trainer.attention,
+        trained_length=settings.model.window,
+        revision=settings.model.revision,
+    )
     if settings.model.name == DEMO:
         lm = replace(lm, name=DEMO)
     if settings.trainer.activation_checkpointing:

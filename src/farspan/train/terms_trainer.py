@@ -16,7 +16,7 @@ from transformers import Trainer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from farspan.train.engines import sharded, whole
+from farspan.train.engines import sharded, whole_state
 from farspan.train.trainer import damaged
 
 Terms = Callable[[Any, Any, Any], dict[str, Tensor]]
@@ -94,13 +94,11 @@ class TermsTrainer(Trainer):
     # checkpoints
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        names, state = self._trained_names(), state_dict
-        if state is None:
-            state = {name: whole(p) for name, p in self.trained.named_parameters() if name in names}
+        state = whole_state(self.trained, trained=True) if state_dict is None else state_dict
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            kept = {name: state[name].detach().contiguous() for name in names}
+            kept = {name: state[name].detach().contiguous() for name in self._trained_names()}
             save_file(kept, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:

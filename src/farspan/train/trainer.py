@@ -56,6 +56,7 @@ def run(
     trainer_class: Callable[..., Any] | None = None,
     callbacks: Sequence[Any] = (),
     finish: Callable[[Any], Any] = lambda model: model,
+    again: Callable[[], Any] | None = None,
     arguments: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -67,6 +68,7 @@ def run(
         trainer_class: makes the Trainer; default transformers' own.
         callbacks: of the Trainer.
         finish: what makes of the trained model the one that is saved.
+        again: makes the model that was to be trained, to put together one that is sharded.
         arguments: more of transformers' TrainingArguments.
         options: of the Trainer.
 
@@ -114,7 +116,7 @@ def run(
         dataloader_num_workers=settings.workers,
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
-        **(engines.training_arguments(settings.engine, settings.bf16) | dict(arguments or {})),
+        **(engines.training_arguments(settings.engine, settings.bf16, engines.sharded(model)) | dict(arguments or {})),
     )
     trainer = (trainer_class or Trainer)(
         model=model,
@@ -155,7 +157,12 @@ def run(
     history = trainer.state.log_history
     final = trainer.evaluate()["eval_loss"] if held_out is not None else None
     parameters = sum(p.numel() for p in model.parameters())
-    if engines.sharded(model) or trainer.is_world_process_zero():  # of a sharded model every process has a part
+    state = engines.whole_state(model) if engines.sharded(model) else None
+    if trainer.is_world_process_zero():
+        if state is not None:
+            assert again is not None, "a sharded model, and nothing to make it whole with"
+            model = again()
+            model.load_state_dict(state, strict=False)
         finish(model).to(getattr(torch, settings.dtype)).save_pretrained(out)
     losses = [entry["loss"] for entry in history if "loss" in entry]
     num_rows = trainer.num_examples(trainer.get_train_dataloader())
