@@ -34,7 +34,7 @@ from matplotlib.figure import Figure
 from scipy.stats import t as student
 
 from farspan import LM, CurveSettings, Row, load, measure_curves, method, stats
-from farspan.demo import embedded_model
+from farspan.lm import DEMO, folder_of
 from farspan.paired import student_mean
 from farspan.perplexity import PerplexitySettings, measure_perplexity
 from farspan.report import perplexity as report
@@ -57,7 +57,7 @@ LABELS = {how: label for label, how in (UNTRAINED | NEAR).items()}
 COMMON = ("optimizer.lr=1e-3", "trainer.batch=2", "trainer.micro_batch=2", "trainer.attention=eager", "watch.every=0")
 YARN, NTK = (f"model.rope='{UNTRAINED[label]}'" for label in ("yarn8", "ntk8"))
 SPANS, SKIP, ALL, AGAIN = "smt.draw='spans:span=32'", "smt.draw='skip'", "trained.what='all'", "trainer.seed=1"
-REPEAT = "smt.draw='repeat'"
+REPEAT = "smt.draw='skip:repeat=0.5'"
 RECIPES: dict[str, tuple[str, ...]] = {
     "smt": (),
     "yarn-skip": (YARN, SKIP),
@@ -67,7 +67,9 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "pose": ("smt.draw='pose'",),
     "full": ("smt.draw='full'", "trainer.batch=1", "trainer.micro_batch=1", "trainer.attention=sdpa"),
     # the rest by name
-    "repeat": (REPEAT,),
+    "yarn-repeat-only": (YARN, "smt.draw='skip:repeat=1'"),
+    "yarn-repeat-seldom": (YARN, "smt.draw='skip:repeat=0.2'"),
+    "repeat-only": ("smt.draw='skip:repeat=1'",),
     "yarn-repeat-again": (YARN, REPEAT, AGAIN),
     "yarn-smt": (YARN,),
     "ntk-smt": (NTK,),
@@ -108,10 +110,10 @@ class Found:
         return student_mean((self.natural.copy - self.natural.control)[:, at])[:3]
 
 
-def extended(name: str, out: Path, steps: int) -> LM:
-    """The model that a recipe makes; trained where it is not there yet."""
+def extended(name: str, model: str, out: Path, steps: int) -> LM:
+    """What a recipe makes of a model; trained where it is not there yet."""
     own, folder = round(steps * SHARE.get(name, 1.0)), out / "models" / name
-    overrides = [*COMMON, *RECIPES[name], f"out='{folder}'", f"trainer.steps={own}"]
+    overrides = [*COMMON, *RECIPES[name], f"model.name='{model}'", f"out='{folder}'", f"trainer.steps={own}"]
     overrides += [f"optimizer.warmup_steps={own // 10}", "trainer.log_every=20", "trainer.save_every=100"]
     if not (folder / "training.json").exists():
         started = time.process_time()
@@ -298,6 +300,7 @@ def draw(found: Mapping[str, Found], file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", help=f"of {', '.join(RECIPES)}; default the first {len(DEFAULT)}")
+    parser.add_argument("--model", default=DEMO, help="a folder, instead of the embedded model; trained on 512 tokens")
     parser.add_argument("--out", type=Path, help="keep models and rows here, and continue them")
     parser.add_argument("--picture", type=Path, help="draw the model, YaRN and the default recipes into this file")
     parser.add_argument("--repeats", type=int, default=10)
@@ -314,11 +317,12 @@ def main() -> None:
         out = options.out or Path(scratch)
         near = list(NEAR.values())
         scaled = list(UNTRAINED.values())[: 1 if options.quick else None]
-        found = measured(replace(embedded_model(), name="base"), ["full", *scaled, *near], out, repeats, options.quick)
+        base = replace(load(folder_of(options.model), dtype="float32", device="cpu"), name="base")
+        found = measured(base, ["full", *scaled, *near], out, repeats, options.quick)
         for name in names:
             print(f"{name}: {' '.join(RECIPES[name])}", flush=True)
             methods = ["full", *(near if name == "smt" else [])]
-            found |= measured(extended(name, out, steps), methods, out, repeats, options.quick)
+            found |= measured(extended(name, options.model, out, steps), methods, out, repeats, options.quick)
     made = list(claims(found))
     lines = [
         [claim, f"{how} {bound:g}", f"{said(value)}, {verdict(how, bound, value)}"] for claim, how, bound, value in made

@@ -89,13 +89,21 @@ def test_a_reader_that_remembers_everything_is_measured_to_the_end(tmp_path: Pat
 def test_repeats_are_added_where_a_threshold_is_undecided_and_nowhere_else(tmp_path: Path) -> None:
     rows = adaptively(tmp_path, fading(300, noise=0.06))
     repeats = {length: sum(row.length == length for row in rows) for length in {row.length for row in rows}}
-    half_life = stats.summarise(stats.curve(rows)).half_life
-    assert max(repeats.values()) > 4
-    assert repeats[min(repeats)] == repeats[max(repeats)] == 4
-    assert half_life.low is not None
-    assert half_life.high is not None
-    busiest = [length for length, count in repeats.items() if count > 4]
-    assert min(abs(length - half_life.value) for length in busiest) < LONGEST / 8
+    found = stats.summarise(stats.curve(rows))
+    assert found.half_life.low is not None
+    assert found.half_life.high is not None
+    busy = [length for length, count in repeats.items() if count > 4]
+    assert 2 <= len(busy) < len(repeats) / 2
+    assert min(abs(length - found.half_life.value) for length in busy) < LONGEST / 8
+    for length in busy:
+        assert min(abs(length - threshold.value) for threshold in (found.half_life, found.reach)) < LONGEST / 6
+
+
+def test_what_lies_within_chance_is_not_measured_more_finely(tmp_path: Path) -> None:
+    lengths = {
+        noise: {row.length for row in adaptively(tmp_path / str(noise), fading(300, noise))} for noise in (0, 0.3)
+    }
+    assert lengths[0] > lengths[0.3] == set(coarse_lengths(LONGEST))
 
 
 def test_repeats_that_would_not_help_are_not_made_and_said(tmp_path: Path) -> None:

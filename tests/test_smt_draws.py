@@ -179,6 +179,30 @@ def test_skips_move_one_text_apart_behind_the_first_token() -> None:
     assert 390 < last < 400
 
 
+@pytest.mark.parametrize("row", [32, 33])
+def test_a_share_of_the_skips_repeats_a_passage_of_half_a_row(row: int) -> None:
+    repeats, begins, last = 0, set(), 0
+    for seed in range(400):
+        one = drawn("skip:repeat=0.25", row=row, seed=seed)
+        if (one.tokens[16:32] == one.tokens[:16]).all():
+            repeats += 1
+            assert (len(one.tokens), one.num_targets, one.tokens[0]) == (32, 31, 0)
+            assert (np.diff(one.tokens[1:16]) == 1).all()
+            gap = int(one.positions[16]) - 16
+            assert one.positions.tolist() == [*range(16), *range(16 + gap, 32 + gap)]
+            begins.add(int(one.tokens[1]))
+            last = max(last, int(one.positions[-1]), int(one.tokens[-1]))
+        else:
+            assert (np.diff(one.tokens[1:]) == 1).all()
+    assert 70 < repeats < 130
+    assert len(begins) > 50
+    assert 370 < last < 400
+
+
+def test_the_end_of_a_document_is_repeated_too() -> None:
+    assert max(drawn("skip:repeat=1", 40, seed=seed).tokens.max() for seed in range(200)) == 39
+
+
 def test_random_positions_stand_under_contiguous_text() -> None:
     rows = [drawn("random", seed=seed) for seed in range(100)]
     assert all((np.diff(row.tokens) == 1).all() and (np.diff(row.positions) >= 1).all() for row in rows)
@@ -207,6 +231,8 @@ def test_draws_are_named_with_their_settings() -> None:
         ("spans", "needs span"),
         ("spans:span=0", "span = 0 of draw 'spans:span=0' must be at least 1"),
         ("uniform:window=3", "has no settings"),
+        ("skip:repeat=1.5", "repeat = 1.5 of draw 'skip:repeat=1.5' is a share of the rows: at most 1"),
+        ("skip:repeat=-0.5", "repeat = -0.5 of draw 'skip:repeat=-0.5' must be at least 0"),
     ],
 )
 def test_an_unknown_draw_is_refused(text: str, message: str) -> None:

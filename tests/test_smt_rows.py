@@ -98,7 +98,9 @@ def test_a_row_is_of_one_document_behind_the_separator() -> None:
             assert len(set(places.tolist())) == 1
 
 
-@pytest.mark.parametrize("draw", ["sparse", "uniform", "spans:span=4", "pose", "skip", "random", "full"])
+@pytest.mark.parametrize(
+    "draw", ["sparse", "uniform", "spans:span=4", "pose", "skip", "skip:repeat=1", "random", "full"]
+)
 def test_what_is_predicted_is_what_stands_behind_its_predecessor(draw: str) -> None:
     for index in range(60):
         row = rows(draw=draw)[index]["sparse"]

@@ -3,7 +3,7 @@
 1. A coarse grid to the longest length, 4 repeats, shortest first. It ends where three lengths in a row are amnesia:
    the upper end of the memory index's interval under 0.02.
 2. New lengths between the two that a threshold (fine, half-life, reach) falls between, until these are closer than a
-   32nd of the longest length and an eighth of themselves.
+   32nd of the longest length and an eighth of themselves, or than its interval is wide.
 3. Repeats, four at a time and at these two lengths alone, while the interval of half-life or reach goes further to
    either side than a 32nd of the longest length and 5 % of the value; up to 32, and none where 32 would not do.
 
@@ -134,11 +134,15 @@ def measure_adaptively(
 
 
 def finer_lengths(curve: stats.Curve, longest: int) -> tuple[int, ...]:
-    """New lengths inside the brackets that are still wide."""
+    """New lengths inside the brackets that are still wide, and wider than the interval of what they enclose."""
     new: set[int] = set()
+    summary = stats.summarise(curve)
     for name in REFINED:
         if bracket := stats.bracket(curve, name):
             low, high = bracket
+            found: stats.MemoryLength = getattr(summary, name)
+            if found.low is not None and found.high is not None and found.high - found.low > high - low:
+                continue
             fine_enough = max(1.0, min(longest / RESOLUTION, high / RELATIVE_RESOLUTION))
             pieces = min(PIECES, math.ceil((high - low) / fine_enough))
             new |= {int(length) for length in np.linspace(low, high, pieces + 1)[1:-1]}

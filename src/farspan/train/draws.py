@@ -193,34 +193,25 @@ class Skip:
     predicted. Not in the paper.
 
     PoSE's positions without its gaps in the text: what repeats within a row is what a model can learn to look for far
-    away.
+    away. Text asks for that now and then. With `repeat` a share of the rows asks for it at each step: first token and
+    a passage of half a row, and further on both again.
     """
 
     chunks: int = 2
+    repeat: float = 0.0  # share of the rows
 
     def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
-        begin = int(rng.integers(1, length - row + 2))
-        sizes = _chunks(row, self.chunks, rng)
-        offsets = np.sort(rng.integers(0, length - row + 1, self.chunks - 1))
-        positions = np.arange(row) + np.repeat([0, *offsets], sizes)
-        return Drawn(np.concatenate([[0], np.arange(begin, begin + row - 1)]), positions, row - 1)
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """A passage behind the document's first token, and far behind it both again; every token is predicted. Not in the
-    paper.
-
-    The passage is contiguous text of half a row. Language alone asks for a distant token now and then; its repetition
-    asks for one at each step, and no nearer one can answer.
-    """
-
-    def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
-        begin = int(rng.integers(1, length - row // 2 + 2))
-        once = np.concatenate([[0], np.arange(begin, begin + row // 2 - 1)])
-        offset = int(rng.integers(length - 2 * len(once) + 1))
-        again = np.arange(len(once), 2 * len(once)) + offset
-        return Drawn(np.tile(once, 2), np.concatenate([np.arange(len(once)), again]), 2 * len(once) - 1)
+        repeated = self.repeat > 0 and rng.random() < self.repeat
+        size = row // 2 if repeated else row
+        begin = int(rng.integers(1, length - size + 2))
+        tokens = np.concatenate([[0], np.arange(begin, begin + size - 1)])
+        if repeated:
+            tokens, sizes = np.tile(tokens, 2), np.array([size, size])
+        else:
+            sizes = _chunks(row, self.chunks, rng)
+        offsets = np.sort(rng.integers(0, length - row + 1, len(sizes) - 1))
+        positions = np.arange(len(tokens)) + np.repeat([0, *offsets], sizes)
+        return Drawn(tokens, positions, len(tokens) - 1)
 
 
 @dataclass(frozen=True)
@@ -251,7 +242,6 @@ DRAWS: dict[str, type[Draw]] = {
     "spans": Spans,
     "pose": Pose,
     "skip": Skip,
-    "repeat": Repeat,
     "random": RandomPositions,
     "full": FullLength,
 }
@@ -265,7 +255,9 @@ def draw_named(text: str) -> Draw:
     """
     made = one_of(DRAWS, text, "draw")
     for key, value in vars(made).items():
-        smallest = 0 if key == "keep_first" else 1
+        smallest = 0 if key in ("keep_first", "repeat") else 1
         if value is not None and value < smallest:
             raise ValueError(f"{key} = {value} of draw {text!r} must be at least {smallest}")
+        if key == "repeat" and value > 1:
+            raise ValueError(f"repeat = {value} of draw {text!r} is a share of the rows: at most 1")
     return made
