@@ -270,7 +270,7 @@ def measured(folder: Path, lengths: tuple[int, ...], curve: tuple[int, ...], rep
     for name, by_length in found.items():
         figures[name] = {length: math.exp(values.mean()) for length, values in by_length.items()}
     for name in ("CEPE", "CEPE-Distilled"):
-        for rival in ("embedded model", "+ sinks", "+ RePlug"):
+        for rival in READERS:
             # the model alone is best inside its window; the others are compared length by length
             theirs = found[rival] if rival[0] == "+" else dict.fromkeys(lengths, found[rival][WINDOW])
             figures[f"{name} to {rival}"] = gains = differences(found[name], theirs)

@@ -1,10 +1,10 @@
 """Whether Sparse Memory Training extends a model: expectation, memory, and what the old window loses.
 
-    python benchmarks/smt_extend.py [RECIPE ...] [--out FOLDER] [--picture FILE] [--repeats N] [--steps N]
-                                    [--quick] [--check]
+    python benchmarks/smt_extend.py [RECIPE ...] [--model FOLDER] [--out FOLDER] [--picture FILE] [--repeats N]
+                                    [--steps N] [--quick] [--check]
 
-The embedded model, trained on 512 tokens, is taken to 4,096 from `configs/smt-demo.toml` by each recipe, with the same
-rows of the same documents where the recipe does not say otherwise, and measured on held-out files:
+The embedded model, or --model, trained on 512 tokens, is taken to 4,096 from `configs/smt-demo.toml` by each recipe,
+with the same rows of the same documents where the recipe does not say otherwise, and measured on held-out files:
 
     perplexity   every token of 4,096 in one pass, as in tables 1, 4, 9 and 11 of the paper: means over the first L
     more context the same last 128 tokens behind more and more text
@@ -57,18 +57,18 @@ LABELS = {how: label for label, how in (UNTRAINED | NEAR).items()}
 COMMON = ("optimizer.lr=1e-3", "trainer.batch=2", "trainer.micro_batch=2", "trainer.attention=eager", "watch.every=0")
 YARN, NTK = (f"model.rope='{UNTRAINED[label]}'" for label in ("yarn8", "ntk8"))
 SPANS, SKIP, ALL, AGAIN = "smt.draw='spans:span=32'", "smt.draw='skip'", "trained.what='all'", "trainer.seed=1"
-REPEAT = "smt.draw='skip:repeat=0.5'"
+REPEAT = "smt.draw='skip:repeat=0.2'"
 RECIPES: dict[str, tuple[str, ...]] = {
     "smt": (),
-    "yarn-skip": (YARN, SKIP),
     "yarn-repeat": (YARN, REPEAT),
     "unmixed": ("smt.mixed='off'",),
     "uniform": ("smt.draw='uniform'",),
     "pose": ("smt.draw='pose'",),
     "full": ("smt.draw='full'", "trainer.batch=1", "trainer.micro_batch=1", "trainer.attention=sdpa"),
     # the rest by name
+    "yarn-skip": (YARN, SKIP),
     "yarn-repeat-only": (YARN, "smt.draw='skip:repeat=1'"),
-    "yarn-repeat-seldom": (YARN, "smt.draw='skip:repeat=0.2'"),
+    "yarn-repeat-half": (YARN, "smt.draw='skip:repeat=0.5'"),
     "repeat-only": ("smt.draw='skip:repeat=1'",),
     "yarn-repeat-again": (YARN, REPEAT, AGAIN),
     "yarn-smt": (YARN,),

@@ -229,8 +229,14 @@ def test_deepspeed_that_is_not_installed_is_named(settings: Make, monkeypatch: p
         train(settings("a", "trainer.engine=deepspeed"))
 
 
+@pytest.mark.parametrize("engine", ["fsdp2", "deepspeed"])
+def test_an_optimizer_of_whole_matrices_is_refused_where_they_are_cut(settings: Make, engine: str) -> None:
+    with pytest.raises(ValueError, match=f"works on whole matrices, and {engine} has them in parts"):
+        train(settings("a", f"trainer.engine={engine}", "optimizer.name=muon"))
+
+
 def test_an_engine_that_is_not_in_use_ends_the_training(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farspan.train.engines.refuse_other_processes", lambda engine: None)  # as under a launcher
+    monkeypatch.setattr("farspan.train.engines.refuse_unfit", lambda *given: None)  # as under a launcher
     monkeypatch.setattr("farspan.train.engines.shard", lambda *given: None)
     with pytest.raises(ValueError, match=r'trainer\.engine = "fsdp2" was asked for, and single is in use'):
         train(settings("a", "trainer.engine=fsdp2"))
@@ -245,10 +251,10 @@ def test_another_stage_of_zero_is_another_engine() -> None:
 
 
 def test_weights_that_deepspeed_has_rounded_are_not_saved_as_if_they_were_not() -> None:
-    engines.refuse_for_deepspeed(True, "bfloat16", "adamw")
-    engines.refuse_for_deepspeed(False, "float32", "adamw")
+    engines.refuse_rounding(True, "bfloat16")
+    engines.refuse_rounding(False, "float32")
     with pytest.raises(ValueError, match="rounded to bf16"):
-        engines.refuse_for_deepspeed(True, "float32", "adamw")
+        engines.refuse_rounding(True, "float32")
 
 
 # stopped and repeated
@@ -391,7 +397,7 @@ def test_the_preset_that_remembers_is_the_recipe_that_was_measured(monkeypatch: 
     path = CONFIGS.parent / "benchmarks" / "smt_extend.py"
     monkeypatch.syspath_prepend(path.parent)  # as for a script that is run: its neighbours can be imported
     names = {name: value for name, value in runpy.run_path(str(path)).items() if name in ("RECIPES", "COMMON")}
-    overrides = [*names["COMMON"], *names["RECIPES"]["yarn-skip"], "out='?'", "trainer.steps=300"]
+    overrides = [*names["COMMON"], *names["RECIPES"]["yarn-repeat"], "out='?'", "trainer.steps=300"]
     recipe = read_config(CONFIGS / "smt-demo.toml", SmtSettings, [*overrides, "optimizer.warmup_steps=30"])
     preset = read_config(CONFIGS / "smt-memory.toml", SmtSettings, ["out='?'", "watch.every=0"])
     assert preset.model_copy(update={"trainer": recipe.trainer}) == recipe

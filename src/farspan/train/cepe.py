@@ -139,12 +139,7 @@ def prepare(settings: CepeSettings, notice: Callable[[str], None]) -> Prepared:
 
     processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
     data, trainer = settings.data, settings.trainer
-    engines.refuse_other_processes(trainer.engine)
-    if trainer.engine == "fsdp2" and settings.optimizer.name == "muon":
-        raise ValueError(
-            'optimizer.name = "muon" works on whole matrices, and trainer.engine = "fsdp2" has them in parts: use '
-            '"adamw", or the engine "ddp"'
-        )
+    engines.refuse_unfit(trainer.engine, settings.optimizer.name)
     warms_up = settings.stage == "warmup"
     set_seed(trainer.seed)
     lm = opened(settings)

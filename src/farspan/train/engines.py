@@ -18,9 +18,10 @@ def num_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def refuse_other_processes(engine: str) -> None:
-    """Raises ValueError for an engine for several processes where there is one, or the reverse, or one that is not
-    installed."""
+def refuse_unfit(engine: str, optimizer: str) -> None:
+    """Raises ValueError for an engine for several processes where there is one, or the reverse, one that is not
+    installed, or one that the optimizer does not fit."""
+    refuse_muon(engine, optimizer)
     if engine == "deepspeed":
         optional_import("deepspeed", "deepspeed")
     processes = num_processes()
@@ -103,13 +104,16 @@ def deepspeed_config(bf16: bool) -> dict[str, Any]:
     }
 
 
-def refuse_for_deepspeed(bf16: bool, dtype: str, optimizer: str) -> None:
-    """Raises ValueError for settings that mean something else under ZeRO than under the other engines."""
-    if optimizer == "muon":
+def refuse_muon(engine: str, optimizer: str) -> None:
+    if engine in ("fsdp2", "deepspeed") and optimizer == "muon":
         raise ValueError(
-            'optimizer.name = "muon" works on whole matrices, and DeepSpeed ZeRO-2 cuts them: use "adamw", or '
+            f'optimizer.name = "muon" works on whole matrices, and {engine} has them in parts: use "adamw", or '
             'trainer.engine = "ddp"'
         )
+
+
+def refuse_rounding(bf16: bool, dtype: str) -> None:
+    """Raises ValueError for a training under DeepSpeed whose result would pass for more exact than it is."""
     if bf16 and dtype == "float32":
         raise ValueError(
             'trainer.dtype = "float32" would save weights that DeepSpeed has rounded to bf16, those too that are not '

@@ -123,7 +123,7 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
     processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
     out = Path(settings.out)
     set_seed(settings.trainer.seed)
-    engines.refuse_other_processes(settings.trainer.engine)
+    engines.refuse_unfit(settings.trainer.engine, settings.optimizer.name)
     lm = opened(settings)
     use_cache = lm.model.config.use_cache
     with processes.main_process_first():

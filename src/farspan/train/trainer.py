@@ -90,8 +90,9 @@ def run(
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             engines.refuse_other(settings.engine, trainer)
+            engines.refuse_muon(engines.in_use(trainer), optimizer_settings.name)
             if engines.in_use(trainer) == "deepspeed":
-                engines.refuse_for_deepspeed(settings.bf16, settings.dtype, optimizer_settings.name)
+                engines.refuse_rounding(settings.bf16, settings.dtype)
 
     rows_at_once = settings.micro_batch * engines.num_processes()
     batch = settings.batch or rows_at_once
