@@ -235,12 +235,14 @@ def said(gains: dict[int, tuple[float, float, float]]) -> str:
 
 
 def ablated(folder: Path, names: list[str], encoder: str, steps: int, repeats: int, quick: bool) -> dict[str, Any]:
-    """Short trainings behind the same warm-up, each with one field changed, and what they gain from context."""
+    """Short trainings behind the same warm-up, each with one field changed: loss, what they gain from context, and what
+    they lose to the first of them."""
     from farspan.retrieve import build
 
     lengths = LENGTHS[:2] if quick else (WINDOW, 2048, 8192)
     few = FEW if quick else (f"trainer.steps={steps}", "trainer.save_every=20")
     figures: dict[str, Any] = {}
+    first: dict[int, np.ndarray] = {}
     if "RetDoc" in names:
         build("builtin:train+tests", folder / "passages", words=40)
     for name in names:
@@ -251,8 +253,10 @@ def ablated(folder: Path, names: list[str], encoder: str, steps: int, repeats: i
         summary = train(kind, out, given)
         found = with_context(out, lengths, repeats)
         gain = differences(found, dict.fromkeys(lengths, found[WINDOW]))  # there all stands in the decoder: the base
-        figures[name] = {"loss": summary["loss"], "gain": gain}
-        print(f"| {name} | {summary['loss']:.3f} | {said(figures[name]['gain'])} |", flush=True)
+        first = first or found
+        figures[name] = {"loss": summary["loss"], "gain": gain, f"to {names[0]}": differences(found, first)}
+        cells = (name, f"{summary['loss']:.3f}", said(gain), said(differences(found, first)))
+        print(f"| {' | '.join(cells)} |", flush=True)
     return figures
 
 
