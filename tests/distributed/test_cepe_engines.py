@@ -40,6 +40,24 @@ save_every = 3
 [watch]
 every = 0
 """
+ENCODER_LINES = """
+[encoder]
+hidden = 32
+feed_forward = 48
+layers = 2
+heads = 2
+[optimizer]
+lr = 1e-2
+warmup_steps = 1
+decay_fraction = 0.5
+[trainer]
+steps = 6
+window = 32
+batch = 4
+bf16 = false
+log_every = 1
+save_every = 3
+"""
 KILLER = """
 import os, signal
 from farspan.cli import main
@@ -65,6 +83,7 @@ def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
     lines = [json.dumps({"text": " ".join(rng.choice(WORDS, 300))}) for _ in range(6)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     (tmp_path / "a.toml").write_text(LINES)
+    (tmp_path / "mlm.toml").write_text(ENCODER_LINES)
     (tmp_path / "killer.py").write_text(KILLER)
     return tmp_path
 
@@ -73,14 +92,16 @@ def run(
     folder: Path, recipe: str, out: str, engine: str, *overrides: str, script: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     processes = 1 if engine == "single" else 2
-    chosen = [f"out={folder / out}", f"model.name={folder / 'decoder'}", f"model.encoder={folder / 'encoder'}"]
+    names = {"decoder": "decoder"} if recipe == "mlm" else {"model.name": "decoder", "model.encoder": "encoder"}
+    chosen = [f"out={folder / out}", *(f"{key}={folder / name}" for key, name in names.items())]
     chosen += [f"data.text={folder / 'a.jsonl'}", f"trainer.micro_batch={2 // processes}"]
     chosen += [f"trainer.engine={engine}", *overrides]
     command = [sys.executable]
     if processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command += [script] if script else ["-m", "farspan"]
-    command += ["train", recipe, str(folder / "a.toml"), *(part for one in chosen for part in ("--set", one))]
+    config = folder / ("mlm.toml" if recipe == "mlm" else "a.toml")
+    command += ["train", recipe, str(config), *(part for one in chosen for part in ("--set", one))]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
 
@@ -106,6 +127,20 @@ def test_two_processes_train_as_one(folder: Path, engine: str, recipe: str) -> N
         assert done.returncode == 0, done.stderr
     assert_trained_alike(folder, "single", engine)
     farspan.load(folder / engine, device="cpu")  # refuses an adapter that is not its base's
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "deepspeed"])
+def test_two_processes_train_an_encoder_as_one(folder: Path, engine: str) -> None:
+    for chosen in ("single", "ddp", engine):
+        done = run(folder, "mlm", chosen, chosen)
+        assert done.returncode == 0, done.stderr
+    # a mean of two means, of rows in which not equally many tokens are masked
+    assert losses(folder, "ddp") == pytest.approx(losses(folder, "single"), rel=2e-2)
+    assert losses(folder, engine) == pytest.approx(losses(folder, "ddp"), rel=1e-4)
+    one, two = (load_file(folder / out / "model.safetensors") for out in ("ddp", engine))
+    assert one.keys() == two.keys()
+    for name in one:
+        testing.assert_close(two[name], one[name], rtol=0.1, atol=5e-3)
 
 
 def test_a_decoder_in_bf16_is_sharded_beside_what_is_trained_in_fp32(folder: Path) -> None:

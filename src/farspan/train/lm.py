@@ -100,23 +100,25 @@ def train(settings: LmSettings) -> dict[str, Any]:
         return PackedRows(corpus, length, (separator,), settings.trainer.seed)
 
     set_seed(settings.trainer.seed)
-    model = LlamaForCausalLM._from_config(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=model_settings.hidden,
-            intermediate_size=model_settings.feed_forward,
-            num_hidden_layers=model_settings.layers,
-            num_attention_heads=model_settings.heads,
-            head_dim=head_dim,
-            num_key_value_heads=model_settings.key_value_heads,
-            max_position_embeddings=length,
-            rope_parameters={"rope_type": "default", "rope_theta": model_settings.rope_theta},
-            tie_word_embeddings=model_settings.tied,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        ),
-        attn_implementation=settings.trainer.attention,
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=model_settings.hidden,
+        intermediate_size=model_settings.feed_forward,
+        num_hidden_layers=model_settings.layers,
+        num_attention_heads=model_settings.heads,
+        head_dim=head_dim,
+        num_key_value_heads=model_settings.key_value_heads,
+        max_position_embeddings=length,
+        rope_parameters={"rope_type": "default", "rope_theta": model_settings.rope_theta},
+        tie_word_embeddings=model_settings.tied,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
     )
+
+    def new() -> Any:
+        return LlamaForCausalLM._from_config(config, attn_implementation=settings.trainer.attention)
+
+    model = new()
     if settings.trainer.activation_checkpointing:
         hf.checkpoint_activations(model)
     summary = run(
@@ -126,6 +128,7 @@ def train(settings: LmSettings) -> dict[str, Any]:
         settings.optimizer,
         settings.trainer,
         out,
+        again=new,
         arguments={
             "torch_compile": settings.trainer.compile,
             "eval_strategy": "steps" if held_out else "no",

@@ -23,6 +23,7 @@ from farspan import hf
 from farspan.cepe.encoder import load as load_encoder
 from farspan.corpus import Corpus, load, optional_import
 from farspan.lm import choose_separator, folder_of
+from farspan.train import engines
 from farspan.train.batches import PackedRows
 from farspan.train.blocks import summed
 from farspan.train.config import Settings, refuse_other_settings
@@ -192,8 +193,8 @@ def train(settings: MlmSettings) -> dict[str, Any]:
     Returns what `training.json` in that folder holds.
 
     Raises:
-        ValueError: impossible settings, a tokenizer that cannot be loaded, a text that does not hold one row, or `out`
-            holds another training.
+        ValueError: impossible settings, a tokenizer that cannot be loaded, a text that does not hold one row, another
+            engine in use than asked for, or `out` holds another training.
     """
     from transformers import AutoTokenizer, set_seed
 
@@ -201,6 +202,7 @@ def train(settings: MlmSettings) -> dict[str, Any]:
 
     processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
     out, trainer = Path(settings.out), settings.trainer
+    engines.refuse_unfit(trainer.engine, settings.optimizer.name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder_of(settings.decoder))
     except (OSError, ValueError) as error:
@@ -226,13 +228,18 @@ def train(settings: MlmSettings) -> dict[str, Any]:
             samples=samples,
         )
 
+    def new() -> MaskedLM:
+        return MaskedLM(new_encoder(settings.encoder, len(tokenizer), trainer.window, trainer.attention))
+
     set_seed(trainer.seed)
-    encoder = new_encoder(settings.encoder, len(tokenizer), trainer.window, trainer.attention)
+    model = new()
     if trainer.activation_checkpointing:
-        hf.checkpoint_activations(encoder)
+        hf.checkpoint_activations(model.model)
+    if trainer.engine == "fsdp2":
+        engines.shard(model, engines.layers_of(model.model), processes)
     batch = trainer.batch or trainer.micro_batch * processes.num_processes
     summary = run(
-        MaskedLM(encoder),
+        model,
         rows(text, trainer.steps * batch),
         rows(held_out, None) if held_out else None,
         settings.optimizer,
@@ -240,6 +247,7 @@ def train(settings: MlmSettings) -> dict[str, Any]:
         out,
         trainer_class=TermsTrainer,
         finish=lambda model: model.model,
+        again=new,
         arguments={
             "torch_compile": trainer.compile,
             "eval_strategy": "steps" if held_out else "no",

@@ -56,7 +56,7 @@ def run(
     trainer_class: Callable[..., Any] | None = None,
     callbacks: Sequence[Any] = (),
     finish: Callable[[Any], Any] = lambda model: model,
-    again: Callable[[], Any] | None = None,
+    again: Callable[[], Any],
     arguments: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -161,7 +161,6 @@ def run(
     state = engines.whole_state(model) if engines.sharded(model) else None
     if trainer.is_world_process_zero():
         if state is not None:
-            assert again is not None, "a sharded model, and nothing to make it whole with"
             model = again()
             model.load_state_dict(state, strict=False)
         finish(model).to(getattr(torch, settings.dtype)).save_pretrained(out)
