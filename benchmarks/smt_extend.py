@@ -315,6 +315,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out or Path(scratch)
+        out = out if options.model == DEMO else out / Path(options.model).name
         near = list(NEAR.values())
         scaled = list(UNTRAINED.values())[: 1 if options.quick else None]
         base = replace(load(folder_of(options.model), dtype="float32", device="cpu"), name="base")

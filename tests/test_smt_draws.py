@@ -184,12 +184,13 @@ def test_a_share_of_the_skips_repeats_a_passage_of_half_a_row(row: int) -> None:
     repeats, begins, last = 0, set(), 0
     for seed in range(400):
         one = drawn("skip:repeat=0.25", row=row, seed=seed)
-        if (one.tokens[16:32] == one.tokens[:16]).all():
+        half = row - 16
+        assert (len(one.tokens), one.num_targets, one.tokens[0]) == (row, row - 1, 0)
+        if (one.tokens[half:] == one.tokens[:16]).all():
             repeats += 1
-            assert (len(one.tokens), one.num_targets, one.tokens[0]) == (32, 31, 0)
-            assert (np.diff(one.tokens[1:16]) == 1).all()
-            gap = int(one.positions[16]) - 16
-            assert one.positions.tolist() == [*range(16), *range(16 + gap, 32 + gap)]
+            assert (np.diff(one.tokens[1:half]) == 1).all()
+            gap = int(one.positions[half]) - half
+            assert one.positions.tolist() == [*range(half), *range(half + gap, row + gap)]
             begins.add(int(one.tokens[1]))
             last = max(last, int(one.positions[-1]), int(one.tokens[-1]))
         else:

@@ -3,7 +3,8 @@
 1. A coarse grid to the longest length, 4 repeats, shortest first. It ends where three lengths in a row are amnesia:
    the upper end of the memory index's interval under 0.02.
 2. New lengths between the two that a threshold (fine, half-life, reach) falls between, until these are closer than a
-   32nd of the longest length and an eighth of themselves, or than its interval is wide.
+   32nd of the longest length and an eighth of themselves, or than its interval is wide. Repeats do not take this up
+   again, so that between lengths of the coarse grid a threshold is interpolated.
 3. Repeats, four at a time and at these two lengths alone, while the interval of half-life or reach goes further to
    either side than a 32nd of the longest length and 5 % of the value; up to 32, and none where 32 would not do.
 

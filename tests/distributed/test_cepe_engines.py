@@ -19,6 +19,7 @@ import farspan
 from cepe_models import tiny_encoder
 from tiny import tiny_model
 
+TIMEOUT = 1000  # seconds
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu"]
 LINES = """
 [model]
@@ -57,6 +58,7 @@ batch = 4
 bf16 = false
 log_every = 1
 save_every = 3
+evaluate_every = 3
 """
 KILLER = """
 import os, signal
@@ -72,6 +74,8 @@ def training_step(trainer, *others, **named):
 TermsTrainer.training_step = training_step
 main()
 """
+
+pytestmark = pytest.mark.timeout(3 * TIMEOUT)
 
 
 @pytest.fixture
@@ -92,7 +96,9 @@ def run(
     folder: Path, recipe: str, out: str, engine: str, *overrides: str, script: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     processes = 1 if engine == "single" else 2
-    names = {"decoder": "decoder"} if recipe == "mlm" else {"model.name": "decoder", "model.encoder": "encoder"}
+    names = {"model.name": "decoder", "model.encoder": "encoder"}
+    if recipe == "mlm":
+        names = {"decoder": "decoder", "data.held_out": "a.jsonl"}
     chosen = [f"out={folder / out}", *(f"{key}={folder / name}" for key, name in names.items())]
     chosen += [f"data.text={folder / 'a.jsonl'}", f"trainer.micro_batch={2 // processes}"]
     chosen += [f"trainer.engine={engine}", *overrides]
@@ -103,7 +109,7 @@ def run(
     config = folder / ("mlm.toml" if recipe == "mlm" else "a.toml")
     command += ["train", recipe, str(config), *(part for one in chosen for part in ("--set", one))]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT)
 
 
 def losses(folder: Path, out: str) -> list[float]:

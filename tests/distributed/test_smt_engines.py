@@ -1,6 +1,5 @@
 """Sparse Memory Training on two processes, `make test-distributed`: each engine is the one in use, and ends where one
-process does. DeepSpeed comes with `pip install -e '.[deepspeed]'`, and compiles an operation when it first starts on
-CPUs, some minutes."""
+process does."""
 
 import json
 import os
@@ -64,12 +63,6 @@ def run(
     command += ["train", "smt", str(folder / "a.toml"), *(part for one in chosen for part in ("--set", one))]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT)
-
-
-@pytest.fixture(autouse=True)
-def _installed(request: pytest.FixtureRequest) -> None:
-    if "deepspeed" in getattr(getattr(request.node, "callspec", None), "params", {}).values():
-        pytest.importorskip("deepspeed")
 
 
 def losses(folder: Path, out: str) -> list[float]:

@@ -193,7 +193,7 @@ def begin(settings: CepeSettings, ready: Prepared) -> None:
         refuse_other_settings(out, settings)
 
 
-def opened(settings: CepeSettings) -> LM:
+def opened(settings: CepeSettings, device: str | None = None) -> LM:
     """The decoder with an encoder and cross-attention in fp32.
 
     Raises:
@@ -205,7 +205,11 @@ def opened(settings: CepeSettings) -> LM:
 
     chosen = settings.model
     lm = load_model(
-        folder_of(chosen.name), dtype=chosen.dtype, attention=settings.trainer.attention, revision=chosen.revision
+        folder_of(chosen.name),
+        dtype=chosen.dtype,
+        device=device,
+        attention=settings.trainer.attention,
+        revision=chosen.revision,
     )
     lm = replace(lm, name=chosen.name)
     if chosen.warmed_up and not chosen.random_encoder:
@@ -282,7 +286,7 @@ def trained(
         trainer_class=TermsTrainer,
         callbacks=watching(lm, settings, out),
         finish=lambda model: Added(model, use_cache),
-        again=lambda: opened(settings).model,
+        again=lambda: opened(settings, "cpu").model,
         processing_class=lm.tokenizer,
         data_collator=collated,
         terms=objective,

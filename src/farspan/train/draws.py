@@ -202,16 +202,16 @@ class Skip:
 
     def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
         repeated = self.repeat > 0 and rng.random() < self.repeat
-        size = row // 2 if repeated else row
+        size = row - row // 2 if repeated else row
         begin = int(rng.integers(1, length - size + 2))
         tokens = np.concatenate([[0], np.arange(begin, begin + size - 1)])
         if repeated:
-            tokens, sizes = np.tile(tokens, 2), np.array([size, size])
+            tokens, sizes = np.tile(tokens, 2)[:row], np.array([size, row - size])
         else:
             sizes = _chunks(row, self.chunks, rng)
         offsets = np.sort(rng.integers(0, length - row + 1, len(sizes) - 1))
-        positions = np.arange(len(tokens)) + np.repeat([0, *offsets], sizes)
-        return Drawn(tokens, positions, len(tokens) - 1)
+        positions = np.arange(row) + np.repeat([0, *offsets], sizes)
+        return Drawn(tokens, positions, row - 1)
 
 
 @dataclass(frozen=True)

@@ -46,16 +46,25 @@ def shard(model: Any, parts: Iterable[Any], processes: Any, whole: set[Any] | No
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(processes.device.type, (processes.num_processes,))
-    model.to(processes.device)
+    for parameter in whole or ():
+        parameter.data = parameter.data.to(processes.device)
     for part in parts:
         fully_shard(part, mesh=mesh)
-    fully_shard(model, mesh=mesh, ignored_params=whole)
+    # by default the outermost stays gathered after a forward, and an evaluation has no backward that would end it
+    fully_shard(model, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
 
 
 def layers_of(model: Any) -> list[Any]:
-    """The modules that transformers never spreads over devices: a model's layers."""
+    """The modules that transformers never spreads over devices, inner ones first: a model's layers.
+
+    Raises:
+        ValueError: the family does not name them.
+    """
     kinds = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in kinds]
+    found = [module for module in model.modules() if type(module).__name__ in kinds]
+    if not found:
+        raise ValueError(f'trainer.engine = "fsdp2" does not know the layers of {type(model).__name__}: use "ddp"')
+    return found[::-1]
 
 
 def training_arguments(engine: str, bf16: bool, is_sharded: bool) -> dict[str, Any]:

@@ -79,6 +79,8 @@ def train(settings: LmSettings) -> dict[str, Any]:
             f"heads of {head_dim} dimensions (model.head_dim, or model.hidden / model.heads) are odd; rotary positions "
             "turn pairs of dimensions, so use an even one"
         )
+    if settings.trainer.engine == "fsdp2" and not torch.cuda.is_available():
+        raise ValueError('trainer.engine = "fsdp2" of `train lm` needs GPUs: use "ddp"')
     processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
     out = Path(settings.out)
     source = settings.tokenizer.folder or str(out)

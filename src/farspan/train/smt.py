@@ -154,7 +154,7 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
         trainer_class=TermsTrainer,
         callbacks=watching(lm, settings, out),
         finish=finished,
-        again=lambda: choose(opened(settings).model, settings.trained)[0],
+        again=lambda: choose(opened(settings, "cpu").model, settings.trained)[0],
         processing_class=lm.tokenizer,
         data_collator=collated,
         core=lm.model,
@@ -192,7 +192,7 @@ def plan(settings: SmtSettings) -> Iterator[str]:
     yield f"{fed:,} tokens a step are read at the last length, about {fed * steps:,} in all"
 
 
-def opened(settings: SmtSettings) -> LM:
+def opened(settings: SmtSettings, device: str | None = None) -> LM:
     """The model in fp32, its RoPE scaled if it is to be.
 
     Raises:
@@ -201,6 +201,7 @@ def opened(settings: SmtSettings) -> LM:
     lm = load_model(
         folder_of(settings.model.name),
         dtype="float32",
+        device=device,
         attention=settings.trainer.attention,
         trained_length=settings.model.window,
         revision=settings.model.revision,

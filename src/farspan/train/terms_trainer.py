@@ -54,6 +54,8 @@ class TermsTrainer(Trainer):
         self.core = self.model if core is None else core
         self._seen: dict[str, list[Tensor]] = {}  # since the last log
         if sharded(self.model):
+            if not hasattr(self, "is_distributed_loading_by_transformers"):
+                raise ValueError('trainer.engine = "fsdp2" needs a newer transformers: update it, or use "ddp"')
             self.is_distributed_loading_by_transformers = True  # else accelerate would put DDP around it
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:

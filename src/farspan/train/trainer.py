@@ -155,14 +155,15 @@ def run(
         trainer.state = before
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    state = engines.whole_state(model) if engines.sharded(model) else None
     history = trainer.state.log_history
     final = trainer.evaluate()["eval_loss"] if held_out is not None else None
     parameters = sum(p.numel() for p in model.parameters())
-    state = engines.whole_state(model) if engines.sharded(model) else None
     if trainer.is_world_process_zero():
         if state is not None:
             model = again()
-            model.load_state_dict(state, strict=False)
+            assert state.keys() == dict(model.named_parameters()).keys(), "another model than was trained"
+            model.load_state_dict(state, strict=False)  # buffers are as they were made
         finish(model).to(getattr(torch, settings.dtype)).save_pretrained(out)
     losses = [entry["loss"] for entry in history if "loss" in entry]
     num_rows = trainer.num_examples(trainer.get_train_dataloader())
