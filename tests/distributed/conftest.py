@@ -1,5 +1,5 @@
-"""What the distributed tests share. DeepSpeed comes with `pip install -e '.[deepspeed]'`; when it first starts on CPUs it
-compiles an operation, some minutes."""
+"""What the distributed tests share. DeepSpeed comes with `pip install -e '.[deepspeed]'`; its first start on CPUs takes
+minutes, as it compiles an operation."""
 
 import pytest
 
