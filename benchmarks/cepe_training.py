@@ -1,6 +1,7 @@
 """CEPE from scratch on one CPU core: warm-up, main stage and distillation beside the embedded model, and what it gains.
 
-    python benchmarks/cepe_training.py [--folder FOLDER] [--encoder demo|mlm] [--ablations 'A;B'] [--quick] [--check]
+    python benchmarks/cepe_training.py [--folder FOLDER] [--encoder demo|mlm] [--warmup STEPS] [--ablations 'A;B']
+                                       [--quick] [--check]
 
 The embedded model (trained on 512 tokens) stays as it is. Its own blocks, made to look both ways, begin the encoder
 (--encoder mlm: one of `farspan train mlm`, from random weights). The trainings are those of configs/*-demo.toml;
@@ -71,15 +72,15 @@ def train(name: str, out: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
     return summary
 
 
-def trainings(folder: Path, encoder: str, few: tuple[str, ...]) -> dict[str, Any]:
+def trainings(folder: Path, encoder: str, few: tuple[str, ...], warmup: tuple[str, ...] = ()) -> dict[str, Any]:
     """Encoder, warm-up, main stage and distillation; returns the summaries."""
     done: dict[str, Any] = {}
     if encoder == "mlm":
         done["encoder"] = train("encoder", folder / "encoder", few)
         encoder = str(folder / "encoder")
     for name in ("warmup", "main", "distilled"):
-        warmed_up = () if name == "warmup" else (f"model.warmed_up={folder / 'warmup'}",)
-        done[name] = train(name, folder / name, (f"model.encoder={encoder}", *warmed_up, *few))
+        more = warmup if name == "warmup" else (f"model.warmed_up={folder / 'warmup'}",)
+        done[name] = train(name, folder / name, (f"model.encoder={encoder}", *more, *few))
     return done
 
 
@@ -304,6 +305,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/cepe-training"))
     parser.add_argument("--encoder", choices=("demo", "mlm"), default="demo")
+    parser.add_argument("--warmup", type=int, help="its steps; default those of its config")
     parser.add_argument("--repeats", type=int, default=48, help="documents")
     parser.add_argument("--ablations", default="", help=f"names with ; between, or all: {'; '.join(ABLATIONS)}")
     parser.add_argument("--steps", type=int, default=100, help="of an ablation")
@@ -318,7 +320,8 @@ def main() -> None:
     folder = arguments.folder / ("quick" if quick else "") / encoder
     repeats = 2 if quick else arguments.repeats
 
-    done = trainings(folder, encoder, FEW if quick else ())
+    longer = (f"trainer.steps={arguments.warmup}",) if arguments.warmup else ()
+    done = trainings(folder, encoder, FEW if quick else (), longer)
     figures: dict[str, Any] = {f"{name}_loss": summary["loss"] for name, summary in done.items()}
     if names:
         begins = str(folder / "encoder") if encoder == "mlm" else encoder
