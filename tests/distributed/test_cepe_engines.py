@@ -21,43 +21,36 @@ from tiny import tiny_model
 
 TIMEOUT = 1000  # seconds
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu"]
-LINES = """
+TRAINED = """
+[optimizer]
+lr = 1e-2
+warmup_steps = 1
+decay_fraction = 0.5
+[trainer]
+steps = 6
+batch = 4
+bf16 = false
+log_every = 1
+save_every = 3
+"""
+LINES = f"""
 [model]
 dtype = "float32"
 [data]
 decoder = 24
 chunks = 3
 chunk = 8
-[optimizer]
-lr = 1e-2
-warmup_steps = 1
-decay_fraction = 0.5
-[trainer]
-steps = 6
-batch = 4
-bf16 = false
-log_every = 1
-save_every = 3
 [watch]
 every = 0
-"""
-ENCODER_LINES = """
+{TRAINED}"""
+ENCODER_LINES = f"""
 [encoder]
 hidden = 32
 feed_forward = 48
 layers = 2
 heads = 2
-[optimizer]
-lr = 1e-2
-warmup_steps = 1
-decay_fraction = 0.5
-[trainer]
-steps = 6
+{TRAINED}
 window = 32
-batch = 4
-bf16 = false
-log_every = 1
-save_every = 3
 evaluate_every = 3
 """
 KILLER = """
