@@ -221,13 +221,15 @@ def test_a_training_stopped_and_repeated_ends_with_the_same_weights(
         (["encoder.heads=3"], r"encoder\.hidden = 32 must be an even multiple of encoder\.heads = 3"),
         (["trainer.window=100000"], "less than one row of 100,000"),
         (["decoder=nowhere"], r"decoder 'nowhere' has no tokenizer"),
+        (["trainer.batch=3"], r"trainer\.batch = 3 is not a multiple of trainer\.micro_batch x processes = 4"),
     ],
 )
-def test_impossible_settings_are_refused(
+def test_impossible_settings_are_refused_and_do_not_take_the_folder(
     settings: Callable[..., MlmSettings], overrides: list[str], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         train(settings("a", *overrides))
+    assert train(settings("a", "trainer.steps=2"))["loss"] > 0
 
 
 def test_the_default_is_the_paper() -> None:

@@ -229,12 +229,6 @@ def test_deepspeed_that_is_not_installed_is_named(settings: Make, monkeypatch: p
         train(settings("a", "trainer.engine=deepspeed"))
 
 
-def test_a_draw_that_was_refused_does_not_take_the_folder(settings: Make) -> None:
-    with pytest.raises(ValueError, match="at most 1"):
-        train(settings("a", "smt.draw='skip:repeat=2'"))
-    assert train(settings("a", "smt.draw='skip:repeat=1'"))["loss"] > 0
-
-
 @pytest.mark.parametrize("engine", ["fsdp2", "deepspeed"])
 def test_an_optimizer_of_whole_matrices_is_refused_where_they_are_cut(settings: Make, engine: str) -> None:
     with pytest.raises(ValueError, match=f"works on whole matrices, and {engine} has them in parts"):

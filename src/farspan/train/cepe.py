@@ -125,7 +125,6 @@ def train(settings: CepeSettings, notice: Callable[[str], None] = lambda text: N
             another training.
     """
     ready = prepare(settings, notice)
-    begin(settings, ready)
     return trained(settings, ready, ready.rows, terms, {"nats": 1.0})
 
 
@@ -153,6 +152,7 @@ def prepare(settings: CepeSettings, notice: Callable[[str], None]) -> Prepared:
     if limit is not None and data.chunk > limit:
         raise ValueError(f"data.chunk = {data.chunk:,} tokens are more than the {limit:,} the encoder was trained on")
     with processes.main_process_first():
+        refuse_other_settings(Path(settings.out), settings)
         rows = DocumentRows(
             load(data.text, lm.tokenizer),
             data,
@@ -179,18 +179,6 @@ def prepare(settings: CepeSettings, notice: Callable[[str], None]) -> Prepared:
                 f"training reads {len(rows):,} windows"
             )
     return Prepared(lm, rows, count, total, processes)
-
-
-def begin(settings: CepeSettings, ready: Prepared) -> None:
-    """Takes the folder for this training, once nothing is left to refuse.
-
-    Raises:
-        ValueError: it holds another training.
-    """
-    out = Path(settings.out)
-    with ready.processes.main_process_first():
-        out.mkdir(parents=True, exist_ok=True)
-        refuse_other_settings(out, settings)
 
 
 def opened(settings: CepeSettings, device: str | None = None) -> LM:

@@ -52,16 +52,18 @@ MAY_CHANGE = ("out", "trainer.steps", "trainer.log_every", "trainer.save_every",
 
 
 def refuse_other_settings(out: Path, settings: Settings) -> None:
-    """Keeps `settings.json` in a training's folder, and the folder from being continued with other settings.
+    """Makes a training's folder, with `settings.json`, and keeps it from being continued with other settings.
 
-    Where it trains, how long, and how often it speaks may change.
+    Where it trains, how long, and how often it speaks may change; so may everything while nothing else lies there: that
+    training was refused before it began.
 
     Raises:
         ValueError: the folder was begun with other settings.
     """
+    out.mkdir(parents=True, exist_ok=True)
     file = out / "settings.json"
     now = settings.model_dump(mode="json")
-    if file.exists():
+    if file.exists() and any(other.is_file() and other != file for other in out.rglob("*")):
         refuse_differences(out, "training", json.loads(file.read_text()), now, MAY_CHANGE)
     file.write_text(json.dumps(now, indent=2) + "\n")
 

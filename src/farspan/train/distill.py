@@ -37,7 +37,7 @@ from farspan.lm import folder_of
 from farspan.lm import load as load_model
 from farspan.reader import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
 from farspan.train.blocks import summed
-from farspan.train.cepe import CepeSettings, Prepared, begin, decoded, prepare, trained
+from farspan.train.cepe import CepeSettings, Prepared, decoded, prepare, trained
 from farspan.train.config import Settings
 from farspan.train.documents import DocumentRows, collated
 from farspan.train.objective import NOT_A_TARGET
@@ -77,10 +77,8 @@ def train(settings: DistillSettings, notice: Callable[[str], None] = lambda text
         raise ValueError('stage = "warmup": distillation is of the main stage; warm up with farspan train cepe')
     ready, chosen = prepare(settings, notice), settings.distill
     if chosen.kl == 0:
-        begin(settings, ready)
         return trained(settings, ready, ready.rows, partial(terms, chosen, None), {"ce": chosen.ce, "kl": 0.0})
     teacher = teacher_of(settings, ready)
-    begin(settings, ready)
     rows: Dataset[dict[str, Tensor]] = ready.rows
     online: Teacher | None = teacher
     if chosen.stored:

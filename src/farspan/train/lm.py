@@ -85,7 +85,6 @@ def train(settings: LmSettings) -> dict[str, Any]:
     out = Path(settings.out)
     source = settings.tokenizer.folder or str(out)
     with processes.main_process_first():  # the others find what it has written
-        out.mkdir(parents=True, exist_ok=True)
         refuse_other_settings(out, settings)
         if settings.tokenizer.folder is None and not (out / "tokenizer.json").exists():
             train_tokenizer(list(read_texts(settings.data.text)), settings.tokenizer.vocabulary, out)

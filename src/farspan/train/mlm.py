@@ -209,7 +209,6 @@ def train(settings: MlmSettings) -> dict[str, Any]:
         raise ValueError(f"decoder {settings.decoder!r} has no tokenizer that can be loaded: {error}") from error
     separator, special = choose_separator(tokenizer).ids, tuple(tokenizer.all_special_ids)
     with processes.main_process_first():
-        out.mkdir(parents=True, exist_ok=True)
         refuse_other_settings(out, settings)
         text = load(settings.data.text, tokenizer)
         held_out = load(settings.data.held_out, tokenizer) if settings.data.held_out else None

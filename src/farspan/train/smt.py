@@ -127,9 +127,8 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
     lm = opened(settings)
     use_cache = lm.model.config.use_cache
     with processes.main_process_first():
-        out.mkdir(parents=True, exist_ok=True)
+        refuse_other_settings(out, settings)
         rows = rows_of(lm, settings, processes.num_processes)
-        refuse_other_settings(out, settings)  # behind what may be refused: it takes the folder for these settings
     model, count = prepared(lm, settings)
     if processes.is_main_process:
         notice(f"{lm.name}, window {rows.row:,} tokens: {count}")
