@@ -17,6 +17,7 @@ install_import_hook(
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from farspan.lm import LM, wrap
 
@@ -32,6 +33,19 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     """One thread, a cache of the tests' own."""
     monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def layers_computed(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Grows by one whenever a layer of a Llama is computed."""
+    found, original = list[None](), LlamaMLP.forward
+
+    def forward(self: LlamaMLP, hidden: torch.Tensor) -> torch.Tensor:
+        found.append(None)
+        return original(self, hidden)
+
+    monkeypatch.setattr(LlamaMLP, "forward", forward)
+    return found
 
 
 @pytest.fixture(scope="session")

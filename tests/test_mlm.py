@@ -157,11 +157,25 @@ def test_what_is_saved_is_an_encoder_that_cepe_takes(settings: Callable[..., Mlm
     tokenizer = AutoTokenizer.from_pretrained(chosen.out)
     decoder = AutoTokenizer.from_pretrained(chosen.decoder)
     assert (tokenizer.mask_token, tokenizer.mask_token_id) == ("[MASK]", len(decoder))
+    assert tokenizer.model_max_length == 32
     model = cepe.from_base(tiny_model(), chosen.out, tokenizer=decoder)
     assert (model.encoder.config.vocab_size, model.encoder.config.max_position_embeddings) == (len(decoder) + 1, 32)
     state = load_file(Path(chosen.out) / "model.safetensors")
     assert not any(name.startswith("lm_") for name in state)
     assert torch.equal(model.encoder.norm.weight, state["norm.weight"])
+
+
+def test_activations_are_computed_again_where_they_are_not_kept(
+    settings: Callable[..., MlmSettings], layers_computed: list[None]
+) -> None:
+    one, other = settings("one"), settings("other", "trainer.activation_checkpointing=true")
+    train(one)
+    once = len(layers_computed)
+    train(other)
+    assert len(layers_computed) - once > 1.5 * once
+    a, b = (load_file(Path(s.out) / "model.safetensors") for s in (one, other))
+    for name, weight in a.items():
+        torch.testing.assert_close(b[name], weight, rtol=1e-4, atol=1e-5)
 
 
 def test_an_encoder_is_trained_looking_both_ways(settings: Callable[..., MlmSettings], tmp_path: Path) -> None:

@@ -532,6 +532,16 @@ def test_a_schedule_that_does_not_fit_is_refused() -> None:
         build(torch.nn.Linear(2, 2), OptimizerSettings(), 20)
 
 
+def test_activations_are_computed_again_where_they_are_not_kept(settings: Any, layers_computed: list[None]) -> None:
+    one, other = settings("one"), settings("other", "trainer.activation_checkpointing=true")
+    train(one)
+    once = len(layers_computed)
+    train(other)
+    assert len(layers_computed) - once > 1.5 * once
+    for name, weight in weights(one).items():
+        torch.testing.assert_close(weights(other)[name], weight, rtol=1e-4, atol=1e-5)
+
+
 def test_a_folder_is_not_continued_with_other_settings(settings: Any) -> None:
     train(settings("a", "trainer.steps=4"))
     with pytest.raises(

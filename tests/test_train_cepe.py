@@ -333,6 +333,18 @@ def test_the_decoder_stays_as_it_is_and_what_is_added_moves(settings: Callable[.
     assert still in ([], ["encoder.embed_tokens.weight"])
 
 
+def test_activations_are_computed_again_where_they_are_not_kept(
+    settings: Callable[..., Any], layers_computed: list[None]
+) -> None:
+    one, other = settings("one"), settings("other", "trainer.activation_checkpointing=true")
+    train(one)
+    once = len(layers_computed)
+    train(other)
+    assert len(layers_computed) - once > 1.5 * once
+    for name, weight in added(one).items():
+        torch.testing.assert_close(added(other)[name], weight, rtol=1e-4, atol=1e-5)
+
+
 def test_checkpoints_hold_only_what_is_trained(settings: Callable[..., Any]) -> None:
     for out, overrides in (("a", ()), ("b", ("model.train_encoder=false",))):
         chosen = settings(out, "trainer.steps=4", *overrides)
@@ -486,7 +498,8 @@ def test_a_training_watches_itself(settings: Callable[..., Any]) -> None:
     ("overrides", "message"),
     [
         (["model.encoder="], r"no encoder: give model\.encoder"),
-        (["data.decoder=600"], r"data\.decoder = 600 .* more than the 512"),
+        (["data.decoder=512"], r"data\.decoder = 512 tokens, and a separator .* more than the 512"),
+        (["model.warmed_up=nowhere"], r"model\.warmed_up = 'nowhere' is no folder: .*stage = \"warmup\""),
         (["data.chunk=17"], r"data\.chunk = 17 tokens are more than the 16 the encoder"),
         (["data.chunks=300"], "no document of 2,424 tokens"),
         (["stage=warmup", "data.chunks=2"], r"2 x 8 = 16 must be data\.decoder = 24"),

@@ -203,6 +203,11 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
     if chosen.warmed_up and not chosen.random_encoder:
         if chosen.initial != "copied":
             raise ValueError(f'model.initial = "{chosen.initial}" is for a training without model.warmed_up')
+        if not Path(chosen.warmed_up).is_dir():
+            raise ValueError(
+                f"model.warmed_up = {chosen.warmed_up!r} is no folder: train it first, farspan train cepe with a "
+                'config of stage = "warmup", or go without one, model.warmed_up='
+            )
         return replace(lm, model=cepe.from_pretrained(chosen.warmed_up, base=lm.model, dtype="auto"))
     if chosen.encoder is None:
         raise ValueError(
