@@ -542,6 +542,15 @@ def test_activations_are_computed_again_where_they_are_not_kept(settings: Any, l
         torch.testing.assert_close(weights(other)[name], weight, rtol=1e-4, atol=1e-5)
 
 
+def test_a_training_shorter_than_an_interval_of_its_log_has_a_loss(settings: Any) -> None:
+    chosen = settings("a", "trainer.steps=3", "trainer.log_every=50", "trainer.save_every=2")
+    summary = train(chosen)
+    log = [json.loads(line) for line in (Path(chosen.out) / "log.jsonl").read_text().splitlines()]
+    found = {entry["step"]: entry["loss"] for entry in log if "loss" in entry}
+    assert list(found) == [2, 3]
+    assert summary["loss"] == found[3]
+
+
 def test_a_folder_is_not_continued_with_other_settings(settings: Any) -> None:
     train(settings("a", "trainer.steps=4"))
     with pytest.raises(

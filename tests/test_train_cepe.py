@@ -301,6 +301,18 @@ def test_the_warm_up_learns_to_copy(settings: Callable[..., Any]) -> None:
     assert seen < unseen - 0.5
 
 
+@pytest.mark.parametrize("steps", [4, 80])
+def test_a_warm_up_that_has_not_learned_to_copy_says_so(
+    settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    monkeypatch.setattr("farspan.train.cepe.COPIES", 0.8)
+    said: list[str] = []
+    train(
+        settings("a", "stage=warmup", f"trainer.steps={steps}", "trainer.batch=8", "trainer.micro_batch=8"), said.append
+    )
+    assert ("has not learned to copy yet" in said[-1]) == (steps == 4)
+
+
 def test_the_loss_is_that_of_the_models_own_forward(settings: Callable[..., Any]) -> None:
     lm = opened(settings("a"))
     with torch.no_grad():
@@ -325,7 +337,7 @@ def test_the_decoder_stays_as_it_is_and_what_is_added_moves(settings: Callable[.
     chosen = settings("a", "trainer.steps=4")
     train(chosen)
     base, lm = tiny_model().state_dict(), farspan.load(chosen.out, device="cpu")
-    assert lm.model.config.use_cache  # which the Trainer turns off
+    assert json.loads((Path(chosen.out) / "config.json").read_text())["use_cache"]  # which the Trainer turns off
     state = lm.model.state_dict()
     assert all(torch.equal(state[name], weight) for name, weight in base.items())
     before = opened(settings("b")).model.state_dict()
@@ -362,6 +374,9 @@ def test_trained_weights_are_fp32_over_a_decoder_in_bf16(settings: Callable[...,
     assert {p.dtype for _, p in lm.model.added_parameters()} == {torch.float32}
     assert lm.model.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
     assert {weight.dtype for weight in added(chosen).values()} == {torch.float32}
+    rounded = settings("b", "trainer.steps=2", "trainer.dtype=bfloat16")
+    train(rounded)
+    assert {weight.dtype for weight in added(rounded).values()} == {torch.bfloat16}
 
 
 def test_the_main_stage_begins_with_what_the_warm_up_left(settings: Callable[..., Any]) -> None:
@@ -412,6 +427,13 @@ def test_each_ablation_is_a_field(settings: Callable[..., Any]) -> None:
     frozen = settings("frozen", "model.train_encoder=false", "trainer.steps=2")
     train(frozen)
     assert torch.equal(added(frozen)[encoder], plain[encoder])
+
+
+def test_layers_and_states_are_chosen(settings: Callable[..., Any]) -> None:
+    config = opened(settings("a", "model.layers=1", "model.states=1")).model.config
+    assert (config.num_cross_attn_layers, config.num_cross_attn_hidden_states) == (1, 1)
+    config = opened(settings("a", "model.layers=2", "model.states=2")).model.config
+    assert (config.num_cross_attn_layers, config.num_cross_attn_hidden_states) == (2, 2)
 
 
 def test_zero_queries_keys_and_values_never_learn(settings: Callable[..., Any]) -> None:
@@ -499,6 +521,7 @@ def test_a_training_watches_itself(settings: Callable[..., Any]) -> None:
     [
         (["model.encoder="], r"no encoder: give model\.encoder"),
         (["data.decoder=512"], r"data\.decoder = 512 tokens, and a separator .* more than the 512"),
+        (["model.warmed_up=a", "model.initial=zero"], r'model\.initial = "zero" is for a training without'),
         (["model.warmed_up=nowhere"], r"model\.warmed_up = 'nowhere' is no folder: .*stage = \"warmup\""),
         (["data.chunk=17"], r"data\.chunk = 17 tokens are more than the 16 the encoder"),
         (["data.chunks=300"], "no document of 2,424 tokens"),

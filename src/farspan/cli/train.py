@@ -23,13 +23,7 @@ def train_lm(config: Config, overrides: Overrides = None, as_json: AsJson = Fals
 
         settings = read_config(config, LmSettings, overrides or [])
         summary = train(settings)
-        console = _console(as_json)
-        console.print(
-            f"{summary['parameters']:,} parameters, {summary['tokens']:,} tokens, loss {summary['loss']:.3f}, "
-            f"held-out loss {summary['held_out_loss']} nats per token: {settings.out}"
-        )
-        if as_json and not console.quiet:
-            print(json.dumps(summary))
+        _say(summary, f"{summary['parameters']:,} parameters, {summary['tokens']:,} tokens", settings.out, as_json)
 
 
 def train_smt(
@@ -44,11 +38,7 @@ def train_smt(
         from farspan.train.smt import SmtSettings, plan, train
 
         settings = read_config(config, SmtSettings, overrides or [])
-        console = _console(as_json)
-
-        def tell(text: str) -> None:
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-
+        tell = _notice(as_json)
         if plan_only:
             lines = list(plan(settings))
             for line in lines:
@@ -57,15 +47,7 @@ def train_smt(
                 print(json.dumps({"plan": lines}))
             return
         summary = train(settings, tell)
-        console.print(
-            f"{summary['window']:,} to {settings.lengths.target:,} tokens, loss {summary['loss']:.3f}, "
-            f"{summary['seconds']:,} s: {settings.out}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        if as_json and not console.quiet:
-            print(json.dumps(summary))
+        _say(summary, f"{summary['window']:,} to {settings.lengths.target:,} tokens", settings.out, as_json)
 
 
 def train_mlm(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -104,22 +86,17 @@ def train_distill(config: Config, overrides: Overrides = None, as_json: AsJson =
 
 
 def _notice(as_json: bool) -> Callable[[str], None]:
-    console = _console(as_json)
+    console = Console(stderr=as_json, quiet=not _speaks())
     return lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _say(summary: dict[str, Any], what: str, out: str, as_json: bool) -> None:
     held_out = "" if summary.get("held_out_loss") is None else f", held-out loss {summary['held_out_loss']:.3f}"
-    _console(as_json).print(
-        f"{what}, loss {summary['loss']:.3f}{held_out} nats per token, {summary['seconds']:,} s: {out}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
-    if as_json:
+    _notice(as_json)(f"{what}, loss {summary['loss']:.3f}{held_out} nats per token, {summary['seconds']:,} s: {out}")
+    if as_json and _speaks():
         print(json.dumps(summary))
 
 
-def _console(as_json: bool) -> Console:
-    """Where to say something; of several processes only the first one speaks."""
-    return Console(stderr=as_json, quiet=os.environ.get("RANK", "0") != "0")
+def _speaks() -> bool:
+    """Of several processes only the first one speaks."""
+    return os.environ.get("RANK", "0") == "0"

@@ -39,6 +39,7 @@ from farspan.train.objective import mean_nats
 from farspan.train.trainer import RunSettings, read_log, run, write_up
 
 RANDOM_STD = 0.02
+COPIES = 0.5  # of the loss that a warm-up begins with: what it is below once it copies
 CURVE_EXTRA = 16  # tokens of a curve's context beside text and copy, about
 
 
@@ -125,7 +126,15 @@ def train(settings: CepeSettings, notice: Callable[[str], None] = lambda text: N
             another training.
     """
     ready = prepare(settings, notice)
-    return trained(settings, ready, ready.rows, terms, {"nats": 1.0})
+    summary = trained(settings, ready, ready.rows, terms, {"nats": 1.0})
+    if settings.stage == "warmup" and ready.processes.is_main_process:
+        first, last = next(entry["loss"] for entry in read_log(Path(settings.out)) if "loss" in entry), summary["loss"]
+        if last > COPIES * first:
+            notice(
+                f"the warm-up has not learned to copy yet: {last:.2f} nats per token, {first:.2f} when it began; "
+                "give more trainer.steps before the main stage"
+            )
+    return summary
 
 
 def prepare(settings: CepeSettings, notice: Callable[[str], None]) -> Prepared:

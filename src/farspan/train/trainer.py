@@ -79,7 +79,10 @@ def run(
     from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
     class Log(TrainerCallback):
-        """log.jsonl as it grows: also what a killed training has said so far."""
+        """log.jsonl as it grows: also what a killed training has said so far. Each checkpoint has its loss there."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_log |= control.should_save
 
         def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.is_world_process_zero:
@@ -171,7 +174,7 @@ def run(
     return {
         "parameters": parameters,
         "rows": epochs * num_rows + more * batch,  # read in all
-        "loss": losses[-1] if losses else None,  # nats per token, mean over the last `log_every` steps
+        "loss": losses[-1],  # nats per token, mean since the line before, at most `log_every` steps
         "held_out_loss": final,  # nats per token
         "seconds": round(time.perf_counter() - started, 1),  # since the last start
     }
