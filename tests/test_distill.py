@@ -1,12 +1,14 @@
 """Distillation: losses equal to the authors' and to naive twins, gradients too, and a teacher that is asked once."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_train import numbered
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -15,6 +17,7 @@ from farspan.cepe.model import cepe_class
 from farspan.train import blocks, distill
 from farspan.train.cepe import decoded
 from farspan.train.distill import DistillationSettings, Teacher, divergence, losses, remainder
+from farspan.train.documents import DocumentRows, DocumentSettings
 
 DATA = Path(__file__).parent / "data"
 VARIANTS = ("drop", "smooth", "rest", "renorm")
@@ -119,6 +122,40 @@ def test_a_remainder_is_exact_at_both_ends(total: float) -> None:
     log_q = torch.tensor([[0.25, 0.75]], dtype=torch.float64).log() + torch.tensor(total, dtype=torch.float64).log()
     expected = torch.log1p(torch.tensor(-total, dtype=torch.float64))
     assert float(remainder(log_q)) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_a_remainder_beside_a_token_that_is_nearly_certain_is_exact_in_fp32() -> None:
+    log_q = torch.tensor([[-1e-6, -30.0]])
+    assert float(remainder(log_q).exp()) == pytest.approx(1e-6, rel=1e-4)
+
+
+def test_what_is_nearly_impossible_to_a_teacher_stays_finite_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distill.hf, "logits", lambda model, hidden, output: hidden)
+    index, log_p = Teacher(None, {}, top=2)._best(torch.tensor([[0.0, 1e5, 0.0, -1e5]]), None)
+    assert int(index[0, 0]) == 1
+    assert log_p[0].tolist() == [0.0, -60_000.0, pytest.approx(math.log(2**-23), rel=1e-3)]
+
+
+class Last:
+    """A teacher who expects the last tokens of a large vocabulary."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.model, self.top, self.identity = torch.nn.Sequential(), 2, {"top": 2}
+        self.model.get_input_embeddings = lambda: torch.nn.Embedding(vocabulary, 1)  # type: ignore[assignment]
+
+    def of(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        shape = *batch["input_ids"].shape, 1
+        last = self.model.get_input_embeddings().num_embeddings - torch.tensor([1, 2])  # type: ignore[operator]
+        return last.expand(*shape[:2], 2), torch.zeros(*shape[:2], 3)
+
+
+@pytest.mark.parametrize("vocabulary", [1 << 16, (1 << 16) + 1])
+def test_tokens_of_a_large_vocabulary_are_kept(vocabulary: int, tmp_path: Path) -> None:
+    settings = DocumentSettings(text="", mixture={"cat": 1.0}, decoder=6, chunks=1, chunk=4)
+    rows = DocumentRows(numbered(40), settings, samples=3, separator=(0,), seed=0)
+    taught = distill.store(Last(vocabulary), rows, tmp_path, lambda text: None)  # type: ignore[arg-type]
+    assert taught[2]["teacher_index"].unique().tolist() == [vocabulary - 2, vocabulary - 1]
+    assert taught._stored[0].itemsize == (2 if vocabulary == 1 << 16 else 4)
 
 
 def test_a_remainder_of_nothing_is_finite_with_finite_gradients() -> None:

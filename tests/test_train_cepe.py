@@ -24,7 +24,7 @@ from farspan.corpus import Corpus, load
 from farspan.retrieve import open_index
 from farspan.train.cepe import CepeSettings, decoded, opened, prepare, terms, train
 from farspan.train.config import read_config
-from farspan.train.distill import DistillSettings
+from farspan.train.distill import DistillSettings, teacher_of
 from farspan.train.distill import train as distil
 from farspan.train.documents import DocumentRows, DocumentSettings, NoiseSettings, View, collated, noise
 
@@ -612,3 +612,25 @@ def test_a_teacher_of_another_vocabulary_or_of_a_shorter_window_is_refused(
         distil(settings("a", "data.chunks=70", kind=DistillSettings))
     with pytest.raises(ValueError, match="warm up with farspan train cepe"):
         distil(settings("a", "stage=warmup", kind=DistillSettings))
+
+
+def test_a_teacher_whose_tokenizer_reads_otherwise_is_refused(
+    settings: Callable[..., Any], tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    tiny_model().save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    file = tmp_path / "other" / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": {"type": "Lowercase"}}))
+    with pytest.raises(ValueError, match="another vocabulary"):
+        distil(settings("a", f"distill.teacher={tmp_path / 'other'}", kind=DistillSettings))
+
+
+def test_windows_that_no_teacher_could_read_are_refused(settings: Callable[..., Any]) -> None:
+    chosen = settings("a", kind=DistillSettings)
+    ready = prepare(chosen, lambda text: None)
+    retrieved = ["data.mixture={ retrieved = 1.0 }", "data.index=i", "data.query=8"]
+    with pytest.raises(ValueError, match="leave out `retrieved`"):
+        teacher_of(settings("a", *retrieved, kind=DistillSettings), ready)
+    ready.rows.before = np.array([0, 0])
+    with pytest.raises(ValueError, match=r"use data\.separator = false"):
+        teacher_of(chosen, ready)
