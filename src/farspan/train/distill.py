@@ -249,8 +249,7 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[
     index, log_probs = taught.create() if done == 0 else taught.open("r+")
     if done < len(rows):
         notice(f"the teacher reads {len(rows) - done:,} windows once; {taught.num_bytes / 1e9:.2f} GB in {folder}")
-    device, modes = hf.input_device(teacher.model), teacher.model.training
-    teacher.model.eval()
+    device = hf.input_device(teacher.model)
     for first in range(done, len(rows), SAMPLES_AT_ONCE):
         last = min(first + SAMPLES_AT_ONCE, len(rows))
         batch = {name: t.to(device) for name, t in collated([rows[i] for i in range(first, last)]).items()}
@@ -262,7 +261,6 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[
             beside = file.with_suffix(".writing")
             beside.write_text(json.dumps(about | {"done": last}))
             os.replace(beside, file)  # after what it speaks of
-    teacher.model.train(modes)
     return taught
 
 
