@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,6 +71,10 @@ def test_cat_windows_go_on_over_documents_with_a_separator_between() -> None:
     assert seen <= possible
     assert len(seen) > 0.8 * len(possible)
     assert any(0 in tokens for tokens in seen)
+
+
+def test_a_text_of_one_window_is_that_window() -> None:
+    assert flat(windows(numbered(41), chunks=9)[0]) == [0, *range(1, 42)]
 
 
 def test_a_view_reads_what_a_joined_text_holds() -> None:
@@ -151,6 +156,11 @@ def test_impossible_windows_are_refused(changes: dict[str, Any], message: str) -
         windows(numbered(40), **changes)
 
 
+def test_a_shuffled_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no order to be learned"):
+        windows(replace(numbered(40), shuffled=True))
+
+
 class Passages:
     """An index whose passages are numbers, best where they are near the query's first."""
 
@@ -172,6 +182,7 @@ class Numbers:
         return " ".join(map(str, ids))
 
     def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+        assert options == {"add_special_tokens": False, "split_special_tokens": True}  # a text that spells <s> has none
         return {"input_ids": [int(word) for word in text.split()]}
 
 
@@ -634,3 +645,8 @@ def test_windows_that_no_teacher_could_read_are_refused(settings: Callable[..., 
     ready.rows.before = np.array([0, 0])
     with pytest.raises(ValueError, match=r"use data\.separator = false"):
         teacher_of(chosen, ready)
+
+
+def test_a_distribution_leaves_a_remainder(settings: Callable[..., Any]) -> None:
+    chosen = settings("a", "distill.top=1000", kind=DistillSettings)
+    assert teacher_of(chosen, prepare(chosen, lambda text: None)).top == 299  # of 300
