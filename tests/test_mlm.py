@@ -151,6 +151,15 @@ def test_training_lowers_the_loss(settings: Callable[..., MlmSettings]) -> None:
     assert summary["held_out_loss"] < 4.5
 
 
+def test_what_is_logged_is_of_training_alone(settings: Callable[..., MlmSettings]) -> None:
+    chosen = settings("a", f"data.held_out={settings('b').data.text}", "trainer.evaluate_every=1", "trainer.steps=4")
+    train(chosen)
+    log = [json.loads(line) for line in (Path(chosen.out) / "log.jsonl").read_text().splitlines()]
+    terms = [(entry["loss"], entry["loss_masked"]) for entry in log if "loss" in entry]
+    assert len(terms) == 2
+    assert all(one == pytest.approx(other, abs=2e-4) for one, other in terms)
+
+
 def test_what_is_saved_is_an_encoder_that_cepe_takes(settings: Callable[..., MlmSettings]) -> None:
     chosen = settings("a", "trainer.steps=2")
     train(chosen)
