@@ -115,6 +115,8 @@ def test_an_adapter_holds_what_was_added_and_finds_its_base(tmp_path: Path) -> N
     again = cepe.from_pretrained(tmp_path / "adapter")
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
     moved = base.rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"give base=, or correct cepe_base in config\.json"):
+        cepe.from_pretrained(tmp_path / "adapter")
     given = cepe.from_pretrained(tmp_path / "adapter", base=moved, dtype=torch.bfloat16)  # the same base in less
     assert given.dtype == torch.bfloat16
     given.save_pretrained(tmp_path / "whole")
