@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_cli import farspan as cli
 from test_train import numbered
 from torch import Tensor
@@ -510,6 +510,17 @@ def test_a_half_written_checkpoint_is_named(settings: Callable[..., Any], half: 
     file = Path(longer.out) / "checkpoints" / "checkpoint-4" / half
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"checkpoint-4 is damaged or half written.*delete it"):
+        train(longer)
+
+
+def test_a_checkpoint_that_lacks_what_is_trained_is_refused(settings: Callable[..., Any]) -> None:
+    train(settings("a", "trainer.steps=4", "optimizer.decay_fraction=0"))
+    longer = settings("a", "trainer.steps=8", "optimizer.decay_fraction=0")
+    file = Path(longer.out) / "checkpoints" / "checkpoint-4" / "model.safetensors"
+    state = load_file(file)
+    state.pop("encoder.norm.weight")
+    save_file(state, file)
+    with pytest.raises(ValueError, match=r"of another training: encoder\.norm\.weight and 0 more differ"):
         train(longer)
 
 
