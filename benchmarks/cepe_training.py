@@ -5,7 +5,7 @@
 The embedded model (trained on 512 tokens) stays as it is. Its own blocks, made to look both ways, begin the encoder
 (--encoder mlm: one of `farspan train mlm`, from random weights, with a longer warm-up). The trainings are those of
 configs/*-demo.toml; repeated, the script goes on where it was stopped.
-Measured on held-out files: perplexity of the last 128 tokens behind more and more of their document, from 512 tokens to
+Measured on held-out files: perplexity of the last 256 tokens behind more and more of their document, from 512 tokens to
 16 times that, on the same targets for all: the embedded model alone, with attention sinks, YaRN and RePlug, and CEPE
 and CEPE-Distilled with a decoder of 512. Intervals: Student's t over documents; differences are paired. Also: the
 warm-up's loss against the base's, forgetting curves, what a teacher costs above its forward alone, and how long a step
@@ -29,12 +29,12 @@ TEXT = "builtin:held-out+tests"
 WINDOW = 512  # tokens the embedded model was trained on
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 CURVE = (64, 128, 250, 500, 1000, 2000)  # tokens of a text to be copied; half of what is read
-TARGETS = 128
+TARGETS = 256
 READERS = {
     "embedded model": "full",
     "+ sinks": "sinks:window=508",
     "+ YaRN": "rope:type=yarn,factor=16",
-    "+ RePlug": "replug:piece=128,tail=256,weights=bm25",
+    "+ RePlug": "replug:piece=128,tail=128,weights=bm25",
 }
 CEPE = f"cepe:chunk=64,decoder_window={WINDOW + 1}"
 ABLATIONS = {  # what a main stage, or a distillation, is given

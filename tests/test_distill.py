@@ -136,6 +136,14 @@ def test_what_is_nearly_impossible_to_a_teacher_stays_finite_in_fp16(monkeypatch
     assert log_p[0].tolist() == [0.0, -60_000.0, pytest.approx(math.log(2**-23), rel=1e-3)]
 
 
+def test_a_teacher_in_bf16_rounds_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distill.hf, "logits", lambda model, hidden, output: hidden)
+    logits = (30 + 2 * torch.randn(20, 30_000, generator=torch.Generator().manual_seed(0))).bfloat16()
+    _, log_p = Teacher(None, {}, top=50)._best(logits, None)
+    best = logits.float().log_softmax(-1).topk(50, -1).values
+    torch.testing.assert_close(log_p[:, :50].float(), best, rtol=1e-3, atol=3e-3)
+
+
 class Last:
     """A teacher who expects the last tokens of a large vocabulary."""
 

@@ -187,6 +187,15 @@ def test_activations_are_computed_again_where_they_are_not_kept(
         torch.testing.assert_close(b[name], weight, rtol=1e-4, atol=1e-5)
 
 
+def test_a_step_is_one_mean_however_it_is_cut(settings: Callable[..., MlmSettings]) -> None:
+    one, other = settings("one", "trainer.micro_batch=8"), settings("other", "trainer.micro_batch=2")
+    train(one)
+    train(other)
+    a, b = (load_file(Path(s.out) / "model.safetensors") for s in (one, other))
+    for name, weight in a.items():
+        torch.testing.assert_close(b[name], weight, rtol=1e-3, atol=1e-4)
+
+
 def test_an_encoder_is_trained_looking_both_ways(settings: Callable[..., MlmSettings], tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path / "model")
     for chosen in (settings("a").encoder, EncoderSettings(start=str(tmp_path / "model"))):

@@ -1,6 +1,7 @@
 """CEPE's training: windows and noise, what moves and what does not, stages, the same losses after a kill."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from test_cli import farspan as cli
 from test_train import numbered
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, TrainerCallback
+from transformers.integrations import integration_utils
 
 import farspan
 from farspan import retrieve
@@ -145,6 +147,11 @@ def test_noise_of_nothing_and_of_everything() -> None:
         ({"copies": True}, r"3 x 4 = 12 must be data\.decoder = 6"),
         ({"mixture": {"filter": 0.5, "cat": 0.3}}, r"filter 0\.5 \+ cat 0\.3 sum to 0\.8; give weights .* sum to 1"),
         ({"mixture": {}}, r"\(none\) sum to 0"),
+        ({"mixture": {"cat": math.nan}}, "sum to nan"),
+        (
+            {"mixture": {"retrieved": 1.0}, "index": "i", "query": 2, "copies": True, "decoder": 12},
+            "copies the decoder's tokens, not passages",
+        ),
         ({"mixture": {"filter": 1.5, "cat": -0.5}}, "sum to 1"),
         ({"mixture": {"fliter": 1.0}}, "'filter', 'cat' or 'retrieved'"),
         ({"mixture": {"retrieved": 1.0}}, r"no index: give data\.index"),
@@ -388,6 +395,8 @@ def test_trained_weights_are_fp32_over_a_decoder_in_bf16(settings: Callable[...,
     rounded = settings("b", "trainer.steps=2", "trainer.dtype=bfloat16")
     train(rounded)
     assert {weight.dtype for weight in added(rounded).values()} == {torch.bfloat16}
+    main = opened(settings("main", f"model.warmed_up={rounded.out}")).model
+    assert {p.dtype for _, p in main.added_parameters()} == {torch.float32}
 
 
 def test_the_main_stage_begins_with_what_the_warm_up_left(settings: Callable[..., Any]) -> None:
@@ -395,6 +404,8 @@ def test_the_main_stage_begins_with_what_the_warm_up_left(settings: Callable[...
     train(warm)
     state = opened(settings("main", f"model.warmed_up={warm.out}")).model.state_dict()
     assert all(torch.equal(state[name], weight) for name, weight in added(warm).items())
+    with pytest.raises(ValueError, match=r"model\.layers = 1, and .* was warmed up with 2: leave it out"):
+        opened(settings("main", f"model.warmed_up={warm.out}", "model.layers=1"))
     without = opened(settings("main", "model.warmed_up=")).model
     assert all((cross.o_proj.weight == 0).all() for cross in without.cross_attentions())
 
@@ -513,6 +524,15 @@ def test_a_half_written_checkpoint_is_named(settings: Callable[..., Any], half: 
         train(longer)
 
 
+@pytest.mark.parametrize("gone", ["optimizer.pt", "scheduler.pt"])
+def test_a_checkpoint_that_lacks_a_file_is_refused(settings: Callable[..., Any], gone: str) -> None:
+    train(settings("a", "trainer.steps=4", "optimizer.decay_fraction=0"))
+    longer = settings("a", "trainer.steps=8", "optimizer.decay_fraction=0")
+    (Path(longer.out) / "checkpoints" / "checkpoint-4" / gone).unlink()
+    with pytest.raises(ValueError, match="checkpoint-4 is damaged or half written"):
+        train(longer)
+
+
 def test_a_checkpoint_that_lacks_what_is_trained_is_refused(settings: Callable[..., Any]) -> None:
     train(settings("a", "trainer.steps=4", "optimizer.decay_fraction=0"))
     longer = settings("a", "trainer.steps=8", "optimizer.decay_fraction=0")
@@ -538,6 +558,46 @@ def test_a_training_watches_itself(settings: Callable[..., Any]) -> None:
     assert (Path(chosen.out) / "losses.svg").stat().st_size
 
 
+def test_what_is_measured_is_reported(settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[int, set[str]] = {}
+
+    class Reporter(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            told.setdefault(state.global_step, set()).update(logs)
+
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "tensorboard", Reporter)
+    train(settings("a", "trainer.steps=4", "watch.every=2", "watch.repeats=2", 'trainer.report_to=["tensorboard"]'))
+    assert list(told) == [0, 2, 4]
+    assert all(
+        {"farspan/perplexity_24", "farspan/perplexity_48", "farspan/half_life"} <= found for found in told.values()
+    )
+    assert {"loss", "loss_nats"} <= told[2]
+
+
+def test_a_watch_that_is_refused_does_not_take_the_folder(settings: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="tokens = 10 are too few"):
+        train(settings("a", "watch.every=2", "watch.tokens=10"))
+    assert train(settings("a", "trainer.steps=2"))["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["trainer.batch=3"], r"trainer\.batch = 3 is not a multiple"),
+        (["optimizer.warmup_steps=10"], r"do not fit into trainer\.steps = 12"),
+        (['trainer.report_to=["wandb"]'], r"trainer\.report_to = \['wandb'\]: .*install"),
+        (['trainer.report_to=["papyrus"]'], "papyrus is not supported, only"),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_a_teacher_is_asked(
+    settings: Callable[..., Any], overrides: list[str], message: str
+) -> None:
+    said: list[str] = []
+    with pytest.raises(ValueError, match=message):
+        distil(settings("a", *overrides, kind=DistillSettings), said.append)
+    assert not said
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -561,6 +621,8 @@ def test_a_field_that_does_not_exist_is_named_with_the_closest(settings: Callabl
         settings("a", "model.train_encodr=false")
     with pytest.raises(ValueError, match=r"data\.noise\.rte: .*did you mean 'rate'"):
         settings("a", "data.noise.rte=1")
+    with pytest.raises(ValueError, match=r"data\.mixture\.fliter.*'filter', 'cat' or 'retrieved'"):
+        settings("a", "data.mixture={ fliter = 1.0 }")
 
 
 # distillation
@@ -602,8 +664,18 @@ def test_a_teacher_that_was_stopped_goes_on(settings: Callable[..., Any], monkey
     distil(stopped)
     assert asked[0] == 7  # six batches, one of them asked again
     assert_same(whole, stopped)
-    with pytest.raises(ValueError, match="holds what another teacher said"):
+    with pytest.raises(ValueError, match="holds what a teacher said of other samples"):
         distil(settings("stopped", "trainer.steps=8", "optimizer.decay_fraction=0.5", kind=DistillSettings))
+
+
+@pytest.mark.parametrize("half", ["log_probs.npy", "index.npy", "done.json"])
+def test_half_of_what_a_teacher_said_is_named(settings: Callable[..., Any], half: str) -> None:
+    chosen = settings("a", "trainer.steps=4", kind=DistillSettings)
+    distil(chosen)
+    file = Path(chosen.out) / "teacher" / half
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"teacher is damaged .*delete it"):
+        distil(chosen)
 
 
 def test_the_loss_weighs_cross_entropy_and_divergence_as_it_is_told(settings: Callable[..., Any]) -> None:

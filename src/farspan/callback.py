@@ -103,7 +103,9 @@ class Measuring(TrainerCallback):
             self.choose()
         self._record["autocast"] = str(self._autocast).removeprefix("torch.") if self._autocast else None
         Run.open(self.folder, self._record).__exit__(None, None, None)  # says now what it would say at the first step
-        if state.global_step == 0 and self.at_start:
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0 and self.at_start:  # once every callback has had its say on its settings
             self._measure(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

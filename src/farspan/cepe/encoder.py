@@ -141,7 +141,7 @@ def load(encoder: Any, *, dtype: torch.dtype, revision: str | None = None, trust
             )
         except OSError as error:
             raise ValueError(f"encoder {str(encoder)!r} cannot be loaded: {error}") from error
-        if missing := sorted(report["missing_keys"]):
+        if missing := sorted(key for key in report["missing_keys"] if not key.startswith("pooler.")):  # never asked
             raise ValueError(f"encoder {str(encoder)!r} lacks {len(missing)} of its weights, such as {missing[0]}")
     else:
         model = encoder.base_model.to(dtype)  # of a masked-language model, its body

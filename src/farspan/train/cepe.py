@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from farspan import cepe, hf
 from farspan.callback import CurveCallback, Measuring, PerplexityCallback
 from farspan.cepe import surgery
-from farspan.corpus import load, optional_import
+from farspan.corpus import load
 from farspan.lm import LM, folder_of
 from farspan.lm import load as load_model
 from farspan.methods.cepe import Cepe as CepeMethod
@@ -36,7 +36,7 @@ from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.documents import DocumentRows, DocumentSettings, collated
 from farspan.train.mlm import MlmOptimizer
 from farspan.train.objective import mean_nats
-from farspan.train.trainer import RunSettings, read_log, run, write_up
+from farspan.train.trainer import RunSettings, read_log, refuse_impossible, run, write_up
 
 RANDOM_STD = 0.02
 COPIES = 0.5  # of the loss that a warm-up begins with: what it is below once it copies
@@ -145,9 +145,9 @@ def prepare(settings: CepeSettings, notice: Callable[[str], None]) -> Prepared:
     """
     from transformers import set_seed
 
-    processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
+    processes = engines.processes()
     data, trainer = settings.data, settings.trainer
-    engines.refuse_unfit(trainer.engine, settings.optimizer.name)
+    refuse_impossible(trainer, settings.optimizer)
     warms_up = settings.stage == "warmup"
     set_seed(trainer.seed)
     lm = opened(settings)
@@ -217,7 +217,14 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
                 f"model.warmed_up = {chosen.warmed_up!r} is no folder: train it first, farspan train cepe with a "
                 'config of stage = "warmup", or go without one, model.warmed_up='
             )
-        return replace(lm, model=cepe.from_pretrained(chosen.warmed_up, base=lm.model, dtype="auto"))
+        model = cepe.from_pretrained(chosen.warmed_up, base=lm.model, dtype=torch.float32)
+        for field, its in (("layers", "num_cross_attn_layers"), ("states", "num_cross_attn_hidden_states")):
+            given, has = getattr(chosen, field), getattr(model.config, its)
+            if given != ModelSettings.model_fields[field].default and given != has:
+                raise ValueError(
+                    f"model.{field} = {given}, and {chosen.warmed_up} was warmed up with {has}: leave it out"
+                )
+        return replace(lm, model=model)
     if chosen.encoder is None:
         raise ValueError(
             "no encoder: give model.encoder, a folder of farspan train mlm or another bidirectional encoder with the "
@@ -292,6 +299,7 @@ def trained(
         processing_class=lm.tokenizer,
         data_collator=collated,
         terms=objective,
+        predicted=lambda batch: batch["labels"][:, 1:],
         weights=weights,
         **options,
     )

@@ -48,14 +48,15 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
         raise ValueError(f"config {path}: {problems}") from error
 
 
+BEGUN = ("log.jsonl", "tokenizer.json")  # the first that a training writes
 MAY_CHANGE = ("out", "trainer.steps", "trainer.log_every", "trainer.save_every", "trainer.evaluate_every")
 
 
 def refuse_other_settings(out: Path, settings: Settings) -> None:
     """Makes a training's folder, with `settings.json`, and keeps it from being continued with other settings.
 
-    Where it trains, how long, and how often it speaks may change; so may everything while nothing else lies there: that
-    training was refused before it began.
+    Where it trains, how long, and how often it speaks may change; so may everything where a training was refused before
+    it began.
 
     Raises:
         ValueError: the folder was begun with other settings.
@@ -63,7 +64,7 @@ def refuse_other_settings(out: Path, settings: Settings) -> None:
     out.mkdir(parents=True, exist_ok=True)
     file = out / "settings.json"
     now = settings.model_dump(mode="json")
-    if file.exists() and any(other.is_file() and other != file for other in out.rglob("*")):
+    if file.exists() and any((out / begun).exists() for begun in BEGUN):
         refuse_differences(out, "training", json.loads(file.read_text()), now, MAY_CHANGE)
     file.write_text(json.dumps(now, indent=2) + "\n")
 
@@ -72,7 +73,7 @@ def _meant(kind: type[Settings], error: Any) -> str:
     """What may have been meant by a key that does not exist."""
     *tables, key = error["loc"]
     for table in tables:
-        kind = getattr(kind.model_fields.get(table), "annotation", None) or Settings
+        kind = getattr(getattr(kind, "model_fields", {}).get(table), "annotation", None) or Settings
     known = getattr(kind, "model_fields", {})
     return closest(str(key), known) if error["type"] == "extra_forbidden" else ""
 

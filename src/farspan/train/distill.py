@@ -191,8 +191,9 @@ class Teacher:
 
     def _best(self, hidden: Float[Tensor, "tokens hidden"], output: Any) -> tuple[Tensor, Tensor]:
         logits = hf.logits(self.model, hidden[None], output)[0]
-        best, index = logits.topk(self.top, -1)  # fp32 for these alone
-        log_p = best.float() - logits.logsumexp(-1, keepdim=True).float()
+        best, index = logits.topk(self.top, -1)  # fp32 for these alone, and for the sum, which bf16 would round by far
+        total = (logits - best[:, :1]).exp_().sum(-1, keepdim=True, dtype=torch.float32)
+        log_p = best.float() - best[:, :1].float() - total.log()
         log_p = torch.cat([log_p, remainder(log_p)], -1).clamp_min(LEAST)
         return index, log_p.half()
 
@@ -242,10 +243,14 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[
     taught = TaughtRows(rows, folder, (len(rows), length, teacher.top), kind)
     done, file = 0, folder / "done.json"
     if file.exists():
-        record = json.loads(file.read_text())
-        done = record.pop("done")
+        try:
+            record = json.loads(file.read_text())
+            done = record.pop("done")
+            taught.open("r")  # `r+` would lengthen half a file
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{folder} is damaged ({error}): delete it, and the teacher is asked anew") from error
         if record != about:
-            raise ValueError(f"{folder} holds what another teacher said ({record}, not {about}): delete it")
+            raise ValueError(f"{folder} holds what a teacher said of other samples ({record}, not {about}): delete it")
     index, log_probs = taught.create() if done == 0 else taught.open("r+")
     if done < len(rows):
         notice(f"the teacher reads {len(rows) - done:,} windows once; {taught.num_bytes / 1e9:.2f} GB in {folder}")

@@ -58,7 +58,7 @@ class DocumentSettings(Settings):
     def _sums(cls, mixture: dict[str, float]) -> dict[str, float]:
         given = " + ".join(f"{kind} {weight:g}" for kind, weight in mixture.items())
         total = sum(mixture.values())
-        if not mixture or min(mixture.values()) < 0 or abs(total - 1) > ROUNDING:
+        if not mixture or min(mixture.values()) < 0 or not abs(total - 1) <= ROUNDING:  # also of nan
             raise ValueError(
                 f"the weights {given or '(none)'} sum to {total:g}; give weights of {', '.join(KINDS)} that sum to 1, "
                 "such as { filter = 0.667, cat = 0.333 }"
@@ -146,6 +146,10 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         if corpus.shuffled:
             raise ValueError(f"text {corpus.name!r} has no order to be learned: give the text itself")
         context = settings.chunks * settings.chunk
+        if copies and settings.mixture.get("retrieved"):
+            raise ValueError(
+                "the warm-up copies the decoder's tokens, not passages: leave `retrieved` out of data.mixture"
+            )
         if copies and context != settings.decoder:
             raise ValueError(
                 f"the warm-up copies the decoder's tokens: data.chunks x data.chunk = {settings.chunks} x "

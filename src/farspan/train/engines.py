@@ -6,11 +6,19 @@ engine in use is read off what was made, not off what was asked.
 
 import os
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch
 
 from farspan.corpus import optional_import
+
+PATIENCE = timedelta(days=2)  # for the first process, which tokenises a text, or asks a teacher, while others wait
+
+
+def processes() -> Any:
+    """accelerate's PartialState."""
+    return optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
 
 
 def num_processes() -> int:

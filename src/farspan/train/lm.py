@@ -7,11 +7,12 @@ import torch
 from pydantic import Field
 
 from farspan import hf
-from farspan.corpus import Corpus, load, optional_import, read_texts
+from farspan.corpus import Corpus, load, read_texts
+from farspan.train import engines
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.optimizer import OptimizerSettings
-from farspan.train.trainer import TrainerSettings, run, write_up
+from farspan.train.trainer import TrainerSettings, refuse_impossible, run, write_up
 
 
 class ModelSettings(Settings):
@@ -81,7 +82,8 @@ def train(settings: LmSettings) -> dict[str, Any]:
         )
     if settings.trainer.engine == "fsdp2" and not torch.cuda.is_available():
         raise ValueError('trainer.engine = "fsdp2" of `train lm` needs GPUs: use "ddp"')
-    processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
+    refuse_impossible(settings.trainer, settings.optimizer)
+    processes = engines.processes()
     out = Path(settings.out)
     source = settings.tokenizer.folder or str(out)
     with processes.main_process_first():  # the others find what it has written

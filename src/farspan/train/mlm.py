@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from farspan import hf
 from farspan.cepe.encoder import load as load_encoder
-from farspan.corpus import Corpus, load, optional_import
+from farspan.corpus import Corpus, load
 from farspan.lm import choose_separator, folder_of
 from farspan.train import engines
 from farspan.train.batches import PackedRows
@@ -30,7 +30,7 @@ from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.lm import DataSettings
 from farspan.train.objective import NOT_A_TARGET
 from farspan.train.optimizer import OptimizerSettings
-from farspan.train.trainer import TrainerSettings, run, write_up
+from farspan.train.trainer import TrainerSettings, refuse_impossible, run, write_up
 
 MASK = "[MASK]"
 
@@ -200,9 +200,9 @@ def train(settings: MlmSettings) -> dict[str, Any]:
 
     from farspan.train.terms_trainer import TermsTrainer
 
-    processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
+    processes = engines.processes()
     out, trainer = Path(settings.out), settings.trainer
-    engines.refuse_unfit(trainer.engine, settings.optimizer.name)
+    refuse_impossible(trainer, settings.optimizer)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder_of(settings.decoder))
     except (OSError, ValueError) as error:
@@ -253,6 +253,7 @@ def train(settings: MlmSettings) -> dict[str, Any]:
             "eval_steps": trainer.evaluate_every,
         },
         terms=lambda model, core, batch: {"masked": model(**batch)},
+        predicted=lambda batch: batch["labels"],
         weights={"masked": 1.0},
     )
     summary["tokens"] = summary.pop("rows") * trainer.window

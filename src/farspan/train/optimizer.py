@@ -26,20 +26,29 @@ class OptimizerSettings(Settings):
     decay: Literal["linear", "cosine"] = "linear"
 
 
+def decay_steps(settings: OptimizerSettings, num_steps: int) -> int:
+    """Steps of the decay, at the end.
+
+    Raises:
+        ValueError: more steps of warm-up and decay than there are steps.
+    """
+    found = round(num_steps * settings.decay_fraction)
+    if settings.warmup_steps + found > num_steps:
+        raise ValueError(
+            f"optimizer.warmup_steps = {settings.warmup_steps} and a decay over {found} steps do not fit "
+            f"into trainer.steps = {num_steps}: lower optimizer.warmup_steps or optimizer.decay_fraction"
+        )
+    return found
+
+
 def build(
     model: nn.Module, settings: OptimizerSettings, num_steps: int
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     """The optimizer over the trainable parameters of `model` and its schedule over `num_steps`.
 
     Raises:
-        ValueError: more steps of warm-up and decay than there are steps.
+        ValueError: as `decay_steps`.
     """
-    num_decay_steps = round(num_steps * settings.decay_fraction)
-    if settings.warmup_steps + num_decay_steps > num_steps:
-        raise ValueError(
-            f"optimizer.warmup_steps = {settings.warmup_steps} and a decay over {num_decay_steps} steps do not fit "
-            f"into trainer.steps = {num_steps}: lower optimizer.warmup_steps or optimizer.decay_fraction"
-        )
     embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     head = getattr(model, "get_output_embeddings", lambda: None)()
     embeddings |= {id(p) for p in head.parameters()} if head is not None else set()
@@ -73,7 +82,7 @@ def build(
     schedule = get_wsd_schedule(
         optimizer,
         num_warmup_steps=settings.warmup_steps,
-        num_decay_steps=num_decay_steps,
+        num_decay_steps=decay_steps(settings, num_steps),
         num_training_steps=num_steps,
         decay_type=settings.decay,
     )

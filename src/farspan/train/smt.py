@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import Field
 
 from farspan import hf
 from farspan.callback import CurveCallback, Measuring, PerplexityCallback
-from farspan.corpus import load, optional_import
+from farspan.corpus import load
 from farspan.lm import DEMO, LM, folder_of
 from farspan.lm import load as load_model
 from farspan.methods import method
@@ -33,7 +32,7 @@ from farspan.train.optimizer import OptimizerSettings, build
 from farspan.train.preflight import preflight, usable
 from farspan.train.schedule import LengthSettings, schedule
 from farspan.train.trained import Count, TrainedSettings, choose, plain
-from farspan.train.trainer import RunSettings, read_log, run, write_up
+from farspan.train.trainer import RunSettings, read_log, refuse_impossible, run, write_up
 from farspan.train.windows import FirstTarget, Mixed, Short, SparseRows, collated
 
 __all__ = ["SmtSettings", "draw", "levels", "train"]
@@ -120,10 +119,10 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
 
     from farspan.train.terms_trainer import TermsTrainer
 
-    processes = optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available())
+    processes = engines.processes()
     out = Path(settings.out)
     set_seed(settings.trainer.seed)
-    engines.refuse_unfit(settings.trainer.engine, settings.optimizer.name)
+    refuse_impossible(settings.trainer, settings.optimizer)
     lm = opened(settings)
     use_cache = lm.model.config.use_cache
     with processes.main_process_first():

@@ -17,9 +17,11 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from farspan.train.engines import sharded, whole_state
+from farspan.train.objective import NOT_A_TARGET
 from farspan.train.trainer import damaged
 
 Terms = Callable[[Any, Any, Any], dict[str, Tensor]]
+SHARE = "share_of_the_step"  # of a micro-batch, beside its tensors
 WHOLE = parts.StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
 
 
@@ -33,6 +35,8 @@ class TermsTrainer(Trainer):
         terms: from what is to be called, the model itself (they differ under data parallelism) and a batch, the means.
         weights: of the terms in the loss.
         core: the model itself, where something is around what is trained (LoRA).
+        predicted: the labels of a batch that the terms are means over, where not all batches have equally many; those
+            with more then count for more, so that a step's loss is one mean, on any number of processes.
         notes: what else to log, from the steps that are done.
     """
 
@@ -44,12 +48,13 @@ class TermsTrainer(Trainer):
         terms: Terms,
         weights: Mapping[str, float],
         core: Any = None,
+        predicted: Callable[[Any], Tensor] | None = None,
         notes: Callable[[int], Mapping[str, float]] = lambda step: {},
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         self.model_accepts_loss_kwargs = False
-        self.terms, self.weights, self.notes = terms, weights, notes
+        self.terms, self.weights, self.predicted, self.notes = terms, weights, predicted, notes
         self.trained = self.model
         self.core = self.model if core is None else core
         self._seen: dict[str, list[Tensor]] = {}  # since the last log
@@ -68,10 +73,21 @@ class TermsTrainer(Trainer):
     def _get_train_sampler(self, *args: Any, **options: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
 
+    def get_batch_samples(self, *args: Any, **options: Any) -> tuple[list[Any], Any]:
+        batches, num_items = super().get_batch_samples(*args, **options)
+        if self.predicted is not None and batches:
+            counts = torch.stack([(self.predicted(batch) != NOT_A_TARGET).sum() for batch in batches])
+            counts = counts.to(self.args.device, torch.float32)
+            mean = self.accelerator.gather(counts).mean().clamp_min(1)
+            batches = [dict(batch) | {SHARE: count / mean} for batch, count in zip(batches, counts, strict=True)]
+        return batches, num_items
+
     def compute_loss(
         self, model: Any, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        found = self.terms(model, self.core, inputs)
+        inputs = dict(inputs)
+        share = inputs.pop(SHARE, 1.0)
+        found = {name: share * value for name, value in self.terms(model, self.core, inputs).items()}
         if model.training:
             for name, value in found.items():
                 self._seen.setdefault(name, []).append(value.detach())
@@ -126,6 +142,9 @@ class TermsTrainer(Trainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         try:
+            if checkpoint is not None and not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+                for name in (OPTIMIZER_NAME, SCHEDULER_NAME):  # transformers would begin them anew, and say nothing
+                    (Path(checkpoint) / name).stat()
             if checkpoint is None or self.is_fsdp_enabled or not sharded(self.trained):
                 return super()._load_optimizer_and_scheduler(checkpoint)
             state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, map_location="cpu", weights_only=True)

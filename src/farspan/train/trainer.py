@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from farspan.train import engines
 from farspan.train.config import Settings
-from farspan.train.optimizer import OptimizerSettings, build
+from farspan.train.optimizer import OptimizerSettings, build, decay_steps
 
 Engine = Literal["auto", "single", "ddp", "fsdp2", "deepspeed"]
 
@@ -45,6 +45,29 @@ class TrainerSettings(RunSettings):
     evaluate_every: int = Field(500, gt=0)  # steps
 
 
+def refuse_impossible(settings: RunSettings, optimizer: OptimizerSettings) -> None:
+    """Refuses, before any long work, what can be told without a model.
+
+    Raises:
+        ValueError: an engine that does not fit, a batch that is no multiple of the micro-batch, a schedule longer than
+            the training, or somewhere to report to that is unknown or not installed.
+    """
+    from transformers.integrations import get_reporting_integration_callbacks
+
+    engines.refuse_unfit(settings.engine, optimizer.name)
+    rows_at_once = settings.micro_batch * engines.num_processes()
+    if settings.batch and settings.batch % rows_at_once:
+        raise ValueError(
+            f"trainer.batch = {settings.batch} is not a multiple of trainer.micro_batch x processes = {rows_at_once}"
+        )
+    decay_steps(optimizer, settings.steps)
+    try:
+        for reporter in get_reporting_integration_callbacks(list(settings.report_to)):
+            reporter()
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise ValueError(f"trainer.report_to = {list(settings.report_to)}: {error}") from error
+
+
 def run(
     model: Any,
     rows: Dataset[Any],
@@ -73,8 +96,7 @@ def run(
         options: of the Trainer.
 
     Raises:
-        ValueError: a batch that is no multiple of the micro-batch, a longer training's checkpoints in `out`, or another
-            engine in use than the one that was asked for.
+        ValueError: a longer training's checkpoints in `out`, or another engine in use than the one that was asked for.
     """
     from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
@@ -99,10 +121,6 @@ def run(
 
     rows_at_once = settings.micro_batch * engines.num_processes()
     batch = settings.batch or rows_at_once
-    if batch % rows_at_once:
-        raise ValueError(
-            f"trainer.batch = {batch} is not a multiple of trainer.micro_batch x processes = {rows_at_once}"
-        )
     chosen = TrainingArguments(
         output_dir=str(out / "checkpoints"),
         max_steps=settings.steps,
