@@ -3,6 +3,7 @@
 import copy
 import json
 import sysconfig
+import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from farspan import corpus
 from farspan.corpus import Corpus, builtin_texts, join, load, read_texts
 
 
@@ -251,6 +253,21 @@ def test_a_text_is_tokenised_once(
     second = load(str(path), counting)
     assert counting.calls == 1
     assert np.array_equal(first.tokens, second.tokens)
+
+
+def test_a_text_is_never_in_memory_as_a_whole(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(corpus, "AT_ONCE", 4)
+    monkeypatch.setattr(corpus, "_documents", lambda name: (f"{i} the quick brown fox " * 300 for i in range(500)))
+    tracemalloc.start()
+    text = load("a", tokenizer)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert text.num_documents == 500
+    assert tokenizer.decode(text.document(499)) == "499 the quick brown fox " * 300
+    assert peak < text.characters / 3
 
 
 def test_the_cache_is_where_farspan_cache_says(

@@ -25,11 +25,12 @@ import farspan
 from farspan import retrieve
 from farspan.corpus import Corpus, load
 from farspan.retrieve import open_index
+from farspan.train.batches import View
 from farspan.train.cepe import CepeSettings, decoded, opened, prepare, terms, train
 from farspan.train.config import read_config
 from farspan.train.distill import DistillSettings, teacher_of
 from farspan.train.distill import train as distil
-from farspan.train.documents import DocumentRows, DocumentSettings, NoiseSettings, View, collated, noise
+from farspan.train.documents import DocumentRows, DocumentSettings, NoiseSettings, collated, noise
 
 from cepe_models import tiny_encoder
 from tiny import tiny_model

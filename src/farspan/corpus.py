@@ -23,13 +23,15 @@ import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import Int
 
 CACHE_FORMAT = 1  # a change of what is stored, or of how text is tokenised, bumps it
+AT_ONCE = 256  # documents that are tokenised together
 NUM_RANDOM_TOKENS = 1 << 22
 MIN_BUILTIN_CHARACTERS = 200
 FOLDER_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
@@ -112,17 +114,17 @@ def load(name: str, tokenizer: Any) -> Corpus:
     if name == "random":
         return _random(tokenizer)
 
-    texts = list(read_texts(name))
-    digest = hashlib.sha256(f"{CACHE_FORMAT} {tokenizer_hash(tokenizer)}".encode())
-    for text in texts:
+    digest, characters = hashlib.sha256(f"{CACHE_FORMAT} {tokenizer_hash(tokenizer)}".encode()), 0
+    for text in read_texts(name):  # and once more to be tokenised: it is never in memory as a whole
         encoded = text.encode()
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        characters += len(text)
     key = digest.hexdigest()[:16]
     folder = _cache_folder() / "corpora" / key
     if not (folder / "starts.npy").exists():
-        _write(folder, *_tokenise(texts, tokenizer))
+        _write(folder, _tokenised(read_texts(name), tokenizer))
     tokens, starts = np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / "starts.npy")
-    return Corpus(name, key, tokens, starts, characters=sum(map(len, texts)))
+    return Corpus(name, key, tokens, starts, characters=characters)
 
 
 def read_texts(name: str) -> Iterator[str]:
@@ -286,25 +288,36 @@ def _random(tokenizer: Any) -> Corpus:
     return Corpus("random", f"random-{tokenizer_hash(tokenizer)}", tokens, np.array([0, len(tokens)]))
 
 
-def _tokenise(texts: list[str], tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
-    ids: list[np.ndarray] = []
-    for first in range(0, len(texts), 256):
-        batch = texts[first : first + 256]
+def _tokenised(texts: Iterable[str], tokenizer: Any) -> Iterator[list[np.ndarray]]:
+    """Documents as token ids, some at a time."""
+    texts = iter(texts)
+    while batch := list(islice(texts, AT_ONCE)):
         # split_special_tokens: a document that spells "<s>" holds three characters, not a beginning of text
         encoded = tokenizer(batch, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        ids += [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
-    return np.concatenate(ids), np.concatenate([[0], np.cumsum([len(row) for row in ids])])
+        yield [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
 
 
-def _write(folder: Path, tokens: np.ndarray, starts: np.ndarray) -> None:
+def _write(folder: Path, documents: Iterable[list[np.ndarray]]) -> None:
     """Writes beside the place and renames, so that a killed or a second process leaves no half corpus."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    sizes = [0]
     with tempfile.TemporaryDirectory(dir=folder.parent) as beside:
-        np.save(Path(beside) / "tokens.npy", tokens)
-        np.save(Path(beside) / "starts.npy", starts)
+        with (Path(beside) / "tokens.npy").open("wb") as file:
+            _write_header(file, 0)
+            for some in documents:
+                file.write(np.concatenate(some).tobytes())
+                sizes += map(len, some)
+            file.seek(0)
+            _write_header(file, sum(sizes))  # as long as the first: numpy leaves room for an array to grow
+        np.save(Path(beside) / "starts.npy", np.cumsum(sizes))
         folder.mkdir(exist_ok=True)
-        for file in ("tokens.npy", "starts.npy"):  # `starts` last: its presence means complete
-            os.replace(Path(beside) / file, folder / file)
+        for name in ("tokens.npy", "starts.npy"):  # `starts` last: its presence means complete
+            os.replace(Path(beside) / name, folder / name)
+
+
+def _write_header(file: BinaryIO, size: int) -> None:
+    described = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.int32)), "fortran_order": False, "shape": (size,)}
+    np.lib.format.write_array_header_1_0(file, described)
 
 
 def _cache_folder() -> Path:

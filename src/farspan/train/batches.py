@@ -1,5 +1,7 @@
 """What a training reads: rows of token ids cut from a corpus."""
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,43 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from farspan.corpus import Corpus, join
+from farspan.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class View:
+    """Documents behind one another, a separator before each, read without being copied."""
+
+    corpus: Corpus
+    order: Int[np.ndarray, "documents"]
+    separator: Int[np.ndarray, "tokens"]
+    ends: Int[np.ndarray, "documents"]  # where each document ends in the stream
+
+    @classmethod
+    def of(cls, corpus: Corpus, order: Sequence[int] | np.ndarray, separator: Sequence[int]) -> "View":
+        order = np.asarray(order, np.int64)
+        head = np.asarray(separator, np.int64)
+        return cls(corpus, order, head, np.cumsum(np.diff(corpus.starts)[order] + len(head)))
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def read(self, begin: int, length: int) -> tuple[Int[np.ndarray, "length"], Int[np.ndarray, "documents"]]:
+        """Tokens from `begin` on, and the documents they are of."""
+        first = int(np.searchsorted(self.ends, begin, side="right"))
+        parts, touched = [], []
+        done, place = 0, begin - (int(self.ends[first - 1]) if first else 0)
+        while done < length:
+            document = int(self.order[first])
+            if place < len(self.separator):
+                parts.append(self.separator[place : place + length - done])
+                done, place = done + len(parts[-1]), len(self.separator)
+            start = int(self.corpus.starts[document]) + place - len(self.separator)
+            parts.append(self.corpus.tokens[start : min(start + length - done, int(self.corpus.starts[document + 1]))])
+            done, place = done + len(parts[-1]), 0
+            touched.append(document)
+            first += 1
+        return np.concatenate(parts).astype(np.int64), np.asarray(touched)
 
 
 class PackedRows(Dataset[dict[str, Tensor]]):
@@ -22,22 +60,20 @@ class PackedRows(Dataset[dict[str, Tensor]]):
     """
 
     def __init__(self, corpus: Corpus, length: int, separator: tuple[int, ...], seed: int) -> None:
-        order = np.random.default_rng(seed).permutation(corpus.num_documents).tolist()
-        stream = join((corpus.document(i) for i in order), separator)
-        num_rows = len(stream) // length
-        if num_rows == 0:
-            raise ValueError(f"text {corpus.name!r} has {len(stream):,} tokens, less than one row of {length:,}")
-        self.rows: Int[np.ndarray, "rows length"] = stream[: num_rows * length].reshape(num_rows, length)
+        order = np.random.default_rng(seed).permutation(corpus.num_documents)
+        self.stream, self.length = View.of(corpus, order, separator), length
+        if len(self.stream) < length:
+            raise ValueError(f"text {corpus.name!r} has {len(self.stream):,} tokens, less than one row of {length:,}")
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.stream) // self.length
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        row = torch.from_numpy(self.rows[index])
+        row = torch.from_numpy(self.stream.read(index * self.length, self.length)[0])
         return {"input_ids": row, "labels": row}
 
 
-def train_tokenizer(texts: list[str], vocabulary: int, folder: Path) -> None:
+def train_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None:
     """Trains a byte-level BPE tokenizer of `vocabulary` entries, `<s>` (id 0) as beginning and end of text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

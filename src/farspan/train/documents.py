@@ -12,18 +12,18 @@ is written down but the tokens, which `farspan.corpus` keeps memory-mapped.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from farspan.corpus import Corpus
 from farspan.retrieve import Index
+from farspan.train.batches import View
 from farspan.train.config import Settings
 from farspan.train.objective import NOT_A_TARGET
 
@@ -75,42 +75,6 @@ class DocumentSettings(Settings):
                     f"query = {self.query:,} leaves nothing to predict of decoder = {self.decoder:,} tokens"
                 )
         return self
-
-
-@dataclass(frozen=True)
-class View:
-    """Documents behind one another, a separator before each, read without being copied."""
-
-    corpus: Corpus
-    order: Int[np.ndarray, "documents"]
-    separator: Int[np.ndarray, "tokens"]
-    ends: Int[np.ndarray, "documents"]  # where each document ends in the stream
-
-    @classmethod
-    def of(cls, corpus: Corpus, order: Sequence[int] | np.ndarray, separator: Sequence[int]) -> "View":
-        order = np.asarray(order, np.int64)
-        head = np.asarray(separator, np.int64)
-        return cls(corpus, order, head, np.cumsum(np.diff(corpus.starts)[order] + len(head)))
-
-    def __len__(self) -> int:
-        return int(self.ends[-1])
-
-    def read(self, begin: int, length: int) -> tuple[Int[np.ndarray, "length"], Int[np.ndarray, "documents"]]:
-        """Tokens from `begin` on, and the documents they are of."""
-        first = int(np.searchsorted(self.ends, begin, side="right"))
-        parts, touched = [], []
-        done, place = 0, begin - (int(self.ends[first - 1]) if first else 0)
-        while done < length:
-            document = int(self.order[first])
-            if place < len(self.separator):
-                parts.append(self.separator[place : place + length - done])
-                done, place = done + len(parts[-1]), len(self.separator)
-            start = int(self.corpus.starts[document]) + place - len(self.separator)
-            parts.append(self.corpus.tokens[start : min(start + length - done, int(self.corpus.starts[document + 1]))])
-            done, place = done + len(parts[-1]), 0
-            touched.append(document)
-            first += 1
-        return np.concatenate(parts).astype(np.int64), np.asarray(touched)
 
 
 class DocumentRows(Dataset[dict[str, Tensor]]):

@@ -89,7 +89,7 @@ def train(settings: LmSettings) -> dict[str, Any]:
     with processes.main_process_first():  # the others find what it has written
         refuse_other_settings(out, settings)
         if settings.tokenizer.folder is None and not (out / "tokenizer.json").exists():
-            train_tokenizer(list(read_texts(settings.data.text)), settings.tokenizer.vocabulary, out)
+            train_tokenizer(read_texts(settings.data.text), settings.tokenizer.vocabulary, out)
         tokenizer = AutoTokenizer.from_pretrained(source)
         text = load(settings.data.text, tokenizer)
         held_out = load(settings.data.held_out, tokenizer) if settings.data.held_out else None

@@ -134,7 +134,7 @@ class MaskedRows(Dataset[dict[str, Tensor]]):
         seed: int,
         samples: int | None = None,
     ) -> None:
-        self.rows = PackedRows(corpus, length, separator, seed).rows
+        self.rows = PackedRows(corpus, length, separator, seed)
         self.special, self.mask, self.rate, self.seed = np.asarray(special, np.int64), mask, rate, seed
         self.samples = len(self.rows) if samples is None else samples
         self._order: tuple[int, np.ndarray] = -1, np.empty(0)
@@ -146,7 +146,7 @@ class MaskedRows(Dataset[dict[str, Tensor]]):
         which, place = divmod(index, len(self.rows))
         if self._order[0] != which:
             self._order = which, np.random.default_rng((self.seed, which, 0)).permutation(len(self.rows))
-        row = self.rows[self._order[1][place]]
+        row = self.rows[int(self._order[1][place])]["input_ids"].numpy()
         masked = np.random.default_rng((self.seed, index, 1)).random(len(row)) < self.rate
         masked &= ~np.isin(row, self.special)
         return {
