@@ -559,7 +559,9 @@ def test_a_training_watches_itself(settings: Callable[..., Any]) -> None:
     assert (Path(chosen.out) / "losses.svg").stat().st_size
 
 
-def test_what_is_measured_is_reported(settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_measured_is_reported(
+    settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     told: dict[int, set[str]] = {}
 
     class Reporter(TrainerCallback):
@@ -573,6 +575,7 @@ def test_what_is_measured_is_reported(settings: Callable[..., Any], monkeypatch:
         {"farspan/perplexity_24", "farspan/perplexity_48", "farspan/half_life"} <= found for found in told.values()
     )
     assert {"loss", "loss_nats"} <= told[2]
+    assert "Forgetting curve, half-life in tokens, step 0, step 4: " in (tmp_path / "a" / "README.md").read_text()
 
 
 def test_a_watch_that_is_refused_does_not_take_the_folder(settings: Callable[..., Any]) -> None:

@@ -94,6 +94,10 @@ def measured_table(log: Log, text: str) -> str:
         values = [f"{entry[f'farspan/perplexity_{length}']:.4g}" for entry in ends]
         values += [f"{entry[f'farspan/accuracy_{length}']:.3f}" for entry in ends]
         lines.append(f"| {length:,} | " + " | ".join(values) + " |")
+    curves = [entry for entry in log if "farspan/half_life" in entry]
+    for name in ("half-life", "span") if curves else ():
+        found = (f"{entry['farspan/' + name.replace('-', '_')]:,.0f}" for entry in (curves[0], curves[-1]))
+        lines.append(f"\nForgetting curve, {name} in tokens, {', '.join(steps)}: {', '.join(found)}.")
     return "\n".join([*lines, ""])
 
 
