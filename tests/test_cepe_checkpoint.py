@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import BertConfig, BertForMaskedLM, LlamaConfig, PreTrainedTokenizerFast
 
 import farspan
 from farspan import cepe
@@ -220,6 +220,20 @@ def test_tokenizers_that_disagree_are_refused(tmp_path: Path, tokenizer: PreTrai
     renumbered(tokenizer).save_pretrained(tmp_path / "encoder")
     with pytest.raises(ValueError, match=r"tokenizers that disagree: token '[ab]' is"):
         cepe.from_base(tmp_path / "base", tmp_path / "encoder")
+
+
+def test_the_body_of_a_masked_language_model_is_an_encoder(tmp_path: Path) -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    masked = BertForMaskedLM(BertConfig(vocab_size=300, max_position_embeddings=32, **shape))
+    masked.save_pretrained(tmp_path / "bert")  # without the pooler that its body would have by itself
+    model = cepe.from_base(tiny_model(), tmp_path / "bert")
+    state = model.encoder.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in masked.bert.state_dict().items())
+    broken = load_file(tmp_path / "bert" / "model.safetensors")
+    broken.pop("bert.encoder.layer.0.output.dense.weight")
+    save_file(broken, tmp_path / "bert" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks 1 of its weights, such as encoder\.layer\.0\.output\.dense\.weight"):
+        cepe.from_base(tiny_model(), tmp_path / "bert")
 
 
 def test_an_encoder_has_to_look_both_ways() -> None:
