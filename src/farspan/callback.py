@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,12 +28,12 @@ from farspan.adaptive import SHORTEST, prepared
 from farspan.corpus import Corpus
 from farspan.curves import CurveSettings
 from farspan.lengths import spaced_lengths
-from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, fingerprint, wrap
+from farspan.lm import DEFAULT_TRAINED_LENGTH, fingerprint, wrap
 from farspan.measure import Watch, measure
 from farspan.methods.full import Full
 from farspan.perplexity import PerplexitySettings
 from farspan.plan import plan
-from farspan.reader import DenseReader, dense_reader
+from farspan.reader import dense_reader, read_alike
 from farspan.record import Run
 from farspan.report.picture import draw_training
 from farspan.sweep import about
@@ -56,6 +56,7 @@ class Measuring(TrainerCallback):
 
     name: str  # of the run folder
     seconds: str  # the name under which the time is logged, with each measurement
+    method: Any = Full()  # how texts are read
     _task: Any
     _text: Corpus
     _what: dict[str, Any]
@@ -99,7 +100,7 @@ class Measuring(TrainerCallback):
         self.folder = _run_folder(Path(self.out or Path(args.output_dir) / self.name), begins=state.global_step == 0)
         self._autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         with _set_aside(model):
-            self._method = _Checked(dense_reader(self._lm).fallback)
+            dense_reader(self._lm)  # checks itself, once and outside of any autocast
             self.choose()
         self._record["autocast"] = str(self._autocast).removeprefix("torch.") if self._autocast else None
         Run.open(self.folder, self._record).__exit__(None, None, None)  # says now what it would say at the first step
@@ -125,13 +126,14 @@ class Measuring(TrainerCallback):
         named = {"name": name, "fingerprint": fingerprint(self._lm.model)}
         identity = self._lm.identity | named | about(self._text)
         lm = replace(self._lm, name=name, identity=identity)
+        read_alike(lm, self._lm)
         autocast = torch.autocast(lm.device.type, self._autocast) if self._autocast else nullcontext()
         with _set_aside(lm.model), Run.open(self.folder, self._record) as run:
             # where a resumed training comes to a step again, its weights may differ in their last bits
             if name not in run.header["models"]:
                 run.add_model(identity)
             with autocast:
-                measure(self._task, self._method, lm, run, **self._what, watch=Watch(notice=logger.warning))
+                measure(self._task, self.method, lm, run, **self._what, watch=Watch(notice=logger.warning))
             values = self.summarised(run, state.global_step)
         if values:
             values[self.seconds] = time.perf_counter() - started
@@ -198,7 +200,7 @@ class CurveCallback(Measuring):
         for repeats, points in ((repeats, points) for repeats in REPEATS for points in POINTS):
             lengths = spaced_lengths(shortest, longest, points, "log")
             what: dict[str, Any] = {"lengths": lengths, "repeats": repeats, "seed": settings.seed}
-            needed = plan(self._task, self._method, self._lm, calibrate=False, **what).tokens
+            needed = plan(self._task, self.method, self._lm, calibrate=False, **what).tokens
             if needed <= self.tokens:
                 break
         else:
@@ -208,7 +210,7 @@ class CurveCallback(Measuring):
             )
         self._what, self._text = what, self._task.target
         self._trained_at = self._task.largest_length(self._lm, trained)
-        self._record = {"task": Curve.name, "methods": ["full"], **asdict(replace(settings, **what))}
+        self._record = {"task": Curve.name, "methods": [str(self.method)], **asdict(replace(settings, **what))}
 
     def summarised(self, run: Run, step: int) -> dict[str, float]:
         for (model, _, _), curve in stats.curves(run.rows).items():
@@ -264,7 +266,7 @@ class PerplexityCallback(Measuring):
         self._text = self._task.text
         self._what = {"lengths": lengths, "repeats": settings.repeats, "seed": settings.seed}
         self._task.examples(self._lm, **self._what)  # says now that the text is too short
-        self._record = {"task": Perplexity.name, "methods": ["full"], **asdict(settings)}
+        self._record = {"task": Perplexity.name, "methods": [str(self.method)], **asdict(settings)}
 
     def summarised(self, run: Run, step: int) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -275,17 +277,6 @@ class PerplexityCallback(Measuring):
                 found[f"perplexity_{length}"] = math.exp(min(sum(nats) / len(nats), MOST_NATS))
                 found[f"accuracy_{length}"] = sum(scores["accuracy"] for scores in rows) / len(rows)
         return found
-
-
-@dataclass(frozen=True)
-class _Checked(Full):
-    """Full attention, read as the self-check before the first step found right: at all steps in the same way."""
-
-    fallback: str | None
-
-    @contextmanager
-    def on(self, lm: LM) -> Iterator[DenseReader]:
-        yield DenseReader(lm, fallback=self.fallback)
 
 
 def _run_folder(base: Path, *, begins: bool) -> Path:

@@ -144,6 +144,11 @@ def attending(
         yield DenseReader(lm, attention=attention)
 
 
+def read_alike(lm: LM, before: LM) -> None:
+    """Has `lm` be read as the self-check found right for `before`, the same model at an earlier step."""
+    _CHECKED[lm] = _checked(before)
+
+
 def _checked(lm: LM) -> str | None:
     if lm not in _CHECKED:
         _CHECKED[lm] = self_check(lm)

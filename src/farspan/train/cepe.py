@@ -343,25 +343,6 @@ class Added:
         self.model.save_pretrained(out, adapter_only=True)
 
 
-class _ByCepe(Measuring):
-    """Measures what the model makes of a text that is read as it is trained to."""
-
-    how: CepeMethod
-
-    def choose(self) -> None:
-        self._method = self.how  # type: ignore[assignment]
-        super().choose()
-        self._record["methods"] = [str(self.how)]
-
-
-class CepePerplexity(_ByCepe, PerplexityCallback):
-    """Perplexity of the same tokens, behind what the decoder holds and behind that and the chunks."""
-
-
-class CepeCurve(_ByCepe, CurveCallback):
-    """The forgetting curve, through the encoder."""
-
-
 def watching(lm: LM, settings: CepeSettings, out: Path) -> list[Measuring]:
     """What measures the model while it is trained: perplexity without context (a length that the decoder holds) and
     with it, on the same tokens, and a small forgetting curve."""
@@ -373,10 +354,12 @@ def watching(lm: LM, settings: CepeSettings, out: Path) -> list[Measuring]:
     longest = data.decoder + data.chunks * data.chunk
     lengths = watch.lengths or (data.decoder, (data.decoder + longest) // 2, longest)
     common: dict[str, Any] = {"text": watch.text, "every": every, "at_start": True, "trained_length": window}
-    found: list[Measuring] = [CepePerplexity(**common, lengths=lengths, repeats=watch.repeats, out=out / "perplexity")]
+    found: list[Measuring] = [
+        PerplexityCallback(**common, lengths=lengths, repeats=watch.repeats, out=out / "perplexity")
+    ]
     if watch.curve:
         text = max(1, (longest - CURVE_EXTRA) // 2)
-        found.append(CepeCurve(**common, longest=text, tokens=watch.tokens or 24 * longest, out=out / "farspan"))
+        found.append(CurveCallback(**common, longest=text, tokens=watch.tokens or 24 * longest, out=out / "farspan"))
     for one in found:
-        one.how = CepeMethod(chunk=data.chunk, decoder_window=window)
+        one.method = CepeMethod(chunk=data.chunk, decoder_window=window)
     return found
