@@ -28,7 +28,7 @@ from farspan.retrieve import open_index
 from farspan.train.batches import View
 from farspan.train.cepe import CepeSettings, decoded, opened, prepare, terms, train
 from farspan.train.config import read_config
-from farspan.train.distill import DistillSettings, teacher_of
+from farspan.train.distill import DistillSettings, store, teacher_of
 from farspan.train.distill import train as distil
 from farspan.train.documents import DocumentRows, DocumentSettings, NoiseSettings, collated, noise
 
@@ -668,8 +668,28 @@ def test_a_teacher_that_was_stopped_goes_on(settings: Callable[..., Any], monkey
     distil(stopped)
     assert asked[0] == 7  # six batches, one of them asked again
     assert_same(whole, stopped)
+
+
+def test_a_teacher_is_asked_of_more_samples_for_a_longer_training(
+    settings: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def taught(steps: int, out: str, *overrides: str) -> Any:
+        chosen = settings("a", f"trainer.steps={steps}", *overrides, kind=DistillSettings)
+        ready = prepare(chosen, said.append)
+        return store(teacher_of(chosen, ready), ready.rows, tmp_path / out, said.append)
+
+    whole = taught(8, "whole")
+    taught(4, "grown")
+    said.clear()
+    grown = taught(8, "grown")
+    assert any("reads 16 windows once" in line for line in said)  # four steps of four
+    for one, other in zip(map(whole.__getitem__, range(32)), map(grown.__getitem__, range(32)), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    taught(4, "grown")  # fewer are there as well
     with pytest.raises(ValueError, match="holds what a teacher said of other samples"):
-        distil(settings("stopped", "trainer.steps=8", "optimizer.decay_fraction=0.5", kind=DistillSettings))
+        taught(8, "grown", "data.chunks=2")
 
 
 @pytest.mark.parametrize("half", ["log_probs.npy", "index.npy", "done.json"])

@@ -45,6 +45,7 @@ from farspan.train.objective import NOT_A_TARGET
 Variant = Literal["drop", "smooth", "rest", "renorm"]
 LEAST = -60_000.0  # a log-probability of nothing that fp16 can hold
 FILES = ("index.npy", "log_probs.npy")
+WRITING = ".writing"
 SAMPLES_AT_ONCE = 8  # of one forward of the teacher
 BATCHES_A_SAVE = 64
 
@@ -234,11 +235,11 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[
     """Computes what the teacher says of all samples, or of those that are missing, into `folder`.
 
     Raises:
-        ValueError: the folder holds what another teacher said.
+        ValueError: the folder holds what another teacher said, or a teacher of other samples, or is damaged.
     """
     length = len(rows.before) + rows.settings.decoder
     kind = np.uint16 if teacher.model.get_input_embeddings().num_embeddings <= 1 << 16 else np.int32
-    about = {"samples": len(rows), "length": length, "seed": rows.seed, "text": rows.corpus.hash, **teacher.identity}
+    about = {"seed": rows.seed, "text": rows.corpus.hash, **teacher.identity, **rows.settings.model_dump(mode="json")}
     folder.mkdir(parents=True, exist_ok=True)
     taught = TaughtRows(rows, folder, (len(rows), length, teacher.top), kind)
     done, file = 0, folder / "done.json"
@@ -246,11 +247,13 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[
         try:
             record = json.loads(file.read_text())
             done = record.pop("done")
-            taught.open("r")  # `r+` would lengthen half a file
+            have = min(map(len, taught.open("r")))  # `r+` would lengthen half a file
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} is damaged ({error}): delete it, and the teacher is asked anew") from error
         if record != about:
             raise ValueError(f"{folder} holds what a teacher said of other samples ({record}, not {about}): delete it")
+        if done and have < len(rows):  # of a shorter training
+            taught.lengthen()
     index, log_probs = taught.create() if done == 0 else taught.open("r+")
     if done < len(rows):
         notice(f"the teacher reads {len(rows) - done:,} windows once; {taught.num_bytes / 1e9:.2f} GB in {folder}")
@@ -263,7 +266,7 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[
         if last == len(rows) or (first // SAMPLES_AT_ONCE + 1) % BATCHES_A_SAVE == 0:
             index.flush()
             log_probs.flush()
-            beside = file.with_suffix(".writing")
+            beside = file.with_suffix(WRITING)
             beside.write_text(json.dumps(about | {"done": last}))
             os.replace(beside, file)  # after what it speaks of
     return taught
@@ -302,11 +305,18 @@ class TaughtRows(Dataset[dict[str, Tensor]]):
         index, log_probs = (self.folder / name for name in FILES)
         return np.load(index, mmap_mode=mode), np.load(log_probs, mmap_mode=mode)
 
-    def create(self) -> tuple[Any, Any]:
+    def create(self, suffix: str = "") -> tuple[Any, Any]:
         samples, length, top = self.shape
-        index, log_probs = (self.folder / name for name in FILES)
+        index, log_probs = (self.folder / (name + suffix) for name in FILES)
         made = np.lib.format.open_memmap
         return (
             made(index, "w+", self.kind, (samples, length, top)),
             made(log_probs, "w+", np.float16, (samples, length, top + 1)),
         )
+
+    def lengthen(self) -> None:
+        """Makes room for more samples behind those that are there."""
+        for name, old, new in zip(FILES, self.open("r"), self.create(WRITING), strict=True):
+            new[: len(old)] = old
+            new.flush()
+            os.replace(self.folder / (name + WRITING), self.folder / name)
