@@ -725,7 +725,7 @@ def test_a_teacher_of_another_vocabulary_or_of_a_shorter_window_is_refused(
     tiny_model(vocab_size=310).save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=r"another vocabulary \(310 tokens\) than the decoder .* \(300\)"):
-        distil(settings("a", f"distill.teacher={tmp_path / 'other'}", kind=DistillSettings))
+        distil(settings("a", f"distill.teacher={tmp_path / 'other'}", "data.text=unread", kind=DistillSettings))
     with pytest.raises(ValueError, match=r"585 tokens are more than the 512 it was trained on"):
         distil(settings("a", "data.chunks=70", kind=DistillSettings))
     with pytest.raises(ValueError, match="warm up with farspan train cepe"):

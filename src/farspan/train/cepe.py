@@ -110,6 +110,7 @@ class Prepared:
     trained: int  # parameters
     total: int
     processes: Any
+    beside: Any  # what `prepare` was to load beside it
 
     @property
     def model(self) -> Any:
@@ -137,8 +138,13 @@ def train(settings: CepeSettings, notice: Callable[[str], None] = lambda text: N
     return summary
 
 
-def prepare(settings: CepeSettings, notice: Callable[[str], None]) -> Prepared:
+def prepare(
+    settings: CepeSettings, notice: Callable[[str], None], beside: Callable[[LM], Any] = lambda lm: None
+) -> Prepared:
     """Loads and checks everything, before any long work.
+
+    Args:
+        beside: loads what else is needed, from the decoder, before any text is read.
 
     Raises:
         ValueError: as `train`.
@@ -151,7 +157,7 @@ def prepare(settings: CepeSettings, notice: Callable[[str], None]) -> Prepared:
     warms_up = settings.stage == "warmup"
     set_seed(trainer.seed)
     lm = opened(settings)
-    model = lm.model
+    model, other = lm.model, beside(lm)
     if lm.trained_length is not None and data.decoder + len(lm.separator.ids) * data.separator > lm.trained_length:
         raise ValueError(
             f"data.decoder = {data.decoder:,} tokens, and a separator with data.separator, are more than the "
@@ -187,7 +193,7 @@ def prepare(settings: CepeSettings, notice: Callable[[str], None]) -> Prepared:
                 f"{len(rows.long):,} of {rows.corpus.num_documents:,} documents have {rows.window:,} tokens; the "
                 f"training reads {len(rows):,} windows"
             )
-    return Prepared(lm, rows, count, total, processes)
+    return Prepared(lm, rows, count, total, processes, other)
 
 
 def opened(settings: CepeSettings, device: str | None = None) -> LM:

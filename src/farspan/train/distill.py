@@ -33,7 +33,7 @@ from torch.utils.data import Dataset
 
 from farspan import hf
 from farspan.corpus import tokenizer_hash
-from farspan.lm import folder_of
+from farspan.lm import LM, folder_of
 from farspan.lm import load as load_model
 from farspan.reader import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
 from farspan.train.blocks import summed
@@ -76,7 +76,7 @@ def train(settings: DistillSettings, notice: Callable[[str], None] = lambda text
     """
     if settings.stage != "main":
         raise ValueError('stage = "warmup": distillation is of the main stage; warm up with farspan train cepe')
-    ready, chosen = prepare(settings, notice), settings.distill
+    ready, chosen = prepare(settings, notice, partial(other_teacher, settings)), settings.distill
     if chosen.kl == 0:
         return trained(settings, ready, ready.rows, partial(terms, chosen, None), {"ce": chosen.ce, "kl": 0.0})
     teacher = teacher_of(settings, ready)
@@ -199,22 +199,32 @@ class Teacher:
         return index, log_p.half()
 
 
+def other_teacher(settings: DistillSettings, lm: LM) -> LM | None:
+    """The teacher of `lm` where it is another model; None: the decoder itself, or none is needed.
+
+    Raises:
+        ValueError: another vocabulary than the decoder's.
+    """
+    chosen = settings.distill
+    if chosen.teacher is None or chosen.kl == 0:
+        return None
+    other = load_model(folder_of(chosen.teacher), dtype=settings.model.dtype, attention=settings.trainer.attention)
+    if tokenizer_hash(other.tokenizer) != tokenizer_hash(lm.tokenizer) or other.vocabulary != lm.vocabulary:
+        raise ValueError(
+            f"teacher {chosen.teacher!r} has another vocabulary ({other.vocabulary:,} tokens) than the decoder "
+            f"{lm.name!r} ({lm.vocabulary:,}): its probabilities would be those of other tokens"
+        )
+    other.model.requires_grad_(False)
+    return other
+
+
 def teacher_of(settings: DistillSettings, ready: Prepared) -> Teacher:
     """The teacher of a training.
 
     Raises:
-        ValueError: another vocabulary than the decoder's, or a window that does not hold chunks and input.
+        ValueError: a window that does not hold chunks and input, or windows that are no text.
     """
-    lm, model = ready.lm, ready.model
-    chosen = settings.distill
-    if chosen.teacher is not None:
-        other = load_model(folder_of(chosen.teacher), dtype=settings.model.dtype, attention=settings.trainer.attention)
-        if tokenizer_hash(other.tokenizer) != tokenizer_hash(lm.tokenizer) or other.vocabulary != lm.vocabulary:
-            raise ValueError(
-                f"teacher {chosen.teacher!r} has another vocabulary ({other.vocabulary:,} tokens) than the decoder "
-                f"{lm.name!r} ({lm.vocabulary:,}): its probabilities would be those of other tokens"
-            )
-        lm, model = other, other.model.requires_grad_(False)
+    lm = ready.beside or ready.lm
     needed = ready.rows.window + len(ready.rows.before)
     if lm.trained_length is not None and needed > lm.trained_length:
         raise ValueError(
@@ -227,8 +237,8 @@ def teacher_of(settings: DistillSettings, ready: Prepared) -> Teacher:
         raise ValueError(
             "a separator of several tokens stands for no token of the teacher's: use data.separator = false"
         )
-    top = min(chosen.top, lm.vocabulary - 1)
-    return Teacher(model, {"fingerprint": lm.identity["fingerprint"], "top": top}, top, len(ready.rows.before))
+    top = min(settings.distill.top, lm.vocabulary - 1)
+    return Teacher(lm.model, {"fingerprint": lm.identity["fingerprint"], "top": top}, top, len(ready.rows.before))
 
 
 def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[str], None]) -> "TaughtRows":
