@@ -1,7 +1,9 @@
 """What tests share: tiny models and a tiny tokenizer made in memory, and the folder of real data, if it is there."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,16 +38,22 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-def layers_computed(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Grows by one whenever a layer of a Llama is computed."""
-    found, original = list[None](), LlamaMLP.forward
+def trained_computing_again(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Trains twice, `one` and `other`, a Llama whose activations are kept, and one that computes them again."""
+    computed, original = list[None](), LlamaMLP.forward
 
     def forward(self: LlamaMLP, hidden: torch.Tensor) -> torch.Tensor:
-        found.append(None)
+        computed.append(None)
         return original(self, hidden)
 
+    def both(train: Callable[[Any], Any], settings: Callable[..., Any]) -> None:
+        train(settings("one"))
+        once = len(computed)
+        train(settings("other", "trainer.activation_checkpointing=true"))
+        assert len(computed) - once > 1.5 * once
+
     monkeypatch.setattr(LlamaMLP, "forward", forward)
-    return found
+    return both
 
 
 @pytest.fixture(scope="session")
