@@ -574,6 +574,11 @@ def test_what_is_measured_is_reported(
     assert "Forgetting curve, half-life in tokens, step 0, step 4: " in (tmp_path / "a" / "README.md").read_text()
 
 
+def test_none_and_all_are_names_of_reporters(settings: Callable[..., Any]) -> None:
+    for name in ("none", "all"):
+        assert train(settings(name, "trainer.steps=2", f'trainer.report_to=["{name}"]'))["loss"] > 0
+
+
 def test_a_watch_that_is_refused_does_not_take_the_folder(settings: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="tokens = 10 are too few"):
         train(settings("a", "watch.every=2", "watch.tokens=10"))
@@ -686,6 +691,9 @@ def test_a_teacher_is_asked_of_more_samples_for_a_longer_training(
     taught(4, "grown")  # fewer are there as well
     with pytest.raises(ValueError, match="holds what a teacher said of other samples"):
         taught(8, "grown", "data.chunks=2")
+    (tmp_path / "a.jsonl").write_text((tmp_path / "a.jsonl").read_text().replace("alpha", "omega"))
+    with pytest.raises(ValueError, match="holds what a teacher said of other samples"):
+        taught(8, "grown")
 
 
 @pytest.mark.parametrize("half", ["log_probs.npy", "index.npy", "done.json"])

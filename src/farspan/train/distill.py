@@ -249,7 +249,8 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[
     """
     length = len(rows.before) + rows.settings.decoder
     kind = np.uint16 if teacher.model.get_input_embeddings().num_embeddings <= 1 << 16 else np.int32
-    about = {"seed": rows.seed, "text": rows.corpus.hash, **teacher.identity, **rows.settings.model_dump(mode="json")}
+    about = {"seed": rows.seed, "text": rows.corpus.hash, "data": rows.settings.model_dump(mode="json")}
+    about |= teacher.identity
     folder.mkdir(parents=True, exist_ok=True)
     taught = TaughtRows(rows, folder, (len(rows), length, teacher.top), kind)
     done, file = 0, folder / "done.json"
@@ -262,7 +263,7 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[
             raise ValueError(f"{folder} is damaged ({error}): delete it, and the teacher is asked anew") from error
         if record != about:
             raise ValueError(f"{folder} holds what a teacher said of other samples ({record}, not {about}): delete it")
-        if done and have < len(rows):  # of a shorter training
+        if have < len(rows):  # of a shorter training
             taught.lengthen()
     index, log_probs = taught.create() if done == 0 else taught.open("r+")
     if done < len(rows):

@@ -61,11 +61,12 @@ def refuse_impossible(settings: RunSettings, optimizer: OptimizerSettings) -> No
             f"trainer.batch = {settings.batch} is not a multiple of trainer.micro_batch x processes = {rows_at_once}"
         )
     decay_steps(optimizer, settings.steps)
+    named = list(settings.report_to)
     try:
-        for reporter in get_reporting_integration_callbacks(list(settings.report_to)):
+        for reporter in get_reporting_integration_callbacks(named[0] if len(named) == 1 else named):  # also all, none
             reporter()
     except (ValueError, RuntimeError, ImportError) as error:
-        raise ValueError(f"trainer.report_to = {list(settings.report_to)}: {error}") from error
+        raise ValueError(f"trainer.report_to = {named}: {error}") from error
 
 
 def run(
