@@ -39,18 +39,22 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def trained_computing_again(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Trains twice, `one` and `other`, a Llama whose activations are kept, and one that computes them again."""
+    """Trains twice, `one` and `other`, a Llama whose activations are kept, and one that computes them again; compares
+    what `weights` reads of each."""
     computed, original = list[None](), LlamaMLP.forward
 
     def forward(self: LlamaMLP, hidden: torch.Tensor) -> torch.Tensor:
         computed.append(None)
         return original(self, hidden)
 
-    def both(train: Callable[[Any], Any], settings: Callable[..., Any]) -> None:
+    def both(train: Callable[[Any], Any], settings: Callable[..., Any], weights: Callable[[Any], Any]) -> None:
         train(settings("one"))
         once = len(computed)
         train(settings("other", "trainer.activation_checkpointing=true"))
         assert len(computed) - once > 1.5 * once
+        one, other = (weights(settings(name)) for name in ("one", "other"))
+        for name, weight in one.items():
+            torch.testing.assert_close(other[name], weight, rtol=1e-4, atol=1e-5)
 
     monkeypatch.setattr(LlamaMLP, "forward", forward)
     return both

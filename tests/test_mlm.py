@@ -177,10 +177,7 @@ def test_what_is_saved_is_an_encoder_that_cepe_takes(settings: Callable[..., Mlm
 def test_activations_are_computed_again_where_they_are_not_kept(
     settings: Callable[..., MlmSettings], trained_computing_again: Callable[..., None]
 ) -> None:
-    trained_computing_again(train, settings)
-    a, b = (load_file(Path(settings(s).out) / "model.safetensors") for s in ("one", "other"))
-    for name, weight in a.items():
-        torch.testing.assert_close(b[name], weight, rtol=1e-4, atol=1e-5)
+    trained_computing_again(train, settings, lambda s: load_file(Path(s.out) / "model.safetensors"))
 
 
 def test_a_step_is_one_mean_however_it_is_cut(settings: Callable[..., MlmSettings]) -> None:

@@ -171,16 +171,16 @@ def _from_adapter(
     if base is None and made_for["name"] is None:
         raise ValueError(f"adapter {place} does not say which base it is for: give base=")
     its_revision = made_for["revision"] if base is None else None
-    wanted = made_for["name"] if base is None else base
+    given = made_for["name"] if base is None else base
     try:
-        base = _base(wanted, its_revision, trust_remote_code, {"dtype": dtype} | hub)
+        base = _base(given, its_revision, trust_remote_code, {"dtype": dtype} | hub)
     except ValueError as error:
         raise ValueError(
             f"adapter {place} needs its base: give base=, or correct cepe_base in config.json. {error}"
         ) from error
-    found, expected = weights_hash(base), config.cepe_weights
+    found, wanted = weights_hash(base), config.cepe_weights
     if (
-        found != expected if found and expected else _name(base) != made_for["name"]
+        found != wanted if found and wanted else _name(base) != made_for["name"]
     ):  # quantised: only names can be compared
         its = made_for["name"] + (f" ({made_for['revision']})" if made_for["revision"] else "")
         raise ValueError(f"adapter {place} was made for {its}, not for {_name(base)}: their weights differ")

@@ -86,7 +86,7 @@ def measured_table(log: Log, text: str) -> str:
     if not measured:
         return ""
     ends = measured[0], measured[-1]
-    steps = [f"step {entry['step']:,}" for entry in ends]
+    steps = _steps(ends)
     lines = [f"\nHeld-out text ({text}), the same tokens behind more and more of it:\n"]
     lines += ["| tokens | " + " | ".join(f"{what}, {at}" for what in ("perplexity", "accuracy") for at in steps) + " |"]
     lines += ["|---|---|---|---|---|"]
@@ -94,11 +94,16 @@ def measured_table(log: Log, text: str) -> str:
         values = [f"{entry[f'farspan/perplexity_{length}']:.4g}" for entry in ends]
         values += [f"{entry[f'farspan/accuracy_{length}']:.3f}" for entry in ends]
         lines.append(f"| {length:,} | " + " | ".join(values) + " |")
-    curves = [entry for entry in log if "farspan/half_life" in entry]
-    for name in ("half-life", "span") if curves else ():
-        found = (f"{entry['farspan/' + name.replace('-', '_')]:,.0f}" for entry in (curves[0], curves[-1]))
-        lines.append(f"\nForgetting curve, {name} in tokens, {', '.join(steps)}: {', '.join(found)}.")
+    if curves := [entry for entry in log if "farspan/half_life" in entry]:
+        ends = curves[0], curves[-1]
+        for name, key in (("half-life", "farspan/half_life"), ("span", "farspan/span")):
+            found = ", ".join(f"{entry[key]:,.0f}" for entry in ends)
+            lines.append(f"\nForgetting curve, {name} in tokens, {', '.join(_steps(ends))}: {found}.")
     return "\n".join([*lines, ""])
+
+
+def _steps(entries: Log) -> list[str]:
+    return [f"step {entry['step']:,}" for entry in entries]
 
 
 def last_of_each_length(log: Log, term: str) -> dict[int, float]:
