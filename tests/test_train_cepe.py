@@ -24,6 +24,8 @@ from transformers.integrations import integration_utils
 import farspan
 from farspan import retrieve
 from farspan.corpus import Corpus, load
+from farspan.report import cepe_training as cepe_report
+from farspan.report import training as smt_report
 from farspan.retrieve import open_index
 from farspan.train.batches import View
 from farspan.train.cepe import CepeSettings, decoded, opened, prepare, terms, train
@@ -575,6 +577,18 @@ def test_what_is_measured_is_reported(
 def test_none_and_all_are_names_of_reporters(settings: Callable[..., Any]) -> None:
     for name in ("none", "all"):
         assert train(settings(name, "trainer.steps=2", f'trainer.report_to=["{name}"]'))["loss"] > 0
+
+
+def test_a_single_loss_is_drawn_as_a_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    for room in (cepe_report, smt_report):
+        monkeypatch.setattr(room, "saved", lambda figure, *place: figures.append(figure) or [])
+    one = {"step": 4, "loss": 2.0, "loss_sparse": 2.0, "loss_window": 2.0, "length": 32}
+    for log in ([one], [one, one | {"step": 8}]):
+        cepe_report.draw(log, tmp_path, 32)
+        smt_report.draw_losses(log, tmp_path, 32)
+    markers = [figure.axes[0].lines[0].get_marker() for figure in figures]
+    assert markers == ["o", "o", "None", "None"]
 
 
 def test_a_watch_that_is_refused_does_not_take_the_folder(settings: Callable[..., Any]) -> None:

@@ -27,7 +27,7 @@ def draw(log: Log, folder: str | Path, window: int) -> list[Path]:
     for term, label in {"loss": "loss", **TERMS}.items():
         found = [(entry["step"], entry[term]) for entry in entries if term in entry]
         if found:
-            left.plot(*zip(*found, strict=True), label=label)
+            left.plot(*zip(*found, strict=True), marker="o" if len(found) == 1 else None, label=label)
     left.set(xlabel="step", ylabel="nats per token", title="Training loss")
     for axes in right:
         draw_measured(axes, measured, window)

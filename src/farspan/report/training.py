@@ -115,7 +115,7 @@ def _by_step(axes: Axes, entries: Log) -> None:
     for term, (label, colour) in TERMS.items():
         found = [(entry["step"], math.exp(entry[term])) for entry in entries if term in entry]
         if found:
-            axes.plot(*zip(*found, strict=True), color=colour, label=label)
+            axes.plot(*zip(*found, strict=True), marker="o" if len(found) == 1 else None, color=colour, label=label)
     lengths = axes.twinx()
     lengths.step(
         [entry["step"] for entry in entries],
