@@ -6,9 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -16,11 +19,13 @@ from transformers import PreTrainedTokenizerFast
 from farspan import stats
 from farspan.device import is_out_of_memory
 from farspan.lm import LM, wrap
-from farspan.measure import Watch, measure
+from farspan.measure import Watch, _batches, measure
 from farspan.methods import method
 from farspan.record import Row, Run, read_rows
 from farspan.tasks import Example, Result
+from farspan.tasks.attention import Attention
 from farspan.tasks.curve import Curve
+from farspan.tasks.perplexity import Perplexity
 
 from tiny import tiny_model
 from toys import ToyMethod, ToyReader, copier, counting_text, toy_lm
@@ -229,3 +234,62 @@ def test_what_ran_out_of_memory_is_tried_again_when_the_command_is_repeated(tmp_
     rows = measured(tmp_path, Curve(counting_text()), batch=2)
     assert [row.status for row in rows] == ["ok"] * 12
     assert stats.summarise(stats.curve(read_rows(tmp_path))).failed == {}
+
+
+class StoppedError(Exception):
+    """Raised between two rows, as Ctrl-C is."""
+
+
+TEXT_TASKS = {
+    "nested": lambda text: Curve(text),
+    "probe": lambda text: Curve(text, protocol="probe", warmup=4, scored=8, depths=(0.0, 0.5)),
+    "perplexity": lambda text: Perplexity(text, "last", 8),
+    "attention": lambda text: Attention(text, bin=8, map_bins=0),
+}
+
+
+@pytest.mark.parametrize("kind", TEXT_TASKS)
+def test_in_bfloat16_a_run_stopped_anywhere_ends_with_the_same_rows(
+    kind: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm = wrap(tiny_model("llama").to(torch.bfloat16), tokenizer, "tiny")
+    task = TEXT_TASKS[kind](replace(counting_text(), tokens=np.arange(4800) * 7919 % 300))
+    lengths = (13, 29, 61, 103)
+
+    def once(folder: Path, rows: int | None = None) -> list[Row]:
+        def row(row: Row, done: int, total: int) -> None:
+            if len(run.rows) == rows:
+                raise StoppedError
+
+        with Run.open(folder, {}) as run:
+            return measure(task, method("full"), lm, run, lengths=lengths, repeats=6, batch=4, watch=Watch(row=row))
+
+    def compared(rows: list[Row]) -> list[tuple[Any, ...]]:
+        return sorted((row.repeat, row.length, row.depth, json.dumps((row.scores, row.reading))) for row in rows)
+
+    whole = compared(once(tmp_path / "whole"))
+    for stop in range(1, len(whole), 5):
+        folder = tmp_path / f"stopped-{stop}"
+        with suppress(StoppedError):
+            once(folder, stop)
+        assert compared(once(folder)) == whole
+
+
+def test_a_row_says_how_it_was_read(tmp_path: Path) -> None:
+    rows = measured(tmp_path / "run", failing(lambda chunk, batch, length: chunk > 512), repeats=3, batch=2)
+    assert {json.dumps(row.reading) for row in rows if row.length == 40} == {
+        '{"repeats": [0, 1], "chunk": 512, "cuts": [10, 40]}',
+        '{"repeats": [2], "chunk": 512, "cuts": [10, 40]}',
+    }
+
+
+def test_batches_are_planned_once_however_many_repeats_there_are() -> None:
+    asked = []
+
+    def missing(example: Example) -> tuple[int, ...]:
+        asked.append(example)
+        return example.lengths
+
+    examples = [Example(str(repeat), repeat, LENGTHS, {}) for repeat in range(1000)]
+    assert [len(batch.examples) for batch in _batches(examples, missing, [], 7)] == [7] * 142 + [6]
+    assert len(asked) == len(examples)

@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -73,7 +74,9 @@ def measure(
     done = {(row.example, row.length, row.depth) for row in mine() if row.status not in TRIED_AGAIN}
     total = len(wanted)
 
-    def write(result: Result, seconds: float) -> None:
+    def write(result: Result, seconds: float, reading: dict[str, Any] | None = None) -> None:
+        if (result.example.id, result.length, result.depth) in done:
+            return  # of a batch that an earlier session began: read again so that the others are read as they were
         row = Row(
             model=lm.name,
             method=str(method),
@@ -92,6 +95,7 @@ def measure(
             num_kept=result.num_kept,
             seconds=round(seconds, 4),
             peak_bytes=peak_bytes(lm.device),
+            reading=reading or {},
         )
         run.append(row)
         done.add((result.example.id, result.length, result.depth))
@@ -99,8 +103,7 @@ def measure(
 
     def failed(example: Example, length: int, status: str, reason: str) -> None:
         for depth in example.depths:
-            if (example.id, length, depth) not in done:
-                write(Result(example, length, depth, status=status, reason=reason), 0.0)
+            write(Result(example, length, depth, status=status, reason=reason), 0.0)
 
     def goes_on(after: int) -> bool:
         nonlocal end
@@ -131,14 +134,20 @@ def measure(
                 for length in missing(example):
                     if reason := _cannot_fit(task, method, lm, replace(example, lengths=(length,))):
                         failed(example, length, "oom", reason)
-        reader.chunk = chunk or reader.chunk
+        largest_chunk = chunk or reader.chunk
         fitting = within_positions(task, lm, examples)
         reader.capacity = max((task.num_tokens(lm, n) for e in fitting for n in e.lengths), default=0)
         size = batch or batch_that_fits(task, method, lm, fitting)
-        while groups := _groups([e for e in examples if missing(e)], missing, size):
-            group = groups[0]
+        queue = _batches(fitting, missing, mine(), size)
+        while queue:
+            group = queue[0]
+            unmeasured = tuple(sorted({length for example in group.examples for length in missing(example)}))
+            if not unmeasured:
+                queue.popleft()
+                continue
+            reader.chunk = min(largest_chunk, group.chunk or largest_chunk)
             try:
-                _measure_group(task, reader, group, write, goes_on)
+                _measure_group(task, reader, group.examples, unmeasured, write, goes_on)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -150,17 +159,19 @@ def measure(
                 torch.cuda.empty_cache()
             reader.capacity = 0  # room for the longest length may be what was too much for the others
             if reader.chunk > SMALLEST_CHUNK:
-                reader.chunk = max(SMALLEST_CHUNK, reader.chunk // 2)
-                watch.notice(f"out of memory: going on with chunks of {reader.chunk} tokens")
-            elif len(group) > 1:
-                size = max(1, len(group) // 2)
+                largest_chunk = max(SMALLEST_CHUNK, reader.chunk // 2)
+                watch.notice(f"out of memory: going on with chunks of {largest_chunk} tokens")
+            elif len(group.examples) > 1:
+                size = max(1, len(group.examples) // 2)
+                queue = _batches(fitting, missing, [], size)
                 watch.notice(f"out of memory: going on with {size} repeats at once")
             else:
-                at = missing(group[0])[0]
+                failing = group.examples[0]
+                at = unmeasured[0]
                 watch.notice(f"out of memory at length {at:,} even with one repeat and the smallest chunk")
                 for example in examples:
-                    tried = example.id == group[0].id
-                    reason = problem if tried else f"not tried: repeat {group[0].repeat} failed at {at:,} tokens"
+                    tried = example.id == failing.id
+                    reason = problem if tried else f"not tried: repeat {failing.repeat} failed at {at:,} tokens"
                     for length in missing(example):
                         if length >= at:
                             failed(example, length, "oom", reason)
@@ -171,32 +182,65 @@ def _measure_group(
     task: Task,
     reader: Reader,
     group: Sequence[Example],
-    write: Callable[[Result, float], None],
+    lengths: tuple[int, ...],
+    write: Callable[[Result, float, dict[str, Any]], None],
     goes_on: Callable[[int], bool],
 ) -> None:
-    """Measures a batch. The results of one length come together, so the time between is shared among them."""
+    """Measures a batch at some of its lengths. The results of one length come together, so the time between is shared
+    among them."""
     started = time.perf_counter()
     ready: list[Result] = []
-    for result in task.run(reader, group):
+    how = {"repeats": [example.repeat for example in group], "chunk": reader.chunk}
+    cuts = tuple(length for length in group[0].lengths if length <= lengths[-1])
+    for result in task.run(reader, [replace(example, lengths=lengths, stops=cuts) for example in group]):
         ready.append(result)
         if len(ready) == len(group) * len(group[0].depths):
             now = time.perf_counter()
+            reading = how | {"cuts": [cut for cut in cuts if cut <= result.length]}
             for finished in ready:
-                write(finished, (now - started) / len(ready))
+                write(finished, (now - started) / len(ready), reading)
             ready, started = [], now
             if not goes_on(result.length):
                 return
 
 
-def _groups(
-    examples: Sequence[Example], missing: Callable[[Example], tuple[int, ...]], size: int
-) -> list[list[Example]]:
-    """Examples that miss the same lengths, at most `size` together, shortened to what they miss."""
-    by_lengths: dict[tuple[int, ...], list[Example]] = defaultdict(list)
+@dataclass(frozen=True)
+class _Batch:
+    """Examples that are read together."""
+
+    examples: tuple[Example, ...]
+    chunk: int | None = None  # tokens of one forward, where an earlier session began this batch
+
+
+def _batches(
+    examples: Sequence[Example], missing: Callable[[Example], tuple[int, ...]], rows: Sequence[Row], size: int
+) -> deque[_Batch]:
+    """What is missing in batches of at most `size` examples of the same lengths. A batch that `rows` show to be begun
+    is read as a whole again: in low precision, a row depends on what is read beside it."""
+    alike: dict[tuple[int, ...], dict[int, Example]] = defaultdict(dict)
+    lengths_of = {}
     for example in examples:
-        lengths = missing(example)
-        by_lengths[lengths].append(replace(example, lengths=lengths))
-    return [same[first : first + size] for same in by_lengths.values() for first in range(0, len(same), size)]
+        alike[example.lengths][example.repeat] = example
+        lengths_of[example.id] = example.lengths
+    begun: dict[tuple[tuple[int, ...], int], tuple[tuple[int, ...], int]] = {}
+    for row in rows:
+        if row.reading and row.example in lengths_of:
+            repeats = tuple(row.reading["repeats"])
+            begun |= {(lengths_of[row.example], repeat): (repeats, row.reading["chunk"]) for repeat in repeats}
+    batches: deque[_Batch] = deque()
+    for lengths, by_repeat in alike.items():
+        fresh, placed = list[Example](), set[int]()
+        for repeat, example in by_repeat.items():
+            if repeat in placed or not missing(example):
+                continue
+            repeats, chunk = begun.get((lengths, repeat), ((), None))
+            if repeats and len(repeats) <= size and by_repeat.keys() >= set(repeats):
+                batches.append(_Batch(tuple(by_repeat[one] for one in repeats), chunk))
+                placed |= set(repeats)
+            else:
+                fresh.append(example)
+        batches += [_Batch(tuple(fresh[first : first + size])) for first in range(0, len(fresh), size)]
+    return batches
 
 
 def within_positions(task: Task, lm: LM, examples: Sequence[Example]) -> list[Example]:

@@ -45,6 +45,9 @@ class Row:
     num_kept: int = 0  # tokens it still held
     seconds: float = 0.0
     peak_bytes: int = 0  # of the device so far; of the process on a CPU
+    # how it was read: `repeats` read together, `chunk` tokens of one forward, `cuts` of the text up to this length.
+    # Rows that were read alike are equal in every precision; others in float32, and by rate in lower ones
+    reading: dict[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str, str, int, float]:

@@ -88,8 +88,8 @@ class Attention:
 
     def work(self, lm: LM, example: Example) -> Iterator[Work]:
         read = 0
-        for length in example.lengths:
-            yield Work(1, read, length - read, 1)
+        for length in example.cuts:
+            yield Work(1, read, length - read, int(length in example.lengths))
             read = length
 
     def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
@@ -120,7 +120,7 @@ class Attention:
         read = 0
         watched = None if picture is not None else {length - 1 for length in lengths}
         with hf.watch_attention(reader.lm, self.layers, watched, see):
-            for length in lengths:
+            for length in lengths if reader.fallback else batch[0].cuts:
                 if memory is None or reader.fallback:
                     if picture is not None:
                         picture.clear()
@@ -128,8 +128,10 @@ class Attention:
                     memory = reader.read(ids[:, :length])
                 else:
                     memory.read(ids[:, read:length])
-                memory.score(ids[:, :1])  # some memories do not run the model before they are asked
                 read = length
+                if length not in lengths:
+                    continue
+                memory.score(ids[:, :1])  # some memories do not run the model before they are asked
                 for index, example in enumerate(batch):
                     yield self._result(example, index, length, found[length], picture, memory)
 

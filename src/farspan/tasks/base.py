@@ -19,6 +19,13 @@ class Example:
     lengths: tuple[int, ...]  # tokens, ascending
     tokens: Mapping[str, np.ndarray]
     depths: tuple[float, ...] = (0.0,)  # of the text: 0 its beginning, 1 its end
+    stops: tuple[int, ...] = ()  # tokens, ascending: where a text that is read further and further is cut; see `cuts`
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Lengths at which reading pauses: all lengths of the measurement, also those that are not scored now, since in
+        low precision other cuts give other sums."""
+        return self.stops or self.lengths
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Curve:
     pool: int | None = None  # repeats drawn, of which the first are used; None: as many as asked for
 
     name: ClassVar[str] = "curve"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         if self.warmup < 0 or self.scored < 1:
@@ -164,9 +164,9 @@ class Curve:
         rows = 2 if "prefix" in example.tokens else 1
         separator = len(self.separator(lm))
         done = 0
-        for length in example.lengths:
+        for length in example.cuts:
             yield Work(rows, separator + done, length - done, 0)
-            for depth in example.depths:
+            for depth in example.depths if length in example.lengths else ():
                 _, warmup, scored = self.slice_at(length, depth)
                 yield Work(2, separator + length, separator + warmup + scored - 1, scored)
             done = length
@@ -195,10 +195,10 @@ class Curve:
         separator = torch.tensor([self.separator(reader.lm)])
         memory = reader.read(separator.expand(len(read), -1))
         done = 0
-        for length in batch[0].lengths:
+        for length in batch[0].cuts:
             memory.read(read[:, done:length])
             done = length
-            for depth in batch[0].depths:
+            for depth in batch[0].depths if length in batch[0].lengths else ():
                 start, warmup, scored = self.slice_at(length, depth)
                 second = torch.cat([separator.expand(len(asked), -1), asked[:, start : start + warmup + scored]], 1)
                 scores = memory.score(second, slice(second.shape[1] - scored, None))

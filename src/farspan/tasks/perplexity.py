@@ -46,7 +46,7 @@ class Perplexity:
     buckets: int | None = None  # equal parts of each length, for `all`; None: powers of two from FIRST_BUCKET
 
     name: ClassVar[str] = "perplexity"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         check_targets(self.targets)
@@ -93,12 +93,13 @@ class Perplexity:
     def work(self, lm: LM, example: Example) -> Iterator[Work]:
         separator, window = len(lm.separator.ids), len(example.tokens["text"])
         read = 0
-        for length in example.lengths:
+        for length in example.cuts if self.targets == "last" else example.lengths:
             begin, first, end = self.span(window, length)
             done = read if self.targets == "last" else 0
             before = separator + first - begin
             yield Work(1, done, before - done, 0)
-            yield Work(1, before, end - first - 1, end - first)
+            if length in example.lengths:
+                yield Work(1, before, end - first - 1, end - first)
             read = before
 
     def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
@@ -109,7 +110,7 @@ class Perplexity:
         goes_on = self.targets == "last" and isinstance(reader, DenseReader)
         memory: Memory | None = None
         read, layer = 0, ""
-        for length in batch[0].lengths:
+        for length in batch[0].cuts if goes_on else batch[0].lengths:
             begin, first, end = self.span(text.shape[1], length)
             if memory is not None and goes_on:
                 memory.read(text[:, read:first])
@@ -117,6 +118,8 @@ class Perplexity:
                 memory = None  # gone before the next one is read
                 memory = reader.read(text[:, begin:first], head=head)
             read = first
+            if length not in batch[0].lengths:
+                continue
             scores = memory.score(text[:, first:end])
             counts = memory.num_seen, memory.num_kept
             if not layer and not bool(scores.nats.isfinite().all()):
