@@ -26,10 +26,39 @@ def wait(device: torch.device) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be taken there."""
+    """Memory that can still be taken there: on CUDA also what torch's allocator holds but does not use, elsewhere no
+    more than the container (cgroup) allows."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+        held_back = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + held_back
+    available, allowed = psutil.virtual_memory().available, container_free_bytes()
+    return available if allowed is None else min(available, allowed)
+
+
+def container_free_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """What the memory limits of this process's control groups (versions 1 and 2) leave; None without a limit.
+
+    Pages of files that were not used lately do not count as taken: the kernel drops them first.
+    """
+    left = []
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root = groups / controllers
+        names = ("max", "current", "inactive_file")
+        if controllers:
+            names = ("limit_in_bytes", "usage_in_bytes", "total_inactive_file")
+        folder = root / path.lstrip("/")  # inside a container this may be the host's path, which is not there
+        for group in (folder, *(parent for parent in folder.parents if parent.is_relative_to(root))):
+            files = [group / f"memory.{name}" for name in (*names[:2], "stat")]
+            if not all(file.exists() for file in files):
+                continue
+            limit, taken, stat = (file.read_text().strip() for file in files)
+            if limit != "max":
+                unused = dict(line.split() for line in stat.splitlines()).get(names[2], 0)
+                left.append(max(0, int(limit) - int(taken) + int(unused)))
+    return min(left, default=None)
 
 
 def peak_bytes(device: torch.device) -> int:
