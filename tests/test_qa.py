@@ -370,3 +370,16 @@ def test_the_command_answers(data: str, lm: LM, tmp_path: Path, monkeypatch: pyt
     assert summary["quality"] == "exact match"
     assert last_line(farspan(*common, "--lengths", "0,2", "--plan", "--json"))["plans"][0]["tokens"] > 100
     assert "5 passages are asked for" in refused(farspan(*common, "--lengths", "5"))
+
+
+def test_a_model_without_finite_numbers_answers_nothing_and_its_rows_say_so(
+    data: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    lm = wrap(model, tokenizer, "broken")
+    with Run.open(tmp_path / "run", {}) as run:
+        rows = measure(task(f"qa:data={data},shots=0").on(lm, ""), method("full"), lm, run, lengths=(1, 2), repeats=2)
+    assert [(row.status, row.scores) for row in rows] == [("nan", {})] * 4
+    assert "logits that are not finite" in rows[0].reason

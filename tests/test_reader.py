@@ -1,5 +1,7 @@
 """The dense reader against one plain forward, on every way of carrying a text that transformers has."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor
 from farspan import hf, reader
 from farspan.lm import LM, wrap
 from farspan.methods import method
-from farspan.reader import CachedMemory, DenseReader, PlainMemory, dense_reader, self_check
+from farspan.reader import CachedMemory, DenseReader, NotFiniteError, PlainMemory, dense_reader, self_check
 
 from naive import naive_greedy
 from tiny import VOCABULARY, tiny_model
@@ -364,3 +366,100 @@ def test_rope_that_turns_with_the_length_is_read_with_plain_forwards(tokenizer: 
         logits = dense.lm.model(input_ids=text[:, :-1], use_cache=False).logits[:, 49:]
     nats = -logits.log_softmax(-1).gather(-1, text[:, 50:, None])[..., 0]
     torch.testing.assert_close(scores.nats, nats, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("how", ["full", "replug:weights=uniform"])
+def test_a_memory_whose_read_failed_halfway_refuses_to_be_used(
+    how: str, lm: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with method(how).on(lm) as dense:
+        dense.chunk = 20
+        memory = dense.read(some_ids(1, 50))
+        step, calls = hf.Stream.step, []
+
+        def failing(self: hf.Stream, ids: Tensor) -> Tensor:
+            calls.append(ids)
+            if len(calls) == 2:
+                raise torch.OutOfMemoryError("no memory")
+            return step(self, ids)
+
+        monkeypatch.setattr(hf.Stream, "step", failing)
+        with pytest.raises(torch.OutOfMemoryError):
+            memory.read(some_ids(1, 50))
+        monkeypatch.undo()
+        for use in (memory.read, memory.score):
+            with pytest.raises(ValueError, match="read of this memory failed halfway"):
+                use(some_ids(1, 5))
+
+
+def test_of_equal_largest_logits_the_one_that_decoding_takes_is_the_hit(
+    lm: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ties = torch.zeros(1, 1, VOCABULARY)
+    ties[..., [3, 7]] = 2.0
+    monkeypatch.setattr(hf, "logits", lambda model, hidden, output: ties.expand(*hidden.shape[:2], -1))
+    memory = CachedMemory(lm, DenseReader(lm))
+    memory.read(some_ids(1, 4))
+    assert memory.score(torch.tensor([[3, 7, 3, 7, 0]])).rank.tolist() == [[0, 1, 0, 1, 2]]
+    assert memory.generate(torch.tensor([[1]]), 2)[0].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_token_is_chosen_from_logits_that_are_not_finite(
+    value: float, temperature: float, lm: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = dense_reader(lm).read(some_ids(1, 4))
+    monkeypatch.setattr(hf, "logits", lambda model, hidden, output: torch.full((1, 1, VOCABULARY), value))
+    with pytest.raises(NotFiniteError, match=r"logits that are not finite for new token 1"):
+        memory.generate(some_ids(1, 3), 2, temperature=temperature)
+
+
+def test_tokens_that_a_family_rules_out_do_not_stop_generation(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = dense_reader(lm).read(some_ids(1, 4))
+    own = hf.logits
+
+    def ruled_out(*given: Any) -> Tensor:
+        logits = own(*given)
+        logits[..., 5:] = -torch.inf
+        return logits
+
+    monkeypatch.setattr(hf, "logits", ruled_out)
+    assert int(memory.generate(some_ids(1, 3), 4)[0].max()) < 5
+
+
+@pytest.mark.parametrize("methods", [("full", "full"), ("full", "sinks:window=20,sinks=2")])
+def test_threads_that_share_a_model_get_the_scores_of_one_thread(methods: tuple[str, str], lm: LM) -> None:
+    """Each thread either scores what it would score alone or, where the other's method is on, is refused."""
+    text, asked = some_ids(1, 60), some_ids(1, 20, 1)
+    with method("full").on(lm) as alone:
+        expected = {"full": alone.read(text).score(asked).nats}
+    with method(methods[1]).on(lm) as alone:
+        expected[methods[1]] = alone.read(text).score(asked).nats
+
+    def scores(how: str) -> list[Tensor | None]:
+        found: list[Tensor | None] = []
+        for _ in range(25):
+            nats = None
+            with suppress(ValueError), method(how).on(lm) as one:
+                nats = one.read(text).score(asked).nats
+            found.append(nats)
+        return found
+
+    with ThreadPoolExecutor(2) as threads:
+        each = list(threads.map(scores, methods))
+    for how, found in zip(methods, each, strict=True):
+        for nats in found:
+            assert nats is None or torch.equal(nats, expected[how])
+        if methods[0] == methods[1]:
+            assert None not in found
+    assert "forward" not in lm.model.get_decoder().__dict__
+
+
+def test_a_reader_of_another_method_is_refused_while_one_is_on(lm: LM) -> None:
+    plain = dense_reader(lm)
+    memory = plain.read(some_ids(1, 10))
+    for how in ("sinks:window=20,sinks=2", "rope:type=linear,factor=2"):
+        with method(how).on(lm), pytest.raises(ValueError, match=rf"{how} is on for this model: read with its reader"):
+            memory.score(some_ids(1, 5))
+    memory.score(some_ids(1, 5))

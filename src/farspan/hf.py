@@ -4,8 +4,11 @@ import inspect
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass, field
 from itertools import count
+from threading import RLock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -209,6 +212,46 @@ class Scope:
             raise ValueError(f"{self.name} is no longer on: use what it has read inside its `with`")
 
 
+@dataclass
+class _Use:
+    """Who uses a model: one thread at a time, under the methods that have changed it."""
+
+    lock: RLock = field(default_factory=RLock)
+    scopes: list[Scope] = field(default_factory=list)  # the last one entered is the one to read under
+
+
+_USES: WeakKeyDictionary[nn.Module, _Use] = WeakKeyDictionary()
+
+
+def _use(model: nn.Module) -> _Use:
+    return _USES.setdefault(model, _Use())
+
+
+@contextmanager
+def alone(model: nn.Module) -> Iterator[None]:
+    """Keep other threads from running `model` meanwhile: a forward and the output head depend on what is set in it."""
+    with _use(model).lock:
+        yield
+
+
+@contextmanager
+def taken_over(model: nn.Module, scope: Scope) -> Iterator[None]:
+    """Reserve `model` for readers of this scope, so that no other reader is silently given its changes."""
+    scopes = _use(model).scopes
+    scopes.append(scope)
+    try:
+        yield
+    finally:
+        scopes.remove(scope)
+
+
+def check_scope(model: nn.Module, scope: Scope | None) -> None:
+    """Raise ValueError unless a reader of `scope` reads the model as it is now."""
+    scopes = _use(model).scopes
+    if scopes and scopes[-1] is not scope:
+        raise ValueError(f"{scopes[-1].name} is on for this model: read with its reader, or leave its `with` first")
+
+
 class Attention(Scope):
     """What stands in for a model's own attention while a method is on."""
 
@@ -314,13 +357,15 @@ def attention(
     AttentionInterface.register(key, stand_in)
     AttentionMaskInterface.register(key, stand_in.mask)
     try:
-        for config, _ in before:
-            config._attn_implementation_internal = key
+        with alone(model):
+            for config, _ in before:
+                config._attn_implementation_internal = key
         yield stand_in
     finally:
         stand_in.on = False
-        for config, own in before:
-            config._attn_implementation_internal = own
+        with alone(model):
+            for config, own in before:
+                config._attn_implementation_internal = own
         del AttentionInterface._global_mapping[key], AttentionMaskInterface._global_mapping[key]
 
 
@@ -504,14 +549,17 @@ def rope(model: Any, inv_freq: Float[Tensor, "pairs"], scale: float, *, name: st
     before = [(module, module._buffers["inv_freq"], module.attention_scaling) for module in modules]
     scope = Scope(name)
     try:
-        for module, own, own_scale in before:
-            module._buffers["inv_freq"] = inv_freq.to(own.device)
-            module.attention_scaling = own_scale * scale
-        yield scope
+        with alone(model):
+            for module, own, own_scale in before:
+                module._buffers["inv_freq"] = inv_freq.to(own.device)
+                module.attention_scaling = own_scale * scale
+        with taken_over(model, scope):
+            yield scope
     finally:
         scope.on = False
-        for module, own, own_scale in before:
-            module._buffers["inv_freq"], module.attention_scaling = own, own_scale
+        with alone(model):
+            for module, own, own_scale in before:
+                module._buffers["inv_freq"], module.attention_scaling = own, own_scale
 
 
 def _rotary(model: Any) -> list[Any]:

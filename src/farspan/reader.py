@@ -41,7 +41,12 @@ class Scores:
     """How well some tokens were expected, each given the memory and the tokens before it."""
 
     nats: Float[Tensor, "batch kept"]  # -log p(token); NaN at padding and where the model gave no numbers
-    rank: Int[Tensor, "batch kept"]  # tokens with a strictly larger logit; 0 = greedy hit; -1 where nats is NaN
+    rank: Int[Tensor, "batch kept"]  # 0 = the greedy choice (of equal largest logits, the smallest id); otherwise the
+    # number of tokens with a strictly larger logit, at least 1; -1 where nats is NaN
+
+
+class NotFiniteError(ValueError):
+    """A model gave logits from which no token can be chosen."""
 
 
 @runtime_checkable
@@ -137,10 +142,14 @@ def attending(
     Raises:
         ValueError: a model that chunks mislead, whose attention cannot be replaced, or has been already.
     """
-    if (reason := _checked(lm)) is not None:
-        raise ValueError(f"{name} reads in chunks, which {lm.name} cannot be: {reason}; use full")
-    layers = hf.attention_layers(lm.model, name=name, rotary=rotary)
-    with hf.attention(lm.model, attend, layers, name=name, shape=shape, padding=padding) as attention:
+    with hf.alone(lm.model):
+        if (reason := _checked(lm)) is not None:
+            raise ValueError(f"{name} reads in chunks, which {lm.name} cannot be: {reason}; use full")
+        layers = hf.attention_layers(lm.model, name=name, rotary=rotary)
+    with (
+        hf.attention(lm.model, attend, layers, name=name, shape=shape, padding=padding) as attention,
+        hf.taken_over(lm.model, attention),
+    ):
         yield DenseReader(lm, attention=attention)
 
 
@@ -150,8 +159,9 @@ def read_alike(lm: LM, before: LM) -> None:
 
 
 def _checked(lm: LM) -> str | None:
-    if lm not in _CHECKED:
-        _CHECKED[lm] = self_check(lm)
+    with hf.alone(lm.model):
+        if lm not in _CHECKED:
+            _CHECKED[lm] = self_check(lm)
     return _CHECKED[lm]
 
 
@@ -198,6 +208,7 @@ class BaseMemory(ABC):
         self.num_seen = 0
         self.batch = 0
         self.scope: hf.Scope | None = None
+        self.broken = False  # a read failed halfway, so that some layers hold tokens that others lack
 
     @property
     @abstractmethod
@@ -214,6 +225,21 @@ class BaseMemory(ABC):
     def longest(self) -> int:
         """Tokens of the longest text that is held."""
         return self.num_seen
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Around what runs the model: one thread at a time, and under the method that this memory belongs to."""
+        with hf.alone(self.lm.model):
+            hf.check_scope(self.lm.model, self.scope)
+            yield
+
+    @contextmanager
+    def _appending(self) -> Iterator[None]:
+        """Around what changes the memory: after an error, a lack of memory or Ctrl-C it refuses to be used."""
+        with self._alone():
+            self.broken = True
+            yield
+            self.broken = False
 
     def _to_read(self, ids: Ids) -> Ids:
         ids = self._checked(ids, after=self.longest)
@@ -235,6 +261,8 @@ class BaseMemory(ABC):
     def _checked(self, ids: Ids, *, after: int) -> Ids:
         if self.scope is not None:
             self.scope.check()
+        if self.broken:
+            raise ValueError("an earlier read of this memory failed halfway: read the text again into a new memory")
         if ids.dim() != 2 or ids.dtype != torch.long:
             raise ValueError(f"ids must be int64 of shape [batch, time], not {ids.dtype} {tuple(ids.shape)}")
         limit = self.lm.position_limit
@@ -258,7 +286,8 @@ class BaseMemory(ABC):
         kept = range(*(keep or slice(None)).indices(ids.shape[1]))
         if kept.step != 1:
             raise ValueError(f"keep = {keep} has a step; only contiguous positions can be kept")
-        groups = self._score_groups(self._to_ask(ids), kept)
+        with self._alone():
+            groups = self._score_groups(self._to_ask(ids), kept)
         return Scores(torch.cat([g.nats for g in groups]), torch.cat([g.rank for g in groups]))
 
     def _score_groups(self, ids: Tensor, kept: range) -> list[Scores]:
@@ -298,17 +327,23 @@ class BaseMemory(ABC):
 
         Raises:
             ValueError: an empty memory, another number of rows than its own, or too many tokens.
+            NotFiniteError: logits from which no token can be chosen.
         """
         groups = self._to_ask(ids)
         if len(groups) != 1:
             raise ValueError(f"generate continues {self.batch} rows; {len(ids)} were given")
         chosen: list[Tensor] = []
-        with self.fork() as expect:
+        with self._alone(), self.fork() as expect:
             logits = expect(groups[0])
             generator = None if seed is None else torch.Generator(logits.device).manual_seed(seed)
             done = torch.zeros(self.batch, dtype=torch.bool, device=logits.device)
             stops = torch.tensor(list(stop), dtype=torch.long, device=logits.device)
             while len(chosen) < max_new_tokens:
+                if not bool(logits.amax(-1).isfinite().all()):  # single tokens may be ruled out with -inf
+                    raise NotFiniteError(
+                        f"{self.lm.name} gives logits that are not finite for new token {len(chosen) + 1}: its weights "
+                        "are damaged, or its numbers overflow; try --dtype float32, or download the weights again"
+                    )
                 if len(chosen) < min_new_tokens:
                     logits[:, stops] = -torch.inf
                 token = _chosen(logits, temperature, top_p, generator)
@@ -350,8 +385,9 @@ class CachedMemory(BaseMemory):
         ids = self._to_read(ids)
         if ids.shape[1] == 0:
             return
-        for _, hidden in self._steps(ids):
-            self.last = hidden[:, -1:].clone()
+        with self._appending():
+            for _, hidden in self._steps(ids):
+                self.last = hidden[:, -1:].clone()
         self.batch, self.num_seen = ids.shape[0], self.num_seen + ids.shape[1]
 
     def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
@@ -559,8 +595,10 @@ def _scored(lm: LM, targets: Tensor, head: Head) -> Iterator[Scores]:
         target = targets[:, first : first + block].to(logits.device)
         of_target = logits.gather(-1, target.clamp_min(0)[..., None])
         nats = (logits.logsumexp(-1) - of_target[..., 0]).masked_fill(target < 0, torch.nan)
-        rank = (logits > of_target).sum(-1).masked_fill(nats.isnan(), -1)
-        yield Scores(nats, rank)
+        rank = (logits > of_target).sum(-1)
+        # logits that were rounded to 16 bits tie; decoding takes the first of the largest, and so must a hit
+        rank = torch.where((rank == 0) & (logits.argmax(-1) != target), 1, rank)
+        yield Scores(nats, rank.masked_fill(nats.isnan(), -1))
 
 
 def _joined(parts: list[Scores], ids: Tensor) -> Scores:

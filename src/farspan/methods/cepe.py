@@ -233,7 +233,8 @@ class CepeMemory(BaseMemory):
         if ids.shape[1]:
             size = min(self.reader.size, ids.shape[1])  # a passage shorter than a chunk is not padded
             padded = torch.nn.functional.pad(ids, (0, -ids.shape[1] % size), value=-1).view(len(ids), -1, size)
-            self._encode(padded.clamp_min(0), (padded >= 0).long())
+            with self._appending():
+                self._encode(padded.clamp_min(0), (padded >= 0).long())
             self.passage_tokens += ids.shape[1]
         self._count(ids)
 
@@ -263,9 +264,10 @@ class CepeMemory(BaseMemory):
             ValueError: also if ids and new tokens do not fit into the window.
         """
         self._to_ask(ids)
-        context, rest = self._run(ids.shape[1] + max_new_tokens)
-        with self.model.attending(context):
-            return rest.generate(ids, max_new_tokens, **how)
+        with self._alone():
+            context, rest = self._run(ids.shape[1] + max_new_tokens)
+            with self.model.attending(context):
+                return rest.generate(ids, max_new_tokens, **how)
 
     def _count(self, ids: Tensor) -> None:
         if ids.shape[1]:

@@ -152,8 +152,9 @@ class MixtureMemory(BaseMemory):
         ids = self._to_read(ids)
         if ids.shape[1] == 0:
             return
-        for one in self.passes:
-            one.read(ids)
+        with self._appending():
+            for one in self.passes:
+                one.read(ids)
         if self.query.shape[1] < QUERY and self.num_seen:
             self.query = torch.cat([self.query.reshape(len(ids), -1), ids.cpu()], 1)[:, :QUERY]
             self.fits = None

@@ -20,7 +20,7 @@ import torch
 
 from farspan.device import peak_above, wait
 from farspan.lm import LM
-from farspan.reader import Reader
+from farspan.reader import NotFiniteError, Reader
 from farspan.tasks.base import Example, Result, Work
 
 NEW_TOKENS = 32
@@ -66,8 +66,12 @@ class Cost:
             reader.capacity = self.num_tokens(reader.lm, length)  # no room that this length does not need
             for example in batch:
                 text = torch.from_numpy(example.tokens["text"][None, :length])
-                self._once(reader, text[:, :WARM_UP])
-                scores, seen, kept = self._once(reader, text)
+                try:
+                    self._once(reader, text[:, :WARM_UP])
+                    scores, seen, kept = self._once(reader, text)
+                except NotFiniteError as error:
+                    yield Result(example, length, status="nan", reason=str(error))
+                    continue
                 yield Result(example, length, scores=scores | {"weight_bytes": weights}, num_seen=seen, num_kept=kept)
 
     def _once(self, reader: Reader, text: torch.Tensor) -> tuple[dict[str, Any], int, int]:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from farspan.lm import LM
-from farspan.reader import Reader
+from farspan.reader import NotFiniteError, Reader
 from farspan.tasks.base import Example, Result, Work
 from farspan.tasks.passages import places
 from farspan.tasks.prompts import behind, pieces, stops, token_texts
@@ -143,15 +143,18 @@ class DocumentTask:
         passage = torch.from_numpy(np.concatenate([example.tokens["before"], document]))[None]
         memory = reader.read(passage, head=torch.tensor([lm.separator.ids]))
         memory.read(torch.from_numpy(example.tokens["after"])[None])
-        [new] = memory.generate(
-            torch.empty(1, 0, dtype=torch.long),
-            how.new_tokens,
-            stop=stop,
-            seed=int(example.id, 16) % 2**63,
-            min_new_tokens=how.min_new_tokens,
-            temperature=how.temperature,
-            top_p=how.top_p,
-        )
+        try:
+            [new] = memory.generate(
+                torch.empty(1, 0, dtype=torch.long),
+                how.new_tokens,
+                stop=stop,
+                seed=int(example.id, 16) % 2**63,
+                min_new_tokens=how.min_new_tokens,
+                temperature=how.temperature,
+                top_p=how.top_p,
+            )
+        except NotFiniteError as error:
+            return Result(example, length, status="nan", reason=str(error), num_seen=memory.num_seen)
         prediction = lm.tokenizer.decode(new.tolist(), skip_special_tokens=True)
         if how.one_line:
             prediction = prediction.split("\n")[0]

@@ -69,7 +69,7 @@ class Own:
     pairs: int = PAIRS  # the one that is asked for among them
 
     name: ClassVar[str] = "own"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ import numpy as np
 
 from farspan.dataset import read_table
 from farspan.lm import LM
-from farspan.reader import Reader
+from farspan.reader import NotFiniteError, Reader
 from farspan.retrieve import Index, open_index
 from farspan.scoring import exact_match, normalised
 from farspan.spelling import written
@@ -212,7 +212,11 @@ class Qa:
                     weights = passage_weights(self.weights, [score for score in scores if score is not None])
                 memory = reader.read(*map(row, pieces), head=row(given["head"]), weights=weights)
                 memory.read(row(given["question"][:-1]))
-                (new,) = memory.generate(row(given["question"][-1:]), self.new_tokens, stop=stop)
+                try:
+                    (new,) = memory.generate(row(given["question"][-1:]), self.new_tokens, stop=stop)
+                except NotFiniteError as error:
+                    yield Result(example, length, status="nan", reason=str(error), num_seen=memory.num_seen)
+                    continue
                 answer = tokenizer.decode(new.tolist(), skip_special_tokens=True).partition("\n")[0].strip()
                 yield Result(
                     example,

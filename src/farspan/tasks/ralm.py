@@ -63,7 +63,7 @@ class Ralm:
     passages: str = "found"  # one of PASSAGES
 
     name: ClassVar[str] = "ralm"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     @property
     def settings(self) -> dict[str, Any]:
