@@ -463,3 +463,19 @@ def test_a_reader_of_another_method_is_refused_while_one_is_on(lm: LM) -> None:
         with method(how).on(lm), pytest.raises(ValueError, match=rf"{how} is on for this model: read with its reader"):
             memory.score(some_ids(1, 5))
     memory.score(some_ids(1, 5))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"temperature": -1.0}, "temperature -1 cannot be sampled"),
+        ({"temperature": 1e-320}, r"expected 0 \(the likeliest token\) or 0.001"),
+        ({"temperature": float("nan")}, "temperature nan"),
+        ({"temperature": 1.0, "top_p": 0.0}, "top_p 0 is no share"),
+        ({"top_p": 2.0}, "expected above 0, at most 1"),
+        ({"top_p": float("nan")}, "top_p nan"),
+    ],
+)
+def test_settings_that_no_token_can_be_sampled_with_are_refused(how: dict[str, float], message: str, lm: LM) -> None:
+    with pytest.raises(ValueError, match=message):
+        dense_reader(lm).read(some_ids(1, 4)).generate(some_ids(1, 3), 2, **how)

@@ -4,6 +4,7 @@ memory = reader.read(ids)         # once
 memory.score(more)                # as often as you like: the memory is afterwards what it was before
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -29,6 +30,7 @@ Head = Callable[[slice], Tensor]  # some positions -> their logits [batch, posit
 CHUNK = 1024  # tokens of one forward: bounds activations, and attention to [chunk, tokens read]
 LOGITS_AT_ONCE = {"cpu": 1 << 22}  # values; the output head runs on blocks of this size, small ones on a CPU ...
 LOGITS_AT_ONCE_ELSEWHERE = 1 << 25  # ... and large ones where each block reads the whole matrix from slow memory
+LOWEST_TEMPERATURE = 1e-3  # logits divided by much less overflow in float32
 CHECK_TEXT = (
     "The quick brown fox jumps over the lazy dog. A reader that reads a text in pieces has to arrive where a reader "
     "of the whole arrives: same words, same order, same expectations. Names help to see it: Ada, Grace, Alan, Kurt, "
@@ -326,9 +328,19 @@ class BaseMemory(ABC):
         is afterwards what it was before; `on_token` is given each step's tokens [batch], -1 in finished rows.
 
         Raises:
-            ValueError: an empty memory, another number of rows than its own, or too many tokens.
+            ValueError: an empty memory, another number of rows than its own, too many tokens, or a temperature or
+                top_p out of range.
             NotFiniteError: logits from which no token can be chosen.
         """
+        if not (temperature == 0.0 or LOWEST_TEMPERATURE <= temperature < math.inf):
+            raise ValueError(
+                f"temperature {temperature:g} cannot be sampled with: got {temperature:g}, expected 0 (the likeliest "
+                f"token) or {LOWEST_TEMPERATURE:g} and more"
+            )
+        if not 0.0 < top_p <= 1.0:
+            raise ValueError(
+                f"top_p {top_p:g} is no share of the probability: got {top_p:g}, expected above 0, at most 1"
+            )
         groups = self._to_ask(ids)
         if len(groups) != 1:
             raise ValueError(f"generate continues {self.batch} rows; {len(ids)} were given")
