@@ -1,0 +1,179 @@
+"""The one way to write files: beside their place, synced to the disk, then renamed; and locks, and reading JSON.
+
+What is written gets a temporary folder beside its place, `.farspan-part-XXXXXXXX`, which holds a lock for as long as
+its process lives. The next write in the same parent folder removes those whose process is gone. A symbolic link at the
+place itself is replaced or refused, never followed.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+PREFIX = ".farspan-part-"  # of temporary folders
+LOCK = "lock"  # the file in them that their process holds locked
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Write a whole file: after a kill or a full disk it holds what it held before, or all of `content`.
+
+    Text becomes UTF-8; half a surrogate pair in it, which UTF-8 has no bytes for, is written as \\udXXX.
+
+    Raises:
+        OSError: the disk is full, say; names `path`.
+    """
+    with written(path) as beside:
+        beside.write_bytes(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """Yield a path of the same name in a temporary folder; the file written there replaces `path` if the block ends
+    without an error. The parent folder has to exist.
+
+    Raises:
+        OSError: the disk is full, say; names `path`.
+    """
+    path = Path(path)
+    with _naming(path), _beside(path.parent) as folder:
+        yield folder / path.name
+        _sync(folder / path.name)
+        os.replace(folder / path.name, path)
+        _sync(path.parent)
+
+
+@contextmanager
+def built(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield an empty temporary folder that is renamed to `folder` if the block ends without an error.
+
+    Where `folder` holds something by then, made by another process meanwhile, it is kept and the new one is removed.
+
+    Args:
+        replace: remove what `folder` holds instead, such as a damaged cache. Files that a process has open or mapped
+            stay readable for it.
+
+    Raises:
+        OSError: the disk is full, say, or `folder` is a file or a symbolic link; names `folder`.
+    """
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _naming(folder), _beside(folder.parent) as place:
+        new = place / folder.name
+        new.mkdir()
+        yield new
+        for inside, _, names in os.walk(new, topdown=False):
+            for name in names:
+                _sync(Path(inside) / name)
+            _sync(Path(inside))
+        if replace and folder.exists():
+            (place / "old").mkdir()
+            os.replace(folder, place / "old" / folder.name)
+        if folder.is_dir() and not folder.is_symlink() and any(folder.iterdir()):
+            return  # another process was faster
+        os.replace(new, folder)
+        _sync(folder.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary folders in `folder` whose process is gone. Every write there does this first."""
+    for place in folder.glob(f"{PREFIX}*"):
+        if place.is_symlink() or not place.is_dir():
+            continue
+        try:
+            lock = locked(place / LOCK)
+        except (ValueError, OSError):  # in use, or another user's
+            continue
+        with lock:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def locked(path: Path) -> FileIO:
+    """Open a file for appending, unbuffered, and lock it for this process until it is closed. Makes it if missing.
+
+    Raises:
+        ValueError: another process holds the lock; or `path` is no regular file, such as a symbolic link.
+        OSError: the file cannot be opened or made.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ValueError(f"{path} is not a regular file: got a link, folder or device, which is not written. Delete it")
+    # O_NOFOLLOW, O_NONBLOCK: also where it becomes a link or a pipe after the check
+    number = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    file = FileIO(number, "ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise ValueError(f"{path} is not a regular file. Delete it")
+    except BlockingIOError as error:
+        file.close()
+        raise ValueError(
+            f"{path.parent} is being written by another process. Wait until it ends, or choose another folder"
+        ) from error
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def parse_json(content: str | bytes, where: str) -> Any:
+    """Return the value of a JSON text; `where` names it in errors, such as a file, or a file and a line.
+
+    Raises:
+        ValueError: not JSON in UTF-8, nested too deeply, or an integer of more digits than Python reads.
+    """
+    try:
+        return json.loads(content)
+    except ValueError as error:  # of JSON, of UTF-8, of the digits of an integer
+        raise ValueError(f"{where} is damaged: expected JSON in UTF-8: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{where} is damaged: its values are nested too deeply") from error
+
+
+@contextmanager
+def _beside(parent: Path) -> Iterator[Path]:
+    """A temporary folder with a lock that tells `remove_leftovers` to let it be."""
+    remove_leftovers(parent)
+    while True:
+        place = Path(tempfile.mkdtemp(dir=parent, prefix=PREFIX))
+        try:
+            lock = locked(place / LOCK)
+        except (ValueError, FileNotFoundError):
+            continue  # another process took it for a leftover between these lines
+        if (place / LOCK).exists():
+            break
+        lock.close()
+    try:
+        with lock:
+            yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of the system name the place that a user knows, not the temporary one, or none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or (error.filename is not None and PREFIX not in str(error.filename)):
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():  # some network file systems cannot sync a folder
+            raise
+    finally:
+        os.close(number)
