@@ -269,10 +269,41 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         write_report([tmp_path], tmp_path / "out")
 
 
-def test_an_empty_run_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="empty holds no rows yet: repeat its command"):
-        write_report([run(tmp_path / "a", rows()), run(tmp_path / "empty", [])], tmp_path / "out")
+def test_an_empty_run_is_left_out_of_a_report_with_a_line(tmp_path: Path) -> None:
+    lines: list[str] = []
+    write_report([run(tmp_path / "a", rows()), run(tmp_path / "empty", [])], tmp_path / "out", lines.append)
+    assert lines == [f"{tmp_path / 'empty'} is left out: it holds no rows yet"]
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_empty_runs_alone_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="empty: no run holds rows yet"):
+        write_report([run(tmp_path / "empty", [])], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["report.html", "curves.csv"])
+def test_a_file_of_others_is_not_written_over(tmp_path: Path, name: str) -> None:
+    folder = run(tmp_path / "a", rows())
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / name).write_text("years of work")
+    with pytest.raises(ValueError, match=rf"holds a {name} that is of no report of farspan.*--out"):
+        write_report([folder], tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == [name]
+    for _ in range(2):  # its own are written over
+        write_report([folder], tmp_path / "report")
+
+
+def test_a_report_is_not_written_through_a_link(tmp_path: Path) -> None:
+    folder = run(tmp_path / "a", rows())
+    out = write_report([folder], tmp_path / "report")[0].parent
+    (tmp_path / "mine").write_text("years of work")
+    for name in ("report.md", "curves.csv"):
+        (out / name).unlink()
+        (out / name).symlink_to(tmp_path / "mine")
+    write_report([folder], out)
+    assert (tmp_path / "mine").read_text() == "years of work"
+    assert not (out / "curves.csv").is_symlink()
 
 
 def test_a_file_in_the_place_of_the_report_is_refused(tmp_path: Path) -> None:
@@ -593,9 +624,9 @@ def test_of_a_model_the_first_example_is_shown(tmp_path: Path) -> None:
 
 def test_a_damaged_example_is_refused(tmp_path: Path) -> None:
     folder = run(tmp_path / "a", rows())
-    for text in ("[]\n", "{}\n", '{"model": "org/small"\n'):
+    for text in ("[]\n", "{}\n", '{"model": "org/small"\n\n'):
         (folder / "examples.jsonl").write_text(text)
-        with pytest.raises(ValueError, match=r"examples.jsonl: 0 examples, then one that is damaged"):
+        with pytest.raises(ValueError, match=r"examples\.jsonl, line 1 is not an example: .*Delete the file"):
             write_report([folder], tmp_path / "out")
 
 

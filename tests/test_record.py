@@ -17,6 +17,7 @@ from farspan.record import Row, Run, default_folder, read_header, read_rows
 
 SETTINGS = {"task": "curve", "seed": 0, "lengths": (8, 16)}
 IDENTITY = {"name": "tiny", "dtype": "float32", "fingerprint": "abc"}
+SCORES = {"copy": 0.5, "control": 0.25, "control_repeat": 1, "scored": 4, "context": 18, "copy_nats": None}
 APPENDS_FOREVER = """
 import itertools, sys
 from farspan.record import Row, Run
@@ -24,7 +25,7 @@ from farspan.record import Row, Run
 with Run.open(sys.argv[1], {"task": "curve"}) as run:
     for repeat in itertools.count(len(run.rows)):
         scores = {"hits": "ab" * 5000}
-        run.append(Row("tiny", "full", "curve", 1, {}, 8, repeat, 0, f"example {repeat}", scores=scores))
+        run.append(Row("tiny", "full", "own", 1, {}, 8, repeat, 0, f"example {repeat}", scores=scores))
 """
 
 
@@ -34,12 +35,12 @@ def row(repeat: int) -> Row:
         method="full",
         task="curve",
         version=1,
-        settings={"protocol": "nested"},
+        settings={"protocol": "nested", "target_text": "book"},
         length=8,
         repeat=repeat,
         seed=0,
         example=f"example {repeat}",
-        scores={"copy": 0.5, "copy_nats": None},
+        scores=SCORES,
         seconds=0.25,
     )
 
@@ -313,7 +314,7 @@ def test_a_run_json_that_is_damaged_or_of_another_program_is_named(tmp_path: Pat
 def test_rows_are_plain_json_that_other_programs_read(tmp_path: Path) -> None:
     lines = made(tmp_path / "run").read_text().splitlines()
     assert json.loads(lines[1])["repeat"] == 1
-    assert json.loads(lines[1])["scores"] == {"copy": 0.5, "copy_nats": None}
+    assert json.loads(lines[1])["scores"] == SCORES
 
 
 def test_a_run_without_rows_is_begun_anew_with_other_settings(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from farspan.lm import LM
 from farspan.measure import Watch, measure
 from farspan.methods import Method
 from farspan.plan import Plan, plan
-from farspan.record import Row, Run, latest
+from farspan.record import Row, Run
 from farspan.tasks.curve import RING, Curve
 
 MOST_REPEATS = 32
@@ -205,8 +205,8 @@ class _Rounds:
     def rows(self) -> list[Row]:
         return [
             row
-            for row in latest(self.run.rows)
-            if (row.model, row.method, row.settings) == (self.lm.name, str(self.method), self.task.settings)
+            for row in self.run.of(self.lm.name, str(self.method))
+            if row.task == self.task.name and row.settings == self.task.settings
         ]
 
     def curve(self, lengths: set[int], repeats: int) -> stats.Curve:

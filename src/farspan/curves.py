@@ -147,6 +147,7 @@ def _measure_model(
     tasks = settings.tasks(lm)
     texts = [text for task in tasks for text in (task.target, task.prefix) if text is not None]
     run.add_model(lm.identity | about(*texts))
+    run.refuse_other_version(Curve.name, Curve.version)
     for done, (how, task) in enumerate((how, task) for how in methods for task in tasks):
         watch.notice(f"protocol {task.protocol}, separator: {lm.separator.kind} {list(task.separator(lm))}")
         lengths = settings.lengths or _fixed_lengths(lm, task, settings)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = ".farspan-part-"  # of temporary folders
+DEEPEST = 100  # levels of lists and objects in JSON
 LOCK = "lock"  # the file in them that their process holds locked
 
 
@@ -109,8 +110,10 @@ def locked(path: Path) -> FileIO:
     file = FileIO(number, "ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not stat.S_ISREG(os.fstat(number).st_mode):
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode):
             raise ValueError(f"{path} is not a regular file. Delete it")
+        gone = not path.exists() or path.stat().st_ino != found.st_ino
     except BlockingIOError as error:
         file.close()
         raise ValueError(
@@ -119,6 +122,9 @@ def locked(path: Path) -> FileIO:
     except BaseException:
         file.close()
         raise
+    if gone:  # the process that held the lock removed the file
+        file.close()
+        return locked(path)
     return file
 
 
@@ -126,14 +132,34 @@ def parse_json(content: str | bytes, where: str) -> Any:
     """Return the value of a JSON text; `where` names it in errors, such as a file, or a file and a line.
 
     Raises:
-        ValueError: not JSON in UTF-8, nested too deeply, or an integer of more digits than Python reads.
+        ValueError: not JSON in UTF-8, nested more than 100 levels deep, or an integer of more digits than Python reads.
     """
+    deep = f"{where} is damaged: its values are nested more than {DEEPEST} levels deep"
     try:
-        return json.loads(content)
+        value = json.loads(content)
     except ValueError as error:  # of JSON, of UTF-8, of the digits of an integer
         raise ValueError(f"{where} is damaged: expected JSON in UTF-8: {error}") from error
     except RecursionError as error:
-        raise ValueError(f"{where} is damaged: its values are nested too deeply") from error
+        raise ValueError(deep) from error
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(DEEPEST):
+        items = (item for one in level for item in (one.values() if isinstance(one, dict) else one))
+        level = [item for item in items if isinstance(item, dict | list)]
+        if not level:
+            return value
+    raise ValueError(deep)
+
+
+def read_json(path: Path) -> Any:
+    """Return the value of a JSON file.
+
+    Raises:
+        ValueError: as `parse_json`, naming the file; or no regular file, such as a folder or a pipe.
+        FileNotFoundError: no such file.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file: got a folder, pipe or device")
+    return parse_json(path.read_bytes(), str(path))
 
 
 @contextmanager
@@ -146,9 +172,7 @@ def _beside(parent: Path) -> Iterator[Path]:
             lock = locked(place / LOCK)
         except (ValueError, FileNotFoundError):
             continue  # another process took it for a leftover between these lines
-        if (place / LOCK).exists():
-            break
-        lock.close()
+        break
     try:
         with lock:
             yield place

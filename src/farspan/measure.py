@@ -14,7 +14,7 @@ from farspan.device import free_bytes, is_out_of_memory, peak_bytes
 from farspan.lm import LM
 from farspan.methods import Method
 from farspan.reader import CHUNK, Reader
-from farspan.record import Row, Run, latest
+from farspan.record import Row, Run
 from farspan.tasks import Example, Result, Task, Work
 
 SMALLEST_CHUNK = 64  # tokens; below that the overhead of each forward outweighs what it frees
@@ -67,7 +67,7 @@ def measure(
     end = math.inf  # tokens: the largest length still wanted
 
     def mine() -> list[Row]:
-        ours = (row for row in latest(run.rows) if (row.model, row.method) == (lm.name, str(method)))
+        ours = run.of(lm.name, str(method))
         return [row for row in ours if (row.example, row.length, row.depth) in wanted]
 
     # what ran out of memory or time is tried again: there may be more of it, or a smaller batch was asked for

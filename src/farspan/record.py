@@ -5,7 +5,6 @@ runs/NAME/rows.jsonl   a line an example; a kill loses at most the line being wr
 runs/NAME/examples.jsonl   the first example of each model and question, in words
 """
 
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -13,14 +12,18 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+from farspan.files import locked, parse_json, read_json, remove_leftovers, write
+from farspan.schema import check_example, check_header, check_row
+
+T = TypeVar("T")
 PACKAGES = ("farspan", "torch", "transformers", "tokenizers", "numpy", "scipy")
 
 
@@ -50,38 +53,50 @@ class Row:
     reading: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def key(self) -> tuple[str, str, str, int, float]:
+    def key(self) -> tuple[Any, ...]:
         """What makes a row the same measurement as another."""
-        return self.model, self.method, self.example, self.length, self.depth
+        # a refused row stands for all examples of its settings, which the hash of an example includes
+        settings = json.dumps(self.settings, sort_keys=True) if self.status == "refused" else ""
+        return self.model, self.method, self.example, self.length, self.depth, settings
 
 
 class Run:
-    """A run folder opened for writing; a context manager."""
+    """A run folder opened for writing; a context manager.
 
-    def __init__(self, folder: Path, header: dict[str, Any], rows: list[Row], file: FileIO) -> None:
+    What it made is removed again where the block ends by an error before anything was measured.
+    """
+
+    def __init__(self, folder: Path, header: dict[str, Any], rows: list[Row], file: FileIO, made: list[Path]) -> None:
         self.folder = folder
         self.header = header
         self.rows = rows
         self._file = file
+        self._made = made  # files and folders that did not exist before, the innermost first
+        self._latest: dict[tuple[str, str], dict[tuple[Any, ...], Row]] = {}
+        for row in rows:
+            self._keep(row)
+        self._examples: dict[tuple[str, str], dict[str, Any]] | None = None
 
     @classmethod
     def open(cls, folder: str | Path, settings: dict[str, Any]) -> Self:
-        """Creates the run, or continues it when it was made with the same settings.
+        """Create the run, or continue it if it was made with the same settings.
 
-        A torn last line, as a kill leaves it, is dropped. A run without rows is begun anew.
+        A torn last line, as a kill leaves it, is dropped. A run without rows starts again with the new settings.
 
         Raises:
-            ValueError: the folder holds another run or something else, or another process is writing it.
+            ValueError: the folder holds another run or something else, is damaged, or another process is writing it.
         """
         folder = Path(folder)
+        path = folder / "rows.jsonl"
+        refuse_file(folder)
         if folder.exists() and not (folder / "run.json").exists() and not _only_begun(folder):
             raise ValueError(f"{folder} is not empty and holds no run (no run.json): choose another folder with --out")
+        places = (folder / "run.json", path, folder, *folder.parents)
+        made = [place for place in places if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "rows.jsonl"
-        file = path.open("ab", buffering=0)
+        file = locked(path)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            rows, end = _parse(path)
+            rows, end = _read_rows(path)
             header: dict[str, Any] = {"settings": _plain(settings), "models": {}, "sessions": []}
             if (folder / "run.json").exists():
                 before = read_header(folder)  # also where no rows are: what is not ours is not written over
@@ -91,40 +106,66 @@ class Run:
             file.truncate(end)
             session = {"command": sys.argv, "started": datetime.now(UTC).isoformat(), **environment()}
             header["sessions"].append(session)
-            run = cls(folder, header, rows, file)
+            run = cls(folder, header, rows, file, made)
             run._write_header()
-        except BlockingIOError as error:
-            file.close()
-            raise ValueError(f"{folder} is being written by another process") from error
         except (ValueError, OSError):
+            _remove(made)
             file.close()
             raise
         return run
 
+    def of(self, model: str, method: str) -> list[Row]:
+        """Return the last row of each measurement of one model under one method."""
+        return list(self._latest.get((model, method), {}).values())
+
     def add_model(self, identity: dict[str, Any]) -> None:
-        """Records a model, or makes sure that it is the one the run was begun with.
+        """Record a model, or make sure that it is the one the run was begun with.
 
         Raises:
-            ValueError: another model of that name.
+            ValueError: another model of that name, or a text that has changed.
         """
         identity = _plain(identity)
         before = self.header["models"].setdefault(identity["name"], identity)
+        old, new = before.get("texts", []), identity.get("texts", [])
+        if old != new:
+            raise ValueError(
+                f"{self.folder}: the text has changed since this run was begun: its hash was {', '.join(old)}, it is now "
+                f"{', '.join(new)}. Restore the text to continue the run, or choose another folder (--out)"
+            )
         refuse_differences(self.folder, "run", before, identity, may_change=("device",))
         self._write_header()
 
+    def refuse_other_version(self, task: str, version: int) -> None:
+        """Raise ValueError if the run holds rows of the task in another version, whose numbers cannot be compared."""
+        versions = {row.version for by_key in self._latest.values() for row in by_key.values() if row.task == task}
+        if other := sorted(versions - {version}):
+            raise ValueError(
+                f"{self.folder} holds rows of version {other[0]} of the task {task}: this farspan measures version "
+                f"{version}, whose numbers differ. Choose another folder (--out); `farspan report` reads both"
+            )
+
+    def has_example(self, model: str, what: str) -> bool:
+        """Whether there is an example in words of this model and question."""
+        if self._examples is None:
+            self._examples = {(one["model"], one["what"]): one for one in reversed(read_examples(self.folder))}
+        return (model, what) in self._examples
+
     def add_example(self, example: dict[str, Any]) -> None:
-        """Keeps an example in words, unless there is one of its model and question ("what") already."""
-        if (example["model"], example["what"]) not in {(e["model"], e["what"]) for e in read_examples(self.folder)}:
-            with (self.folder / "examples.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(example) + "\n")
+        """Keep an example in words, unless there is one of its model and question ("what") already."""
+        if self.has_example(example["model"], example["what"]):
+            return
+        kept = [*reversed((self._examples or {}).values()), example]
+        write(self.folder / "examples.jsonl", "".join(json.dumps(one) + "\n" for one in kept))
+        self._examples = {(one["model"], one["what"]): one for one in reversed(kept)}
+
+    def _keep(self, row: Row) -> None:
+        self._latest.setdefault((row.model, row.method), {})[row.key] = row
 
     def _write_header(self) -> None:
-        beside = self.folder / "run.json.part"
-        beside.write_text(json.dumps(self.header, indent=2) + "\n")
-        os.replace(beside, self.folder / "run.json")
+        write(self.folder / "run.json", json.dumps(self.header, indent=2) + "\n")
 
     def append(self, row: Row) -> None:
-        """Writes the row through to the disk.
+        """Write the row through to the disk.
 
         Raises:
             OSError: the disk is full, say; the file then ends with the row before.
@@ -142,6 +183,7 @@ class Run:
                 str(self.folder / "rows.jsonl"),
             ) from error
         self.rows.append(row)
+        self._keep(row)
 
     def __enter__(self) -> Self:
         return self
@@ -149,56 +191,56 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and not self.rows:
+            _remove(self._made)  # while it is locked
         self._file.close()
 
 
 def default_folder(command: str, models: Sequence[str], settings: Any) -> Path:
-    """runs/NAME, the same for the same command, so that repeating it continues it."""
+    """Return runs/NAME, the same for the same command, so that repeating it continues it."""
     digest = hashlib.sha256(json.dumps([list(models), settings]).encode()).hexdigest()[:8]
     return Path("runs") / f"{command}-{Path(models[0]).name or 'model'}-{digest}"
 
 
 def read_header(folder: str | Path) -> dict[str, Any]:
-    """run.json of a run.
+    """Return what run.json of a run holds.
 
     Raises:
         ValueError: the folder holds no run, or its run.json is damaged.
     """
     path = Path(folder) / "run.json"
+    refuse_file(Path(folder))
     try:
-        header = json.loads(path.read_text())
+        header = read_json(path)
     except FileNotFoundError as error:
         raise ValueError(f"{folder} holds no run (no run.json)") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
     if not isinstance(header, dict) or not {"settings", "models", "sessions"} <= header.keys():
         raise ValueError(f"{path} was not written by farspan: choose another folder")
+    try:
+        check_header(header)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}. Restore it, or choose another folder (--out)") from error
     return header
 
 
 def read_rows(folder: str | Path) -> list[Row]:
-    """All rows of a run, in the order they were measured; a torn last line is left out.
+    """Return all rows of a run, in the order they were measured; a torn last line is left out.
 
     Raises:
         ValueError: the folder holds no run, or a line that is not a row.
     """
     read_header(folder)
-    path = Path(folder) / "rows.jsonl"
-    return _parse(path)[0] if path.exists() else []
+    return _read_rows(Path(folder) / "rows.jsonl")[0]
 
 
 def read_examples(folder: str | Path) -> list[dict[str, Any]]:
-    """The examples in words of a run; a torn last line is left out.
+    """Return the examples in words of a run; a torn last line is left out.
 
     Raises:
-        ValueError: a damaged line.
+        ValueError: a line that is not an example.
     """
     path = Path(folder) / "examples.jsonl"
-    lines = path.read_text("utf-8").split("\n")[:-1] if path.exists() else []
-    try:
-        return [json.loads(line) for line in lines]
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    return [one for one, _ in _lines(path, check_example, "an example", "Delete the file to do without examples")]
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
@@ -231,33 +273,74 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip() or None
 
 
-def _parse(path: Path) -> tuple[list[Row], int]:
-    """The rows of a file and where the last whole one ends, in bytes."""
-    known = {f.name for f in fields(Row)}
-    needed = {f.name for f in fields(Row) if f.default is MISSING and f.default_factory is MISSING}
+def _read_rows(path: Path) -> tuple[list[Row], int]:
+    """The rows of a file and where the last whole one ends, in bytes; none where there is no file."""
     rows: list[Row] = []
+    known: dict[str, Any] = {}
     end = 0
-    lines = path.read_bytes().splitlines(keepends=True)
-    for number, line in enumerate(lines, 1):
-        try:
-            values = json.loads(line) if line.endswith(b"\n") else None
-        except ValueError:
-            values = None
-        if values is None and number == len(lines):
-            break
-        if not isinstance(values, dict) or not needed <= values.keys() <= known:
-            raise ValueError(f"{path}, line {number} is not a row: {line[:80]!r}")
-        rows.append(Row(**values))
-        end += len(line)
+    repair = "Delete the line to measure it again, or choose another folder (--out)"
+    for row, end in _lines(path, lambda values: Row(**check_row(values, known)), "a row", repair):
+        rows.append(row)
     return rows, end
+
+
+def _lines(path: Path, read: Callable[[Any], T], what: str, repair: str) -> Iterator[tuple[T, int]]:
+    """What `read` makes of each line of JSON, and where the line ends, in bytes; without a last one that is torn, as a
+    kill leaves it.
+
+    Raises:
+        ValueError: another line that is not JSON, or that `read` refuses; or no regular file.
+    """
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise ValueError(f"{path} is not a regular file: got a folder, pipe or device")
+    end, size = 0, path.stat().st_size
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if end + len(line) >= size and not _whole(line):
+                return
+            try:
+                found = read(parse_json(line, "the line"))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number} is not {what}: {error}. {repair}") from error
+            end += len(line)
+            yield found, end
+
+
+def _whole(line: bytes) -> bool:
+    try:
+        parse_json(line, "")
+    except ValueError:
+        return False
+    return line.endswith(b"\n")
 
 
 def _only_begun(folder: Path) -> bool:
     """Whether a folder holds nothing but what a run leaves that ended before its run.json was written."""
+    remove_leftovers(folder)
     return all(
         file.name == "run.json.part" or (file.name == "rows.jsonl" and file.stat().st_size == 0)
         for file in folder.iterdir()
     )
+
+
+def refuse_file(folder: Path) -> None:
+    """Raise ValueError if a file is where a folder, or one above it, should be."""
+    place = next(place for place in (folder, *folder.parents) if place.exists())
+    if not place.is_dir():
+        raise ValueError(f"{place} is a file: got {folder} as a folder. Name a folder, such as with --out")
+
+
+def _remove(made: Sequence[Path]) -> None:
+    """Removes what a run without rows made, folders as far as nothing else is in them."""
+    for place in made:
+        if not place.is_dir():
+            place.unlink(missing_ok=True)
+        elif any(place.iterdir()):
+            return
+        else:
+            place.rmdir()
 
 
 def _plain(value: Any) -> Any:

@@ -122,6 +122,8 @@ def _sweep_model(
     asked = asking(lm, watch)
     run.add_model(lm.identity | asked.about)
     for one in asked.setups:
+        run.refuse_other_version(one.task.name, one.task.version)
+    for one in asked.setups:
         if one.notice:
             watch.notice(one.notice)
         for how in methods:
@@ -190,8 +192,10 @@ def sweep_plans(
 def show_first(task: Task, lm: LM, run: Run, what: str, lengths: Sequence[int], repeats: int, seed: int) -> None:
     """Keeps the first example that was measured, at its shortest length that is not nothing, in words beside the
     rows."""
+    if not isinstance(task, Shown) or run.has_example(lm.name, what):
+        return
     mine = [row for row in run.rows if (row.model, row.settings, row.status) == (lm.name, task.settings, "ok")]
-    if not isinstance(task, Shown) or not mine:
+    if not mine:
         return
     examples = {example.id: example for example in task.examples(lm, lengths, repeats, seed)}
     if found := [row for row in mine if row.example in examples]:

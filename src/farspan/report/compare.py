@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from farspan.files import write, written
 from farspan.paired import LEVEL, holm, student_mean
 from farspan.record import Row, latest
 from farspan.report.export import plain
@@ -222,8 +223,8 @@ def write_tables(found: Sequence[Cell], folder: str | Path) -> list[Path]:
         text += [drawn[0], "|" + "---|" * len(head), *drawn[1:], "", legend(group), ""]
     text += [f"- {plain(line)}" for line in failures(found)]
     paths = [Path(folder) / name for name in ("compare.md", "compare.csv")]
-    paths[0].write_text("\n".join(text).rstrip() + "\n", "utf-8", newline="\n")
-    with paths[1].open("w", newline="", encoding="utf-8") as file:
+    write(paths[0], "\n".join(text).rstrip() + "\n")
+    with written(paths[1]) as beside, beside.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Cell)])
         writer.writeheader()
         writer.writerows({field.name: getattr(cell, field.name) for field in fields(Cell)} for cell in found)

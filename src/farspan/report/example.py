@@ -43,30 +43,17 @@ def examples(source: Source) -> list[Example]:
     Raises:
         ValueError: a line that is not an example.
     """
-    path = source.folder / "examples.jsonl"
     found: dict[tuple[str, str], Example] = {}
-    try:
-        for values in read_examples(source.folder):
-            key = (str(values["model"]), str(values["what"]))
-            if key not in found:
-                found[key] = _example(source, values)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path}: {len(found)} examples, then one that is damaged ({type(error).__name__}: {error}); "
-            "delete the file to do without examples"
-        ) from error
+    for values in read_examples(source.folder):
+        if (values["model"], values["what"]) not in found:
+            found[values["model"], values["what"]] = _example(source, values)
     return list(found.values())
 
 
 def _example(source: Source, values: dict[str, Any]) -> Example:
-    parts = [(str(kind), [str(token) for token in tokens]) for kind, tokens in values["parts"]]
-    model, what, length, repeat = values["model"], values["what"], int(values["length"]), int(values["repeat"])
-    scored = int(values["scored"])
-    asked = parts[-1][1] if parts and parts[-1][0] == "asked" else []
-    if unknown := {kind for kind, _ in parts} - {"separator", "read", "asked"}:
-        raise ValueError(f"parts of kind {sorted(unknown)}; known are separator, read and asked")
-    if not 0 < scored <= len(asked):
-        raise ValueError(f"{scored} scored tokens, but {len(asked)} are asked for")
+    parts, scored = values["parts"], values["scored"]
+    model, what, length, repeat = (values[name] for name in ("model", "what", "length", "repeat"))
+    asked = parts[-1][1]
     pieces = [Piece("read" if kind == "asked" else kind, "".join(tokens)) for kind, tokens in parts[:-1]]
     pieces.append(Piece("fed", "".join(asked[:-scored])))
     rows = [

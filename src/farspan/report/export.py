@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from farspan import stats
+from farspan.files import written
 from farspan.record import Row
 from farspan.report import perplexity
 from farspan.report.tables import Group, Member, Source, in_characters, spoken
@@ -146,7 +147,7 @@ def failures(sources: Iterable[Source]) -> list[dict[str, Any]]:
 
 
 def _write(path: Path, columns: Sequence[str], lines: Iterable[dict[str, Any]]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with written(path) as beside, beside.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         for line in lines:

@@ -8,33 +8,42 @@ nothing be loaded and no script run but the page's own.
 import hashlib
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from farspan.corpus import optional_import
+from farspan.files import write
+from farspan.record import refuse_file
 from farspan.report import perplexity
 from farspan.report.export import markdown_page, write_curves, write_memory_lengths, write_perplexity, write_positions
 from farspan.report.sections import contents
 from farspan.report.tables import grouped, read_sources
 
+NAMES = ("report.html", "report.md", "curves.csv", "memory_lengths.csv", "perplexity.csv", "positions.csv")
 
-def write_report(folders: Sequence[str | Path], out: Path) -> list[Path]:
+
+def write_report(
+    folders: Sequence[str | Path], out: Path, notice: Callable[[str], None] = lambda line: None
+) -> list[Path]:
     """Writes report.html and report.md of some runs into a folder, and beside them, of what the runs hold, curves.csv
     and memory_lengths.csv, perplexity.csv and positions.csv; returns their paths.
 
+    Runs without rows are left out, each with a notice.
+
     Raises:
-        ValueError: no run, one without rows, something that is no run, or a package of the extra `report` is missing.
+        ValueError: no run with rows, something that is no run, a folder with such files of others, or a package of the
+            extra `report` is missing.
     """
     template = _environment().get_template("page.html.j2")
     plotly = optional_import("plotly.offline", "report").get_plotlyjs()
     scripts = [plotly, (Path(__file__).parent / "page.js").read_text("utf-8")]
     assert not any("</script" in script.lower() for script in scripts)
-    sources = read_sources(folders)
+    sources = read_sources(folders, notice)
     groups, expected = grouped(sources), perplexity.grouped(sources)
     out = Path(out)
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file: name a folder for the report")
+    refuse_file(out)
+    _refuse_others(out)
     context = contents(sources, groups, expected)
     drawn = {
         place: figure
@@ -44,7 +53,7 @@ def write_report(folders: Sequence[str | Path], out: Path) -> list[Path]:
     html = template.render(context, figures=_for_script(drawn), scripts=scripts, hashes=[_hash(s) for s in scripts])
     out.mkdir(parents=True, exist_ok=True)
     for name, text in (("report.html", html), ("report.md", markdown_page(context))):
-        (out / name).write_text(text, "utf-8", newline="\n")
+        write(out / name, text)
     written = [out / "report.html", out / "report.md"]
     if groups or not expected:
         written += [write_curves(groups, out / "curves.csv"), write_memory_lengths(groups, out / "memory_lengths.csv")]
@@ -53,6 +62,16 @@ def write_report(folders: Sequence[str | Path], out: Path) -> list[Path]:
     if any(one.series.ends for group in expected for one in group.members):
         written.append(write_positions(expected, out / "positions.csv"))
     return written
+
+
+def _refuse_others(out: Path) -> None:
+    """Raises ValueError where a file in the place of one of the report's was not written by farspan."""
+    page = out / "report.html"
+    ours = page.is_file() and b'id="figures"' in page.read_bytes()
+    if not ours and (found := [name for name in NAMES if (out / name).exists()]):
+        raise ValueError(
+            f"{out} holds a {found[0]} that is of no report of farspan. Delete it, or choose another folder (--out)"
+        )
 
 
 def _environment() -> Any:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # not pyplot, which would choose the backend of the whole program
 
 from farspan import stats
+from farspan.files import written
 from farspan.report.tables import Series, trained_at
 
 LEGEND_CHARACTERS = 150  # of small print in the width of a picture
@@ -169,7 +170,8 @@ def add_legend(figure: Figure, axes: Axes) -> None:
 def saved(figure: Figure, folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:
-        figure.savefig(path, dpi=140)
+        with written(path) as beside:
+            figure.savefig(beside, dpi=140)
     return paths
 
 

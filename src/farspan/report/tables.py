@@ -1,6 +1,6 @@
 """Curves with their numbers, for pictures, tables and JSON; and those of several runs, grouped by what was asked."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -147,11 +147,11 @@ class Group:
     members: list[Member]
 
 
-def read_sources(folders: Sequence[str | Path]) -> list[Source]:
-    """Reads runs; a folder named twice is read once.
+def read_sources(folders: Sequence[str | Path], notice: Callable[[str], None] = lambda line: None) -> list[Source]:
+    """Read runs; a folder named twice is read once, and runs without rows are left out, each with a notice.
 
     Raises:
-        ValueError: no folder, one that holds no run, or a run without rows.
+        ValueError: no folder, one that holds no run, or no run with rows.
     """
     if not folders:
         raise ValueError("no run was given: name one or more run folders")
@@ -160,9 +160,12 @@ def read_sources(folders: Sequence[str | Path]) -> list[Source]:
     found = []
     for path, name in zip(paths, names, strict=True):
         header, rows = read_header(path), latest(read_rows(path))
-        if not rows:
-            raise ValueError(f"{path} holds no rows yet: repeat its command")
-        found.append(Source(name, path, header, rows))
+        if rows:
+            found.append(Source(name, path, header, rows))
+        else:
+            notice(f"{path} is left out: it holds no rows yet")
+    if not found:
+        raise ValueError(f"{', '.join(map(str, paths))}: no run holds rows yet. Repeat the command of a run")
     return found
 
 

@@ -1,0 +1,322 @@
+"""What the files of a run may hold. A run may be damaged, edited or a stranger's, so all that a report computes with is
+checked when it is read: types, ranges, and that a measured row has the numbers of its task."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+MOST = 10**12  # of a number of tokens or examples
+MOST_BYTES = 2**63
+
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Positive = Annotated[int, Field(ge=1, le=MOST)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Sum = Annotated[float, Field(ge=0, le=1.001)]  # of shares, rounded in the model's precision
+Bits = Annotated[str, StringConstraints(pattern=r"\A([0-9a-f]{2})*\z")]
+Words = dict[str, Any]
+
+
+class Checked(BaseModel):
+    """No conversions: a number written as text is an error. What is not listed may be anything."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class RowLine(Checked):
+    """A line of rows.jsonl; `farspan.record.Row` says what its fields mean."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    model: str
+    method: str
+    task: str
+    version: Count
+    settings: Words
+    length: Count
+    repeat: Count
+    seed: int
+    example: str
+    depth: Share = 0.0
+    status: str = "ok"
+    reason: str = ""
+    scores: Words = {}
+    num_seen: Count = 0
+    num_kept: Count = 0
+    seconds: Cost = 0.0
+    peak_bytes: Annotated[int, Field(ge=0, le=MOST_BYTES)] = 0
+
+
+class CurveSettings(Checked):
+    protocol: str
+    target_text: str
+    target_hash: str | None = None
+    prefix_text: str | None = None
+    prefix_hash: str | None = None
+    warmup: Count = 0
+    scored: Positive = 1
+    compat: bool = False
+
+
+class CurveScores(Checked):
+    copy_share: Share | None = Field(None, alias="copy")
+    control: Share | None = None
+    control_repeat: Count | None = None
+    scored: Positive | None = None
+    context: Positive | None = None
+    distance: Count | None = None
+    copy_nats: Number | None = None
+    control_nats: Number | None = None
+    copy_hits: Bits | None = None
+    control_hits: Bits | None = None
+    target: str = ""
+
+
+class PerplexitySettings(Checked):
+    text: str
+    targets: Literal["fixed", "last", "all"]
+    target_tokens: Positive | None = None
+
+
+class Buckets(Checked):
+    ends: list[Positive]
+    nats: list[Number | None]
+    hits: list[Count]
+
+
+class PerplexityScores(Checked):
+    nats: Number | None = None
+    accuracy: Share | None = None
+    scored: Positive | None = None
+    context: Positive | None = None
+    hits: Bits | None = None
+    buckets: Buckets | None = None
+    target: str = ""
+
+
+class AttentionSettings(Checked):
+    text: str
+    bin: Positive
+    sinks: Count
+
+
+class Spread(Checked):
+    distance: list[list[list[Sum]]]
+    bins: list[list[list[Sum]]]
+    rank: list[list[list[Sum]]]
+    pareto: list[list[Sum]]
+
+
+class AttentionScores(Checked):
+    layers: list[Count] | None = None
+    visible: list[Positive] | None = None
+    ends: list[Positive] | None = None
+    sinks: list[list[Sum]] | None = None
+    all: Spread | None = None
+    rest: Spread | None = None
+    map: Annotated[str, StringConstraints(pattern=r"\A[A-Za-z0-9+/]*={0,2}\z")] | None = None
+
+
+class CostScores(Checked):
+    prefill_seconds: Cost | None = None
+    prefill_rate: Cost | None = None
+    decode_rate: Cost | None = None
+    weight_bytes: Cost | None = None
+    context_bytes: Cost | None = None
+    activation_bytes: Cost | None = None
+
+
+# by task: its settings, its scores, and the scores without which a row of status "ok" is none
+Kind = tuple[type[Checked], type[Checked], tuple[str, ...]]
+KINDS: dict[str, Kind] = {
+    "curve": (CurveSettings, CurveScores, ("copy", "control", "control_repeat", "scored", "context")),
+    "perplexity": (PerplexitySettings, PerplexityScores, ("nats", "accuracy", "scored")),
+    "attention": (
+        AttentionSettings,
+        AttentionScores,
+        ("layers", "visible", "ends", "sinks", "all", "rest"),
+    ),
+    "cost": (Checked, CostScores, ()),
+}
+OTHER: Kind = (Checked, Checked, ())  # tasks whose reports read single scores, and say which is missing
+
+
+class Identity(Checked):
+    """A model in run.json."""
+
+    name: str
+    trained_length: Positive | None = None
+    texts: list[str] = []
+    characters_per_token: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = {}
+    questions: dict[str, Words] = {}
+
+
+class Session(Checked):
+    command: list[str] = []
+
+
+class Header(Checked):
+    """run.json"""
+
+    settings: Words
+    models: dict[str, Identity]
+    sessions: list[Session]
+
+
+class Score(Checked):
+    score: str
+    name: str
+    higher_is_better: bool
+    exp: bool
+
+
+class ComparedQuestion(Checked):
+    quality: Score
+    unit: str
+
+
+class Comparison(Checked):
+    """The settings in run.json of a comparison."""
+
+    questions: dict[str, ComparedQuestion]
+    methods: list[str]
+
+
+class ExampleLine(Checked):
+    """A line of examples.jsonl; `farspan.report.example` says what it is."""
+
+    model: str
+    what: str
+    length: Count
+    repeat: Count
+    parts: list[Annotated[tuple[Literal["separator", "read", "asked"], list[str]], Field(strict=False)]]  # a list
+    scored: Positive
+
+
+def check_row(values: Any, known: dict[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a row, once they are known to be right.
+
+    Args:
+        known: settings that were checked before, by task and text; rows with the same settings share one dictionary.
+
+    Raises:
+        ValueError: what is wrong, with field and value.
+    """
+    check(RowLine, values)
+    kind, scores_kind, needed = KINDS.get(values["task"], OTHER)
+    place = f"{values['task']} {values['settings']}"
+    if place not in known:
+        check(kind, values["settings"], "settings")
+        known[place] = values["settings"]
+    scores = values.get("scores", {})
+    check(scores_kind, scores, "scores")
+    if values.get("status", "ok") == "ok":
+        if lacking := [name for name in needed if scores.get(name) is None]:
+            raise ValueError(f"scores: {lacking[0]} is missing from a row of status ok")
+        if values["task"] in REFINED:
+            REFINED[values["task"]](values["length"], values["settings"], scores)
+    return {**values, "settings": known[place]}
+
+
+def check_example(values: Any) -> dict[str, Any]:
+    """Return an example in words, once it is known to be right.
+
+    Raises:
+        ValueError: what is wrong, with field and value.
+    """
+    check(ExampleLine, values)
+    kind, asked = values["parts"][-1] if values["parts"] else ("", [])
+    if kind != "asked" or values["scored"] > len(asked):
+        raise ValueError(f"scored: got {values['scored']:,}, expected at most the tokens of a last part of kind asked")
+    return dict(values)
+
+
+def check_header(header: Any) -> None:
+    """Raises ValueError, with field and value, unless this is what run.json holds."""
+    check(Header, header)
+    if header["settings"].get("task") == "compare":
+        check(Comparison, header["settings"], "settings")
+
+
+def check(kind: type[BaseModel], values: Any, name: str = "") -> None:
+    """Raises ValueError with the first field that is wrong, its value, and what is expected."""
+    try:
+        kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(str(part) for part in ([name] if name else []) + list(first["loc"]))
+        where = f"{field}: " if field else ""
+        if first["type"] == "missing":
+            raise ValueError(f"{where}is missing") from error
+        if first["type"] == "extra_forbidden":
+            raise ValueError(f"{where}is no field that farspan writes") from error
+        expected = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+        raise ValueError(f"{where}got {shortened(first['input'])}, expected {expected}") from error
+
+
+def shortened(value: Any) -> str:
+    """The value as Python writes it, at most 60 characters; of a number too long for that its kind."""
+    try:
+        text = repr(value)
+    except ValueError:  # more digits than Python writes
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _refined_curve(length: int, settings: Mapping[str, Any], scores: Mapping[str, Any]) -> None:
+    if length < 1:
+        raise ValueError(f"length: got {length}, expected 1 or more tokens of a curve")
+    if settings["protocol"] == "probe" and not {"warmup", "scored"} <= settings.keys():
+        raise ValueError("settings: warmup or scored is missing from a row of protocol probe")
+    for name in ("copy_hits", "control_hits"):
+        _enough_bits(scores, name)
+
+
+def _refined_perplexity(length: int, settings: Mapping[str, Any], scores: Mapping[str, Any]) -> None:
+    if settings["targets"] != "all" and settings.get("target_tokens") is None:
+        raise ValueError("settings: target_tokens is missing")
+    _enough_bits(scores, "hits")
+    if buckets := scores.get("buckets"):
+        ends = buckets["ends"]
+        if len({len(part) for part in (ends, buckets["nats"], buckets["hits"])}) > 1 or ends != sorted(set(ends)):
+            raise ValueError(f"scores.buckets: got ends {shortened(ends)}, expected ascending ones, a number for each")
+
+
+def _refined_attention(length: int, settings: Mapping[str, Any], scores: Mapping[str, Any]) -> None:
+    layers, powers = len(scores["layers"]), len(scores["ends"])
+    heads = len(scores["sinks"][0]) if scores["sinks"] else 0
+    for of in ("all", "rest"):
+        shapes = {"distance": powers, "rank": powers, "bins": len(range(settings["bin"], length, settings["bin"])) + 1}
+        for name, count in shapes.items():
+            part = scores[of][name]
+            if len(part) != layers or any(len(one) != heads or any(len(row) != count for row in one) for one in part):
+                raise ValueError(f"scores.{of}.{name}: expected numbers for {layers} layers × {heads} heads × {count}")
+    single = {"sinks": scores["sinks"]} | {f"{of}.pareto": scores[of]["pareto"] for of in ("all", "rest")}
+    for name, part in single.items():
+        if len(part) != layers or any(len(one) != heads for one in part):
+            raise ValueError(f"scores.{name}: expected numbers for {layers} layers × {heads} heads")
+    if (given := len(scores["visible"])) != layers:
+        raise ValueError(f"scores.visible: got {given} numbers, expected one for each of {layers} layers")
+    if picture := scores.get("map"):
+        size = len(picture) // 4 * 3 - picture.count("=")
+        side = (math.isqrt(2 * size + 1) - 1) // 2  # size = 4 · side · (side + 1) / 2
+        if len(picture) % 4 or size != 2 * side * (side + 1):
+            raise ValueError(f"scores.map: got {size} bytes, expected those of a triangle of float32")
+
+
+def _enough_bits(scores: Mapping[str, Any], name: str) -> None:
+    bits = scores.get(name)
+    if bits is not None and 4 * len(bits) < scores["scored"]:
+        raise ValueError(
+            f"scores.{name}: got {4 * len(bits)} bits, expected one for each of {scores['scored']:,} tokens"
+        )
+
+
+REFINED: dict[str, Callable[[int, Mapping[str, Any], Mapping[str, Any]], None]] = {
+    "curve": _refined_curve,
+    "perplexity": _refined_perplexity,
+    "attention": _refined_attention,
+}
