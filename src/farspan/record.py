@@ -129,8 +129,8 @@ class Run:
         old, new = before.get("texts", []), identity.get("texts", [])
         if old != new:
             raise ValueError(
-                f"{self.folder}: the text has changed since this run was begun: its hash was {', '.join(old)}, it is now "
-                f"{', '.join(new)}. Restore the text to continue the run, or choose another folder (--out)"
+                f"{self.folder}: the text has changed since this run was begun: its hash was {', '.join(old)}, "
+                f"now {', '.join(new)}. Restore the text to continue the run, or choose another folder (--out)"
             )
         refuse_differences(self.folder, "run", before, identity, may_change=("device",))
         self._write_header()
@@ -279,8 +279,9 @@ def _read_rows(path: Path) -> tuple[list[Row], int]:
     known: dict[str, Any] = {}
     end = 0
     repair = "Delete the line to measure it again, or choose another folder (--out)"
-    for row, end in _lines(path, lambda values: Row(**check_row(values, known)), "a row", repair):
+    for row, after in _lines(path, lambda values: Row(**check_row(values, known)), "a row", repair):
         rows.append(row)
+        end = after
     return rows, end
 
 

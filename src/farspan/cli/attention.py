@@ -38,7 +38,7 @@ def attention(
     running: Running,
 ) -> None:
     """Where attention goes: by distance, by rank, by layer and head, with and without sinks, and a map."""
-    with said():
+    with said(running.kept):
         from farspan.attention_stats import AttentionSettings, measure_attention, plan_attention
 
         chosen = chosen_lengths(lengths, points, spacing, Spacing.log)

@@ -42,7 +42,7 @@ def compare(
     running: Running,
 ) -> None:
     """Models and methods side by side on the same tokens: quality, paired with the first; speed; memory."""
-    with said():
+    with said(running.kept):
         from dataclasses import asdict
 
         from farspan.compare import CompareSettings, plan_compare

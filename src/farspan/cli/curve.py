@@ -81,7 +81,7 @@ def curve(
     running: Running,
 ) -> None:
     """The forgetting curve: how long a text a model can copy from memory, with its memory lengths and a picture."""
-    with said():
+    with said(running.kept):
         from farspan.curves import CurveSettings
         from farspan.lengths import authors_lengths, parse_depths
 
@@ -133,7 +133,7 @@ def recall(
     running: Running,
 ) -> None:
     """Recall by distance: how well a model copies from near and from far, in one reading of a text of one length."""
-    with said():
+    with said(running.kept):
         from farspan.curves import CurveSettings
         from farspan.lengths import parse_depths
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from farspan.cli.options import said
+from farspan.cli.options import ROWS_KEPT, said
 
 
 def demo(
@@ -14,7 +14,7 @@ def demo(
     fresh: Annotated[bool, typer.Option(help="Measure again instead of continuing.")] = False,
 ) -> None:
     """The forgetting curve of the embedded model: offline, in under a minute, ends with a picture."""
-    with said():
+    with said(ROWS_KEPT):
         from farspan.demo import run_demo
 
         if run_demo(out, Console(), fresh=fresh):

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from farspan import stopping
+
 if TYPE_CHECKING:
     from farspan.lm import Load
 
@@ -94,6 +96,11 @@ class Running:
     plan: Annotated[bool, typer.Option("--plan", help="Say tokens, FLOPs, memory and time; measure nothing.")] = False
     as_json: AsJson = False
 
+    @property
+    def kept(self) -> str:
+        """What stays of the work where it is stopped."""
+        return "" if self.plan else ROWS_KEPT
+
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
     """A command as typer wants it: a parameter that is a dataclass becomes an option for each of its fields."""
@@ -118,14 +125,18 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
+ROWS_KEPT = "the rows measured so far are kept, and the same command continues from there"
+CHECKPOINT_KEPT = "the same command continues from the last checkpoint"
+
+
 @contextmanager
-def said() -> Iterator[None]:
-    """Errors that a user can mend become one line."""
+def said(kept: str = "") -> Iterator[None]:
+    """Errors that a user can correct become one line. `kept`: what stays of the work where it is stopped."""
     try:
         yield
     except KeyboardInterrupt as error:
-        err.print("interrupted; what was measured is kept, and the same command goes on from there")
-        raise typer.Exit(130) from error
+        err.print(stopping.line(kept), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(stopping.exit_code()) from error
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         message = str(error)
         if isinstance(error, RuntimeError | MemoryError):

@@ -53,7 +53,7 @@ def perplexity(
     running: Running,
 ) -> None:
     """Perplexity by length: how well a model expects the same tokens behind more and more of their text."""
-    with said():
+    with said(running.kept):
         from farspan.perplexity import PerplexitySettings, measure_perplexity, plan_perplexity
 
         chosen = chosen_lengths(lengths, points, spacing, Spacing.log)

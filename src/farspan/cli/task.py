@@ -45,7 +45,7 @@ def task(
     running: Running,
 ) -> None:
     """A long-context task by length: retrieval-augmented perplexity, question answering, tests of your own text."""
-    with said():
+    with said(running.kept):
         from farspan.questions import QuestionSettings, measure_question, plan_question
         from farspan.tasks import task as parsed
 

@@ -1,0 +1,61 @@
+"""How a command ends on SIGINT (Ctrl-C) and SIGTERM: with one line, and the exit code 128 + signal.
+
+Both raise KeyboardInterrupt, so that files are closed and the terminal's cursor is shown again. That it was raised is
+remembered, since libraries may swallow it.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+
+
+@dataclass
+class Stopped:
+    """What this process was told."""
+
+    by: int | None = None  # signal; None: nothing yet
+    reported: bool = False  # whether the line was printed
+
+
+stopped = Stopped()
+
+
+def line(kept: str = "") -> str:
+    """Return the line to print, with `kept`: what stays of the work. It counts as printed."""
+    stopped.reported = True
+    return WORDS[signal.Signals(stopped.by or signal.SIGINT)] + (f": {kept}" if kept else "")
+
+
+def exit_code() -> int:
+    return 128 + (stopped.by or signal.SIGINT)
+
+
+def run(command: Callable[[], Any]) -> None:
+    """Call `command`, and end the process as its signal says if one came, even if it was swallowed."""
+    process = os.getpid()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != process and number != signal.SIGINT:  # a worker, ended by what started it
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        stopped.by = number
+        raise KeyboardInterrupt
+
+    for number in WORDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background job
+            signal.signal(number, stop)
+    try:
+        command()
+    except (KeyboardInterrupt, SystemExit):
+        if stopped.by is None:
+            raise
+    if stopped.by is not None:
+        if not stopped.reported:
+            print(line(), file=sys.stderr)
+        sys.exit(exit_code())
