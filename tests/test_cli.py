@@ -15,6 +15,7 @@ from farspan import __version__
 from farspan.cli import app
 from farspan.record import read_header, read_rows
 from farspan.report import picture
+from farspan.tasks.curve import Curve
 
 from tiny import tiny_model
 
@@ -282,6 +283,8 @@ def test_a_curve_of_failures_only_still_ends_with_words_and_json(models: Path) -
         ("4,", "lengths '4,' are neither like 512,1024,2048 nor like 512:16384"),
         ("", "lengths '' are neither like 512,1024,2048 nor like 512:16384"),
         ("1:2:3", "lengths '1:2:3' are neither like 512,1024,2048 nor like 512:16384"),
+        ("8:" + 23 * "9", "expected at most 1,000,000,000,000 tokens"),
+        (23 * "9", "expected at most 1,000,000,000,000 tokens"),
         ("8:4", "lengths 8:4 are no range: the first must be positive and not above the last"),
         ("0:4", "lengths 0:4 are no range: the first must be positive and not above the last"),
     ],
@@ -303,6 +306,74 @@ def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
 def test_an_unknown_text_is_refused_with_what_a_text_can_be(models: Path) -> None:
     said = refused(curve(models / "llama", "--text", "missing.txt"))
     assert "text 'missing.txt' is neither a file, a folder, a hub dataset (org/name) nor a built-in text" in said
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--trained-length", 23 * "9"), ("--trained-length", 0), ("--seed", -1), ("--points", 0), ("--scored", 23 * "9")],
+)
+def test_a_number_out_of_range_is_refused_with_the_range(option: str, value: object) -> None:
+    said = refused(curve("no-model", option, value))
+    assert f"Invalid value for '{option}'" in said
+    assert "or equal" in said
+
+
+@pytest.mark.parametrize("command", ["curve", "perplexity", "attention", "compare"])
+def test_every_model_is_looked_for_before_the_first_is_measured(models: Path, command: str) -> None:
+    options = ("--text", "text.txt", "--lengths", "16", "--repeats", 2, "--out", "run")
+    assert "'./missing' is neither a folder" in refused(farspan(command, models / "llama", "./missing", *options))
+    assert not Path("run").exists()
+
+
+def test_depths_that_no_length_has_are_refused_before_a_model_is_loaded(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farspan.lm.load", lambda *_, **__: pytest.fail("loaded"))
+    said = refused(curve(models / "llama", "--depths", 3, *PROBE, "--lengths", "4,16"))
+    assert "a length of 4 has no depths: the 6 tokens of --warmup and --scored fill it" in said
+    assert "depths need --protocol probe" in refused(curve(models / "llama", "--depths", 3, "--protocol", "nested"))
+    assert "from 2 to 1,000" in refused(curve(models / "llama", "--depths", 10**6))
+
+
+def test_a_run_that_could_not_begin_leaves_no_folder(models: Path) -> None:
+    for options in (("--text", "missing.txt"), ("--lengths", "4,900")):
+        refused(curve(models / "llama", *options, "--out", "deep/run"))
+        assert not Path("deep").exists()
+
+
+def test_a_file_in_the_place_of_a_run_is_named(models: Path) -> None:
+    for out in ("text.txt", "text.txt/run"):
+        assert "text.txt is a file: got" in refused(curve(models / "llama", "--out", out))
+
+
+def test_a_text_that_has_changed_is_reported_as_that(models: Path) -> None:
+    curve(models / "llama")
+    Path("text.txt").write_text(Path("text.txt").read_text() + "more")
+    assert "run: the text has changed since this run was begun" in refused(curve(models / "llama"))
+
+
+def test_a_raised_task_version_is_refused_before_anything_is_measured(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curve(models / "llama")
+    before = Path("run/rows.jsonl").read_bytes()
+    monkeypatch.setattr(Curve, "version", Curve.version + 1)
+    said = refused(curve(models / "llama"))
+    assert f"holds rows of version {Curve.version - 1} of the task curve" in said
+    assert Path("run/rows.jsonl").read_bytes() == before
+
+
+def test_a_repeated_command_goes_on_after_an_example_was_torn(models: Path) -> None:
+    curve(models / "llama")
+    whole = Path("run/examples.jsonl").read_bytes()
+    Path("run/examples.jsonl").write_bytes(whole[:-40])
+    for _ in range(2):
+        assert curve(models / "llama").exit_code == 0
+        assert Path("run/examples.jsonl").read_bytes() == whole
+
+
+def test_an_empty_setting_of_a_task_is_refused() -> None:
+    assert "setting 'data' of task 'qa' is empty" in refused(farspan("task", "qa:data=", "no-model"))
 
 
 def test_a_missing_model_is_refused() -> None:
@@ -373,12 +444,28 @@ def test_importing_again_adds_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ['{"not": "a list"}', '[{"length": 8}]', "no JSON", '[{"length": 8, "copy_accs": [1], "lm_accs": []}]']
+    "content",
+    [
+        '{"not": "a list"}',
+        '[{"length": 8}]',
+        "no JSON",
+        "[]",
+        '[{"length": 8, "copy_accs": [1], "lm_accs": []}]',
+        '[{"length": 8, "copy_accs": [], "lm_accs": []}]',
+        '[{"length": 8, "copy_accs": [1.5], "lm_accs": [0]}]',
+        *(
+            f'[{{"length": {length}, "copy_accs": [1], "lm_accs": [0]}}]'
+            for length in ("-64", "0", "64.7", "true", '"64"', "null", "1e400", "1e30", "1" + 400 * "0", 5000 * "9")
+        ),
+        '[{"length": 8, "copy_accs": [1], "lm_accs": [0]}, {"length": 8, "copy_accs": [1], "lm_accs": [0]}]',
+        100_000 * "[",
+    ],
 )
 def test_a_file_that_is_no_result_of_the_authors_is_refused(content: str) -> None:
     Path("wrong.json").write_text(content)
     said = refused(farspan("import", "wrong.json", "--out", "run"))
     assert "wrong.json is not a result file of the forgetting curve's authors, a JSON list of objects" in said
+    assert len(said) < 400
     assert not Path("run").exists()
 
 

@@ -14,7 +14,7 @@ from farspan.plan import Plan, plan
 from farspan.record import Row, Run, latest
 from farspan.stats import label
 from farspan.sweep import DEFAULT_REPEATS, about, show_first
-from farspan.tasks.curve import LONG, RING, Curve, Protocol
+from farspan.tasks.curve import LONG, RING, Curve, Protocol, check_depths
 
 PROBED = (128, 256)  # tokens of a probe that warm up, and that are scored ...
 PROBED_LONG = (512, 1024)  # ... where the largest length exceeds LONG
@@ -56,6 +56,7 @@ class CurveSettings:
         map_ = self.whole_window or self.depths != (0.0,)
         protocol = self.protocol or ("probe" if map_ or largest > LONG else "nested")
         if protocol != "probe":
+            check_depths(self.depths, protocol, (), 0)
             if self.warmup is not None or self.scored is not None:
                 raise ValueError(f"--warmup and --scored belong to --protocol probe, not to {protocol}")
             return replace(self, protocol=protocol)
@@ -69,6 +70,7 @@ class CurveSettings:
                 f"a probe of {warmup} + {scored} tokens (--warmup, --scored) is longer than the longest text, "
                 f"{largest:,} tokens: give smaller ones, or longer --lengths"
             )
+        check_depths(self.depths, protocol, self.lengths or (), warmup + scored)
         return replace(self, protocol=protocol, warmup=warmup, scored=scored)
 
     def tasks(self, lm: LM) -> list[Curve]:

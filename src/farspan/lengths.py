@@ -10,6 +10,8 @@ import numpy as np
 AUTHORS_POINTS = 32
 AUTHORS_SHORTEST = 8
 DEFAULT_POINTS = 16
+LARGEST = 10**12  # tokens
+MOST_DEPTHS = 1000
 
 
 def authors_lengths(longest: int) -> tuple[int, ...]:
@@ -25,6 +27,7 @@ def spaced_lengths(
     Raises:
         ValueError: an impossible range.
     """
+    check_lengths((longest,))
     if not 0 < shortest <= longest:
         raise ValueError(
             f"lengths {shortest}:{longest} are no range: the first must be positive and not above the last"
@@ -59,6 +62,8 @@ def check_lengths(lengths: Sequence[int]) -> None:
     """Raises ValueError unless the lengths are positive and ascend."""
     if not lengths or any(length <= 0 for length in lengths):
         raise ValueError(f"lengths {list(lengths)} must be positive numbers of tokens")
+    if max(lengths) > LARGEST:
+        raise ValueError(f"lengths: got {max(lengths)}, expected at most {LARGEST:,} tokens. Give smaller --lengths")
     if any(a >= b for a, b in pairwise(lengths)):
         raise ValueError(
             f"lengths {list(lengths)} must ascend, each once: write {','.join(map(str, sorted(set(lengths))))}"
@@ -72,11 +77,15 @@ def parse_depths(text: str) -> tuple[float, ...]:
         ValueError: not numbers, not ascending, or outside of 0 to 1.
     """
     try:
-        if text.isdigit() and int(text) > 1:
+        if text.isdecimal() and int(text) > MOST_DEPTHS:
+            raise ValueError
+        if text.isdecimal() and int(text) > 1:
             return tuple(float(depth) for depth in np.linspace(0, 1, int(text)).round(6))
         depths = tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise ValueError(f"depths {text!r} are neither a number of them, like 5, nor like 0,0.5,1") from error
+        raise ValueError(
+            f"depths {text!r} are neither a number of them from 2 to {MOST_DEPTHS:,}, like 5, nor like 0,0.5,1"
+        ) from error
     if any(not 0 <= depth <= 1 for depth in depths):
         raise ValueError(f"depths {text!r} lie outside the text: 0 is its beginning, 1 its end")
     if depths[0] != 0 or any(a >= b for a, b in pairwise(depths)):

@@ -167,10 +167,17 @@ class Load:
         )
 
     def trained(self, model: str | LM) -> int | None:
-        """The trained length of a model that need not be loaded for it; None where that cannot be said."""
+        """Return the trained length of a model without loading it; None where its config does not say.
+
+        Commands call this for all of their models before they measure the first.
+
+        Raises:
+            ValueError: no such model.
+        """
         if isinstance(model, LM):
             return model.trained_length
-        return self.trained_length or trained_length_of(model, **self.options)
+        found = trained_length_of(model, **self.options)
+        return self.trained_length or found
 
 
 def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = None) -> LM:
@@ -204,14 +211,17 @@ def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = 
 
 
 def trained_length_of(model: str | Path, **hub: Any) -> int | None:
-    """The length in tokens that a model's config says it was trained on, without loading the model; None where there
-    is no such config, or it does not say."""
+    """Return the length in tokens that a model's config says it was trained on; None where it does not say.
+
+    Raises:
+        ValueError: no such config.
+    """
     place = str(Path(model).expanduser())
     options = {key: hub[key] for key in ("revision", "trust_remote_code") if key in hub}
     try:
         return _trained_length(AutoConfig.from_pretrained(place, **options))
-    except (OSError, ValueError):
-        return None  # `load` will say what is wrong
+    except (OSError, ValueError) as error:
+        raise ValueError(_explained(str(model), error.__cause__ or error)) from error
 
 
 def _trained_length(config: Any) -> int | None:

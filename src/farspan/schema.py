@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
 
 MOST = 10**12  # of a number of tokens or examples
 MOST_BYTES = 2**63
@@ -196,6 +196,18 @@ class ExampleLine(Checked):
     scored: Positive
 
 
+class Result(Checked):
+    """A length in a result file of the forgetting curve's authors."""
+
+    length: Positive
+    copy_accs: Annotated[list[Share], Field(min_length=1)]
+    lm_accs: list[Share]
+
+
+class Results(RootModel[Annotated[list[Result], Field(min_length=1)]]):
+    model_config = ConfigDict(strict=True)
+
+
 def check_row(values: Any, known: dict[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the fields of a row, once they are known to be right.
 
@@ -232,6 +244,18 @@ def check_example(values: Any) -> dict[str, Any]:
     if kind != "asked" or values["scored"] > len(asked):
         raise ValueError(f"scored: got {values['scored']:,}, expected at most the tokens of a last part of kind asked")
     return dict(values)
+
+
+def check_results(points: Any) -> None:
+    """Raises ValueError, with field and value, unless this is a result file of the forgetting curve's authors."""
+    check(Results, points)
+    lengths = [point["length"] for point in points]
+    for number, point in enumerate(points):
+        copies, controls = len(point["copy_accs"]), len(point["lm_accs"])
+        if copies != controls:
+            raise ValueError(f"{number}.lm_accs: got {controls} accuracies, expected {copies}, as many as copy_accs")
+        if lengths.count(point["length"]) > 1:
+            raise ValueError(f"{number}.length: got {point['length']:,} twice, expected each length once")
 
 
 def check_header(header: Any) -> None:

@@ -22,7 +22,7 @@ def attention(
         str,
         typer.Option(help="Where queries stand: 512,4096 or 512:16384; auto: parts of the trained length, to 8,192."),
     ] = "auto",
-    points: Annotated[int | None, typer.Option(min=1, help="Lengths in a range A:B, default 16.")] = None,
+    points: Annotated[int | None, typer.Option(min=1, max=10_000, help="Lengths in a range A:B, default 16.")] = None,
     spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default log.")] = None,
     repeats: Annotated[int, typer.Option(help="Windows of the text, from as many documents as possible.")] = 10,
     layers: Annotated[str, typer.Option(help="all, or as 0,5,-1: the first, the sixth, the last.")] = "all",

@@ -16,6 +16,7 @@ from farspan.cli.options import (
     Spacing,
     Text,
     chosen_lengths,
+    err,
     said,
 )
 from farspan.cli.show import print_end, print_plans, watched
@@ -30,7 +31,7 @@ def compare(
     ] = None,
     text: Text = "builtin",
     lengths: Annotated[str, typer.Option(help="512,1024,2048 or 512:16384; auto: each task's own.")] = "auto",
-    points: Annotated[int | None, typer.Option(min=1, help="Lengths in a range A:B, default 16.")] = None,
+    points: Annotated[int | None, typer.Option(min=1, max=10_000, help="Lengths in a range A:B, default 16.")] = None,
     spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default log.")] = None,
     repeats: Annotated[int, typer.Option(help="Examples of each length.")] = 10,
     cost: Annotated[bool, typer.Option(help="Also measure tokens per second and memory.")] = True,
@@ -72,4 +73,6 @@ def compare(
             cells = [asdict(cell) for cell in found]
             print(json.dumps({"run": str(folder), "cells": cells, "failed_cells": len(missing)}))
         if missing:
+            short = f"{len(missing)} of {len(found)} cells of the comparison failed, first: {missing[0].reason}"
+            err.print(short, style="red", markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(1)

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from farspan.cli.options import (
+    LARGEST,
     Attention,
     Loading,
     Methods,
@@ -52,7 +53,7 @@ def curve(
     lengths: Annotated[
         str, typer.Option(help="512,1024,2048 or 512:16384; auto: where the curve needs them.")
     ] = "auto",
-    points: Annotated[int | None, typer.Option(min=1, help="Lengths in a range A:B, default 16.")] = None,
+    points: Annotated[int | None, typer.Option(min=1, max=10_000, help="Lengths in a range A:B, default 16.")] = None,
     spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default linear.")] = None,
     repeats: Annotated[
         int | None, typer.Option(help="Targets at each length; default 10, with auto lengths 4 or as needed.")
@@ -119,9 +120,9 @@ def recall(
     target_text: TargetTexts = None,
     prefix_text: PrefixTexts = None,
     length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of the text; default what fits the trained length.")
+        int | None, typer.Option(min=1, max=LARGEST, help="Tokens of the text; default what fits the trained length.")
     ] = None,
-    points: Annotated[int, typer.Option(min=2, help="Places in the text, evenly spaced.")] = 16,
+    points: Annotated[int, typer.Option(min=2, max=1000, help="Places in the text, evenly spaced.")] = 16,
     repeats: Annotated[int | None, typer.Option(help="Texts; default 10.")] = None,
     warmup: Warmup = None,
     scored: Scored = None,

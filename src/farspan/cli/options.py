@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from farspan.lm import Load
 
 err = Console(stderr=True)
+LARGEST = 10**12  # tokens
 
 
 class Dtype(StrEnum):
@@ -47,12 +48,14 @@ PrefixTexts = Annotated[
     typer.Option("--prefix-text", help="Irrelevant text of the control; default the protocol's own. Repeatable."),
 ]
 Warmup = Annotated[
-    int | None, typer.Option(min=0, help="Tokens of a probe that are fed first; default 128, beyond 8,192 512.")
+    int | None,
+    typer.Option(min=0, max=LARGEST, help="Tokens of a probe that are fed first; default 128, beyond 8,192 512."),
 ]
 Scored = Annotated[
-    int | None, typer.Option(min=1, help="Tokens of a probe that are scored; default 256, beyond 8,192 1,024.")
+    int | None,
+    typer.Option(min=1, max=LARGEST, help="Tokens of a probe that are scored; default 256, beyond 8,192 1,024."),
 ]
-Seed = Annotated[int, typer.Option(help="Of the choice of texts.")]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed for choosing texts.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder; default: one under runs/.")]
 Attention = Annotated[str | None, typer.Option(help="Attention implementation of transformers.")]
 Chunk = Annotated[int | None, typer.Option(min=1, help="Tokens of one forward.")]
@@ -66,7 +69,9 @@ class Loading:
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")] = None
     device_map: Annotated[str | None, typer.Option(help="`auto` spreads a model over accelerators.")] = None
     dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's own.")] = Dtype.auto
-    trained_length: Annotated[int | None, typer.Option(min=1, help="Tokens; overrides the model's config.")] = None
+    trained_length: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST, help="Tokens; overrides the model's config.")
+    ] = None
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None
     trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the model.")] = False
     allow_pickle: Annotated[bool, typer.Option(help="Also read .bin weights, which can run code.")] = False

@@ -33,7 +33,7 @@ def perplexity(
     lengths: Annotated[
         str, typer.Option(help="512,1024,2048 or 512:16384; auto: powers of two to twice the trained length.")
     ] = "auto",
-    points: Annotated[int | None, typer.Option(min=1, help="Lengths in a range A:B, default 16.")] = None,
+    points: Annotated[int | None, typer.Option(min=1, max=10_000, help="Lengths in a range A:B, default 16.")] = None,
     spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default log.")] = None,
     repeats: Annotated[int, typer.Option(help="Windows of the text, from as many documents as possible.")] = 10,
     targets: Annotated[

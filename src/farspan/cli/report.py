@@ -20,7 +20,10 @@ def report(
     with said():
         from farspan.report.page import write_report
 
-        written = write_report(runs, out)
+        def notice(line: str) -> None:
+            err.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+        written = write_report(runs, out, notice)
         for path in written:
             (err if as_json else Console()).print(str(path), markup=False, highlight=False, soft_wrap=True)
         if as_json:

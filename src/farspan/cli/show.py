@@ -50,7 +50,7 @@ def print_end(rows: list["Row"], folder: Path, pictures: Sequence[Path], console
     failed = [row for row in rows if row.status not in ("ok", "budget")]
     if failed:
         first = f"{len(failed)} of {len(rows)} rows failed, first: {failed[0].status}: {failed[0].reason}"
-        console.print(first, style="red", markup=False, highlight=False, soft_wrap=True)
+        err.print(first, style="red", markup=False, highlight=False, soft_wrap=True)
     for line in [f"rows: {folder / 'rows.jsonl'}", *(f"picture: {path}" for path in pictures)]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return len(failed)

@@ -34,7 +34,7 @@ def task(
     lengths: Annotated[
         str, typer.Option(help="0,8,20 or 512:16384, in the task's unit (tokens, passages); auto: the task's own.")
     ] = "auto",
-    points: Annotated[int | None, typer.Option(min=1, help="Lengths in a range A:B, default 16.")] = None,
+    points: Annotated[int | None, typer.Option(min=1, max=10_000, help="Lengths in a range A:B, default 16.")] = None,
     spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default log.")] = None,
     repeats: Annotated[int, typer.Option(help="Examples.")] = 10,
     seed: Seed = 0,

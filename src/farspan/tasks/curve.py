@@ -19,7 +19,6 @@ Liu et al. 2024, arXiv 2410.04727, section 3. Three protocols:
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,9 +29,11 @@ import numpy as np
 import torch
 
 from farspan.corpus import Corpus, join, load
+from farspan.files import read_json
 from farspan.lm import LM
 from farspan.reader import Reader, Scores
 from farspan.record import Row
+from farspan.schema import check_results
 from farspan.spelling import written
 from farspan.tasks.base import Example, Quality, Result, Work
 from farspan.tasks.prompts import token_texts
@@ -65,8 +66,7 @@ class Curve:
             raise ValueError(f"warm-up {self.warmup} and scored {self.scored} tokens: at least 0 and 1 are needed")
         if wrong := [depth for depth in self.depths if not 0 <= depth <= 1]:
             raise ValueError(f"depth {wrong[0]} lies outside the text: 0 is its beginning, 1 its end")
-        if self.depths != (0.0,) and self.protocol != "probe":
-            raise ValueError(f"depths need --protocol probe; {self.protocol} asks for the whole text")
+        check_depths(self.depths, self.protocol, (), 0)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -112,12 +112,7 @@ class Curve:
         separator = self.separator(lm)
         if self.protocol == "paper":
             return list(self._paper(lm, lengths, repeats, seed))
-        both = self.warmup + self.scored
-        if self.depths != (0.0,) and lengths[0] <= both:
-            raise ValueError(
-                f"a length of {lengths[0]:,} has no depths: the {self.warmup} + {self.scored} tokens asked for fill "
-                f"it; use lengths from {both + 1:,} on, or smaller --warmup and --scored"
-            )
+        check_depths(self.depths, self.protocol, lengths, self.warmup + self.scored)
         window, pool = self.window or lengths[-1], max(repeats, self.pool or repeats)
         if self.prefix is None:
             if repeats < 2:
@@ -248,52 +243,63 @@ class CurveQuestion:
         return tuple(max(trained) * i // 8 for i in range(1, 9))
 
 
+def check_depths(depths: Sequence[float], protocol: str, lengths: Sequence[int], probe: int) -> None:
+    """Raise ValueError unless these depths, if there are several, can be probed with `probe` tokens in each length."""
+    if tuple(depths) == (0.0,):
+        return
+    if protocol != "probe":
+        raise ValueError(f"depths need --protocol probe; {protocol} asks for the whole text")
+    if lengths and lengths[0] <= probe:
+        raise ValueError(
+            f"a length of {lengths[0]:,} has no depths: the {probe:,} tokens of --warmup and --scored fill it; "
+            f"use lengths from {probe + 1:,} on, or smaller --warmup and --scored"
+        )
+
+
 def read_authors_file(path: str | Path, model: str) -> list[Row]:
     """Rows of a result file of the authors' script: a list of {"length", "copy_accs", "lm_accs"}.
 
     Raises:
         ValueError: not such a file.
     """
+    path = Path(path)
+    what = (
+        "is not a result file of the forgetting curve's authors, a JSON list of objects with length, copy_accs, lm_accs"
+    )
     try:
-        points = json.loads(Path(path).read_text("utf-8"))
-        if not points:
-            raise ValueError("it holds no lengths")
-        if not all(0 <= value <= 1 for point in points for value in (*point["copy_accs"], *point["lm_accs"])):
-            raise ValueError("an accuracy is not between 0 and 1")
-        return [
-            Row(
-                model=model,
-                method="full",
-                task=Curve.name,
-                version=Curve.version,
-                settings={
-                    "protocol": "paper",
-                    "compat": True,
-                    "target_text": "PG-19 test",
-                    "imported": Path(path).name,
-                },
-                length=int(point["length"]),
-                repeat=repeat,
-                seed=0,
-                example=f"{Path(path).name}:{point['length']}:{repeat}",
-                scores={
-                    "copy": float(copy),
-                    "control": float(control),
-                    "control_repeat": repeat,
-                    "scored": math.ceil(point["length"] / 2),
-                    "context": 2 * point["length"] + 2,
-                },
-            )
-            for point in points
-            for repeat, (copy, control) in enumerate(zip(point["copy_accs"], point["lm_accs"], strict=True))
-        ]
+        points = read_json(path)
+        check_results(points)
     except FileNotFoundError as error:
-        raise ValueError(f"{path} does not exist") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} is not a result file of the forgetting curve's authors, a JSON list of objects with length, "
-            f"copy_accs and lm_accs ({type(error).__name__}: {error})"
-        ) from error
+        raise ValueError(f"{path} does not exist: expected a result file of the forgetting curve's authors") from error
+    except ValueError as error:
+        raise ValueError(f"{path} {what}: {error}") from error
+    return [
+        Row(
+            model=model,
+            method="full",
+            task=Curve.name,
+            version=Curve.version,
+            settings={
+                "protocol": "paper",
+                "compat": True,
+                "target_text": "PG-19 test",
+                "imported": path.name,
+            },
+            length=point["length"],
+            repeat=repeat,
+            seed=0,
+            example=f"{path.name}:{point['length']}:{repeat}",
+            scores={
+                "copy": float(copy),
+                "control": float(control),
+                "control_repeat": repeat,
+                "scored": math.ceil(point["length"] / 2),
+                "context": 2 * point["length"] + 2,
+            },
+        )
+        for point in points
+        for repeat, (copy, control) in enumerate(zip(point["copy_accs"], point["lm_accs"], strict=True))
+    ]
 
 
 def _judged(scores: Scores, copy: int, control: int) -> tuple[dict[str, Any], int]:
