@@ -1,6 +1,7 @@
 """Rows on disk: what is written is read again, whatever ends the process that writes."""
 
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -13,11 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from farspan.record import Row, Run, default_folder, read_header, read_rows
+from farspan.record import Row, Run, default_folder, latest, read_examples, read_header, read_rows
 
 SETTINGS = {"task": "curve", "seed": 0, "lengths": (8, 16)}
 IDENTITY = {"name": "tiny", "dtype": "float32", "fingerprint": "abc"}
 SCORES = {"copy": 0.5, "control": 0.25, "control_repeat": 1, "scored": 4, "context": 18, "copy_nats": None}
+EXAMPLE = {
+    "model": "tiny",
+    "what": "nested, book",
+    "length": 8,
+    "repeat": 0,
+    "parts": [["separator", ["<s>"]], ["asked", ["a", "b"]]],
+    "scored": 1,
+}
 APPENDS_FOREVER = """
 import itertools, sys
 from farspan.record import Row, Run
@@ -329,3 +338,152 @@ def test_the_default_folder_is_the_same_for_the_same_command_only() -> None:
     assert default_folder("curve", ["a/b"], {"seed": 0}) == default_folder("curve", ["a/b"], {"seed": 0})
     assert default_folder("curve", ["a/b"], {"seed": 0}) != default_folder("curve", ["a/b"], {"seed": 1})
     assert default_folder("curve", ["a/b"], {}).name.startswith("curve-b-")
+
+
+# damaged, edited and foreign files
+
+
+def test_a_torn_last_example_is_dropped_before_the_next_is_added(tmp_path: Path) -> None:
+    with Run.open(tmp_path / "run", SETTINGS) as run:
+        run.add_example(EXAMPLE)
+        run.add_example(EXAMPLE | {"what": "other"})
+    path = tmp_path / "run" / "examples.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    for _ in range(2):
+        with Run.open(tmp_path / "run", SETTINGS) as run:
+            run.add_example(EXAMPLE | {"what": "other"})
+        assert read_examples(tmp_path / "run") == [EXAMPLE, EXAMPLE | {"what": "other"}]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("scores", None, "scores: got None"),
+        ("scores", [], "scores: got []"),
+        ("scores", {}, "scores: copy is missing"),
+        ("settings", None, "settings: got None"),
+        ("settings", {}, "settings.protocol: is missing"),
+        ("length", "64", "length: got '64'"),
+        ("length", None, "length: got None"),
+        ("length", -5, "length: got -5"),
+        ("length", 10**30, "length: got 1000"),
+        ("length", 64.0, "length: got 64.0"),
+        ("repeat", "0", "repeat: got '0'"),
+        ("depth", "0", "depth: got '0'"),
+        ("depth", 1.5, "depth: got 1.5"),
+        ("model", ["m"], "model: got ['m']"),
+        ("status", 5, "status: got 5"),
+        ("seconds", float("nan"), "seconds: got nan"),
+        ("colour", "red", "colour: is no field"),
+        ("scores.copy", 7.0, "scores.copy: got 7.0, expected less than or equal to 1"),
+        ("scores.copy", True, "scores.copy: got True"),
+        ("scores.scored", 0, "scores.scored: got 0"),
+        ("scores.copy_hits", "zz", "scores.copy_hits: got 'zz'"),
+        ("scores.copy_hits", "", "scores.copy_hits: got 0 bits, expected one for each of 4"),
+        ("scores.control_repeat", None, "scores: control_repeat is missing"),
+        ("scores.copy_nats", float("inf"), "scores.copy_nats: got inf"),
+        ("settings.target_text", 3, "settings.target_text: got 3"),
+    ],
+)
+def test_a_wrong_value_in_a_row_is_named_with_file_line_and_field(
+    tmp_path: Path, field: str, value: object, said: str
+) -> None:
+    path = made(tmp_path / "run")
+    lines = path.read_text().splitlines(keepends=True)
+    values = json.loads(lines[1])
+    *outer, name = field.split(".")
+    (values[outer[0]] if outer else values)[name] = value
+    path.write_text("".join([lines[0], json.dumps(values) + "\n", *lines[2:]]))
+    for read in (read_rows, lambda folder: Run.open(folder, SETTINGS)):
+        with pytest.raises(ValueError, match=rf"rows\.jsonl, line 2 is not a row: {re.escape(said)}"):
+            read(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"models": []}, r"models: got \[\]"),
+        ({"models": {"m": []}}, r"models.m: got \[\]"),
+        ({"models": {"m": {"name": "m", "trained_length": "64"}}}, "models.m.trained_length: got '64'"),
+        ({"models": {"m": {"name": "m", "characters_per_token": {"a": 0}}}}, "characters_per_token.a: got 0"),
+        ({"sessions": {}}, "sessions: got {}"),
+        ({"sessions": [{"command": 5}]}, "sessions.0.command: got 5"),
+        ({"settings": None}, "settings: got None"),
+        ({"settings": {"task": "compare"}}, "settings.questions: is missing"),
+    ],
+)
+def test_a_wrong_value_in_run_json_is_named(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    path = made(tmp_path / "run").with_name("run.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    for read in (read_header, read_rows, lambda folder: Run.open(folder, SETTINGS)):
+        with pytest.raises(ValueError, match=rf"run\.json is damaged: .*{said}"):
+            read(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "run.json", "examples.jsonl"])
+@pytest.mark.parametrize(
+    "content", [b"[" * 10**5, b"\xff", b"9" * 5000, b'{"a": ' * 200 + b"1" + b"}" * 200, b"null", b"\x00"]
+)
+def test_bytes_that_are_no_values_are_a_value_error_that_names_the_file(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    made(tmp_path / "run")
+    (tmp_path / "run" / name).write_bytes(content + b"\n\n")
+    with pytest.raises(ValueError, match=rf"{re.escape(name)}(, line 1)? is "):
+        read_header(tmp_path / "run"), read_rows(tmp_path / "run"), read_examples(tmp_path / "run")
+
+
+def test_files_that_farspan_writes_are_not_written_through_links(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("years of work")
+    made(tmp_path / "run")
+    for name in ("run.json.part", "examples.jsonl"):
+        (tmp_path / "run" / name).symlink_to(tmp_path / "mine")
+    (tmp_path / "mine").write_text("")
+    with Run.open(tmp_path / "run", SETTINGS) as run:
+        run.add_example(EXAMPLE)
+    assert (tmp_path / "mine").read_text() == ""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "rows.jsonl").symlink_to(tmp_path / "mine")
+    (tmp_path / "other" / "run.json").write_text((tmp_path / "run" / "run.json").read_text())
+    with pytest.raises(ValueError, match=r"rows\.jsonl is not a regular file"):
+        Run.open(tmp_path / "other", SETTINGS)
+
+
+def test_a_run_that_ends_by_an_error_before_its_first_row_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for folder in (tmp_path / "there", tmp_path / "deep" / "run"):
+        with pytest.raises(KeyError), Run.open(folder, SETTINGS):
+            raise KeyError
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["there"]
+
+    def fails(run: Run) -> None:
+        run.append(row(0))
+        raise KeyError
+
+    with pytest.raises(KeyError), Run.open(tmp_path / "run", SETTINGS) as run:
+        fails(run)
+    assert read_rows(tmp_path / "run") == [row(0)]
+
+
+def test_refused_rows_of_two_questions_of_one_task_are_both_kept() -> None:
+    refused = replace(row(0), status="refused", example="curve refused", scores={})
+    other = replace(refused, settings={"protocol": "paper", "target_text": "book"})
+    assert latest([refused, other, refused]) == [refused, other]
+
+
+def test_the_rows_of_one_model_and_method_are_found_without_the_others(tmp_path: Path) -> None:
+    with Run.open(tmp_path / "run", SETTINGS) as run:
+        run.append(replace(row(0), status="oom"))
+        run.append(replace(row(0), method="sinks"))
+        run.append(row(0))
+        assert run.of("tiny", "full") == [row(0)]
+        assert run.of("tiny", "other") == []
+
+
+def test_rows_of_another_version_of_a_task_are_refused_with_both_versions(tmp_path: Path) -> None:
+    made(tmp_path / "run")
+    with Run.open(tmp_path / "run", SETTINGS) as run:
+        run.refuse_other_version("curve", 1)
+        run.refuse_other_version("perplexity", 9)
+        with pytest.raises(ValueError, match=r"holds rows of version 1 .*version 2"):
+            run.refuse_other_version("curve", 2)
