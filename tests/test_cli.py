@@ -1,6 +1,8 @@
 """The command line: what it measures, what it refuses and in which words, what it leaves behind."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -344,6 +346,15 @@ def test_a_run_that_could_not_begin_leaves_no_folder(models: Path) -> None:
 def test_a_file_in_the_place_of_a_run_is_named(models: Path) -> None:
     for out in ("text.txt", "text.txt/run"):
         assert "text.txt is a file: got" in refused(curve(models / "llama", "--out", out))
+
+
+def test_a_full_disk_is_reported_with_the_file_and_what_to_do(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = refused(curve(models / "llama"))
+    assert said == "error: run/run.json: No space left on device. Make room and repeat the command"
 
 
 def test_a_text_that_has_changed_is_reported_as_that(models: Path) -> None:

@@ -1,5 +1,6 @@
 """What commands share: their options, how errors are said, how a model is loaded."""
 
+import errno
 import inspect
 import os
 from collections.abc import Callable, Iterator
@@ -144,6 +145,10 @@ def said(kept: str = "") -> Iterator[None]:
         raise typer.Exit(stopping.exit_code()) from error
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         message = str(error)
+        if isinstance(error, OSError) and error.filename is not None and error.strerror:
+            message = f"{error.filename}: {error.strerror}"
+            if error.errno == errno.ENOSPC and "make room" not in message:
+                message += ". Make room and repeat the command"
         if isinstance(error, RuntimeError | MemoryError):
             from farspan.device import is_out_of_memory
 
