@@ -52,6 +52,12 @@ def _cell(rows: Sequence[Row], quality: "Quality", details: Sequence[str]) -> Ce
         found = list(values)
         return float(np.mean(found)) if found else None
 
+    if lacking := [row for row in good if row.scores.get(quality.score) is None]:
+        row = lacking[0]
+        raise ValueError(
+            f"the row of {row.model} {row.method}, length {row.length:,}, repeat {row.repeat} has no score "
+            f"{quality.score!r}: delete it from rows.jsonl to measure it again"
+        )
     values = np.array([row.scores[quality.score] for row in good], float)
     value, (low, high) = mean(values), _interval(values, quality)
     if quality.exp:
