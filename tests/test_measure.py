@@ -67,7 +67,7 @@ def test_a_row_says_everything_about_itself(lm: LM, tmp_path: Path) -> None:
     with Run.open(tmp_path, {}) as run:
         measure(Curve(counting_text(2, 140)), method("full"), lm, run, lengths=(10, 20), repeats=2, seed=7)
     row = read_rows(tmp_path)[0]
-    assert (row.model, row.method, row.task, row.version) == ("tiny-llama", "full", "curve", 2)
+    assert (row.model, row.method, row.task, row.version) == ("tiny-llama", "full", "curve", Curve.version)
     assert (row.length, row.seed) == (10, 7)
     assert row.settings["protocol"] == "nested"
     assert (row.num_seen, row.num_kept, row.status) == (11, 11, "ok")

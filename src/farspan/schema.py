@@ -26,6 +26,12 @@ class Checked(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
+class Reading(Checked):
+    repeats: Annotated[list[Count], Field(min_length=1)]
+    chunk: Positive
+    cuts: list[Count]
+
+
 class RowLine(Checked):
     """A line of rows.jsonl; `farspan.record.Row` says what its fields mean."""
 
@@ -48,6 +54,7 @@ class RowLine(Checked):
     num_kept: Count = 0
     seconds: Cost = 0.0
     peak_bytes: Annotated[int, Field(ge=0, le=MOST_BYTES)] = 0
+    reading: Reading | Annotated[Words, Field(max_length=0)] = {}
 
 
 class CurveSettings(Checked):
