@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +24,7 @@ from farspan.schema import check_example, check_header, check_row
 
 T = TypeVar("T")
 PACKAGES = ("farspan", "torch", "transformers", "tokenizers", "numpy", "scipy")
+PACKAGE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, hardware and the git state of the working directory."""
+    """Return versions, hardware, and which source of farspan is running: its git commit, and a hash of its files."""
     import torch
 
     cuda = torch.cuda.is_available()
@@ -261,16 +261,45 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
-        "git": _git("describe", "--always", "--dirty"),
+        "git": commit_of(PACKAGE),
+        "source": source_hash(PACKAGE),
     }
 
 
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
+def commit_of(package: Path) -> str | None:
+    """Return the git commit of the checkout that has the package as src/farspan; None where there is no such checkout.
+
+    The files of `.git` are read, and git is not called: git runs commands that a folder's `.git/config` names
+    (`core.fsmonitor`, `filter.*.clean`), so it must not see a folder from somebody else.
+    """
+    checkout = package.parents[1]
+    if package.parent.name != "src":  # installed, and not from a checkout
         return None
-    return done.stdout.strip() or None
+    try:
+        place = checkout / ".git"
+        if place.is_file():  # of `git worktree`: a file that names the folder
+            place = checkout / place.read_text("utf-8").removeprefix("gitdir:").strip()
+        common = place / "commondir"
+        shared = place / common.read_text("utf-8").strip() if common.is_file() else place
+        head = (place / "HEAD").read_text("utf-8").strip()
+        if not head.startswith("ref:"):
+            return head or None
+        branch = head.removeprefix("ref:").strip()
+        for folder in (place, shared):
+            if (folder / branch).is_file():
+                return (folder / branch).read_text("utf-8").strip() or None
+        packed = (shared / "packed-refs").read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return next((line.split(" ")[0] for line in packed if line.endswith(f" {branch}")), None)
+
+
+def source_hash(package: Path) -> str:
+    """Return a hash over the package's Python files, which also tells apart changes that are not committed."""
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def _read_rows(path: Path) -> tuple[list[Row], int]:
