@@ -59,7 +59,8 @@ def write_official(folder: Path, reference: dict[str, Tensor], kind: str) -> Pat
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 def test_the_authors_checkpoints_load(kind: str, tmp_path: Path, reference: dict[str, Tensor]) -> None:
-    model = cepe.from_pretrained(write_official(tmp_path / "official", reference, kind))
+    folder = write_official(tmp_path / "official", reference, kind)
+    model = cepe.from_pretrained(folder, allow_pickle=kind == "bin")
     with torch.no_grad():
         given = model(input_ids=reference["in.x"], context_input_ids=reference["in.e"]).logits
     assert float((given - reference["mha.full.logits"]).abs().max()) < 2e-5
@@ -75,11 +76,11 @@ def test_weights_that_are_missing_or_have_no_place_are_named(tmp_path: Path, ref
     weights = load_file(folder / "model.safetensors")
     spare = weights.pop("model.layers.1.cross_attn.o_proj.weight")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks weights, 1 in all, such as model.layers.1.cross_attn.o_proj"):
+    with pytest.raises(ValueError, match=r"lacks 1 of its weights, such as 'model.layers.1.cross_attn.o_proj"):
         cepe.from_pretrained(folder)
     weights |= {"model.layers.1.cross_attn.o_proj.weight": spare, "model.layers.1.cross_attn.gate": spare[:1].clone()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"without a place, 1 in all, such as model.layers.1.cross_attn.gate"):
+    with pytest.raises(ValueError, match=r"has 1 weights .* no place for, such as 'model.layers.1.cross_attn.gate"):
         cepe.from_pretrained(folder)
 
 
@@ -190,7 +191,7 @@ def test_pickled_weights_are_allowed_first(
 def test_what_is_no_cepe_model_is_refused(tmp_path: Path, reference: dict[str, Tensor]) -> None:
     with pytest.raises(ValueError, match="is no CEPE model"):
         cepe.from_pretrained(saved_base(tmp_path / "base"))
-    with pytest.raises(ValueError, match="cannot be loaded"):
+    with pytest.raises(ValueError, match="neither a folder nor a hub id"):
         cepe.from_pretrained(tmp_path / "nothing")
     folder = write_official(tmp_path / "official", reference, "safetensors")
     for field, value in (("encode_mode", "with_query-8"), ("encoder_is_model", True)):
@@ -232,7 +233,7 @@ def test_the_body_of_a_masked_language_model_is_an_encoder(tmp_path: Path) -> No
     broken = load_file(tmp_path / "bert" / "model.safetensors")
     broken.pop("bert.encoder.layer.0.output.dense.weight")
     save_file(broken, tmp_path / "bert" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks 1 of its weights, such as encoder\.layer\.0\.output\.dense\.weight"):
+    with pytest.raises(ValueError, match=r"lacks 1 of its weights, such as 'encoder\.layer\.0\.output\.dense\.weight"):
         cepe.from_base(tiny_model(), tmp_path / "bert")
 
 

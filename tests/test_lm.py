@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -123,7 +124,7 @@ def hub_error(kind: type[Any]) -> Exception:
 
 def test_a_gated_model_is_refused_with_the_way_in(monkeypatch: pytest.MonkeyPatch) -> None:
     error = raising(OSError("You are trying to access a gated repo."), hub_error(GatedRepoError))
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", error)
+    monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", error)
     with pytest.raises(ValueError, match=r"'org/gated' is gated on the hub: .*hf auth login.* HF_TOKEN"):
         load("org/gated")
 
@@ -131,7 +132,7 @@ def test_a_gated_model_is_refused_with_the_way_in(monkeypatch: pytest.MonkeyPatc
 def test_a_model_the_hub_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE")
     error = raising(OSError("not a valid model identifier"), hub_error(RepositoryNotFoundError))
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", error)
+    monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", error)
     with pytest.raises(ValueError, match=r"'org/none' is neither a folder nor on the hub"):
         load("org/none")
 
@@ -143,7 +144,7 @@ def test_a_file_is_no_model(folder: Path) -> None:
 
 def test_missing_weights_are_refused(folder: Path) -> None:
     configure(folder, num_hidden_layers=3)
-    with pytest.raises(ValueError, match=r"lacks 9 of its weights, such as model\.layers\.2\."):
+    with pytest.raises(ValueError, match=r"lacks 9 of its weights, such as 'model\.layers\.2\."):
         load(folder, device="cpu")
 
 
@@ -196,7 +197,7 @@ def test_a_model_larger_than_its_tokenizer_is_taken(tokenizer: PreTrainedTokeniz
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused(folder: Path, device: str) -> None:
-    with pytest.raises(ValueError, match=rf"device '{device}' cannot be used: .*use cpu"):
+    with pytest.raises(ValueError, match=rf"device '{device}' cannot be used .*expected cpu"):
         load(folder, device=device)
 
 
@@ -291,3 +292,128 @@ def test_two_models_of_one_shape_have_different_fingerprints() -> None:
 
 def test_another_dtype_is_another_fingerprint() -> None:
     assert fingerprint(tiny_model().to(torch.bfloat16)) != fingerprint(tiny_model())
+
+
+# weights and configs that do not belong together
+
+
+def test_weights_of_further_layers_are_refused(folder: Path) -> None:
+    configure(folder, num_hidden_layers=1)
+    with pytest.raises(ValueError, match=r"has 9 weights .* no place for, such as 'model\.layers\.1\..* is 1\)"):
+        load(folder, device="cpu")
+
+
+def test_weights_of_biases_that_the_config_leaves_out_are_refused(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.self_attn.q_proj.bias"] = torch.ones(32)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"has 1 weights .* such as 'model\.layers\.0\.self_attn\.q_proj\.bias'"):
+        load(folder, device="cpu")
+
+
+def test_a_part_that_a_text_model_does_without_is_named_once_and_recorded(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights |= {"vision_tower.a.weight": torch.ones(2), "model.vision_tower.b.weight": torch.ones(2)}
+    weights["multi_modal_projector.weight"] = torch.ones(2)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    lm = load(folder, device="cpu")
+    assert lm.identity["left_out"] == {"vision_tower": 2, "multi_modal_projector": 1}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"model '{folder}': weights that a text-only decoder does without are left out: "
+        "'multi_modal_projector' (1), 'vision_tower' (2)"
+    ]
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.0.attention.bias"])
+def test_buffers_that_are_computed_are_no_weights_without_a_place(folder: Path, name: str) -> None:
+    weights = load_file(folder / "model.safetensors") | {name: torch.ones(2)}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert "left_out" not in load(folder, device="cpu").identity
+
+
+def test_layers_that_only_draft_tokens_are_left_out(folder: Path) -> None:
+    configure(folder, num_hidden_layers=1, num_nextn_predict_layers=1)
+    assert load(folder, device="cpu").identity["left_out"] == {"layers.1": 9}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("num_hidden_layers", 0, "num_hidden_layers = 0, expected at least 1"),
+        ("num_hidden_layers", -1, "num_hidden_layers = -1, expected at least 1"),
+        ("num_attention_heads", 0, "num_attention_heads = 0, expected at least 1"),
+        ("num_attention_heads", "x", "'num_attention_heads' expected int, got str"),
+        ("max_position_embeddings", "long", "'max_position_embeddings' expected int, got str"),
+        ("max_position_embeddings", 512.5, "'max_position_embeddings' expected int, got float"),
+        ("max_position_embeddings", -5, "max_position_embeddings = -5, expected 2 to"),
+        ("max_position_embeddings", 1, "max_position_embeddings = 1, expected 2 to"),
+        ("max_position_embeddings", 10**30, r"max_position_embeddings = 10+, expected 2 to"),
+        ("hidden_size", 65, r"hidden size \(65\) is not a multiple"),
+        ("hidden_size", 0, "hidden_size = 0, expected at least 1"),
+        ("dtype", "int99", "dtype = 'int99', expected one of torch"),
+        ("dtype", [1], "config.json"),
+        ("rope_parameters", {"rope_type": "nope", "rope_theta": 1e4}, "'nope' is not known"),
+        ("rope_parameters", {"rope_type": "linear", "rope_theta": 1e4, "factor": "x"}, "config.json: TypeError"),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": "x"}, "config.json: TypeError"),
+        ("hidden_act", "nope", "'nope' is not known"),
+        ("model_type", "t5", "is no causal language model known to transformers"),
+        ("model_type", "nope", "is no causal language model known to transformers"),
+        ("encoder_config", 5, "config.json"),
+    ],
+)
+def test_a_config_that_is_impossible_is_refused_in_one_line(folder: Path, field: str, value: object, said: str) -> None:
+    configure(folder, do_cross_attention=field == "encoder_config", **{field: value})
+    with pytest.raises(ValueError, match=said) as refused:
+        load(folder, device="cpu")
+    assert str(folder) in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("config.json", '{"a": ', "config.json is damaged: Expecting value"),
+        ("config.json", "[]", "config.json is damaged: expected a JSON object"),
+        ("config.json", "[" * 100_000, "config.json is damaged: RecursionError"),
+        ("tokenizer.json", "{}", "has a tokenizer that cannot be loaded"),
+        ("tokenizer.json", '{"version": {', "tokenizer.json is damaged: Expecting property name"),
+        (
+            "tokenizer.json",
+            '{"version": "1.0", "added_tokens": [], "model": {}}',
+            "has a tokenizer that cannot be loaded",
+        ),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json is damaged: expected a JSON object"),
+        ("tokenizer_config.json", '{"bos_token": 5}', "has a tokenizer that cannot be loaded"),
+        ("generation_config.json", "[]", "generation_config.json is damaged: expected a JSON object"),
+    ],
+)
+def test_a_damaged_file_of_a_model_is_named(folder: Path, file: str, text: str, said: str) -> None:
+    (folder / file).write_text(text)
+    with pytest.raises(ValueError, match=said) as refused:
+        load(folder, device="cpu")
+    assert str(folder) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("device", ["meta", "hpu", "mps", "nonsense"])
+def test_a_device_that_cannot_compute_is_refused_in_one_short_line(folder: Path, device: str) -> None:
+    if device == "mps" and torch.backends.mps.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ValueError, match=rf"device '{device}' .*expected cpu, cuda") as refused:
+        load(folder, device=device)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 350
+
+
+def test_a_device_map_without_memory_is_refused(folder: Path) -> None:
+    for wanted in ("meta", {"": "meta"}):
+        with pytest.raises(ValueError, match="device_map 'meta' holds no weights"):
+            load(folder, device_map=wanted)
+
+
+def test_a_trained_length_beyond_any_text_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"the trained length is 10+, expected 1 to 1,000,000,000,000 tokens"):
+        load(folder, trained_length=10**23)

@@ -1,25 +1,21 @@
 """A causal model with its tokenizer: loading it, saying who it is, choosing its separator."""
 
 import hashlib
+import logging
+import re
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
-import transformers
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from farspan import cepe, hf
-from farspan.corpus import offline, tokenizer_hash
+from farspan.corpus import tokenizer_hash
+from farspan.loading import MOST_TOKENS, load_config, load_tokenizer, load_weights
+
+logger = logging.getLogger(__name__)
 
 DEMO = "demo"  # the embedded model
 DEFAULT_TRAINED_LENGTH = 2048  # tokens, where a config says none
@@ -88,60 +84,43 @@ def load(
 
     Raises:
         ValueError: no such model, not cached while offline, gated, no safetensors, no tokenizer, not a causal
-            language model, weights missing, damaged or of other shapes, a vocabulary smaller than the tokenizer's,
-            or no such device.
+            language model, a config from which none can be built, weights missing, without a place in the model,
+            damaged or of other shapes, a vocabulary smaller than the tokenizer's, or no such device.
     """
     name = str(model)
     if Path(name).expanduser().is_file():
         raise ValueError(f"model {name!r} is a file: give the folder it lies in")
-    place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
-    common = {"revision": revision, "trust_remote_code": trust_remote_code}
+    if dtype not in get_args(Dtype):
+        raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(get_args(Dtype))}")
+    if trained_length is not None and not 1 <= trained_length <= MOST_TOKENS:
+        raise ValueError(f"the trained length is {trained_length}, expected 1 to {MOST_TOKENS:,} tokens")
+    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     placed = "device_map" in hub or "tp_plan" in hub
+    if placed:
+        _check_device_map(hub.get("device_map"))
     where = None if placed else _device(device)
-    try:
-        config = AutoConfig.from_pretrained(place, **common)
-        options: dict[str, Any] = {
-            "dtype": dtype if dtype == "auto" else getattr(torch, dtype),
-            "attn_implementation": attention,
-            "use_safetensors": None if allow_pickle else True,
-            **common,
-            **hub,
-        }
-        if cepe.is_cepe(config):
-            network, report = cepe.from_pretrained(place, **options), {"missing_keys": ()}
-        else:
-            network, report = AutoModelForCausalLM.from_pretrained(
-                place, config=config, output_loading_info=True, **options
-            )
-        tokenizer = AutoTokenizer.from_pretrained(place, **common)
-    except (OSError, HFValidationError, ImportError) as error:
-        raise ValueError(_explained(name, error)) from error
-    except SafetensorError as error:
-        raise ValueError(
-            f"the weights of model {name!r} are damaged or incomplete ({error}): download them again"
-        ) from error
-    except RuntimeError as error:
-        if "mismatched" in str(error):
-            raise ValueError(f"the weights of model {name!r} have other shapes than its config.json says") from error
-        raise
-    except ValueError as error:
-        if isinstance(error.__cause__, OSError):
-            raise ValueError(_explained(name, error.__cause__)) from error
-        if "Unrecognized" in str(error) or "does not recognize" in str(error):
-            raise ValueError(
-                f"model {name!r} is no causal language model known to transformers {transformers.__version__}: {error}"
-            ) from error
-        if "backend tokenizer" in str(error):
-            raise ValueError(f"model {name!r} comes without a tokenizer that transformers can load: {error}") from error
-        raise
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
-        raise ValueError(
-            f"model {name!r} lacks {len(missing)} of its weights, such as {missing[0]}: it would answer at random"
-        )
+    config = load_config(name, **common)
+    options: dict[str, Any] = {
+        "dtype": dtype if dtype == "auto" else getattr(torch, dtype),
+        "attn_implementation": attention,
+        "allow_pickle": allow_pickle,
+        **common,
+        **hub,
+    }
+    left_out: dict[str, int] = {}
+    if cepe.is_cepe(config):
+        network = cepe.from_pretrained(name, **options)
+    else:
+        network, left_out = load_weights(AutoModelForCausalLM, name, config, **options)
+    tokenizer = load_tokenizer(name, **common)
     if where is not None:
         network = network.to(where)
-    return wrap(network.eval(), tokenizer, name, trained_length=trained_length)
+    lm = wrap(network, tokenizer, name, trained_length=trained_length)
+    if left_out:
+        lm.identity["left_out"] = left_out
+        parts = ", ".join(f"{module!r} ({count:,})" for module, count in left_out.items())
+        logger.warning("model %r: weights that a text-only decoder does without are left out: %s", name, parts)
+    return lm
 
 
 @dataclass(frozen=True)
@@ -211,17 +190,14 @@ def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = 
 
 
 def trained_length_of(model: str | Path, **hub: Any) -> int | None:
-    """Return the length in tokens that a model's config says it was trained on; None where it does not say.
+    """Return the length in tokens that a model's config says it was trained on, without loading the model; None where
+    it does not say.
 
     Raises:
         ValueError: no such config.
     """
-    place = str(Path(model).expanduser())
     options = {key: hub[key] for key in ("revision", "trust_remote_code") if key in hub}
-    try:
-        return _trained_length(AutoConfig.from_pretrained(place, **options))
-    except (OSError, ValueError) as error:
-        raise ValueError(_explained(str(model), error.__cause__ or error)) from error
+    return _trained_length(load_config(model, **options))
 
 
 def _trained_length(config: Any) -> int | None:
@@ -260,46 +236,24 @@ def fingerprint(model: Any) -> str:
 def _device(wanted: str | torch.device | None) -> torch.device:
     if wanted is None:
         return torch.device(_default_device())
+    allowed = "expected cpu, cuda, cuda:NUMBER, mps or another accelerator of this torch; or leave it out"
     try:
-        return torch.empty(0, device=wanted).device
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the accelerator
-        problem = str(error).partition("\n")[0]
-        raise ValueError(f"device {str(wanted)!r} cannot be used: {problem}; use cpu, or leave it out") from error
+        device = torch.empty(0, device=wanted).device
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch asserts that it was built for the accelerator
+        problem = re.split(r"[.:;]\s|\n", str(error))[0][:150]
+        raise ValueError(f"device {str(wanted)!r} cannot be used ({problem}): {allowed}") from error
+    if device.type == "meta":
+        raise ValueError(f"device 'meta' holds no weights: {allowed}")
+    return device
+
+
+def _check_device_map(wanted: Any) -> None:
+    for device in wanted.values() if isinstance(wanted, dict) else [wanted]:
+        if str(device) == "meta":
+            raise ValueError("device_map 'meta' holds no weights: expected auto, balanced, sequential, cpu or cuda")
 
 
 def _default_device() -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
-def _explained(name: str, error: BaseException) -> str:
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in chain:
-        chain.append(cause)
-        cause = cause.__cause__ or cause.__context__
-
-    def caused_by(*kinds: type[BaseException]) -> bool:
-        return any(isinstance(link, kinds) for link in chain)
-
-    if caused_by(GatedRepoError):
-        return (
-            f"model {name!r} is gated on the hub: ask for access on its page, then run `hf auth login` or set HF_TOKEN"
-        )
-    if Path(name).expanduser().is_dir():
-        if "safetensors" in str(error) and any(Path(name).expanduser().glob("*.bin")):
-            return (
-                f"folder {name} holds no safetensors weights; .bin weights can run code when they are read: "
-                "convert them, or allow it with allow_pickle=True (--allow-pickle)"
-            )
-        return f"folder {name} cannot be loaded: {error}"
-    if name.startswith((".", "/", "~")) or caused_by(HFValidationError):
-        return f"model {name!r} is neither a folder nor a hub id such as org/name"
-    if offline() or caused_by(OfflineModeIsEnabled):
-        return f"model {name!r} is neither a folder nor cached, and HF_HUB_OFFLINE is set: unset it to download"
-    if caused_by(RepositoryNotFoundError):
-        return f"model {name!r} is neither a folder nor on the hub (a private one needs `hf auth login`)"
-    if caused_by(LocalEntryNotFoundError):
-        return f"model {name!r} is neither a folder nor cached, and the hub cannot be reached: {error}"
-    return f"model {name!r} cannot be loaded: {error}"

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import cached_file
 
 from farspan.cepe import config as fields
@@ -20,6 +19,7 @@ from farspan.cepe import encoder as encoders
 from farspan.cepe import surgery
 from farspan.cepe.model import Cepe, cepe_class
 from farspan.cepe.saving import ADAPTER, is_added, weights_hash
+from farspan.loading import explained, load_config, load_tokenizer, load_weights, place_of
 
 
 def from_base(
@@ -33,6 +33,7 @@ def from_base(
     encoder_tokenizer: Any = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    allow_pickle: bool = False,
     **hub: Any,
 ) -> Any:
     """A CEPE model that says exactly what its base says, until it is trained (Yen et al. 2024, section 2).
@@ -45,7 +46,8 @@ def from_base(
         num_cross_attn_hidden_states: 1: all read the encoder's last states; else each reads states of its own.
         dtype: of what is added; default the base's. torch.float32 over a base in bfloat16 trains well.
         tokenizer, encoder_tokenizer: compared if both are known; default those that lie with base and encoder.
-        revision, trust_remote_code, hub: of the base, as in transformers' `from_pretrained`.
+        revision, hub: of the base, as in transformers' `from_pretrained`.
+        trust_remote_code, allow_pickle: of base and encoder, as in `farspan.load`.
 
     Raises:
         ValueError: a model that cannot be loaded or extended, an encoder that does not look both ways, numbers that
@@ -57,11 +59,11 @@ def from_base(
         encoder_tokenizer = encoder_tokenizer or _tokenizer(encoder, None, trust_remote_code)
     if tokenizer is not None and encoder_tokenizer is not None:
         check_tokenizers(tokenizer, encoder_tokenizer)
-    base = _base(base, revision, trust_remote_code, hub)
+    base = _base(base, revision, trust_remote_code, allow_pickle, hub)
     if isinstance(base, Cepe):
         raise ValueError(f"{_name(base)} is a CEPE model already: give the decoder it was made from")
     dtype = dtype or base.dtype
-    encoder = encoders.load(encoder, dtype=dtype, trust_remote_code=trust_remote_code)
+    encoder = encoders.load(encoder, dtype=dtype, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
     name = {"name": _name(base), "revision": getattr(base.config, "_commit_hash", None) or revision}
     model = _extended(base, encoder, num_cross_attn_layers, num_cross_attn_hidden_states, dtype)
     model.config.cepe_base = name
@@ -77,6 +79,7 @@ def from_pretrained(
     dtype: str | torch.dtype = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
+    allow_pickle: bool = False,
     **hub: Any,
 ) -> Any:
     """A CEPE model from a folder or hub id: the authors' checkpoints, `save_pretrained`'s, and adapters.
@@ -84,36 +87,28 @@ def from_pretrained(
     Args:
         base: for an adapter: the model, its folder or hub id; default the one it names.
         dtype: "auto" is the checkpoint's own.
-        hub: passed on to transformers, such as device_map="auto", attn_implementation, quantization_config. Weights in
-            .bin files are read with weights_only=True.
+        allow_pickle: also reads .bin weights, which can run code; otherwise safetensors only.
+        hub: passed on to transformers, such as device_map="auto", attn_implementation, quantization_config.
 
     Raises:
         ValueError: no CEPE model, weights that are missing, damaged or unknown, or an adapter for another base.
     """
-    place = str(Path(path).expanduser()) if Path(path).expanduser().is_dir() else str(path)
-    common = {"revision": revision, "trust_remote_code": trust_remote_code}
-    with _explained(path):
-        config = AutoConfig.from_pretrained(place, **common)
+    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    config = load_config(path, **common)
     if not fields.is_cepe(config):
         raise ValueError(f"{path} is no CEPE model: its config.json has no do_cross_attention and encoder_config")
-    fields.check(config)
+    with explained(path, "model", "config.json", None):
+        fields.check(config)
     if getattr(config, "cepe_weights", None) is not None:
-        return _from_adapter(place, config, base, dtype, revision, trust_remote_code, hub)
+        return _from_adapter(str(path), config, base, dtype, common | {"allow_pickle": allow_pickle}, hub)
     if base is not None:
         raise ValueError(f"{path} holds a whole CEPE model, its base included: leave out base")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"{path}: {type(config).__name__} belongs to no causal language model known to transformers")
     kind = cepe_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
-    with _explained(path):
-        model, report = kind.from_pretrained(  # type: ignore[attr-defined]
-            place, config=config, dtype=dtype, output_loading_info=True, **common, **hub
-        )
-    unknown = [key for key in report["unexpected_keys"] if is_added(key)]
-    for keys, what in ((report["missing_keys"], "lacks weights"), (unknown, "has weights without a place")):
-        if keys:
-            raise ValueError(f"{path} {what}, {len(keys)} in all, such as {sorted(keys)[0]}")
+    model, _ = load_weights(kind, path, config, dtype=dtype, allow_pickle=allow_pickle, **common, **hub)
     model.freeze_base()
-    return model.eval()
+    return model
 
 
 def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:
@@ -163,8 +158,7 @@ def _from_adapter(
     config: Any,
     base: Any,
     dtype: str | torch.dtype,
-    revision: str | None,
-    trust_remote_code: bool,
+    common: dict[str, Any],
     hub: dict[str, Any],
 ) -> Any:
     made_for = config.cepe_base
@@ -173,7 +167,8 @@ def _from_adapter(
     its_revision = made_for["revision"] if base is None else None
     given = made_for["name"] if base is None else base
     try:
-        base = _base(given, its_revision, trust_remote_code, {"dtype": dtype} | hub)
+        trusted, pickles = common["trust_remote_code"], common["allow_pickle"]
+        base = _base(given, its_revision, trusted, pickles, {"dtype": dtype} | hub)
     except ValueError as error:
         raise ValueError(
             f"adapter {place} needs its base: give base=, or correct cepe_base in config.json. {error}"
@@ -184,8 +179,8 @@ def _from_adapter(
     ):  # quantised: only names can be compared
         its = made_for["name"] + (f" ({made_for['revision']})" if made_for["revision"] else "")
         raise ValueError(f"adapter {place} was made for {its}, not for {_name(base)}: their weights differ")
-    with _explained(place):
-        tensors = load_file(cached_file(place, ADAPTER, revision=revision))
+    with explained(place, "adapter", ADAPTER, None):
+        tensors = load_file(cached_file(place_of(place), ADAPTER, revision=common["revision"]))
     added = next(iter(tensors.values())).dtype if isinstance(dtype, str) else dtype
     if getattr(config, "added_dtype", None) == "float32":
         added = torch.float32
@@ -201,14 +196,12 @@ def _from_adapter(
     return model.eval()
 
 
-def _base(base: Any, revision: str | None, trust_remote_code: bool, hub: dict[str, Any]) -> Any:
+def _base(base: Any, revision: str | None, trust_remote_code: bool, allow_pickle: bool, hub: dict[str, Any]) -> Any:
     if isinstance(base, PreTrainedModel):
         return base
-    place = str(Path(base).expanduser())
-    with _explained(base):
-        return AutoModelForCausalLM.from_pretrained(
-            place, revision=revision, trust_remote_code=trust_remote_code, **{"dtype": "auto"} | hub
-        ).eval()
+    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {"dtype": "auto", "allow_pickle": allow_pickle, **common, **hub}
+    return load_weights(AutoModelForCausalLM, base, load_config(base, **common), **options)[0]
 
 
 def _name(model: Any) -> str | None:
@@ -216,24 +209,6 @@ def _name(model: Any) -> str | None:
 
 
 def _tokenizer(place: str | Path, revision: str | None, trust_remote_code: bool) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(
-            str(Path(place).expanduser()), revision=revision, trust_remote_code=trust_remote_code
-        )
-    except (OSError, ValueError):
+    if not any(Path(place_of(place)).glob("*token*")) and Path(place_of(place)).is_dir():
         return None  # models are also kept without one; ids the encoder does not know are refused when they come
-
-
-class _explained:  # noqa: N801
-    """Errors of loading as ValueErrors that name what was loaded."""
-
-    def __init__(self, what: str | Path) -> None:
-        self.what = what
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, SafetensorError):
-            raise ValueError(f"the weights of {self.what} are damaged or incomplete: {error}") from error
-        if isinstance(error, OSError | ImportError):
-            raise ValueError(f"{self.what} cannot be loaded: {error}") from error
+    return load_tokenizer(place, revision=revision, trust_remote_code=trust_remote_code)

@@ -7,10 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoConfig, AutoModel, PreTrainedConfig
+from transformers import AutoModel, PreTrainedConfig
 
 from farspan.cepe.config import encoder_config
 from farspan.cepe.context import BUDGET, Context, Mode
+from farspan.loading import load_config, load_weights
 
 TOKENS_AT_ONCE = 1 << 14  # of one forward of the encoder: bounds its activations
 
@@ -124,7 +125,14 @@ def build(fields: dict[str, Any]) -> Any:
     return AutoModel.from_config(encoder_config(fields))
 
 
-def load(encoder: Any, *, dtype: torch.dtype, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+def load(
+    encoder: Any,
+    *,
+    dtype: torch.dtype,
+    revision: str | None = None,
+    trust_remote_code: bool | None = None,
+    allow_pickle: bool = False,
+) -> Any:
     """An encoder from a config (random weights), a model, or a folder or hub id, such as one of masked-language models.
 
     Raises:
@@ -133,16 +141,11 @@ def load(encoder: Any, *, dtype: torch.dtype, revision: str | None = None, trust
     if isinstance(encoder, PreTrainedConfig):
         model = AutoModel.from_config(encoder_config(encoder.to_dict())).to(dtype)
     elif isinstance(encoder, str | Path):
-        place, common = str(Path(encoder).expanduser()), {"revision": revision, "trust_remote_code": trust_remote_code}
-        try:
-            config = encoder_config(AutoConfig.from_pretrained(place, **common).to_dict())
-            model, report = AutoModel.from_pretrained(
-                place, config=config, dtype=dtype, output_loading_info=True, **common
-            )
-        except OSError as error:
-            raise ValueError(f"encoder {str(encoder)!r} cannot be loaded: {error}") from error
-        if missing := sorted(key for key in report["missing_keys"] if not key.startswith("pooler.")):  # never asked
-            raise ValueError(f"encoder {str(encoder)!r} lacks {len(missing)} of its weights, such as {missing[0]}")
+        common: dict[str, Any] = {"what": "encoder", "revision": revision, "trust_remote_code": trust_remote_code}
+        config = encoder_config(load_config(encoder, **common).to_dict())
+        optional = ("pooler.",)  # never queried
+        options: dict[str, Any] = {"dtype": dtype, "allow_pickle": allow_pickle, "optional": optional, **common}
+        model, _ = load_weights(AutoModel, encoder, config, **options)
     else:
         model = encoder.base_model.to(dtype)  # of a masked-language model, its body
         model.config.is_causal, model.config.use_cache = False, False

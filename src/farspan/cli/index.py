@@ -34,6 +34,7 @@ def index(
     with said():
         import time
 
+        from farspan.loading import load_tokenizer
         from farspan.retrieve import ENCODER, WORDS, build
 
         if (passage_tokens is None) != (tokenizer is None):
@@ -49,7 +50,7 @@ def index(
             kind=kind.value,
             words=words or WORDS,
             tokens=passage_tokens,
-            tokenizer=None if tokenizer is None else _tokenizer(tokenizer),
+            tokenizer=None if tokenizer is None else load_tokenizer(tokenizer, what="tokenizer"),
             encoder=encoder or ENCODER,
         )
         summary = {
@@ -67,12 +68,3 @@ def index(
         (err.print if as_json else typer.echo)(line)
         if as_json:
             print(json.dumps(summary))
-
-
-def _tokenizer(name: str) -> object:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"tokenizer {name!r} is neither a folder nor a hub id that can be loaded: {error}") from error

@@ -27,6 +27,7 @@ from farspan.cepe import surgery
 from farspan.corpus import load
 from farspan.lm import LM, folder_of
 from farspan.lm import load as load_model
+from farspan.loading import load_config
 from farspan.methods.cepe import Cepe as CepeMethod
 from farspan.record import environment
 from farspan.report.cepe_training import draw, model_card
@@ -204,8 +205,6 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
     """
     from dataclasses import replace
 
-    from transformers import AutoConfig
-
     chosen = settings.model
     lm = load_model(
         folder_of(chosen.name),
@@ -238,10 +237,7 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
         )
     encoder: Any = folder_of(chosen.encoder)
     if chosen.random_encoder:
-        try:
-            encoder = AutoConfig.from_pretrained(encoder)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"encoder {chosen.encoder!r} has no config that can be loaded: {error}") from error
+        encoder = load_config(encoder, what="encoder")
     model = cepe.from_base(
         lm.model,
         encoder,

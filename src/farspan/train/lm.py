@@ -8,6 +8,7 @@ from pydantic import Field
 
 from farspan import hf
 from farspan.corpus import Corpus, load, read_texts
+from farspan.loading import load_tokenizer
 from farspan.train import engines
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.config import Settings, refuse_other_settings
@@ -61,7 +62,7 @@ def train(settings: LmSettings) -> dict[str, Any]:
     Raises:
         ValueError: impossible settings, a text that does not hold one row, or `out` holds another training.
     """
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
+    from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
     model_settings, length = settings.model, settings.trainer.window
     if model_settings.heads % model_settings.key_value_heads:
@@ -90,7 +91,7 @@ def train(settings: LmSettings) -> dict[str, Any]:
         refuse_other_settings(out, settings)
         if settings.tokenizer.folder is None and not (out / "tokenizer.json").exists():
             train_tokenizer(read_texts(settings.data.text), settings.tokenizer.vocabulary, out)
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = load_tokenizer(source, what="tokenizer")
         text = load(settings.data.text, tokenizer)
         held_out = load(settings.data.held_out, tokenizer) if settings.data.held_out else None
     separator = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id

@@ -23,6 +23,7 @@ from farspan import hf
 from farspan.cepe.encoder import load as load_encoder
 from farspan.corpus import Corpus, load
 from farspan.lm import choose_separator, folder_of
+from farspan.loading import load_tokenizer
 from farspan.train import engines
 from farspan.train.batches import PackedRows
 from farspan.train.blocks import summed
@@ -196,17 +197,14 @@ def train(settings: MlmSettings) -> dict[str, Any]:
         ValueError: impossible settings, a tokenizer that cannot be loaded, a text that does not hold one row, another
             engine in use than asked for, or `out` holds another training.
     """
-    from transformers import AutoTokenizer, set_seed
+    from transformers import set_seed
 
     from farspan.train.terms_trainer import TermsTrainer
 
     processes = engines.processes()
     out, trainer = Path(settings.out), settings.trainer
     refuse_impossible(trainer, settings.optimizer)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder_of(settings.decoder))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"decoder {settings.decoder!r} has no tokenizer that can be loaded: {error}") from error
+    tokenizer = load_tokenizer(folder_of(settings.decoder), what="decoder")
     separator, special = choose_separator(tokenizer).ids, tuple(tokenizer.all_special_ids)
     with processes.main_process_first():
         refuse_other_settings(out, settings)

@@ -1,0 +1,372 @@
+"""Configs, tokenizers and weights of transformers, from a folder or the hub: what is refused, and errors in one line.
+
+Every `from_pretrained` of farspan that loads a model, an encoder or a tokenizer is called in this module. So these hold
+everywhere:
+
+- Python code that comes with a model runs only where trust_remote_code=True was given; nobody is asked.
+- Pickled weights are read only where allow_pickle=True was given, whatever names them.
+- A weight that is missing, or that the model has no place for, is refused or named.
+- An error is a ValueError of one line that names what was loaded, and says what to do.
+"""
+
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    StrictDataclassError,
+)
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+from transformers.utils import cached_file
+
+from farspan.corpus import offline
+from farspan.device import is_out_of_memory
+
+logger = logging.getLogger(__name__)
+
+POSITIVE = (
+    "num_hidden_layers", "n_layer", "hidden_size", "n_embd", "num_attention_heads", "n_head", "num_key_value_heads",
+    "vocab_size", "head_dim",
+)  # fmt: skip
+MOST_TOKENS = 10**12  # of a trained length
+LOCAL = ("cache_dir", "token", "subfolder", "local_files_only", "proxies")  # of the hub's options, where files lie
+# What transformers raises where a config, a tokenizer's files or an index of weights hold nonsense: it checks types of
+# fields (StrictDataclassError), but computes with the values as they are. The values are the user's, so each of these
+# is an error for the user; the cause is chained.
+BROKEN = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, RuntimeError, StrictDataclassError,
+    TypeError, ValueError,
+)  # fmt: skip
+# Buffers that older versions of transformers saved, and newer ones compute.
+COMPUTED = re.compile(
+    r"(^|\.)(inv_freq|rotary_emb\.(cos|sin)_cached|position_ids|embed_positions(\.weights)?"
+    r"|(attn|attention|self_attention)\.(masked_)?bias)$"
+)
+LONGEST = 300  # characters of a message of transformers that are shown
+
+
+def place_of(name: str | Path) -> str:
+    """Return a folder with ~ expanded, or a hub id as it is."""
+    folder = Path(name).expanduser()
+    return str(folder) if folder.is_dir() else str(name)
+
+
+def load_config(
+    name: str | Path, *, what: str = "model", revision: str | None = None, trust_remote_code: bool | None = None
+) -> Any:
+    """Return the config of a model.
+
+    Args:
+        what: the noun for it in errors.
+        trust_remote_code: None is False, and means that there is no option by which to allow it.
+
+    Raises:
+        ValueError: no such model, or a config that is damaged, impossible, unknown to transformers or needs code.
+    """
+    place = place_of(name)
+    if Path(place).is_dir() and not (Path(place) / "config.json").is_file():
+        raise ValueError(f"folder {str(name)!r} holds no {what}: it has no config.json. Give the folder of a {what}")
+    with explained(name, what, "config.json", trust_remote_code):
+        fields, _ = PreTrainedConfig.get_config_dict(place, revision=revision)
+        _check_config(fields, bool(trust_remote_code))
+        return AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=bool(trust_remote_code))
+
+
+def load_tokenizer(
+    name: str | Path, *, what: str = "model", revision: str | None = None, trust_remote_code: bool | None = None
+) -> Any:
+    """Return the tokenizer that comes with a model. The arguments are those of `load_config`.
+
+    Raises:
+        ValueError: no tokenizer, or one that is damaged, unknown to transformers or needs code.
+    """
+    with explained(name, what, "tokenizer", trust_remote_code):
+        return AutoTokenizer.from_pretrained(
+            place_of(name), revision=revision, trust_remote_code=bool(trust_remote_code)
+        )
+
+
+def load_weights(
+    kind: Any,
+    name: str | Path,
+    config: PreTrainedConfig,
+    *,
+    what: str = "model",
+    revision: str | None = None,
+    trust_remote_code: bool | None = None,
+    allow_pickle: bool = False,
+    optional: tuple[str, ...] = (),
+    **options: Any,
+) -> tuple[Any, dict[str, int]]:
+    """Return the model with its weights in eval mode, and what was left out: weights by the module they belong to.
+
+    Args:
+        kind: a class with `from_pretrained`, such as AutoModelForCausalLM.
+        optional: beginnings of names of weights that may be missing.
+        options: of `from_pretrained`.
+
+    Raises:
+        ValueError: weights that are missing, damaged, pickled or of other shapes, weights of the model's own modules
+            that it has no place for, or a config from which no model can be built.
+    """
+    place = place_of(name)
+    if not allow_pickle:
+        with explained(name, what, "index of weights", trust_remote_code):
+            _refuse_pickles(place, config, {key: options[key] for key in LOCAL if key in options}, revision)
+    with explained(name, what, "config.json", trust_remote_code):
+        model, report = kind.from_pretrained(
+            place,
+            config=config,
+            output_loading_info=True,
+            use_safetensors=None if allow_pickle else True,
+            revision=revision,
+            trust_remote_code=bool(trust_remote_code),
+            **options,
+        )
+    if missing := sorted(key for key in report["missing_keys"] if not key.startswith(optional or (" ",))):
+        raise ValueError(
+            f"{what} {str(name)!r} lacks {len(missing):,} of its weights, such as {missing[0]!r}: "
+            "download it again, or correct its config.json"
+        )
+    return model.eval(), _left_out(model, report["unexpected_keys"], name, what)
+
+
+def _left_out(model: Any, unexpected: Iterable[str], name: str | Path, what: str) -> dict[str, int]:
+    """Return how many weights of which modules the model does without, such as a vision tower.
+
+    Raises:
+        ValueError: weights within modules that the model has, such as further layers or biases of its layers.
+    """
+    modules = {module for module, _ in model.named_modules()} - {"", model.base_model_prefix}
+    config = model.config.get_text_config(decoder=True)
+    layers = getattr(config, "num_hidden_layers", 0)
+    more = getattr(config, "num_nextn_predict_layers", 0) or 0  # layers after the last, which only draft tokens
+    drafting = tuple(f".layers.{index}." for index in range(layers, layers + more))
+    without, within = Counter[str](), list[str]()
+    for key in sorted(unexpected):
+        if COMPUTED.search(key):
+            continue
+        parts = key.split(".")
+        inside = [".".join(parts[:end]) for end in range(1, len(parts))]
+        if drafting and any(one in f".{key}" for one in drafting):
+            without[f"layers.{layers}"] += 1
+        elif modules.intersection(inside):
+            within.append(key)
+        else:
+            own = [part for part in parts[:-1] if part != model.base_model_prefix]
+            without[own[0] if own else parts[-1]] += 1
+    if within:
+        raise ValueError(
+            f"{what} {str(name)!r} has {len(within):,} weights that its config.json leaves no place for, such as "
+            f"{within[0]!r}: correct config.json (num_hidden_layers is {layers}), or download it again"
+        )
+    return dict(sorted(without.items()))
+
+
+class _RefusedError(ValueError):
+    """What is refused here; `explained` puts the name in front."""
+
+
+def _check_config(fields: Any, trust_remote_code: bool) -> None:
+    """Refuse values of config.json that transformers either fails on without a name, or builds a model from that cannot
+    work."""
+    if not isinstance(fields, dict):
+        raise _RefusedError("config.json is damaged: expected a JSON object. Download it again")
+    for name in POSITIVE:
+        value = fields.get(name)
+        if isinstance(value, int) and value < 1:
+            raise _RefusedError(f"config.json has {name} = {value}, expected at least 1. Correct it")
+    longest = fields.get("max_position_embeddings")
+    if isinstance(longest, int) and not 2 <= longest <= MOST_TOKENS:
+        raise _RefusedError(
+            f"config.json has max_position_embeddings = {longest}, expected 2 to {MOST_TOKENS:,} tokens"
+        )
+    dtype = fields.get("dtype", fields.get("torch_dtype"))
+    if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise _RefusedError(f"config.json has dtype = {dtype!r}, expected one of torch, such as float32 or bfloat16")
+    kernel = fields.get("attn_implementation", fields.get("_attn_implementation"))
+    if isinstance(kernel, str) and "/" in kernel and not trust_remote_code:
+        raise _RefusedError(
+            f"config.json has attn_implementation = {kernel!r}, whose code would be downloaded and run: remove it, or "
+            "allow code with --trust-remote-code (trust_remote_code=True)"
+        )
+    if isinstance(fields.get("text_config"), dict):
+        _check_config(fields["text_config"], trust_remote_code)
+
+
+def _refuse_pickles(place: str, config: PreTrainedConfig, options: dict[str, Any], revision: str | None) -> None:
+    """Refuse whatever would make transformers read weights that are no safetensors files of this place.
+
+    It reads those that config.json names (`transformers_weights`), else model.safetensors, else the files that an
+    index names, whatever they are; and an adapter beside them.
+    """
+    named = getattr(config, "transformers_weights", None)
+    if named is not None and not _is_safetensors(named, (".safetensors", ".safetensors.index.json")):
+        raise _RefusedError(f"config.json names the weights {named!r}, expected a .safetensors file of the same folder")
+    folder = Path(place) / options.get("subfolder", "")
+    if Path(place).is_dir():
+        indexes = [file for file in folder.glob("*.json") if ".safetensors.index" in file.name]
+        adapter = (folder / "adapter_config.json").exists() and not (folder / "adapter_model.safetensors").exists()
+        if adapter and (folder / "adapter_model.bin").exists():
+            raise _RefusedError(f"the weights of its adapter are pickled (adapter_model.bin): {PICKLED}")
+    else:
+        quiet = {
+            f"_raise_exceptions_for_{kind}": False for kind in ("gated_repo", "missing_entries", "connection_errors")
+        }
+
+        def has(file: str) -> str | None:
+            return cached_file(place, file, revision=revision, **quiet, **options)
+
+        index = has("model.safetensors.index.json")
+        indexes = [] if index is None else [Path(index)]
+        if has("adapter_config.json") and not has("adapter_model.safetensors") and has("adapter_model.bin"):
+            raise _RefusedError(f"the weights of its adapter are pickled (adapter_model.bin): {PICKLED}")
+    for file in indexes:
+        index = json.loads(file.read_text("utf-8"))
+        if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict) or "metadata" not in index:
+            raise _RefusedError(f"{file.name} is damaged: expected an object with metadata and weight_map")
+        for shard in sorted(map(str, set(index["weight_map"].values()))):
+            if not _is_safetensors(shard):
+                raise _RefusedError(
+                    f"{file.name} names the weights {shard!r}, expected .safetensors files of the same folder; "
+                    + PICKLED
+                )
+
+
+PICKLED = (
+    "other weights can run code when they are read: convert them to safetensors, or allow them with "
+    "allow_pickle=True (--allow-pickle)"
+)
+
+
+def _is_safetensors(name: Any, endings: tuple[str, ...] = (".safetensors",)) -> bool:
+    return isinstance(name, str) and name.endswith(endings) and Path(name).name == name
+
+
+class explained:  # noqa: N801
+    """A context manager that raises what loading raises as ValueErrors of one line."""
+
+    def __init__(self, name: str | Path, what: str, part: str, trust_remote_code: bool | None) -> None:
+        self.name, self.what, self.part, self.trust = str(name), what, part, trust_remote_code
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if error is None or is_out_of_memory(error):
+            return
+        of = f"{self.what} {self.name!r}"
+        if isinstance(error, _RefusedError):
+            raise ValueError(f"{of} cannot be loaded: {error}") from error
+        if isinstance(error, SafetensorError):
+            raise ValueError(f"the weights of {of} are damaged or incomplete ({error}): download them again") from error
+        if isinstance(error, RuntimeError) and "mismatched" in str(error):
+            raise ValueError(f"the weights of {of} have other shapes than its config.json says") from error
+        if isinstance(error, ValueError) and isinstance(error.__cause__, OSError):
+            error = error.__cause__
+        if isinstance(error, OSError | HFValidationError | ImportError):
+            raise ValueError(_not_found(self.name, self.what, self.part, error)) from error
+        # `tokenizers` raises plain Exceptions, and nothing more special
+        if isinstance(error, BROKEN) or type(error) is Exception:
+            raise ValueError(f"{of} {self._broken(error)}") from error
+
+    def _broken(self, error: BaseException) -> str:
+        said = one_line(error)
+        if "trust_remote_code" in str(error):
+            if self.trust is None:
+                return "comes with Python code of its own, which is not run here: choose one without code of its own"
+            return (
+                "comes with Python code of its own, which is not run unless you allow it: read that code, then give "
+                "--trust-remote-code (trust_remote_code=True)"
+            )
+        if "Unrecognized" in str(error) or "does not recognize" in str(error):
+            said = said.partition(" Model type should be one of")[0].partition(" Should have a")[0]
+            said = said.partition(" This could be because")[0].rstrip(".")
+            return f"is no causal language model known to transformers {transformers.__version__}: {said}"
+        if damaged := damaged_json(place_of(self.name)):
+            return f"cannot be loaded: {damaged}. Download it again"
+        if self.part == "tokenizer":
+            if "backend tokenizer" in said:
+                return (
+                    "comes without a tokenizer that transformers can load: expected tokenizer.json, or a "
+                    "sentencepiece or tiktoken file and that package"
+                )
+            return (
+                "has a tokenizer that cannot be loaded: tokenizer.json, tokenizer_config.json or "
+                f"special_tokens_map.json hold what transformers does not expect ({said}). Download them again"
+            )
+        return f"cannot be built from its {self.part}: {said}. Correct that file, or download it again"
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an error says in one line of at most `LONGEST` characters."""
+    said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    said = " ".join(said.split()).rstrip(".")
+    if isinstance(error, StrictDataclassError):
+        said = said.partition("Error: ")[2] or said
+    elif isinstance(error, KeyError):
+        said = said if " " in said else f"{said!r} is not known, or missing"
+    elif not isinstance(error, ValueError) or not said:
+        said = f"{type(error).__name__}: {said}"
+    return said if len(said) <= LONGEST else f"{said[:LONGEST]}…"
+
+
+_OBJECTS = re.compile(r"^(generation_|tokenizer_|adapter_)?config\.json$|^tokenizer\.json$|\.index\.json$")
+
+
+def damaged_json(place: str) -> str | None:
+    """Return which of a folder's JSON files is none, and why; None if all are."""
+    for file in sorted(Path(place).glob("*.json")) if Path(place).is_dir() else ():
+        try:
+            holds = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        except (ValueError, RecursionError) as error:
+            return f"{file.name} is damaged: {one_line(error)}"
+        if not isinstance(holds, dict) and _OBJECTS.search(file.name):
+            return f"{file.name} is damaged: expected a JSON object"
+    return None
+
+
+def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+
+    def caused_by(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(link, kinds) for link in chain)
+
+    said = " ".join(str(error).split())
+    if caused_by(GatedRepoError):
+        return (
+            f"{what} {name!r} is gated on the hub: ask for access on its page, then run `hf auth login` or set HF_TOKEN"
+        )
+    if (folder := Path(name).expanduser()).is_dir():
+        if damaged := damaged_json(str(folder)):
+            return f"folder {name} cannot be loaded: {damaged}. Download it again"
+        if part == "config.json" and "safetensors" in said and any(folder.glob("*.bin")):
+            return (
+                f"folder {name} holds no safetensors weights; .bin weights can run code when they are read: "
+                "convert them, or allow it with allow_pickle=True (--allow-pickle)"
+            )
+        return f"folder {name} cannot be loaded: {said}"
+    if name.startswith((".", "/", "~")) or caused_by(HFValidationError):
+        return f"{what} {name!r} is neither a folder nor a hub id such as org/name"
+    if offline() or caused_by(OfflineModeIsEnabled):
+        return f"{what} {name!r} is neither a folder nor cached, and HF_HUB_OFFLINE is set: unset it to download"
+    if caused_by(RepositoryNotFoundError):
+        return f"{what} {name!r} is neither a folder nor on the hub (a private one needs `hf auth login`)"
+    if caused_by(LocalEntryNotFoundError):
+        return f"{what} {name!r} is neither a folder nor cached, and the hub cannot be reached: {said}"
+    return f"{what} {name!r} cannot be loaded: {said}"
