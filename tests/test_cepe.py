@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -47,6 +48,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "stablelm qk-norm": {"qk_layernorm": True, "use_parallel_residual": True},
     "granite": {"residual_multiplier": 0.5, "attention_multiplier": 0.2},
     "smollm3": {},
+    "nanochat": {},
+    "modernbert": {},
 }
 
 
@@ -236,7 +239,9 @@ def test_the_query_is_residual_stream_and_attention_and_the_context_joins_it_onc
     query, out = run(0.0)
     # a feed-forward that says nothing leaves the stream: its last matrix is zeroed
     for name, parameter in layer.named_parameters():
-        if any(part in name for part in ("down_proj", "mlp.c_proj", "fc2", "fc_out", "dense_4h_to_h", "mlp.w2")):
+        if any(
+            part in name for part in ("down_proj", "mlp.c_proj", "fc2", "fc_out", "dense_4h_to_h", "mlp.w2", "mlp.Wo")
+        ):
             parameter.data.zero_()
         if "mlp.experts" in name:
             parameter.data.zero_()
@@ -417,3 +422,22 @@ def test_a_forward_that_fails_leaves_no_context_behind() -> None:
             model(input_ids=ids, context_input_ids=context)
         handle.remove()
         assert torch.equal(model(input_ids=ids).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [("moshi", "its q_proj is a MoshiLinear, expected a linear layer"), ("gemma3n", "residual stream has shape .4, ")],
+)
+def test_a_decoder_whose_layers_cannot_be_extended_is_refused_in_words(family: str, said: str) -> None:
+    common = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    common |= {"num_key_value_heads": 2}
+    kinds = ["sliding_attention", "full_attention"]
+    gemma = {"intermediate_size": [64, 64], "layer_types": kinds, "hidden_size_per_layer_input": 8, "laurel_rank": 4}
+    gemma |= {"vocab_size_per_layer_input": 300, "num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.0]}
+    config = (
+        transformers.MoshiConfig(**common, ffn_dim=64)
+        if family == "moshi"
+        else transformers.Gemma3nTextConfig(**common, **gemma, sliding_window=40)
+    )
+    with pytest.raises(ValueError, match=f"cannot be extended: .*{said}"):
+        cepe.from_base(transformers.AutoModelForCausalLM.from_config(config), tiny_encoder())

@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from farspan import cepe, hf
 from farspan.lm import LM, choose_separator, fingerprint, load, wrap
 
-from tiny import VOCABULARY, tiny_model
+from tiny import VOCABULARY, tiny_config, tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -417,3 +418,32 @@ def test_a_device_map_without_memory_is_refused(folder: Path) -> None:
 def test_a_trained_length_beyond_any_text_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"the trained length is 10+, expected 1 to 1,000,000,000,000 tokens"):
         load(folder, trained_length=10**23)
+
+
+# the decoder among other parts
+
+
+def test_the_position_limit_is_not_that_of_a_vision_tower(tokenizer: PreTrainedTokenizerFast) -> None:
+    text = tiny_config("gemma3", max_position_embeddings=131_072).to_dict()
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 896, "patch_size": 14}  # 4,096 positions
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    lm = wrap(transformers.AutoModelForCausalLM.from_config(config), tokenizer, "tiny-gemma3")
+    assert lm.trained_length == 131_072
+    assert lm.position_limit is None
+
+
+def test_the_position_limit_is_not_that_of_an_encoder() -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    encoder = transformers.BertModel(
+        transformers.BertConfig(vocab_size=VOCABULARY, max_position_embeddings=32, **shape)
+    )
+    assert hf.position_limit(cepe.from_base(tiny_model(), encoder)) is None
+    assert hf.position_limit(cepe.from_base(tiny_model("gpt2"), encoder)) == 512
+
+
+def test_attention_of_weights_that_are_not_finite_is_refused_with_the_reason(lm: LM) -> None:
+    with torch.no_grad():
+        lm.model.get_input_embeddings().weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match=r"hidden states are not finite .*weights are damaged"):
+        hf.attention_layers(lm.model, name="watching attention")

@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +28,8 @@ CHUNKED = [
     "rwkv",
     "falcon_h1",
     "granite_hybrid",
+    "modernbert",
+    "nanochat",
 ]
 MISLED_BY_CHUNKS = ["mamba", "falcon_mamba", "recurrent_gemma", "jamba"]
 
@@ -343,7 +344,6 @@ def test_the_position_limit_is_that_of_learned_positions_only() -> None:
     assert hf.position_limit(tiny_model("gpt2")) == 512
     assert hf.position_limit(tiny_model("opt")) == 512
     assert hf.position_limit(tiny_model("llama")) is None
-    assert hf.position_limit(SimpleNamespace(named_modules=list)) is None
 
 
 def test_room_made_at_once_moves_no_key_twice(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:

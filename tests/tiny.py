@@ -48,6 +48,11 @@ def tiny_config(architecture: str, **changes: object) -> transformers.PreTrained
             config = transformers.Phi3Config, common | {"rope_parameters": partial, "sliding_window": None}
         case "gemma":
             config = transformers.GemmaConfig, common | {"head_dim": 8}
+        case "modernbert":  # its output matrix is called decoder
+            config = transformers.ModernBertDecoderConfig, common | {"local_attention": 40}
+            config = config[0], {k: v for k, v in config[1].items() if k != "num_key_value_heads"}
+        case "nanochat":  # norms without weights
+            config = transformers.NanoChatConfig, common
         case "olmo2":
             config = transformers.Olmo2Config, common
         case "stablelm":  # partial rotary

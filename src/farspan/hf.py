@@ -428,6 +428,11 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
 
     with torch.no_grad():
         expected, _ = plain_hidden(model, ids)
+        if not expected.isfinite().all():
+            raise ValueError(
+                f"{name} cannot be used with this {family}: its hidden states are not finite (NaN or infinite). Its "
+                "weights are damaged, or its dtype is too small: download it again, or use --dtype float32"
+            )
         here = watched(0)
         if not rotary:
             return plain
@@ -438,7 +443,7 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
         there = watched(PROBE_SHIFT)
     frequencies = [
         buffer
-        for module in model.modules()
+        for module in decoder_of(model).modules()
         for key, buffer in module._buffers.items()
         if key.endswith("inv_freq") and "original" not in key and buffer is not None
     ]
@@ -563,7 +568,7 @@ def rope(model: Any, inv_freq: Float[Tensor, "pairs"], scale: float, *, name: st
 
 
 def _rotary(model: Any) -> list[Any]:
-    return [module for module in model.modules() if "inv_freq" in module._buffers]
+    return [module for module in decoder_of(model).modules() if "inv_freq" in module._buffers]
 
 
 def plain_hidden(
@@ -586,7 +591,7 @@ def logits(
     part = copy(output)
     part[next(iter(part.keys()))] = hidden
     any_ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
-    with _standing_still(model.get_decoder(), part):
+    with _standing_still(decoder_of(model), part):
         return model(input_ids=any_ids).logits
 
 
@@ -594,7 +599,7 @@ def logits(
 def watched_decoder(model: Any) -> Iterator[list[Any]]:
     """Inside, the list of what the decoder gave, forward by forward. `logits` turns it into logits."""
     seen: list[Any] = []
-    hook = model.get_decoder().register_forward_hook(lambda module, given, output: seen.append(output))
+    hook = decoder_of(model).register_forward_hook(lambda module, given, output: seen.append(output))
     try:
         yield seen
     finally:
@@ -682,8 +687,9 @@ def rope_precision(model: Any) -> set[torch.dtype]:
 
 
 def position_limit(model: Any) -> int | None:
-    """The longest text a model with learned positions can read; None where positions do not end."""
-    for name, module in model.named_modules():
+    """Return the longest text that a decoder with learned positions can read, in tokens; None where positions do not
+    end. The positions of a vision tower or an encoder do not count."""
+    for name, module in decoder_of(model).named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES:
             return module.num_embeddings - int(getattr(module, "offset", 0))
     return None
@@ -716,13 +722,20 @@ def key_bytes_per_token(model: Any) -> int:
     return 2 * config.num_hidden_layers * key_value_heads * dim * model.dtype.itemsize
 
 
+def decoder_of(model: Any) -> Any:
+    """Return the module that turns token ids into the last hidden states, without a vision tower or an encoder."""
+    found = model.get_decoder()
+    # ModernBERT-decoder calls its output matrix `decoder`, which transformers then takes for it
+    return model.base_model if found is model.get_output_embeddings() else found
+
+
 def _base_forward(model: Any, ids: Tensor, start: int | Tensor, arguments: dict[str, Any], parameters: Any) -> Any:
     """`start`: the position of the first token, or of each."""
     if "position_ids" in parameters:
         if not isinstance(start, Tensor):
             start = torch.arange(start, start + ids.shape[1], device=ids.device)
         arguments["position_ids"] = start.expand(ids.shape[0], -1)
-    return model.get_decoder()(input_ids=ids, **arguments)
+    return decoder_of(model)(input_ids=ids, **arguments)
 
 
 def _new_cache(model: Any, capacity: int, attention: "Attention | None") -> DynamicCache:

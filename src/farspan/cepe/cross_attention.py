@@ -142,7 +142,7 @@ class CrossAttention(nn.Module):
         query = query * self.shape.scale
         factor = constant = None
         if self.k_norm is not None:
-            gain, centred = _linear_part(self.k_norm, heads, self.shape.dim)
+            gain, centred = _linear_part(self.k_norm, states, heads, self.shape.dim)
             query = query * gain[:, None]
             query = query - query.mean(-1, keepdim=True) if centred else query
             if self.k_proj.bias is not None:
@@ -188,15 +188,15 @@ def _normed(norm: nn.Module | None, x: Float[Tensor, "batch time heads dim"]) ->
         return x
     if hasattr(norm, "norms"):
         return norm(x.transpose(1, 2)).transpose(1, 2)
-    if norm.weight.shape == (x.shape[2] * x.shape[3],):
+    weight = getattr(norm, "weight", None)  # NanoChat's has none
+    if weight is not None and weight.shape == (x.shape[2] * x.shape[3],):
         return norm(x.flatten(2)).view(x.shape)
     return norm(x)
 
 
-def _linear_part(norm: nn.Module, heads: int, dim: int) -> tuple[Float[Tensor, "heads dim"], bool]:
+def _linear_part(norm: nn.Module, like: Tensor, heads: int, dim: int) -> tuple[Float[Tensor, "heads dim"], bool]:
     """A norm is x -> (gain · x) / size(x) + shift, or with x - mean(x) for x: its gain, and whether it is centred."""
-    parameter = next(norm.parameters())
-    zero = parameter.new_zeros(1, 1, heads, dim)
+    zero = next(norm.parameters(), like).new_zeros(1, 1, heads, dim)
     shift = _normed(norm, zero)
     signs = torch.ones_like(zero)
     signs[..., 1::2] = -1  # of mean 0 and mean square 1

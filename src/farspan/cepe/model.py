@@ -16,6 +16,7 @@ from farspan.cepe.context import BUDGET, Context, Mode
 from farspan.cepe.cross_attention import CrossAttention
 from farspan.cepe.encoder import build, encode
 from farspan.cepe.saving import is_added, save
+from farspan.hf import decoder_of
 
 CONTEXT = ("context", "context_input_ids", "context_attention_mask", "encoder_input_ids", "encoder_attention_mask")
 FP32 = ("encoder", "cross_attn")  # added modules, which can stay in float32 over a base in bfloat16
@@ -66,7 +67,7 @@ class Cepe:
         """Training mode for what is added. The base's modules stay in eval mode, without dropout, but for the model,
         its decoder and its layers, which gradient checkpointing asks for it."""
         super().train(mode)  # type: ignore[misc]
-        asked = {id(self), id(self.get_decoder()), *map(id, surgery.layers_of(self))}
+        asked = {id(self), id(decoder_of(self)), *map(id, surgery.layers_of(self))}
         for name, module in self.named_modules():
             if id(module) not in asked and not is_added(name):
                 module.training = False

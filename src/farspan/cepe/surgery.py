@@ -25,9 +25,10 @@ from transformers.pytorch_utils import Conv1D
 
 from farspan.cepe.context import Context
 from farspan.cepe.cross_attention import CrossAttention, Shape
+from farspan.hf import decoder_of
 
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
-NORMS = ("pre_feedforward_layernorm", "post_attention_layernorm", "ln_2", "final_layer_norm", "ln_mlp",
+NORMS = ("pre_feedforward_layernorm", "post_attention_layernorm", "ln_2", "final_layer_norm", "ln_mlp", "mlp_norm",
          "input_layernorm", "ln_1")  # fmt: skip  # the feed-forward's own, else the block's
 PROBE = 1e4  # a shift of the residual stream against which everything behind a norm is small
 
@@ -62,7 +63,7 @@ def layers_of(model: Any) -> list[Any]:
     Raises:
         ValueError: none are found.
     """
-    decoder = model.get_decoder()
+    decoder = decoder_of(model)
     for name in ("layers", "h"):
         if isinstance(found := getattr(decoder, name, None), nn.ModuleList):
             return list(found)
@@ -129,6 +130,12 @@ def _join(layer: Any, module: nn.Module, args: Any, output: Any) -> Any:
         return None
     residual, context = layer._cepe_at
     attended = output[0] if isinstance(output, tuple) else output
+    if residual.shape != attended.shape:
+        raise ValueError(
+            f"layers of class {type(layer).__name__} cannot be extended: their residual stream has shape "
+            f"{tuple(residual.shape)}, the output of their {layer._cepe_site.module} {tuple(attended.shape)}; expected "
+            "one shape. Use another decoder"
+        )
     times = layer._cepe_site.multiplier
     stream = attended if layer._cepe_site.has_residual else residual + (attended if times == 1 else attended * times)
     added = layer.cross_attn(stream, context)
@@ -183,6 +190,13 @@ def shape_of(attention: Any, where: str) -> Shape:
         )
     kind = names[0]
     first = getattr(attention, kind)
+    for name in ("q_proj", "k_proj", "v_proj") if kind == "q_proj" else (kind,):
+        part = getattr(attention, name, None)
+        if not isinstance(part, Conv1D) and not hasattr(part, "out_features"):
+            raise ValueError(
+                f"{where} cannot be extended: its {name} is a {type(part).__name__}, expected a linear layer. "
+                "Use another decoder"
+            )
     out, hidden = _size(first)
     if kind == "q_proj":
         heads, key_heads = out // dim, _size(attention.k_proj)[0] // dim
@@ -310,7 +324,7 @@ def check_sites(model: Any, reading: Reading) -> None:
             layer.cross_attn = _Shift(PROBE * (-1) ** number)
             hooks.append(layer.register_forward_hook(watch(index)))
         with reading.of(Context((torch.empty(1, 1, 1),))):
-            model.get_decoder()(input_ids=ids, use_cache=False)
+            decoder_of(model)(input_ids=ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()

@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from farspan import hf
 from farspan.corpus import optional_import
 from farspan.train.config import Settings
 
@@ -113,7 +114,7 @@ class Parts(nn.Module):
 
 
 def _train_queries_and_keys(model: Any, *, norms: bool) -> None:
-    decoder, family = model.get_decoder(), type(model).__name__
+    decoder, family = hf.decoder_of(model), type(model).__name__
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     named = [(name.rpartition(".")[2], module) for name, module in decoder.named_modules()]
     kinds = [sum(leaf == kind for leaf, _ in named) for kind in PROJECTIONS]
