@@ -33,6 +33,7 @@ from farspan.spelling import closest, written
 
 TYPES = ("linear", "ntk", "dynamic", "yarn")
 BETA_FAST, BETA_SLOW = 32, 1  # turns within the original length, between which YaRN's ramp lies
+LARGEST_FACTOR = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Rope:
     """RoPE for texts `factor` times as long as the model was trained on."""
 
     type: str  # one of TYPES
-    factor: float = 1.0  # for dynamic: how fast the scale grows with the length; 1 is the paper's
+    factor: float = 0.0  # for dynamic: how fast the scale grows with the length; default the paper's 1. Others need one
     original: int | None = None  # tokens; default what the model was trained on
 
     def __post_init__(self) -> None:
@@ -48,10 +49,17 @@ class Rope:
             raise ValueError(
                 f"rope type {self.type!r} is unknown{closest(self.type, TYPES)}; known: {', '.join(TYPES)}"
             )
-        if not 1.0 <= self.factor < math.inf:
-            raise ValueError(f"{self}: factor must be at least 1")
         if self.original is not None and self.original < 1:
             raise ValueError(f"{self}: original must be at least 1 token")
+        if self.factor == 0.0 and self.type == "dynamic":
+            object.__setattr__(self, "factor", 1.0)
+        if self.factor == 0.0:
+            raise ValueError(
+                f"rope:type={self.type} needs a factor, without which it changes nothing: write for example "
+                f"rope:type={self.type},factor=4 for texts 4 times as long as the model was trained on"
+            )
+        if not 1.0 <= self.factor <= LARGEST_FACTOR:
+            raise ValueError(f"{self}: factor must be at least 1 and at most {LARGEST_FACTOR:,}")
 
     def __str__(self) -> str:
         return written("rope", self)
