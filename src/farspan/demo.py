@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from farspan.curves import CurveSettings, measure_curves
 from farspan.display import Display, print_memory_lengths
@@ -49,5 +50,5 @@ def run_demo(out: Path, console: Console, *, fresh: bool = False) -> int:
     picture, _ = draw_curves(drawn, out, "Forgetting curve of farspan's embedded model")
     print_memory_lengths(drawn, console)
     console.print(f"\npicture: {picture}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"next, with a model of your own (a folder or a hub id): [bold]{NEXT}[/bold]")
+    console.print("next, with a model of your own (a folder or a hub id):", Text(NEXT, style="bold"))
     return sum(row.status != "ok" for row in rows)

@@ -5,7 +5,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -70,7 +69,7 @@ def print_memory_lengths(series: list[Series], console: Console) -> None:
     table = Table(title="memory lengths (tokens to be copied, 95 % interval over repeats)", title_justify="left")
     table.add_column("")
     for one in series:
-        table.add_column(escape(one.name), justify="right", overflow="fold")
+        table.add_column(one.name, justify="right", overflow="fold")
     for field in HEADLINE:
         table.add_row(spoken(field), *(str(getattr(one.summary, field)) for one in series))
     console.print(table)
@@ -82,7 +81,7 @@ def print_recall(series: list[Series], console: Console) -> None:
     """Recall by distance of some maps with one length each: memory index, copy and control at each distance."""
     for one in series:
         assert one.map is not None
-        table = Table(title=f"recall by distance: {escape(one.name)}, {one.map.lengths[0]:,} tokens")
+        table = Table(title=f"recall by distance: {one.name}, {one.map.lengths[0]:,} tokens")
         for column in ("depth", "distance (tokens)", "copy", "control", "memory index"):
             table.add_column(column, justify="right")
         means = [stats.measured_mean(values[:, 0]) for values in (one.map.copy, one.map.control)]

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -510,14 +510,14 @@ class _Patient:
 
 def print_checks(checks: list[Check], title: str, console: Console) -> int:
     """The checks as a table; returns how many failed."""
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=title, title_justify="left")
     for column in ("", "check", "measured", "allowed", ""):
         table.add_column(column, overflow="fold")
-    marks = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "–"}
+    marks = {True: Text("✓", style="green"), False: Text("✗", style="red"), None: Text("–")}
     for check in checks:
         measured = check.measured if isinstance(check.measured, str) else f"{check.measured:.2g}"
         cells = (check.name, measured, check.allowed, check.said)
-        table.add_row(marks[check.passed], *map(escape, cells))
+        table.add_row(marks[check.passed], *cells)
     console.print(table)
     failed = sum(check.passed is False for check in checks)
     applied = sum(check.passed is not None for check in checks)

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from farspan.cli.options import AsJson, Attention, Chunk, Loading, err, said
+from farspan.terminal import Terminal
 
 
 def ask(
@@ -41,7 +41,7 @@ def ask(
             raise ValueError("no question was given: write it behind the model, or use --interactive")
         how, texts = parsed(method), read_texts(context or [])
         loader = loading.loader(attention)
-        console, lm = err if as_json else Console(), loader(model)
+        console, lm = err if as_json else Terminal(), loader(model)
         tokens = num_tokens(lm, texts)
         keys = how.kept(tokens) * hf.key_bytes_per_token(lm.model)
         files = f"{len(texts)} {'file' if len(texts) == 1 else 'files'}"

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from farspan.cli.options import ROWS_KEPT, said
+from farspan.terminal import Terminal
 
 
 def demo(
@@ -17,5 +17,5 @@ def demo(
     with said(ROWS_KEPT):
         from farspan.demo import run_demo
 
-        if run_demo(out, Console(), fresh=fresh):
+        if run_demo(out, Terminal(), fresh=fresh):
             raise typer.Exit(1)

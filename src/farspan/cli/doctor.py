@@ -4,9 +4,9 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from farspan.cli.options import AsJson, Attention, Loading, Text, err, said
+from farspan.terminal import Terminal
 
 
 def doctor(
@@ -27,7 +27,7 @@ def doctor(
 
         wanted = parsed(method)
         loader = loading.loader(attention)
-        excerpt, console = beginning(text), err if as_json else Console()
+        excerpt, console = beginning(text), err if as_json else Terminal()
         with console.status(f"loading {model}") as status:
             lm = loader(model)
             checks = diagnose(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from farspan.cli.options import AsJson, err, said
+from farspan.terminal import Terminal
 
 
 class Kind(StrEnum):
@@ -65,6 +66,7 @@ def index(
             f"{summary['passages']:,} passages of {summary['documents']:,} documents in {out}, "
             f"{summary['bytes'] / 2**20:,.0f} MiB, {summary['seconds']} s"
         )
-        (err.print if as_json else typer.echo)(line)
+        console = err if as_json else Terminal()
+        console.print(line, highlight=False, soft_wrap=True)
         if as_json:
             print(json.dumps(summary))

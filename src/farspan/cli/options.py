@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 from farspan import stopping
+from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
     from farspan.lm import Load
 
-err = Console(stderr=True)
+err = Terminal(stderr=True)
 LARGEST = 10**12  # tokens
 
 
@@ -158,7 +158,8 @@ def said(kept: str = "") -> Iterator[None]:
             message = f"out of memory: {first}; try --dtype bfloat16, --device-map auto or another --device"
         if os.environ.get("FARSPAN_DEBUG"):
             raise
-        err.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+        line = " ".join(f"error: {message}".splitlines())
+        err.print(line, style="red", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
 
 

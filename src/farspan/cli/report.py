@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from farspan.cli.curve import show_curves
 from farspan.cli.options import AsJson, err, said
+from farspan.terminal import Terminal
 
 
 def report(
@@ -25,7 +25,7 @@ def report(
 
         written = write_report(runs, out, notice)
         for path in written:
-            (err if as_json else Console()).print(str(path), markup=False, highlight=False, soft_wrap=True)
+            (err if as_json else Terminal()).print(str(path), markup=False, highlight=False, soft_wrap=True)
         if as_json:
             print(json.dumps({"written": [str(path) for path in written]}))
 
@@ -47,4 +47,4 @@ def import_file(
             for row in rows:
                 if row.key not in known:
                     run.append(row)
-            show_curves(run.rows, out, err if as_json else Console(), as_json)
+            show_curves(run.rows, out, err if as_json else Terminal(), as_json)

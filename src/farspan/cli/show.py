@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from farspan.cli.options import err
+from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
     from farspan.plan import Plan
@@ -24,7 +23,7 @@ def watched(
     out: Path | None,
     as_json: bool,
     **options: Any,
-) -> tuple[list["Row"], Path, Console]:
+) -> tuple[list["Row"], Path, Terminal]:
     """Measures with a progress line; returns all rows, the run's folder and where to print.
 
     Args:
@@ -39,13 +38,13 @@ def watched(
     from farspan.record import default_folder
 
     folder = out or default_folder(command, models, [methods, asdict(settings)])
-    console = err if as_json else Console()
+    console = err if as_json else Terminal()
     with Display(console) as display:
         watch = Watch(display.start, display.row, display.notice)
         return measure(models, methods, settings, folder, watch=watch, **options), folder, console
 
 
-def print_end(rows: list["Row"], folder: Path, pictures: Sequence[Path], console: Console) -> int:
+def print_end(rows: list["Row"], folder: Path, pictures: Sequence[Path], console: Terminal) -> int:
     """Says what failed and where rows and pictures are; returns how many rows failed."""
     failed = [row for row in rows if row.status not in ("ok", "budget")]
     if failed:
@@ -83,7 +82,7 @@ def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str,
             f"{cost.extra_bytes / 2**30:,.2f} GiB",
             time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 3600:,.0f} h",
         )
-    console = err if as_json else Console()
+    console = err if as_json else Terminal()
     console.print(table)
     for model, method, what, cost in plans:
         if isinstance(cost, str):

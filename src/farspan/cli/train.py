@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from farspan.cli.options import CHECKPOINT_KEPT, AsJson, said
+from farspan.terminal import Terminal
 
 Config = Annotated[Path, typer.Argument(help="TOML file; see configs/.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE; repeatable.")]
@@ -86,7 +86,7 @@ def train_distill(config: Config, overrides: Overrides = None, as_json: AsJson =
 
 
 def _notice(as_json: bool) -> Callable[[str], None]:
-    console = Console(stderr=as_json, quiet=not _speaks())
+    console = Terminal(stderr=as_json, quiet=not _speaks())
     return lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure  # not pyplot, which would choose the backe
 from matplotlib.ticker import FuncFormatter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from farspan.record import Row, latest
@@ -157,7 +156,7 @@ def print_attention(found: Sequence[Series], console: Console) -> None:
     for one in found:
         sinks, bin = one.settings["sinks"], one.settings["bin"]
         columns = ["top 25 %", "·rest", f"{sinks} sinks", f"nearest {bin:,}", "·rest"]
-        title = f"{escape(one.name)}: share of attention (means over layers and heads, 95 % intervals)"
+        title = f"{one.name}: share of attention (means over layers and heads, 95 % intervals)"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
         for column in ("query at", *columns):
             table.add_column(column, justify="right")

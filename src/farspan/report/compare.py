@@ -17,7 +17,6 @@ from matplotlib.figure import Figure  # not pyplot, which would choose the backe
 from matplotlib.ticker import LogLocator
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from farspan.files import write, written
@@ -189,12 +188,12 @@ def print_comparison(found: Sequence[Cell], console: Console) -> None:
     """A table for each task, and why cells failed."""
     for group in by_task(found):
         head, table = lines(group)
-        title = f"{escape(group[0].task)}: {escape(group[0].quality)} by {group[0].unit}"
+        title = f"{group[0].task}: {group[0].quality} by {group[0].unit}"
         shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
         for name in head:
             shown.add_column(name, justify="left" if name in ("model", "method") else "right", overflow="fold")
         for line in table:
-            shown.add_row(*map(escape, line))
+            shown.add_row(*line)
         console.print(shown)
         console.print(legend(group), style="dim", highlight=False)
     for failure in failures(found):

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure  # not pyplot, which would choose the backe
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from farspan.record import Row, latest
@@ -166,7 +165,7 @@ def print_perplexity(found: Sequence[Series], console: Console) -> None:
     """A table for each series: nats per token with their 95 % interval, perplexity and accuracy by length; and by
     position in the longest text, where all tokens were scored."""
     for one in found:
-        title = f"{escape(one.name)}: {escape(one.what)} (95 % intervals)"
+        title = f"{one.name}: {one.what} (95 % intervals)"
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
         for column in ("length", "nats/token", "perplexity", "accuracy", *(["gain"] if one.same_targets else [])):
             table.add_column(column, justify="right")

@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.axis import Tick
 from matplotlib.figure import Figure  # not pyplot, which would choose the backend of the whole program
+from matplotlib.text import Text
 
 from farspan import stats
 from farspan.files import written
 from farspan.report.tables import Series, trained_at
+from farspan.terminal import CONTROL
 
 LEGEND_CHARACTERS = 150  # of small print in the width of a picture
 SHOWN = 5  # curves of a training in one picture
@@ -168,6 +171,11 @@ def add_legend(figure: Figure, axes: Axes) -> None:
 
 
 def saved(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PNG and SVG. Names in it are shown as they are: a dollar sign begins no formula."""
+    ticks = {id(text) for tick in figure.findobj(Tick) for text in tick.findobj(Text)}  # powers of ten are formulas
+    for text in figure.findobj(lambda artist: isinstance(artist, Text) and id(artist) not in ticks):
+        text.set_parse_math(False)
+        text.set_text(CONTROL.sub("\ufffd", text.get_text()))
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:
         with written(path) as beside:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from scipy.stats import binomtest
 
@@ -105,7 +104,7 @@ def print_quality(found: Sequence[Cell], task: str, quality: "Quality", unit: st
     """A line for each model, method and length."""
     direction = "higher is better" if quality.higher_is_better else "lower is better"
     title = f"{task}: {quality.name} ({direction}), 95 % interval over examples"
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=title, title_justify="left")
     details = list(dict.fromkeys(name for one in found for name in one.details))
     several = len({one.model for one in found}) > 1, len({one.method for one in found}) > 1
     short = short_names(one.model for one in found)
@@ -116,10 +115,10 @@ def print_quality(found: Sequence[Cell], task: str, quality: "Quality", unit: st
     for column in (*columns, *(["failed"] if failed else [])):
         table.add_column(column, justify="right")
     for one in found:
-        line = [escape(short[one.model])] if several[0] else []
-        line += [escape(one.method)] if several[1] else []
+        line = [short[one.model]] if several[0] else []
+        line += [one.method] if several[1] else []
         interval_said = "" if one.low is None or one.high is None else f" [{_said(one.low)}, {_said(one.high)}]"
-        line += [f"{one.length:,}", escape(_said(one.value) + interval_said)]
+        line += [f"{one.length:,}", _said(one.value) + interval_said]
         line += [_said(one.details.get(name)) for name in details]
         line += [str(one.num_examples), *(_whole(value) for value in (one.tokens_per_second, one.kept))]
         line += [", ".join(f"{count} {status}" for status, count in one.failed.items())] if failed else []

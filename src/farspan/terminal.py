@@ -1,0 +1,43 @@
+"""A terminal that shows what it is given and obeys none of it: answers, names, texts and errors come from strangers."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.status import Status
+from rich.text import Text
+
+# C0 but for tab and newline, DEL, C1, and halves of surrogate pairs, which cannot be encoded
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def shown(text: str) -> str:
+    """Return the text with a visible sign for each control character, ␛ for ESC, so that a terminal obeys none."""
+    return CONTROL.sub(_sign, text.replace("\r\n", "\n"))
+
+
+def _sign(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else "\ufffd"
+
+
+class Terminal(Console):
+    """A console on which brackets are brackets, colons are colons, and control characters are visible signs.
+
+    Styles are given as arguments and as `Text`, never as markup in a string: a name such as `[/x]` would be read as it.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False} | options)
+
+    def status(self, status: RenderableType, **options: Any) -> Status:
+        return super().status(Text(shown(status)) if isinstance(status, str) else status, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(shown(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(shown(segment.text), segment.style)

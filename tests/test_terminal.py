@@ -1,0 +1,149 @@
+"""What reaches the terminal and the pictures: names, texts, answers and errors as they are, and nothing that a terminal
+obeys."""
+
+import json
+import re
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import transformers
+from click.testing import Result
+from matplotlib.figure import Figure
+from rich.progress import Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from farspan.cli import app
+from farspan.report.picture import saved
+from farspan.terminal import Terminal, shown
+
+from tiny import tiny_model
+
+HOSTILE = "\x1b]0;title\x07\x1b[31m\x9b2J\x7f\x08\r\x1b]52;c;eA==\x1b\\"
+OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+NAME = "m[/x]y[bold]:smile:a$\\frac$z\x1b[31m"  # a folder within a folder
+
+
+def printed(*what: object, **options: object) -> str:
+    file = StringIO()
+    Terminal(file=file, width=200, color_system=None, **options).print(*what)
+    return file.getvalue()
+
+
+def test_control_characters_are_shown_as_signs() -> None:
+    assert shown("a\x1b[31mb\x07\x9b\x7f\r\n\tc\r\ud800") == "a␛[31mb␇\ufffd␡\n\tc␍\ufffd"
+    table = Table(title=HOSTILE)
+    table.add_column(HOSTILE)
+    table.add_row(HOSTILE)
+    table.add_row(Text(HOSTILE))
+    for what in (HOSTILE, Text(HOSTILE), table):
+        assert not OBEYED.search(printed(what))
+        assert "]52;c;eA==" in printed(what)
+
+
+def test_brackets_colons_and_backslashes_are_shown_as_they_are() -> None:
+    said = "m[/x]y [bold]b[/bold] :smile: \\[0, 1] [red]"
+    assert printed(said) == said + "\n"
+    table = Table(title=said)
+    table.add_column(said)
+    table.add_row(said)
+    assert printed(table).count(said) == 3
+
+
+def test_what_moves_on_a_terminal_holds_no_control_characters_of_names() -> None:
+    file = StringIO()
+    terminal = Terminal(file=file, width=200, color_system=None, force_terminal=True, legacy_windows=False)
+    with Progress(TextColumn("{task.description}", markup=False), console=terminal) as progress:
+        progress.add_task("\x1b]0;title\x07[/x]", total=1)
+    with terminal.status("\x1b]0;title\x07[/x]"):
+        pass
+    assert "␛]0;title␇[/x]" in file.getvalue()
+    assert "\x1b]0" not in file.getvalue()
+
+
+def test_dollar_signs_of_names_are_no_formulas(tmp_path: Path) -> None:
+    for name in ("a$\\frac$z", "cost_$^$b", "$", "a$b", "\x1b[31m"):
+        figure = Figure()
+        axes = figure.subplots()
+        axes.plot([1, 1000], [1, 1000], label=name)
+        axes.set(title=name, xlabel=name, xscale="log")
+        axes.annotate(name, (1, 1))
+        axes.legend()
+        figure.legend()
+        _, svg = saved(figure, tmp_path, "picture")
+        assert svg.stat().st_size
+        assert axes.get_title() == name.replace("\x1b", "\ufffd")
+    assert axes.xaxis.get_ticklabels()[1].get_parse_math(), "powers of ten are no longer drawn as such"
+
+
+# the commands
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
+    folder = tmp_path_factory.mktemp("models") / NAME
+    tiny_model().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    transformers.utils.logging.disable_progress_bar()  # it writes carriage returns
+    Path("a$\\frac$z[x]\x1b[31m.txt").write_text(" ".join(f"word{i * i % 97}" for i in range(600)))
+
+
+TEXT = "a$\\frac$z[x]\x1b[31m.txt"
+
+
+def farspan(*arguments: object) -> Result:
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert not OBEYED.search(result.output), result.output
+    return result
+
+
+SMALL = ("--text", TEXT, "--lengths", "4,8,16", "--repeats", 2, "--device", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("curve", (*SMALL, "--plan")),
+        ("curve", SMALL),
+        ("perplexity", ("--text", TEXT, "--lengths", "8,16", "--repeats", 2, "--device", "cpu")),
+        ("doctor", ("--device", "cpu")),
+        ("ask", ("Who?", "--context", TEXT, "--device", "cpu", "--max-new-tokens", 3)),
+    ],
+    ids=["curve --plan", "curve", "perplexity", "doctor", "ask"],
+)
+def test_a_hostile_name_harms_no_command(model: Path, command: str, options: tuple[object, ...]) -> None:
+    result = farspan(command, model, *options)
+    assert result.exit_code == 0 or command == "doctor", result.output
+    if command != "ask":
+        assert "y[bold]:smile:a$\\frac$z␛[31m" in "".join(result.output.replace("│", "").split())
+
+
+def test_a_hostile_name_harms_no_index(model: Path) -> None:
+    result = farspan("index", "--text", TEXT, "--out", "i[/x]\x1b[31m", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout.splitlines()[-1])["passages"] == 6
+    assert "i[/x]␛[31m" in farspan("index", "--text", TEXT, "--out", "i[/x]\x1b[31m").stdout
+
+
+def test_errors_are_one_line_whatever_they_name() -> None:
+    result = farspan("curve", "./no\x1b]0;x\x07[/x]\nsuch", *SMALL)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "[/x]" in result.stderr
+
+
+def test_an_answer_of_control_characters_is_shown_as_signs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PreTrainedTokenizerFast, "decode", lambda self, ids, **_: HOSTILE * len(ids))
+    result = farspan("ask", model, "Who?", "--context", TEXT, "--device", "cpu", "--max-new-tokens", 3)
+    assert result.stdout == shown(HOSTILE) * 3 + "\n"
