@@ -1,6 +1,7 @@
 """Questions about files: what is read, what stops an answer, that a file is read once."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from farspan.ask import Conversation, _template, read_texts
 from farspan.cli import app
+from farspan.doctor import diagnose
 from farspan.lm import LM, wrap
 from farspan.methods import method
 
@@ -134,3 +136,43 @@ def test_wrong_input_is_said(arguments: list[str], said: str, saved: Path, monke
 
 def test_texts_are_read_whole(saved: Path) -> None:
     assert read_texts([saved / "a.txt"]) == ["the quick brown fox " * 20]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% if %}", "TemplateSyntaxError: Expected an expression"),
+        ("{{ raise_exception('no system role') }}", "TemplateError: no system role"),
+        ("{{ nothing.there }}", "UndefinedError: 'nothing' is undefined"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError: access to attribute '__class__'"),
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "more than 2,000,000",
+        ),
+        ("{{ 'a' * 2000000 }}", "writes 2,000,000 characters, expected at most 1,000,000"),
+        ("{{ messages[0]['content'] * 0 }}", "leaves out what the user says"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_filled_in_is_refused_in_words(lm: LM, template: str, said: str) -> None:
+    lm.tokenizer.chat_template = template
+    before = sys.gettrace()
+    try:
+        with (
+            method("full").on(lm) as reader,
+            pytest.raises(ValueError, match=f"the chat template of {lm.name} .*{said}"),
+        ):
+            Conversation(reader, ["a text"])
+    finally:
+        lm.tokenizer.chat_template = None
+    assert sys.gettrace() is before
+
+
+def test_half_of_a_surrogate_pair_is_refused_by_name(lm: LM) -> None:
+    with (
+        method("full").on(lm) as reader,
+        pytest.raises(ValueError, match=r"the question holds '.ud800' at character 4: half of"),
+    ):
+        Conversation(reader, ["a text"]).ask("who \ud800?", 3)
+    with pytest.raises(ValueError, match=r"the text holds '.ud800' at character 2"):
+        diagnose(lm, method("full"), "a \ud800 text " * 300)

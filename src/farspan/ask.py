@@ -5,21 +5,28 @@ Base models see the files, each followed by an empty line, and then `Question: .
 template see one user turn that begins with the files and ends with the question.
 """
 
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 
-from farspan.lm import LM
+from farspan.lm import LM, refuse_surrogates
+from farspan.loading import BROKEN, one_line
 from farspan.reader import Memory, Reader
 
 PLAIN = "{context}Question: {question}\nAnswer:"
 BETWEEN = "\n\n"  # behind each file
 MARK, ASKED = "\u2402context\u2403", "\u2402question\u2403"  # stand for both while a chat template is filled in
+TEMPLATE_LINES = 2_000_000  # of Python that filling in a chat template may run: seconds
+TEMPLATE_CHARACTERS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,7 @@ class Conversation:
         """
         if not question.strip():
             raise ValueError("the question is empty")
+        refuse_surrogates(question, "the question")
         started, ids, shown = time.perf_counter(), [], ""
 
         def stream(token: Tensor) -> None:
@@ -133,13 +141,49 @@ def _template(lm: LM) -> tuple[str, str, str]:
     """What stands before the context, between it and the question, and behind that."""
     filled = PLAIN.format(context=MARK, question=ASKED)
     if getattr(lm.tokenizer, "chat_template", None):
-        turn = [{"role": "user", "content": f"{MARK}{ASKED}"}]
-        filled = lm.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        filled = _filled(lm)
     before, _, rest = filled.partition(MARK)
     between, found, after = rest.partition(ASKED)
     if not found:
         raise ValueError(f"the chat template of {lm.name} leaves out what the user says: it cannot be asked this way")
     return before, between, after
+
+
+def _filled(lm: LM) -> str:
+    turn = [{"role": "user", "content": f"{MARK}{ASKED}"}]
+    try:
+        with _bounded(TEMPLATE_LINES):
+            filled = lm.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        if len(filled) > TEMPLATE_CHARACTERS:
+            raise ValueError(f"it writes {len(filled):,} characters, expected at most {TEMPLATE_CHARACTERS:,}")
+    except (TemplateError, *BROKEN) as error:
+        raise ValueError(
+            f"the chat template of {lm.name} cannot be filled in: {one_line(error)}. Correct it (chat_template.jinja, "
+            "or chat_template in tokenizer_config.json), or remove it to ask without one"
+        ) from error
+    return str(filled)
+
+
+@contextmanager
+def _bounded(most: int) -> Iterator[None]:
+    """Let at most that many lines of Python run inside: a template comes with the model, and its loops may not end.
+
+    Lines are counted rather than seconds, so that the same template is refused on every machine.
+    """
+    before, count = sys.gettrace(), 0
+
+    def counting(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > most:
+            raise ValueError(f"it runs more than {most:,} lines, as in loops within loops")
+        return counting
+
+    sys.settrace(counting)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def _stops(lm: LM) -> list[int]:

@@ -22,7 +22,7 @@ from farspan import hf
 from farspan.attention import SinkWindow, angles
 from farspan.corpus import read_texts
 from farspan.device import is_out_of_memory
-from farspan.lm import LM
+from farspan.lm import LM, refuse_surrogates
 from farspan.methods import Composed, Full, Method, Replug, Rope
 from farspan.methods.rope import plain, scaled
 from farspan.reader import Memory, Reader
@@ -534,6 +534,7 @@ def _tokens(lm: LM, text: str | None) -> Tensor:
     """
     if text is None:
         text = beginning("builtin")
+    refuse_surrogates(text[:CHARACTERS], "the text")
     tokens = lm.tokenizer(text[:CHARACTERS], add_special_tokens=False, verbose=False)["input_ids"]
     if len(tokens) < 2 * LENGTH:
         raise ValueError(f"the text has {len(tokens)} tokens, and the checks read {2 * LENGTH}: give a longer one")
