@@ -415,6 +415,13 @@ def test_a_device_map_without_memory_is_refused(folder: Path) -> None:
             load(folder, device_map=wanted)
 
 
+def test_an_option_that_is_wrong_is_not_said_to_be_the_configs(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"^attention 'nope' is unknown, expected one of eager, .*sdpa"):
+        load(folder, attention="nope")
+    with pytest.raises(ValueError, match=r"^device 'nope' cannot be used"):
+        load(folder, device_map="nope")
+
+
 def test_a_trained_length_beyond_any_text_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"the trained length is 10+, expected 1 to 1,000,000,000,000 tokens"):
         load(folder, trained_length=10**23)

@@ -369,6 +369,11 @@ def attention(
         del AttentionInterface._global_mapping[key], AttentionMaskInterface._global_mapping[key]
 
 
+def attention_names() -> list[str]:
+    """Return the names of the attention implementations of transformers."""
+    return ["eager", *sorted(AttentionInterface().valid_keys())]
+
+
 _SWITCH = "_attn_implementation_internal"
 PROBE_LENGTH = 24  # tokens
 PROBE_SHIFT = 500  # positions

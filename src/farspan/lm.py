@@ -94,6 +94,8 @@ def load(
         raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(get_args(Dtype))}")
     if trained_length is not None and not 1 <= trained_length <= MOST_TOKENS:
         raise ValueError(f"the trained length is {trained_length}, expected 1 to {MOST_TOKENS:,} tokens")
+    if attention is not None and "/" not in attention and attention not in (known := hf.attention_names()):
+        raise ValueError(f"attention {attention!r} is unknown, expected one of {', '.join(known)}; or leave it out")
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     placed = "device_map" in hub or "tp_plan" in hub
     if placed:
@@ -259,9 +261,14 @@ def _device(wanted: str | torch.device | None) -> torch.device:
 
 
 def _check_device_map(wanted: Any) -> None:
+    named = ("auto", "balanced", "balanced_low_0", "sequential")
     for device in wanted.values() if isinstance(wanted, dict) else [wanted]:
         if str(device) == "meta":
-            raise ValueError("device_map 'meta' holds no weights: expected auto, balanced, sequential, cpu or cuda")
+            raise ValueError(
+                f"device_map 'meta' holds no weights: expected {', '.join(named)} or a device such as cuda"
+            )
+        if isinstance(wanted, str) and wanted not in named:
+            _device(wanted)
 
 
 def _default_device() -> str:
