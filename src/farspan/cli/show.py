@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from farspan.cli.options import err
 from farspan.terminal import Terminal
 
@@ -44,7 +46,7 @@ def watched(
         return measure(models, methods, settings, folder, watch=watch, **options), folder, console
 
 
-def print_end(rows: list["Row"], folder: Path, pictures: Sequence[Path], console: Terminal) -> int:
+def print_end(rows: list["Row"], folder: Path, pictures: Sequence[Path], console: Console) -> int:
     """Says what failed and where rows and pictures are; returns how many rows failed."""
     failed = [row for row in rows if row.status not in ("ok", "budget")]
     if failed:

@@ -173,7 +173,9 @@ def add_legend(figure: Figure, axes: Axes) -> None:
 def saved(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write a figure as PNG and SVG. Names in it are shown as they are: a dollar sign begins no formula."""
     ticks = {id(text) for tick in figure.findobj(Tick) for text in tick.findobj(Text)}  # powers of ten are formulas
-    for text in figure.findobj(lambda artist: isinstance(artist, Text) and id(artist) not in ticks):
+    for text in figure.findobj(Text):
+        if not isinstance(text, Text) or id(text) in ticks:
+            continue
         text.set_parse_math(False)
         text.set_text(CONTROL.sub("\ufffd", text.get_text()))
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
