@@ -140,6 +140,42 @@ def test_what_a_model_or_method_refuses_is_a_row_that_says_so_and_the_others_go_
     assert len(report.failures(found)) == 2
 
 
+def test_lengths_that_are_too_short_are_refused_and_the_others_measured(saved: Path, text: str, tmp_path: Path) -> None:
+    arguments = ["compare", str(saved), "--text", text, "--lengths", "8,16,32", "--repeats", "3", "--no-cost"]
+    arguments += ["--task", "perplexity:target_tokens=8", "--task", "curve", "--out", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, [*arguments, "--method", "full", "--method", "topk:k=4"])
+    assert result.exit_code == 1
+    rows = read_rows(tmp_path / "run")
+    found = {(cell.task.partition(":")[0], cell.method, cell.length): cell for cell in report.cells(
+        rows, read_header(tmp_path / "run"))}  # fmt: skip
+    failed = {key: cell.failed for key, cell in found.items() if cell.failed}
+    assert failed == {("perplexity", how, 8): "refused" for how in ("full", "topk:k=4")}
+    assert all(cell.n == 3 for key, cell in found.items() if key not in failed)
+    said = [line for line in result.stderr.splitlines() if "refused" in line]
+    assert len(said) == 2
+    assert "at 8: refused: 8 target tokens leave no context in a length of 8 tokens" in said[0]
+    assert "perplexity:target_tokens=N" in said[0]
+    assert "--target-tokens" not in result.output
+    before = (tmp_path / "run" / "rows.jsonl").read_bytes()
+    assert CliRunner().invoke(app, [*arguments, "--method", "full", "--method", "topk:k=4"]).exit_code == 1
+    assert (tmp_path / "run" / "rows.jsonl").read_bytes() == before
+
+
+def test_lengths_longer_than_the_text_are_refused_and_the_others_measured(lm: LM, text: str, tmp_path: Path) -> None:
+    found = compared([lm], text, tmp_path, ["full"], lengths=(16, 32, 4096), cost=False)
+    assert {(cell.length, cell.failed) for cell in found} == {(16, ""), (32, ""), (4096, "refused")}
+    assert all("tokens" in cell.reason for cell in found if cell.failed)
+
+
+def test_two_questions_of_one_task_that_are_refused_are_two_rows(lm: LM, text: str, tmp_path: Path) -> None:
+    tasks = ("perplexity:target_tokens=64", "perplexity:target_tokens=96")
+    found = compared([lm], text, tmp_path, ["full"], tasks=tasks, cost=False)
+    assert {(cell.task, cell.failed) for cell in found} == {
+        (f"perplexity:targets=fixed,target_tokens={n}", "refused") for n in (64, 96)
+    }
+    assert {cell.reason[:2] for cell in found} == {"64", "96"}
+
+
 def test_what_is_recorded_is_not_measured_again(lm: LM, text: str, tmp_path: Path) -> None:
     compared([lm], text, tmp_path)
     before = (tmp_path / "run" / "rows.jsonl").read_bytes()

@@ -27,6 +27,7 @@ from farspan.sweep import (
 from farspan.tasks.perplexity import TARGET_TOKENS, Perplexity, check_target_tokens, check_targets, shortest_length
 
 MASK = 1 << 22  # of one forward on a CPU, where attention in chunks holds a number for each token and token read
+OPTION = "--target-tokens"
 SMALLEST_CHUNK = 256  # tokens; smaller ones take longer
 
 
@@ -52,7 +53,7 @@ class PerplexitySettings:
             if self.targets == "all":
                 raise ValueError("--target-tokens belongs to --targets fixed or last; all scores every token")
             if self.lengths is not None:
-                check_target_tokens(self.target_tokens, self.lengths)
+                check_target_tokens(self.target_tokens, self.lengths, OPTION)
         if self.buckets is not None and self.targets != "all":
             raise ValueError(f"--buckets belongs to --targets all, not to {self.targets}")
 
@@ -125,7 +126,7 @@ def default_lengths(lm: LM, task: Perplexity, repeats: int, watch: Watch) -> tup
     lengths = [shortest << i for i in range(room.bit_length()) if shortest << i <= room]
     if not lengths:
         if task.targets != "all":
-            check_target_tokens(task.target_tokens, (room,))
+            check_target_tokens(task.target_tokens, (room,), OPTION)
         return (room,)
     fitting = [length for length in lengths if task.text.num_windows(length, repeats) >= repeats]
     if fitting and fitting != lengths:

@@ -1,6 +1,6 @@
 """The loop around `measure`: models × methods × tasks, one run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, runtime_checkable
@@ -93,8 +93,8 @@ def sweep(
     Args:
         header: of the run: what is measured, without the methods.
         asking: what a model that is loaded is asked.
-        refusals: a model or method that refuses a task leaves rows that say why, of status "refused", and the
-            others go on.
+        refusals: record what a model or method refuses as rows of status "refused" with the reason, and measure the
+            rest: a task's other lengths where the examples of some cannot be made, else the other tasks.
 
     Raises:
         ValueError: settings, texts or models that cannot be; a folder with another run.
@@ -126,7 +126,14 @@ def _sweep_model(
     for one in asked.setups:
         if one.notice:
             watch.notice(one.notice)
-        for how in methods:
+        if refusals:
+            one, reasons = _possible(lm, one)
+            for reason in dict.fromkeys(reasons.values()):
+                at = [f"{length:,}" for length, why in reasons.items() if why == reason]
+                watch.notice(f"{lm.name}, {one.what} at {', '.join(at)}: refused: {reason}")
+            for how in methods:
+                _refuse(run, lm, how, one, reasons)
+        for how in methods if one.lengths else ():
             watch.start(f"{lm.name} {how} {one.what}", len(one.lengths) * one.repeats)
             try:
                 measure(
@@ -144,10 +151,31 @@ def _sweep_model(
             except ValueError as error:
                 if not refusals:
                     raise
-                watch.notice(f"{lm.name} {how}: {error}")
-                for length in one.lengths:
-                    run.append(_refused(lm, how, one, length, str(error)))
+                watch.notice(f"{lm.name} {how}, {one.what}: refused: {error}")
+                _refuse(run, lm, how, one, dict.fromkeys(one.lengths, str(error)))
         show_first(one.task, lm, run, one.what, one.lengths, one.repeats, one.seed)
+
+
+def _possible(lm: LM, one: Setup) -> tuple[Setup, dict[int, str]]:
+    """Return the setup with the lengths that examples can be made for, and the reason for each of the others.
+
+    Lengths are tried alone only if all together fail, such as a length as short as the targets, or longer than the text.
+    """
+    reasons: dict[int, str] = {}
+
+    def possible(lengths: tuple[int, ...]) -> bool:
+        try:
+            one.task.examples(lm, lengths, one.repeats, one.seed)
+        except ValueError as error:
+            reasons.update(dict.fromkeys(lengths, str(error)))
+            return False
+        return True
+
+    if possible(one.lengths):
+        return one, {}
+    reasons.clear()
+    rest = tuple(length for length in one.lengths if possible((length,)))
+    return replace(one, lengths=rest if rest and possible(rest) else ()), reasons
 
 
 def sweep_plans(
@@ -203,18 +231,22 @@ def show_first(task: Task, lm: LM, run: Run, what: str, lengths: Sequence[int], 
         run.add_example({"model": lm.name, "what": what} | task.shown(lm, examples[first.example], first.length))
 
 
-def _refused(lm: LM, how: Method, one: Setup, length: int, reason: str) -> Row:
-    """Stands for all examples of a length that could not be asked."""
-    return Row(
-        model=lm.name,
-        method=str(how),
-        task=one.task.name,
-        version=one.task.version,
-        settings=one.task.settings,
-        length=length,
-        repeat=0,
-        seed=one.seed,
-        example=f"{one.task.name} refused",
-        status="refused",
-        reason=reason,
-    )
+def _refuse(run: Run, lm: LM, how: Method, one: Setup, reasons: Mapping[int, str]) -> None:
+    """Record the refused lengths: one row of status "refused" for each, in place of the rows of its examples."""
+    known = {(row.key, row.reason) for row in run.rows if row.status == "refused"}
+    for length, reason in reasons.items():
+        row = Row(
+            model=lm.name,
+            method=str(how),
+            task=one.task.name,
+            version=one.task.version,
+            settings=one.task.settings,
+            length=length,
+            repeat=0,
+            seed=one.seed,
+            example=f"{one.what} refused",  # two questions of one task are two rows
+            status="refused",
+            reason=reason,
+        )
+        if (row.key, row.reason) not in known:
+            run.append(row)

@@ -69,6 +69,8 @@ def compare(
         console.print(f"page: farspan report {folder}", markup=False, highlight=False, soft_wrap=True)
         missing = [cell for cell in found if cell.failed]
         print_end(rows, folder, pictures, console)
+        for line in report.failures(found):
+            err.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
         if running.as_json:
             cells = [asdict(cell) for cell in found]
             print(json.dumps({"run": str(folder), "cells": cells, "failed_cells": len(missing)}))

@@ -185,7 +185,7 @@ def legend(found: Sequence[Cell]) -> str:
 
 
 def print_comparison(found: Sequence[Cell], console: Console) -> None:
-    """A table for each task, and why cells failed."""
+    """Print a table for each task."""
     for group in by_task(found):
         head, table = lines(group)
         title = f"{group[0].task}: {group[0].quality} by {group[0].unit}"
@@ -196,8 +196,6 @@ def print_comparison(found: Sequence[Cell], console: Console) -> None:
             shown.add_row(*line)
         console.print(shown)
         console.print(legend(group), style="dim", highlight=False)
-    for failure in failures(found):
-        console.print(failure, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def failures(found: Sequence[Cell]) -> list[str]:

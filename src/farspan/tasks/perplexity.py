@@ -78,7 +78,7 @@ class Perplexity:
         """
         window = lengths[-1]
         if self.targets != "all":
-            check_target_tokens(self.target_tokens, lengths)
+            check_target_tokens(self.target_tokens, lengths, f"{self.name}:target_tokens=N")
         if len(self.text.tokens) < repeats * window:
             raise ValueError(
                 f"text {self.text.name!r} has {len(self.text.tokens):,} tokens; {repeats} repeats of {window:,} need "
@@ -182,6 +182,8 @@ class PerplexityQuestion:
 
     def __post_init__(self) -> None:
         check_targets(self.targets)
+        if self.target_tokens < 1:
+            raise ValueError(f"target_tokens = {self.target_tokens} is not possible: give at least 1")
 
     def __str__(self) -> str:
         return written("perplexity", self)
@@ -209,12 +211,12 @@ def check_targets(targets: str) -> None:
         raise ValueError(f"targets {targets!r} are unknown; known are {', '.join(TARGETS)}")
 
 
-def check_target_tokens(target_tokens: int, lengths: Sequence[int]) -> None:
-    """Raises ValueError where the targets leave no context."""
+def check_target_tokens(target_tokens: int, lengths: Sequence[int], option: str) -> None:
+    """Raise ValueError if the targets leave no context in the shortest length. `option`: what sets their number."""
     if target_tokens >= lengths[0]:
         raise ValueError(
-            f"{target_tokens:,} target tokens leave no context in a length of {lengths[0]:,}: give fewer "
-            f"--target-tokens, or lengths from {target_tokens + 1:,} on"
+            f"{target_tokens:,} target tokens leave no context in a length of {lengths[0]:,} tokens: give fewer "
+            f"({option}), or lengths from {target_tokens + 1:,} on (--lengths)"
         )
 
 
