@@ -20,7 +20,7 @@ from farspan.reader import BaseMemory
 from farspan.record import Row, Run
 from farspan.tasks import task
 from farspan.tasks.icl import SCORINGS, InContextLearning, InContextLearningQuestion, predictions
-from farspan.tasks.icl_sets import SETS, TREC_FINE, Labelled, load_set
+from farspan.tasks.icl_sets import SETS, TREC_FINE, Labelled, load_own, load_set
 
 from cepe_models import tiny_cepe
 from tiny import tiny_model
@@ -380,11 +380,11 @@ def test_the_verbalisers_of_trec_are_all_fifty() -> None:
         ([{"txt": "a", "label": "neg"}], r"no column 'text'; it has \['txt', 'label'\]"),
         ([{"text": "a", "sentiment": "neg"}], r"no column 'label'; it has \['text', 'sentiment'\]"),
         ([{"text": "a", "label": "neg"}, {"text": "b"}], r"row 2 has no 'label'; it has \['text'\]"),
-        ([{"text": "a", "label": "bad"}], "class 'bad'; known are 0 to 1, or neg, pos"),
+        ([{"text": "a", "label": "bad"}], "row 1, column 'label': got class 'bad', expected 0 to 1, or neg, pos"),
         ([{"text": "a", "label": -1}], "class -1"),
         ([{"text": "a", "label": 2}], "class 2"),
-        ([{"text": None, "label": 0}], "text is None"),
-        ([{"text": "  ", "label": 0}], "text is '  '"),
+        ([{"text": None, "label": 0}], "row 1: got None, expected a text"),
+        ([{"text": "  ", "label": 0}], "row 1: got '  ', expected a text"),
         ([], "holds no rows"),
         (["neg"], "holds str 'neg' where a row"),
     ],
@@ -400,7 +400,7 @@ def test_numbers_without_names_are_refused(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / f"{split}.csv").write_text("text,label\na,0\n")
         (tmp_path / f"{split}.jsonl").write_text('{"text": "a", "label": 0}\n')
-    with pytest.raises(ValueError, match="holds numbers and no names"):
+    with pytest.raises(ValueError, match="row 1, column 'label': got 0, expected the name of a class in words"):
         load_set("banking77", str(tmp_path))
 
 
@@ -436,13 +436,87 @@ def test_the_hub_is_asked_for_the_right_split(monkeypatch: pytest.MonkeyPatch) -
     assert asked == [(("clinc/clinc_oos", "plus"), {"split": split}) for split in ("train", "validation")]
 
 
+OWN = [
+    {"utterance": f"please {verb} {thing}", "intent": f"{verb}_{thing}", "id": str(place)}
+    for place, (verb, thing) in enumerate([("play", "music"), ("stop", "music"), ("play", "film"), ("stop", "film")])
+]
+
+
+def write_own(folder: Path, suffix: str, rows: list[dict[str, Any]] = OWN, asked: str = "test") -> str:
+    """Two splits of a data set with columns of its own, in one of the formats."""
+    for split, more in (("train", ""), (asked, " now")):
+        lines = [row | {"utterance": row["utterance"] + more} if "utterance" in row else row for row in rows]
+        file = folder / f"{split}{suffix}"
+        if suffix == ".parquet":
+            pyarrow = pytest.importorskip("pyarrow")
+            pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(lines), file)
+        elif suffix == ".csv":
+            text = [",".join(lines[0]), *(",".join(row.values()) for row in lines)]
+            file.write_text("\n".join(text) + "\n")
+        else:
+            file.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    return str(folder)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_data_set_of_ones_own_is_read_by_the_names_of_its_columns(suffix: str, lm: LM, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    folder = write_own(tmp_path / "data", suffix, asked="test" if suffix == ".csv" else "validation")
+    what = task(f"icl:data={folder},text=utterance,label=intent").on(lm, "")
+    assert isinstance(what, InContextLearning)
+    assert what.options == ("play film", "play music", "stop film", "stop music")
+    assert (what.question.format("x"), what.scoring) == ("Utterance: x\nIntent:", "plain")
+    assert [(one.text, what.options[one.label]) for one in what.questions[:2]] == [
+        ("please play music now", "play music"), ("please stop music now", "stop music"),
+    ]  # fmt: skip
+    rows = measured(tmp_path / "run", lm, what, lengths=(0, 4), repeats=4)
+    assert {row.status for row in rows} == {"ok"}
+    assert rows[0].settings["set"] == folder
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "problem"),
+    [
+        (OWN, ("text", "intent"), r"no column 'text'; it has \['utterance', 'intent', 'id'\]"),
+        (OWN, ("utterance", "label"), "no column 'label'"),
+        ([*OWN, {"utterance": "x", "intent": None}], ("utterance", "intent"), "row 5, column 'intent': got None"),
+        ([*OWN, {"utterance": "x", "intent": 3}], ("utterance", "intent"), "row 5, column 'intent': got 3"),
+        ([*OWN, {"utterance": "x", "intent": " "}], ("utterance", "intent"), "row 5, column 'intent': got ' '"),
+        ([*OWN, {"utterance": "", "intent": "y"}], ("utterance", "intent"), "row 5: got '', expected a text"),
+        (OWN[:1], ("utterance", "intent"), "holds one class, 'play_music'; at least two are needed"),
+        (
+            [*OWN, {"utterance": "x", "intent": "play music"}],
+            ("utterance", "intent"),
+            "classes 'play music' and 'play_music' of .* are both asked as 'play music'",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_data_set_of_ones_own_is_named(
+    rows: list[dict[str, Any]], columns: tuple[str, str], problem: str, tmp_path: Path
+) -> None:
+    folder = write_own(tmp_path, ".jsonl", rows)
+    if rows[-1].get("utterance") == "":
+        (tmp_path / "test.jsonl").write_text(json.dumps(OWN[0]) + "\n")
+    with pytest.raises(ValueError, match=problem):
+        load_own(folder, *columns)
+
+
+def test_a_folder_without_questions_is_refused_with_what_is_there(tmp_path: Path) -> None:
+    write_own(tmp_path, ".jsonl", asked="train")
+    with pytest.raises(ValueError, match=r"no test or validation with one of .*there: \['train.jsonl'\]"):
+        load_own(str(tmp_path), "utterance", "intent")
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("icl:set=trec", "'trec' is unknown.*did you mean"),
         ("icl:set=mr,scoring=best", "scoring 'best' is unknown"),
         ("icl:set=mr,head=-1", "head = -1"),
-        ("icl", "needs set"),
+        ("icl", "needs a set .set=banking77, one of sst2.* or a data set of your own"),
+        ("icl:data=folder,text=words", "label is missing"),
+        ("icl:set=mr,text=words", "set 'mr' has columns of its own"),
+        ("icl:set=mr,data=", "setting data of task 'icl' is empty"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(text: str, problem: str) -> None:
@@ -451,7 +525,8 @@ def test_settings_that_cannot_be_are_refused(text: str, problem: str) -> None:
 
 
 def test_a_question_prints_as_it_parses() -> None:
-    for text in ("icl:set=mr", "icl:set=trec_fine,data=a/b,scoring=both", "icl:set=mr,head=0"):
+    own = "icl:data=a/b,text=words,label=kind"
+    for text in ("icl:set=mr", "icl:set=trec_fine,data=a/b,scoring=both", "icl:set=mr,head=0", own):
         assert str(task(text)) == text
     question = task("icl:set=mr")
     assert isinstance(question, InContextLearningQuestion)

@@ -14,6 +14,9 @@ for each example by itself, and a smaller number is the beginning of a larger. T
 everything (in CEPE's decoder, in each pass of RePlug), each further one is a passage. All options are scored on one
 memory of demonstrations and question.
 
+A data set of the user's own is a folder with two splits and names its two columns (`data=FOLDER,text=COLUMN,
+label=COLUMN`); its prompt is made of the columns' names.
+
 Ours differ from the authors' script: the questions asked are drawn, not the first of the file; demonstrations do not
 depend on the number of workers, and never are the question itself; clinic150 is run; the options' first tokens are
 those they have behind the prompt.
@@ -35,7 +38,7 @@ from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.spelling import closest, written
 from farspan.tasks.base import Example, Quality, Result, Work
-from farspan.tasks.icl_sets import SETS, Labelled, load_set
+from farspan.tasks.icl_sets import SETS, Labelled, load_own, load_set, own_question
 from farspan.tasks.passages import places
 from farspan.tasks.prompts import behind, token_texts
 
@@ -49,7 +52,7 @@ DIGITS = 5  # of the numbers in a row; what is predicted is decided on what is r
 class InContextLearning:
     """Accuracy on questions behind demonstrations. A length is a number of demonstrations."""
 
-    set: str
+    set: str  # one of SETS, or the folder of a data set of the user's own
     question: str
     options: tuple[str, ...]
     demonstrations: tuple[Labelled, ...] = field(repr=False)
@@ -246,18 +249,33 @@ def predictions(nats: ArrayLike, prior: ArrayLike, tokens: ArrayLike) -> dict[st
 
 @dataclass(frozen=True)
 class InContextLearningQuestion:
-    """A classification set by demonstrations, `icl:set=banking77,data=FOLDER`."""
+    """A classification set by demonstrations, `icl:set=banking77,data=FOLDER`; or a data set of the user's own,
+    `icl:data=FOLDER,text=COLUMN,label=COLUMN`."""
 
-    set: str  # one of SETS
+    set: str | None = None  # one of SETS; None: a data set of the user's own
     data: str | None = None  # a folder with its two splits; None: from the hub
-    scoring: str | None = None  # one of SCORINGS; None: CEPE's choice for the set
+    text: str | None = None  # column with the text to classify, of a data set of the user's own
+    label: str | None = None  # column with its class
+    scoring: str | None = None  # one of SCORINGS; None: CEPE's choice for the set, else plain
     head: int = field(default=HEAD, metadata={"quiet": True})  # demonstrations in front; the others are passages
 
     unit: ClassVar[str] = "demonstrations"
     quality: ClassVar[Quality] = Quality("accuracy", "accuracy", higher_is_better=True)
 
     def __post_init__(self) -> None:
-        if self.set not in SETS:
+        own = {"data": self.data, "text": self.text, "label": self.label}
+        if self.set is None and (missing := [key for key, value in own.items() if value is None]):
+            raise ValueError(
+                "icl needs a set (set=banking77, one of "
+                f"{', '.join(SETS)}) or a data set of your own (data=FOLDER,text=COLUMN,label=COLUMN); "
+                f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing for the latter"
+            )
+        if self.set is not None and (self.text is not None or self.label is not None):
+            raise ValueError(
+                f"icl set {self.set!r} has columns of its own: leave out text and label, or leave out set to read "
+                "a data set of your own (data=FOLDER,text=COLUMN,label=COLUMN)"
+            )
+        if self.set is not None and self.set not in SETS:
             raise ValueError(f"icl set {self.set!r} is unknown{closest(self.set, SETS)}; known: {', '.join(SETS)}")
         if self.scoring is not None and self.scoring not in SCORINGS:
             hint = closest(self.scoring, SCORINGS)
@@ -269,11 +287,14 @@ class InContextLearningQuestion:
         return written("icl", self)
 
     def on(self, lm: LM, text: str) -> InContextLearning:
-        options, demonstrations, questions = load_set(self.set, self.data)
-        scoring = self.scoring or SETS[self.set].scoring
-        return InContextLearning(
-            self.set, SETS[self.set].question, options, demonstrations, questions, scoring, self.head
-        )
+        if self.set is None:
+            assert self.data is not None and self.text is not None and self.label is not None, "checked at first"
+            pools = load_own(self.data, self.text, self.label)
+            question = own_question(self.text, self.label)
+            return InContextLearning(self.data, question, *pools, self.scoring or "plain", self.head)
+        of = SETS[self.set]
+        pools = load_set(self.set, self.data)
+        return InContextLearning(self.set, of.question, *pools, self.scoring or of.scoring, self.head)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         return LENGTHS

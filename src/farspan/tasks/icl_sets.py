@@ -169,16 +169,56 @@ def load_set(name: str, data: str | None) -> tuple[tuple[str, ...], tuple[Labell
     tables = [_split(of, data, which) for which in (0, 1)] if of.splits[0] != of.splits[1] else [_split(of, data, 0)]
     columns = [(table.column(*of.text), table.column(*of.label)) for table in tables]
     names = list(of.names) or _names(tables, [label for _, label in columns])
-    pools = [
-        tuple(Labelled(_text(table, row[text]), _class(table, label, names, row[label])) for row in table.rows)
-        for table, (text, label) in zip(tables, columns, strict=True)
-    ]
+    pools = [_labelled(table, *both, names) for table, both in zip(tables, columns, strict=True)]
     if len(pools) == 1:
         order = np.random.default_rng(SPLIT_SEED).permutation(len(pools[0]))
         asked = len(order) // 4
         pools = [tuple(pools[0][i] for i in order[asked:]), tuple(pools[0][i] for i in order[:asked])]
     options = of.options or tuple(each.replace("_", " ") for each in names)
     return options, pools[0], pools[1]
+
+
+def load_own(data: str, text: str, label: str) -> tuple[tuple[str, ...], tuple[Labelled, ...], tuple[Labelled, ...]]:
+    """Return the options, demonstrations and questions of a data set of the user's own.
+
+    Args:
+        data: a folder with a split for the demonstrations (train) and one for the questions (test, else validation).
+        text, label: columns of both. Classes are words; numbers only where parquet files name them.
+
+    Raises:
+        ValueError: files or columns that are missing, a row without a text or a class, fewer than two classes, or two
+            classes that are written alike.
+    """
+    tables = [find_table(data, ("train",)), find_table(data, ("test", "validation"))]
+    for table in tables:
+        table.column(text)
+        table.column(label)
+    names = _names(tables, [label, label])
+    options = tuple(each.replace("_", " ").strip() for each in names)
+    if len(options) < 2:
+        raise ValueError(f"{tables[0].name}: column {label!r} holds one class, {names[0]!r}; at least two are needed")
+    for place, option in enumerate(options):
+        if option in options[:place]:
+            both = names[options.index(option)], names[place]
+            raise ValueError(f"classes {both[0]!r} and {both[1]!r} of {tables[0].name} are both asked as {option!r}")
+    shown, asked = (_labelled(table, text, label, names) for table in tables)
+    return options, shown, asked
+
+
+def own_question(text: str, label: str) -> str:
+    """Return the prompt of a data set of the user's own: the columns' names in front of the text and of the class."""
+    before, behind = (
+        " ".join(name.replace("_", " ").split()).capitalize().replace("{", "{{").replace("}", "}}")
+        for name in (text, label)
+    )
+    return f"{before}: {{}}\n{behind}:"
+
+
+def _labelled(table: Table, text: str, label: str, names: Sequence[str]) -> tuple[Labelled, ...]:
+    return tuple(
+        Labelled(_text(table, number, row[text]), _class(table, number, label, names, row[label]))
+        for number, row in enumerate(table.rows, 1)
+    )
 
 
 def _split(of: Set, data: str | None, which: int) -> Table:
@@ -208,27 +248,33 @@ def _names(tables: Sequence[Table], columns: Sequence[str]) -> list[str]:
     for table, column in zip(tables, columns, strict=True):
         if column in table.names:
             return table.names[column]
-    words = {row[column] for table, column in zip(tables, columns, strict=True) for row in table.rows}
-    if not all(isinstance(word, str) for word in words):
-        raise ValueError(
-            f"{tables[0].name}: column {columns[0]!r} holds numbers and no names for them: give words, or parquet "
-            "files with the hub's class names"
-        )
+    words: set[str] = set()
+    for table, column in zip(tables, columns, strict=True):
+        for number, row in enumerate(table.rows, 1):
+            word = row[column]
+            if not isinstance(word, str) or not word.strip():
+                raise ValueError(
+                    f"{table.name}, row {number}, column {column!r}: got {word!r:.60}, expected the name of a class in "
+                    "words. Numbers are read only from parquet files that hold their names, as the hub's do"
+                )
+            words.add(word)
     return sorted(words)
 
 
-def _text(table: Table, value: Any) -> str:
+def _text(table: Table, number: int, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{table.name} has a row whose text is {value!r}")
+        raise ValueError(f"{table.name}, row {number}: got {value!r:.60}, expected a text")
     return value.strip()
 
 
-def _class(table: Table, column: str, names: Sequence[str], value: Any) -> int:
+def _class(table: Table, row: int, column: str, names: Sequence[str], value: Any) -> int:
     """The index of a class given by its name or number. A number is of the data's own names, where it has some."""
     own = table.names.get(column, names)
-    number = str(value).isdigit() and int(value) < len(own)
+    number = str(value).isdecimal() and int(value) < len(own)
     name = own[int(value)] if number and value not in names else value
     if name not in names:
         few = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        raise ValueError(f"{table.name} has a row of class {name!r}; known are 0 to {len(names) - 1}, or {few}")
+        raise ValueError(
+            f"{table.name}, row {row}, column {column!r}: got class {name!r:.60}, expected 0 to {len(names) - 1}, or {few}"
+        )
     return names.index(name)
