@@ -129,6 +129,11 @@ def test_the_papers_view_is_perplexity_of_the_contexts(lm: LM, tmp_path: Path) -
         ({"context": None}, r"no column 'context'; it has \['input', 'answers'"),
         ({"_id": None}, "no column '_id'"),
         ({"dataset": "musique"}, "holds rows of 'musique', not of 'hotpotqa'"),
+        ({"context": 5}, "row 1, column 'context': got int 5, expected text"),
+        ({"input": ["x"]}, r"row 1, column 'input': got list \['x'\], expected text"),
+        ({"answers": "yes"}, "row 1, column 'answers': got str 'yes', expected a list of texts"),
+        ({"answers": [{"x": 1}]}, "row 1, column 'answers', entry 1: got dict"),
+        ({"all_classes": "abc"}, "row 1, column 'all_classes': got str 'abc', expected a list of texts"),
     ],
 )
 def test_rows_that_are_not_the_sets_are_refused(change: dict[str, Any], problem: str, tmp_path: Path) -> None:

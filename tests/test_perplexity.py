@@ -301,6 +301,8 @@ def test_numbers_that_are_not_finite_are_rows_that_name_the_layer_and_the_length
     assert broken[0].reason.endswith("came out of model.embed_tokens")
     assert {(row.length, row.repeat) for row in broken} == {(140, broken[0].repeat)}  # the others went on
     assert broken[0].scores["nats"] is None
+    assert "accuracy" not in broken[0].scores  # or a mean would count the row in one number and not in the other
+    assert "hits" not in broken[0].scores
     assert not any(module._forward_hooks for module in model.modules())
     (one,) = report.series(rows)
     assert np.isfinite(one.nats).sum() == len(rows) - len(broken)

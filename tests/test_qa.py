@@ -104,7 +104,10 @@ def measured(folder: Path, lm: LM, asked: Qa, how: str = "full", **more: Any) ->
         ("A", ["A"], True),
         ("the", ["The The"], False),
         ("The The", ["the the"], True),
-        ("", ["..."], True),
+        ("", ["..."], False),  # punctuation alone is compared as it is written
+        ("?", ["..."], False),
+        ("...", ["..."], True),
+        ("", ["", "cat"], False),
         ("naïve café", ["Naïve  Café"], True),
     ],
 )
@@ -158,7 +161,19 @@ def test_rows_without_an_answer_are_skipped_and_counted(tmp_path: Path) -> None:
         ('{"question": "x", "answers": ["y"]}\n{"question": "x"}', r"row 2 has no 'answers'; it has \['question'\]"),
         (
             '{"question": "x", "answers": ["y"], "ctxs": [{"title": "z"}]}',
-            r"a passage in ctxs has no text; it has \['title'\]",
+            r"row 1, passage 1 of ctxs: got an object with title, expected an object with 'text'",
+        ),
+        ('{"question": 7, "answers": ["y"]}', "row 1, column 'question': got int 7, expected text"),
+        ('{"question": "x", "answers": true}', "row 1, column 'answers', entry 1: got bool True, expected text"),
+        ('{"question": "x", "answers": [["y"]]}', r"column 'answers', entry 1: got list \['y'\], expected text"),
+        ('{"question": "x", "answers": NaN}', "column 'answers', entry 1: got float nan, expected text"),
+        ('{"question": "x", "answers": {"value": "y", "aliases": 3}}', "'aliases': got int 3, expected a list"),
+        ('{"question": "x", "answers": "y", "ctxs": 5}', "row 1, column 'ctxs': got int 5, expected a list"),
+        ('{"question": "x", "answers": "y", "ctxs": [{"text": 5}]}', "of ctxs, 'text': got int 5, expected text"),
+        ('{"question": "x", "answers": "y", "ctxs": [{"text": "z", "score": "hi"}]}', "got a score of 'hi', expected"),
+        (
+            '{"question": "x", "answers": "y", "ctxs": [{"text": "z", "score": NaN}]}',
+            "'score': got float nan, expected",
         ),
         ('{"question": "x", "answers": "[1"}', "the answers '.1' are no JSON"),
         ("{", "line 1 is not JSON"),

@@ -257,6 +257,7 @@ def test_numbers_that_are_not_finite_are_rows_that_say_so(documents: Path, lm: L
         lm.model.model.norm.weight[0] = torch.nan
     rows = measured(documents / "run", lm, ralm(documents, lm))
     assert {(row.status, row.reason) for row in rows} == {("nan", "40 scored tokens have no finite log-probability")}
+    assert not any("accuracy" in row.scores for row in rows)
 
 
 def test_the_first_example_is_kept_whole(documents: Path, lm: LM) -> None:

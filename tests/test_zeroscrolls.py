@@ -355,6 +355,29 @@ def test_real_tokenizers_end_lines(shared_data: Path) -> None:
         ("quality", [{"id": 1, "input": "Who?\n\nx", "output": "x"}], r"no four options marked \(A\)"),
         ("quality", [{"id": 1, "input": f"Who?{OPTIONS}x", "output": "y"}], "answer of 1, 'y', is none of its options"),
         ("qasper", [], "holds no rows"),
+        ("qasper", [{"id": 1, "input": 5, "output": "x"}], "row 1, column 'input': got int 5, expected text"),
+        ("qasper", [{"id": 1, "input": "Who?\n\nx", "output": [1]}], r"column 'output': got list \[1\], expected text"),
+        ("govreport", [{"report": 5, "summary": "x"}], "row 1, column 'report': got int 5, expected text"),
+        (
+            "narrativeqa",
+            [{"document": {"text": "x"}, "question": "why", "answers": []}],
+            "row 1, column 'question': got str 'why', expected an object with 'text'",
+        ),
+        (
+            "narrativeqa",
+            [{"document": {"text": "x"}, "question": {"text": "y"}, "answers": [{"txt": "z"}]}],
+            "row 1, column 'answers': got an object with txt, expected an object with 'text'",
+        ),
+        (
+            "qmsum",
+            [{"meeting_transcripts": [["A", "x"]], "general_query_list": [], "specific_query_list": []}],
+            "row 1, column 'meeting_transcripts': got list .* expected an object with 'speaker'",
+        ),
+        (
+            "qmsum",
+            [{"meeting_transcripts": [], "general_query_list": 3, "specific_query_list": []}],
+            "row 1, column 'general_query_list': got int 3, expected a list",
+        ),
     ],
 )
 def test_rows_that_are_not_the_sets_are_refused(name: str, rows: list[Any], problem: str, tmp_path: Path) -> None:

@@ -42,8 +42,15 @@ def normalised(text: str) -> str:
 
 
 def exact_match(prediction: str, references: Sequence[str]) -> float:
-    """1 if the prediction is one of the references, normalised."""
-    return float(normalised(prediction) in {normalised(reference) for reference in _some(references)})
+    """Return 1 if the prediction is one of the references, normalised, else 0.
+
+    What is nothing but punctuation is compared as it is written: normalisation would leave nothing of it, which an
+    empty answer equals. An empty reference beside others matches nothing."""
+
+    def key(text: str) -> str:
+        return normalised(text) or " ".join(text.split())
+
+    return float(key(prediction) in {key(reference) for reference in _some(references)} - {""})
 
 
 def f1(prediction: str, references: Sequence[str]) -> float:

@@ -67,6 +67,8 @@ def closest(given: str, known: Iterable[str]) -> str:
 def _read(noun: str, key: str, value: str, hint: Any) -> Any:
     kind = next(kind for kind in (get_args(hint) or (hint,)) if kind is not type(None))
     if kind is str or isinstance(kind, str):
+        if not value:
+            raise ValueError(f"setting {key} of {noun} is empty: give a value ({key}=VALUE), or leave it out")
         return value
     try:
         return kind(value.replace("_", ""))

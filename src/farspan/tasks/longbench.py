@@ -21,6 +21,7 @@ from farspan.spelling import closest, written
 from farspan.tasks.base import Quality, Task
 from farspan.tasks.documents import Answering, DocumentTask, Item, check_truncate
 from farspan.tasks.perplexity import Perplexity, shortest_length
+from farspan.tasks.values import text_of, texts_of
 
 VIEWS = ("text", "answers")
 
@@ -236,10 +237,16 @@ def load_items(name: str, data: str) -> list[Item]:
     classes, id_ = table.column("all_classes"), table.column("_id")
     before, _, after = SETS[name].prompt.partition("{context}")
     items = []
-    for row in table.rows:
+    for number, row in enumerate(table.rows, 1):
+        where = f"{table.name}, row {number}, column"
         of = str(row.get("dataset", name)).removesuffix("_e")
         if of != name:
             raise ValueError(f"{table.name} holds rows of {of!r}, not of {name!r}: give the file of that set")
-        rest = after.replace("{input}", str(row[asked]))
-        items.append(Item(str(row[id_]), before, row[context], rest, tuple(row[answers]), tuple(row[classes] or ())))
+        rest = after.replace("{input}", text_of(row[asked], f"{where} {asked!r}"))
+        document, references = (
+            text_of(row[context], f"{where} {context!r}"),
+            texts_of(row[answers], f"{where} {answers!r}"),
+        )
+        named = texts_of(row[classes] or [], f"{where} {classes!r}")
+        items.append(Item(str(row[id_]), before, document, rest, tuple(references), tuple(named)))
     return items

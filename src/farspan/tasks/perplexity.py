@@ -126,7 +126,7 @@ class Perplexity:
                 memory, read = None, 0
                 layer = self._not_finite(reader, head, text, length)
             for index, example in enumerate(batch):
-                values, failed = self._judged(scores, index, first - begin)
+                values, failed = self._judged(scores, index)
                 values["context"] = head.shape[1] + length
                 values["target"] = _digest("", example.tokens["text"][first:end])
                 yield Result(
@@ -139,14 +139,15 @@ class Perplexity:
                     num_kept=counts[1],
                 )
 
-    def _judged(self, scores: Scores, index: int, first: int) -> tuple[dict[str, Any], int]:
-        """One example at one length as a row holds it, and how many of its tokens have no numbers. `first`: the
-        position of the first target in its text."""
+    def _judged(self, scores: Scores, index: int) -> tuple[dict[str, Any], int]:
+        """Return the scores of one example at one length as a row holds them, and how many of its tokens have no finite
+        log-probability. If any, the row has neither nats nor accuracy, so that no mean counts one without the other."""
         nats = scores.nats[index].cpu().double().numpy()
+        if failed := int((~np.isfinite(nats)).sum()):
+            return {"nats": None, "scored": len(nats)}, failed
         hits = (scores.rank[index] == 0).cpu().numpy()
-        found = np.isfinite(nats)
         values: dict[str, Any] = {
-            "nats": float(nats.mean()) if found.all() else None,
+            "nats": float(nats.mean()),
             "accuracy": float(hits.mean()),
             "scored": len(nats),
             "hits": np.packbits(hits).tobytes().hex(),
@@ -156,10 +157,10 @@ class Perplexity:
             parts = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
             values["buckets"] = {
                 "ends": ends,
-                "nats": [float(nats[part].sum()) if found[part].all() else None for part in parts],
+                "nats": [float(nats[part].sum()) for part in parts],
                 "hits": [int(hits[part].sum()) for part in parts],
             }
-        return values, int((~found).sum())
+        return values, 0
 
     def _not_finite(self, reader: Reader, head: torch.Tensor, text: torch.Tensor, length: int) -> str:
         """Reads and asks again, and says where the first numbers that are not finite came from."""

@@ -47,6 +47,7 @@ from farspan.tasks.passages import (
     row,
 )
 from farspan.tasks.prompts import encoded, stops, token_texts
+from farspan.tasks.values import inside, number_of, rows_of, text_of, texts_of
 
 SHOTS = 2
 NEW_TOKENS = 25
@@ -90,7 +91,7 @@ class Qa:
     weights: str = "method"
 
     name: ClassVar[str] = "qa"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -296,7 +297,8 @@ def read_questions(data: str) -> tuple[tuple[Asked, ...], int]:
     asked, references, found = table.column("question"), table.column(*ANSWERS), []
     for number, values in enumerate(table.rows, 1):
         where = f"{table.name}, row {number}"
-        question, answers = str(values[asked] or "").strip(), _answers(values[references], where)
+        question = "" if values[asked] is None else text_of(values[asked], f"{where}, column {asked!r}").strip()
+        answers = _answers(values[references], f"{where}, column {references!r}")
         if question and answers:
             found.append(Asked(question, answers, tuple(_passages(values.get("ctxs"), where))))
     if not found:
@@ -311,19 +313,23 @@ def _answers(value: Any, where: str) -> tuple[str, ...]:
         except json.JSONDecodeError as error:
             raise ValueError(f"{where}: the answers {value[:60]!r} are no JSON: {error}") from error
     if isinstance(value, Mapping):  # TriviaQA's
-        value = [value.get("value"), *(value.get("aliases") or [])]
-    listed = [value] if isinstance(value, str) or value is None else list(value)
-    texts = (str(answer).strip() for answer in listed if answer is not None)
+        value = [value.get("value"), *rows_of(value.get("aliases") or [], f"{where}, 'aliases'")]
+    listed = list(value) if isinstance(value, list | tuple) else [value]
+    texts = (text.strip() for text in texts_of(listed, where, numbers=True))
     return tuple(dict.fromkeys(text for text in texts if text))
 
 
 def _passages(values: Any, where: str) -> Iterator[Passage]:
-    for one in values or ():
-        if not isinstance(one, Mapping) or "text" not in one:
-            has = sorted(one) if isinstance(one, Mapping) else type(one).__name__
-            raise ValueError(f"{where}: a passage in ctxs has no text; it has {has}")
-        title, score = str(one.get("title") or ""), one.get("score")
-        yield Passage(str(one["text"]), title, None if score is None else float(score), title)
+    for place, one in enumerate(() if values is None else rows_of(values, f"{where}, column 'ctxs'"), 1):
+        here = f"{where}, passage {place} of ctxs"
+        text = text_of(inside(one, here, "text"), f"{here}, 'text'")
+        title, score = text_of(one.get("title") or "", f"{here}, 'title'"), one.get("score")
+        if isinstance(score, str):  # the authors' files
+            try:
+                score = float(score)
+            except ValueError as error:
+                raise ValueError(f"{here}: got a score of {score!r:.60}, expected a number") from error
+        yield Passage(text, title, None if score is None else number_of(score, f"{here}, 'score'"), title)
 
 
 def _fed(example: Example, length: int) -> int:

@@ -167,7 +167,7 @@ class Ralm:
                     length,
                     scores={
                         "nats": None if failed else float(nats.mean()),
-                        "accuracy": float(hits.mean()),
+                        **({} if failed else {"accuracy": float(hits.mean())}),
                         "scored": len(nats),
                         "context": head.shape[1] + sum(map(len, passages)) + self.window,
                         "passages": given["numbers"][:length].tolist(),

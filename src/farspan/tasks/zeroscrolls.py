@@ -25,6 +25,7 @@ from farspan.lm import LM
 from farspan.spelling import closest, written
 from farspan.tasks.base import Quality
 from farspan.tasks.documents import Answering, DocumentTask, Item, check_truncate
+from farspan.tasks.values import inside, rows_of, text_of, texts_of
 
 QUESTION = Answering(new_tokens=50, one_line=True)
 SUMMARY = Answering(new_tokens=1024)
@@ -191,11 +192,13 @@ def _item(of: Set, name: str, document: str, question: str, references: Sequence
 def _scrolls(name: str, of: Set, table: Table) -> Iterator[Item]:
     """SCROLLS: the question, an empty line, the document in "input"; a row for each reference, in "output"."""
     id_, input_, output = table.column("id"), table.column("input"), table.column("output")
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for row in table.rows:
-        rows.setdefault(str(row[id_]), []).append(row)
+    rows: dict[str, list[tuple[str, str]]] = {}  # by example: what is asked, and a reference
+    for number, row in enumerate(table.rows, 1):
+        where = f"{table.name}, row {number}, column"
+        one = text_of(row[input_], f"{where} {input_!r}"), text_of(row[output] or "", f"{where} {output!r}")
+        rows.setdefault(str(row[id_]), []).append(one)
     for key, same in rows.items():
-        text, references = str(same[0][input_]), [str(row[output] or "") for row in same]
+        text, references = same[0][0], [reference for _, reference in same]
         if name == "quality":
             yield _choice(of, key, text, references)
         elif "{question}" in of.question:
@@ -227,15 +230,23 @@ def _narrativeqa(of: Set, table: Table) -> Iterator[Item]:
     """The set's own form: document.text, question.text, answers with a text each."""
     document, question, answers = table.column("document"), table.column("question"), table.column("answers")
     for number, row in enumerate(table.rows):
-        references = [answer["text"] for answer in row[answers]]
-        yield _item(of, f"row {number}", row[document]["text"], row[question]["text"], references)
+        where = f"{table.name}, row {number + 1}, column"
+        texts = {
+            column: text_of(inside(row[column], f"{where} {column!r}", "text"), f"{where} {column!r}")
+            for column in (document, question)
+        }
+        each = rows_of(row[answers], f"{where} {answers!r}")
+        references = texts_of([inside(one, f"{where} {answers!r}", "text") for one in each], f"{where} {answers!r}")
+        yield _item(of, f"row {number}", texts[document], texts[question], references)
 
 
 def _govreport(of: Set, table: Table) -> Iterator[Item]:
     """The form of ccdv/govreport-summarization."""
     report, summary = table.column("report"), table.column("summary")
     for number, row in enumerate(table.rows):
-        yield _item(of, f"row {number}", row[report], "", [row[summary]])
+        where = f"{table.name}, row {number + 1}, column"
+        texts = [text_of(row[column] or "", f"{where} {column!r}") for column in (report, summary)]
+        yield _item(of, f"row {number}", texts[0], "", [texts[1]])
 
 
 def _qmsum(of: Set, table: Table) -> Iterator[Item]:
@@ -243,8 +254,14 @@ def _qmsum(of: Set, table: Table) -> Iterator[Item]:
     said = table.column("meeting_transcripts")
     kinds = table.column("general_query_list"), table.column("specific_query_list")
     for number, row in enumerate(table.rows):
-        transcript = "\n".join(f"{turn['speaker']}: {turn['content']}" for turn in row[said])
+
+        def field(one: Any, key: str, column: str, row_number: int = number + 1) -> str:
+            where = f"{table.name}, row {row_number}, column {column!r}"
+            return text_of(inside(one, where, key), f"{where}, {key!r}")
+
+        turns = rows_of(row[said], f"{table.name}, row {number + 1}, column {said!r}")
+        transcript = "\n".join(f"{field(turn, 'speaker', said)}: {field(turn, 'content', said)}" for turn in turns)
         for kind in kinds:
-            for index, asked in enumerate(row[kind]):
+            for index, asked in enumerate(rows_of(row[kind], f"{table.name}, row {number + 1}, column {kind!r}")):
                 name = f"meeting {number}, {kind.partition('_')[0]} query {index}"
-                yield _item(of, name, transcript, asked["query"], [asked["answer"]])
+                yield _item(of, name, transcript, field(asked, "query", kind), [field(asked, "answer", kind)])

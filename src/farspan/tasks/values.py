@@ -1,0 +1,77 @@
+"""Check the values of a data set's rows. Every error names the file, the row, the column and the value."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SHOWN = 60  # characters of a value in an error
+
+
+def text_of(value: Any, where: str) -> str:
+    """Return a value that must be text; it may be empty.
+
+    Raises:
+        ValueError: another type.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{where}: got {_kind(value)}, expected text")
+    return value
+
+
+def texts_of(value: Any, where: str, *, numbers: bool = False) -> list[str]:
+    """Return a value that must be a list of texts; None is left out. `numbers`: also accept numbers, as text.
+
+    Raises:
+        ValueError: another type, in the list or instead of it.
+    """
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{where}: got {_kind(value)}, expected a list of texts")
+    return [
+        str(one) if numbers and _is_number(one) else text_of(one, f"{where}, entry {place}")
+        for place, one in enumerate(value, 1)
+        if one is not None
+    ]
+
+
+def number_of(value: Any, where: str) -> float:
+    """Return a value that must be a finite number.
+
+    Raises:
+        ValueError: another type, infinity or NaN.
+    """
+    if not _is_number(value):
+        raise ValueError(f"{where}: got {_kind(value)}, expected a number")
+    return float(value)
+
+
+def inside(value: Any, where: str, *keys: str) -> Any:
+    """Return what nested objects hold under these keys.
+
+    Raises:
+        ValueError: no object, or one without the key.
+    """
+    for key in keys:
+        if not isinstance(value, Mapping) or key not in value:
+            has = f"an object with {', '.join(map(str, value))}" if isinstance(value, Mapping) else _kind(value)
+            raise ValueError(f"{where}: got {has:.{4 * SHOWN}}, expected an object with {key!r}")
+        value = value[key]
+    return value
+
+
+def rows_of(value: Any, where: str) -> Sequence[Any]:
+    """Return a value that must be a list.
+
+    Raises:
+        ValueError: another type.
+    """
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{where}: got {_kind(value)}, expected a list")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"{type(value).__name__} {value!r:.{SHOWN}}"
