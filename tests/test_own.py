@@ -255,9 +255,9 @@ def test_numbers_that_are_not_finite_are_rows_that_say_so(text: str, lm: LM, tmp
 
 
 def test_lengths_without_room_for_the_facts_are_refused(text: str, lm: LM) -> None:
-    with pytest.raises(ValueError, match=f"40 tokens are too short: recall needs {CUE + TARGET}"):
+    with pytest.raises(ValueError, match=f"40 tokens is too short: recall hides {CUE + TARGET}"):
         own(text, lm).examples(lm, (40,), 1, 0)
-    with pytest.raises(ValueError, match="200 tokens are too short for facts of"):
+    with pytest.raises(ValueError, match="200 tokens is too short: its facts have"):
         own(text, lm).examples(lm, (200,), 1, 0)
 
 

@@ -398,3 +398,10 @@ def test_a_model_without_finite_numbers_answers_nothing_and_its_rows_say_so(
         rows = measure(task(f"qa:data={data},shots=0").on(lm, ""), method("full"), lm, run, lengths=(1, 2), repeats=2)
     assert [(row.status, row.scores) for row in rows] == [("nan", {})] * 4
     assert "logits that are not finite" in rows[0].reason
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"), [("", "lengths '' are neither"), ("0,auto", "mix numbers and auto"), ("0,", "lengths '' are")]
+)
+def test_lengths_that_say_nothing_are_refused(lengths: str, said: str, data: str) -> None:
+    assert said in refused(farspan("task", f"qa:data={data}", "no-model", "--lengths", lengths))

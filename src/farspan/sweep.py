@@ -159,7 +159,7 @@ def _sweep_model(
 def _possible(lm: LM, one: Setup) -> tuple[Setup, dict[int, str]]:
     """Return the setup with the lengths that examples can be made for, and the reason for each of the others.
 
-    Lengths are tried alone only if all together fail, such as a length as short as the targets, or longer than the text.
+    Lengths are tried alone only if all together fail: one may be as short as the targets, or longer than the text.
     """
     reasons: dict[int, str] = {}
 

@@ -49,11 +49,16 @@ def task(
         from farspan.questions import QuestionSettings, measure_question, plan_question
         from farspan.tasks import task as parsed
 
-        # a length of 0 is the control of tasks that count passages or demonstrations
-        none = (0,) if parsed(name).unit != "tokens" and lengths.partition(",")[0].strip() == "0" else ()
-        rest = lengths.partition(",")[2] if none else lengths
-        chosen = none + ((chosen_lengths(rest, points, spacing, Spacing.log) or ()) if rest else ())
-        settings = QuestionSettings(name, text, chosen or None, repeats, seed)
+        chosen: tuple[int, ...] | None
+        first, comma, rest = lengths.partition(",")
+        if parsed(name).unit != "tokens" and first.strip() == "0":
+            # a length of 0 is the control of tasks that count passages or demonstrations
+            if rest.strip() == "auto":
+                raise ValueError(f"lengths {lengths!r} mix numbers and auto: give one of the two")
+            chosen = (0, *((chosen_lengths(rest, points, spacing, Spacing.log) or ()) if comma else ()))
+        else:
+            chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
+        settings = QuestionSettings(name, text, chosen, repeats, seed)
         loader = loading.loader(attention)
         methods = method or ["full"]
         if running.plan:

@@ -230,6 +230,11 @@ class CurveQuestion:
     def __post_init__(self) -> None:
         if self.protocol not in get_args(Protocol):
             raise ValueError(f"protocol {self.protocol!r} is unknown; known are {', '.join(get_args(Protocol))}")
+        if self.protocol != "probe" and (self.warmup, self.scored) != (128, 256):
+            raise ValueError(
+                f"warmup and scored belong to protocol=probe, not to protocol={self.protocol}: add protocol=probe, or "
+                "leave them out"
+            )
 
     def __str__(self) -> str:
         return written("curve", self)

@@ -65,8 +65,7 @@ class DocumentTask:
 
     def __post_init__(self) -> None:
         check_truncate(self.truncate)
-        if self.answering.new_tokens < 1:
-            raise ValueError(f"new tokens = {self.answering.new_tokens}; at least 1 is needed")
+        check_new_tokens(self.answering.new_tokens)
 
     def judged(self, prediction: str, item: Item) -> dict[str, float]:
         """The scores of an answer, "score" among them."""
@@ -188,6 +187,12 @@ class DocumentTask:
         if self.truncate == "none":
             return f"{need}: more than {length:,}; leave out a part of it (truncate=beginning, middle or end)"
         return f"{need}: nothing of the document fits into {length:,}"
+
+
+def check_new_tokens(new_tokens: int) -> None:
+    """Raise ValueError unless an answer may have a token."""
+    if new_tokens < 1:
+        raise ValueError(f"new_tokens = {new_tokens}; at least 1 is needed")
 
 
 def check_truncate(truncate: str) -> None:

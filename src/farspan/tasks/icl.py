@@ -270,6 +270,8 @@ class InContextLearningQuestion:
                 f"{', '.join(SETS)}) or a data set of your own (data=FOLDER,text=COLUMN,label=COLUMN); "
                 f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing for the latter"
             )
+        if self.text is not None and self.text == self.label:
+            raise ValueError(f"text and label are both {self.text!r}: name the two columns of the data set")
         if self.set is not None and (self.text is not None or self.label is not None):
             raise ValueError(
                 f"icl set {self.set!r} has columns of its own: leave out text and label, or leave out set to read "
@@ -288,10 +290,9 @@ class InContextLearningQuestion:
 
     def on(self, lm: LM, text: str) -> InContextLearning:
         if self.set is None:
-            assert self.data is not None and self.text is not None and self.label is not None, "checked at first"
-            pools = load_own(self.data, self.text, self.label)
-            question = own_question(self.text, self.label)
-            return InContextLearning(self.data, question, *pools, self.scoring or "plain", self.head)
+            data, columns = str(self.data), (str(self.text), str(self.label))  # none is None: see __post_init__
+            pools = load_own(data, *columns)
+            return InContextLearning(data, own_question(*columns), *pools, self.scoring or "plain", self.head)
         of = SETS[self.set]
         pools = load_set(self.set, self.data)
         return InContextLearning(self.set, of.question, *pools, self.scoring or of.scoring, self.head)

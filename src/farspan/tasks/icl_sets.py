@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from farspan.dataset import Table, find_table, hub_table
+from farspan.tasks.values import text_of
 
 SPLIT_SEED = 42  # for the sets that come as one: a quarter of them is asked
 
@@ -257,14 +258,15 @@ def _names(tables: Sequence[Table], columns: Sequence[str]) -> list[str]:
                     f"{table.name}, row {number}, column {column!r}: got {word!r:.60}, expected the name of a class in "
                     "words. Numbers are read only from parquet files that hold their names, as the hub's do"
                 )
-            words.add(word)
+            words.add(text_of(word, f"{table.name}, row {number}, column {column!r}"))
     return sorted(words)
 
 
 def _text(table: Table, number: int, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{table.name}, row {number}: got {value!r:.60}, expected a text")
-    return value.strip()
+    text = text_of(value, f"{table.name}, row {number}").strip()
+    if not text:
+        raise ValueError(f"{table.name}, row {number}: got {value!r:.60}, expected text")
+    return text
 
 
 def _class(table: Table, row: int, column: str, names: Sequence[str], value: Any) -> int:
@@ -275,6 +277,7 @@ def _class(table: Table, row: int, column: str, names: Sequence[str], value: Any
     if name not in names:
         few = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise ValueError(
-            f"{table.name}, row {row}, column {column!r}: got class {name!r:.60}, expected 0 to {len(names) - 1}, or {few}"
+            f"{table.name}, row {row}, column {column!r}: got class {name!r:.60}, "
+            f"expected 0 to {len(names) - 1}, or {few}"
         )
     return names.index(name)

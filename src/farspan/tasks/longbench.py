@@ -19,7 +19,7 @@ from farspan.dataset import find_table, read_table
 from farspan.lm import LM
 from farspan.spelling import closest, written
 from farspan.tasks.base import Quality, Task
-from farspan.tasks.documents import Answering, DocumentTask, Item, check_truncate
+from farspan.tasks.documents import Answering, DocumentTask, Item, check_new_tokens, check_truncate
 from farspan.tasks.perplexity import Perplexity, shortest_length
 from farspan.tasks.values import text_of, texts_of
 
@@ -189,9 +189,11 @@ class LongBenchQuestion:
         if self.view not in VIEWS:
             raise ValueError(f"longbench view {self.view!r} is unknown; known: {', '.join(VIEWS)}")
         if self.set not in known:
-            hint = closest(self.set, known)
+            hint = " to view=text (view=answers has it)" if self.set in SETS else closest(self.set, known)
             raise ValueError(f"longbench set {self.set!r} is unknown{hint}; view={self.view} has {', '.join(known)}")
         check_truncate(self.truncate)
+        if self.new_tokens is not None:
+            check_new_tokens(self.new_tokens)
         if self.view == "text" and (self.truncate != "none" or self.new_tokens is not None):
             raise ValueError("truncate and new_tokens belong to view=answers; view=text reads windows of the texts")
 
@@ -212,7 +214,12 @@ class LongBenchQuestion:
             )
         if self.view == "text":
             folder = Path(self.data).expanduser()
-            file = folder / f"{self.set}.jsonl" if folder.is_dir() else self.data
+            file = folder / f"{self.set}.jsonl" if folder.is_dir() else folder
+            if not file.is_file():
+                raise ValueError(
+                    f"data {self.data!r} is neither a file nor a folder with {self.set}.jsonl: give the unpacked "
+                    "data.zip of THUDM/LongBench"
+                )
             return Perplexity(corpus.load(f"{file}#context", lm.tokenizer), "all")
         scoring.check_installed(SETS[self.set].scorer)
         how = Answering(SETS[self.set].new_tokens if self.new_tokens is None else self.new_tokens)

@@ -129,7 +129,10 @@ class Own:
         if "recall" in self.tests:
             recalled = source[: CUE + TARGET]
             if len(recalled) < CUE + TARGET:
-                raise ValueError(f"lengths of {lengths[0]} tokens are too short: recall needs {CUE + TARGET} of them")
+                raise ValueError(
+                    f"a length of {lengths[0]} tokens is too short: recall hides {CUE + TARGET} of them; give longer "
+                    "lengths (--lengths)"
+                )
             facts.append((rng.random(), np.concatenate([line, recalled, line])))
             asked["recall"] = [recalled[:CUE], recalled[CUE:]]
         if "pairs" in self.tests:
@@ -155,8 +158,8 @@ class Own:
         pieces, ends = joined([piece for _, piece in facts])
         if len(pieces) > lengths[0] * 3 // 4:
             raise ValueError(
-                f"lengths of {lengths[0]} tokens are too short for facts of {len(pieces)}: give longer ones, from "
-                f"{len(pieces) * 4 // 3 + 1} on, or ask for one test (tests=recall)"
+                f"a length of {lengths[0]} tokens is too short: its facts have {len(pieces)}; give lengths "
+                f"from {len(pieces) * 4 // 3 + 1} on (--lengths), or one test alone (own:tests=recall)"
             )
         given = {"filler": filler, "facts": pieces, "fact_ends": ends, "depths": np.array([d for d, _ in facts])}
         for test, parts in asked.items():

@@ -185,6 +185,11 @@ class PerplexityQuestion:
         check_targets(self.targets)
         if self.target_tokens < 1:
             raise ValueError(f"target_tokens = {self.target_tokens} is not possible: give at least 1")
+        if self.targets == "all" and self.target_tokens != TARGET_TOKENS:
+            raise ValueError(
+                f"target_tokens={self.target_tokens} belongs to targets=fixed or last; targets=all scores every token: "
+                "leave out one of the two"
+            )
 
     def __str__(self) -> str:
         return written("perplexity", self)

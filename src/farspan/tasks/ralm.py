@@ -212,6 +212,10 @@ class RalmQuestion:
         if self.passages not in PASSAGES:
             hint = closest(self.passages, PASSAGES)
             raise ValueError(f"passages {self.passages!r} are unknown{hint}; known are {', '.join(PASSAGES)}")
+        if self.window < 2:
+            raise ValueError(
+                f"window = {self.window} tokens; at least 2 are needed, one for the query and one to score"
+            )
         if not 0 < self.query < self.window:
             raise ValueError(f"query = {self.query} of a window of {self.window} tokens: give 1 to {self.window - 1}")
         if self.passage_tokens < 1 or self.overlap < 0:

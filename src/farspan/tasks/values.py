@@ -11,10 +11,15 @@ def text_of(value: Any, where: str) -> str:
     """Return a value that must be text; it may be empty.
 
     Raises:
-        ValueError: another type.
+        ValueError: another type, or half of a surrogate pair, which no tokenizer reads.
     """
     if not isinstance(value, str):
         raise ValueError(f"{where}: got {_kind(value)}, expected text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON may spell half of a surrogate pair
+        bad = value[error.start]
+        raise ValueError(f"{where}: got {bad!r}, half of a character: replace it in the file") from error
     return value
 
 

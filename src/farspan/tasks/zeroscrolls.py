@@ -24,7 +24,7 @@ from farspan.dataset import Table, hub_table, read_table
 from farspan.lm import LM
 from farspan.spelling import closest, written
 from farspan.tasks.base import Quality
-from farspan.tasks.documents import Answering, DocumentTask, Item, check_truncate
+from farspan.tasks.documents import Answering, DocumentTask, Item, check_new_tokens, check_truncate
 from farspan.tasks.values import inside, rows_of, text_of, texts_of
 
 QUESTION = Answering(new_tokens=50, one_line=True)
@@ -146,6 +146,8 @@ class ZeroScrollsQuestion:
             hint = closest(self.set, SETS)
             raise ValueError(f"zeroscrolls set {self.set!r} is unknown{hint}; known: {', '.join(SETS)}")
         check_truncate(self.truncate)
+        if self.new_tokens is not None:
+            check_new_tokens(self.new_tokens)
 
     def __str__(self) -> str:
         return written("zeroscrolls", self)
