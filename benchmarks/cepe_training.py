@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXT = "builtin:held-out+tests"
 WINDOW = 512  # tokens the embedded model was trained on
 LENGTHS = (512, 1024, 2048, 4096, 8192)
+CLAIMED_FROM = 2048  # tokens; from here on CEPE is claimed to be ahead of every reader without training
 CURVE = (64, 128, 250, 500, 1000, 2000)  # tokens of a text to be copied; half of what is read
 TARGETS = 256
 READERS = {
@@ -288,11 +289,20 @@ def measured(folder: Path, lengths: tuple[int, ...], curve: tuple[int, ...], rep
     print(f"teacher over its forward {figures['teacher_over_forward']:.2f}, data {figures['data_share']:.2%} of a step")
 
     gains, last, most = figures["CEPE to embedded model"], lengths[-1], curve[-1]
+    upper = {
+        f"less nats with CEPE than {rival} at {length:,} tokens: upper end": (
+            figures[f"CEPE to {rival}"][length][2],
+            0.0,
+        )
+        for rival in READERS
+        for length in lengths
+        if length >= CLAIMED_FROM
+    }
     best = min(mean for mean, _, _ in gains.values())
     more = interval(gaps["CEPE"][most] - gaps["embedded model"][most])
     figures["claims"] = {
         "warm-up: share of the base's loss": (copied / base, 0.5),
-        f"less nats with context than without at {last:,} tokens: upper end": (gains[last][2], 0.0),
+        **upper,
         f"no explosion: nats at {last:,} tokens above the best": (gains[last][0] - best, 0.1),
         f"copied of {most:,} tokens by the base beyond what CEPE copies: upper end": (-more[1], 0.0),
         "teacher's pre-computation over its forward": (figures["teacher_over_forward"], 1.2),
@@ -326,8 +336,9 @@ def main() -> None:
         figures |= ablated(folder, names, begins, arguments.steps, repeats, quick)
     else:
         figures |= measured(folder, LENGTHS[: 2 if quick else None], CURVE[: 2 if quick else None], repeats)
-    missed = []
-    for claim, (value, most) in figures.get("claims", {}).items():
+    missed: list[str] = []
+    # a few steps on two documents show that all of it runs, and nothing more
+    for claim, (value, most) in ({} if quick else figures.get("claims", {})).items():
         print(f"{'holds' if value <= most else 'MISSED'}: {claim} {value:.4g}, allowed {most:g}")
         missed += [] if value <= most else [f"{claim} {value:.4g}, allowed {most:g}"]
     end(figures, missed, arguments.check)

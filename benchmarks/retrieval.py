@@ -14,7 +14,9 @@ of `others`, the files it was trained on, or of the `same` held-out files, so th
 found; runs of 13 words that are asked about never are. Beside each, the same with passages drawn from the index: what
 remains of a gain above that is the retrieval's. Differences are paired by window; intervals are Student's.
 
-Last line: the figures as JSON. --check: exit 1 where a bound is missed, among them that retrieval helps RePlug or CEPE.
+Last line: the figures as JSON. --check: exit 1 where a bound is missed, among them that 8 passages help every reader but
+`full` more than none and more than random ones, in each index that was measured. --quick judges the cost alone: 8
+windows are too few.
 """
 
 import argparse
@@ -132,7 +134,7 @@ def worth(
     lm = load(model, dtype="float32", device="cpu") if model else embedded_model()
     readers: list[tuple[Any, tuple[str, ...]]] = [(lm, METHODS)] + ([(cepe, (CEPE,))] if cepe else [])
     figures: dict[str, Any] = {}
-    helped = False
+    missed: list[str] = []
     for name in indexes:
         index = build(INDEXES[name], scratch / f"index-{name}", tokens=62, tokenizer=lm.tokenizer)
         nats: dict[str, dict[tuple[str, int], np.ndarray]] = {}
@@ -151,10 +153,13 @@ def worth(
                 told: dict[str, Any] = {"nats": round(float(found.mean()), 4), "random": round(float(drawn.mean()), 4)}
                 for against, other in (("none", none), ("random", drawn)) if k else ():
                     told[f"less than {against}"] = [round(one, 4) for one in student_mean(other - found)[:3]]
-                helped |= how != "full" and k > 0 and all(told[f"less than {a}"][1] > 0 for a in ("none", "random"))
+                for against in ("none", "random") if how != "full" and k == PASSAGES[-1] else ():
+                    mean, low, _ = told[f"less than {against}"]
+                    if low <= 0:
+                        missed.append(f"{how}, index of {name}: {k} passages save {mean} nats to {against}, from {low}")
                 figures.setdefault(name, {}).setdefault(how, {})[str(k)] = told
                 print(name, how, k, told, flush=True)
-    return figures, [] if helped else ["retrieval helps neither RePlug nor CEPE more than nothing and than chance"]
+    return figures, missed
 
 
 def main() -> None:
@@ -195,7 +200,7 @@ def main() -> None:
                 8 if options.quick else options.repeats,
                 Path(options.out or scratch),
             )
-            figures["worth"], missed = told, missed + failed
+            figures["worth"], missed = told, missed + ([] if options.quick else failed)
     end(figures, missed, options.check)
 
 
