@@ -14,8 +14,8 @@ of `others`, the files it was trained on, or of the `same` held-out files, so th
 found; runs of 13 words that are asked about never are. Beside each, the same with passages drawn from the index: what
 remains of a gain above that is the retrieval's. Differences are paired by window; intervals are Student's.
 
-Last line: the figures as JSON. --check: exit 1 where a bound is missed, among them that 8 passages help every reader but
-`full` more than none and more than random ones, in each index that was measured. --quick judges the cost alone: 8
+Last line: the figures as JSON. --check: exit 1 where a bound is missed, among them that 8 passages help every reader
+but `full` more than none and more than random ones, in each index that was measured. --quick judges the cost alone: 8
 windows are too few.
 """
 
