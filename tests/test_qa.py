@@ -375,6 +375,13 @@ def test_settings_that_cannot_be_are_refused(text: str, said: str) -> None:
         task(text)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "said"), [("", "lengths '' are neither"), ("0,auto", "mix numbers and auto"), ("0,", "lengths '' are")]
+)
+def test_lengths_that_say_nothing_are_refused(lengths: str, said: str, data: str) -> None:
+    assert said in refused(farspan("task", f"qa:data={data}", "no-model", "--lengths", lengths))
+
+
 def test_the_command_answers(data: str, lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for saved in (lm.model, lm.tokenizer):
@@ -398,10 +405,3 @@ def test_a_model_without_finite_numbers_answers_nothing_and_its_rows_say_so(
         rows = measure(task(f"qa:data={data},shots=0").on(lm, ""), method("full"), lm, run, lengths=(1, 2), repeats=2)
     assert [(row.status, row.scores) for row in rows] == [("nan", {})] * 4
     assert "logits that are not finite" in rows[0].reason
-
-
-@pytest.mark.parametrize(
-    ("lengths", "said"), [("", "lengths '' are neither"), ("0,auto", "mix numbers and auto"), ("0,", "lengths '' are")]
-)
-def test_lengths_that_say_nothing_are_refused(lengths: str, said: str, data: str) -> None:
-    assert said in refused(farspan("task", f"qa:data={data}", "no-model", "--lengths", lengths))
