@@ -517,7 +517,7 @@ def test_a_folder_without_questions_is_refused_with_what_is_there(tmp_path: Path
         ("icl:data=folder,text=words", "label is missing"),
         ("icl:set=mr,text=words", "set 'mr' has columns of its own"),
         ("icl:data=a,text=b,label=b", "text and label are both 'b'"),
-        ("icl:set=mr,data=", "setting data of task 'icl' is empty"),
+        ("icl:set=mr,data=", "setting 'data' of task 'icl' is empty"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(text: str, problem: str) -> None:

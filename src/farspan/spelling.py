@@ -48,8 +48,9 @@ def _parsed(kind: type[M], noun: str, name: str, settings: str) -> M:
             has = ", ".join(known)
             raise ValueError(f"{noun} has no setting {key!r}{closest(key, known)}; it has {has}")
         if not equals or key in values:
-            problem = "is given twice" if equals else f"has no value: write {key}=VALUE"
-            raise ValueError(f"setting {key!r} of {noun} {problem}")
+            raise ValueError(f"setting {key!r} of {noun} is {'given twice' if equals else f'{key}=VALUE'}")
+        if not value:
+            raise ValueError(f"setting {key!r} of {noun} is empty: write {key}=VALUE, or leave it out")
         values[key] = _read(noun, key, value, hints[key])
     for key, field in known.items():
         if key not in values and field.default is MISSING:
@@ -66,8 +67,6 @@ def closest(given: str, known: Iterable[str]) -> str:
 def _read(noun: str, key: str, value: str, hint: Any) -> Any:
     kind = next(kind for kind in (get_args(hint) or (hint,)) if kind is not type(None))
     if kind is str or isinstance(kind, str):
-        if not value:
-            raise ValueError(f"setting {key} of {noun} is empty: give a value ({key}=VALUE), or leave it out")
         return value
     try:
         return kind(value.replace("_", ""))
