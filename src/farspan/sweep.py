@@ -232,21 +232,26 @@ def show_first(task: Task, lm: LM, run: Run, what: str, lengths: Sequence[int], 
 
 
 def _refuse(run: Run, lm: LM, how: Method, one: Setup, reasons: Mapping[int, str]) -> None:
-    """Record the refused lengths: one row of status "refused" for each, in place of the rows of its examples."""
+    """Record the refused lengths, each once: one row of status "refused" in place of the rows of its examples."""
     known = {(row.key, row.reason) for row in run.rows if row.status == "refused"}
     for length, reason in reasons.items():
-        row = Row(
-            model=lm.name,
-            method=str(how),
-            task=one.task.name,
-            version=one.task.version,
-            settings=one.task.settings,
-            length=length,
-            repeat=0,
-            seed=one.seed,
-            example=f"{one.what} refused",  # two questions of one task are two rows
-            status="refused",
-            reason=reason,
-        )
+        row = _refused(lm, how, one, length, reason)
         if (row.key, row.reason) not in known:
             run.append(row)
+
+
+def _refused(lm: LM, how: Method, one: Setup, length: int, reason: str) -> Row:
+    """Stands for all examples of a length that could not be asked."""
+    return Row(
+        model=lm.name,
+        method=str(how),
+        task=one.task.name,
+        version=one.task.version,
+        settings=one.task.settings,
+        length=length,
+        repeat=0,
+        seed=one.seed,
+        example=f"{one.what} refused",  # not of the task alone: two questions of one task may be refused
+        status="refused",
+        reason=reason,
+    )
