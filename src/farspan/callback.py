@@ -271,11 +271,11 @@ class PerplexityCallback(Measuring):
     def summarised(self, run: Run, step: int) -> dict[str, float]:
         found: dict[str, float] = {}
         for length in self._what["lengths"]:
-            rows = [row.scores for row in run.rows if (row.model, row.length) == (f"step-{step}", length)]
-            nats = [scores["nats"] for scores in rows if scores.get("nats") is not None]
-            if nats:
-                found[f"perplexity_{length}"] = math.exp(min(sum(nats) / len(nats), MOST_NATS))
-                found[f"accuracy_{length}"] = sum(scores["accuracy"] for scores in rows) / len(rows)
+            asked = [row for row in run.rows if (row.model, row.length) == (f"step-{step}", length)]
+            rows = [row.scores for row in asked if row.status == "ok"]  # of others there are no numbers, or not all
+            if rows:
+                found[f"perplexity_{length}"] = math.exp(min(sum(s["nats"] for s in rows) / len(rows), MOST_NATS))
+                found[f"accuracy_{length}"] = sum(s["accuracy"] for s in rows) / len(rows)
         return found
 
 

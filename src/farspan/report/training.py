@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from farspan.report.picture import saved
 
 TERMS = {"loss_sparse": ("target behind sampled memory", "#0072B2"), "loss_window": ("ordinary window", "#D55E00")}
+REPEATING = re.compile(r"\brepeat=(?!0*\.?0*(,|$))")  # a share above 0
 MEASURED = re.compile(r"farspan/perplexity_(\d+)")
 Log = Sequence[Mapping[str, Any]]
 
@@ -54,22 +55,28 @@ library_name: transformers
 Made by farspan from {name}, which was trained on {window:,} tokens, by Sparse Memory Training: rows of {window:,}
 tokens drawn from documents of up to {target:,}, each token at its own position. {trained:,} of {parameters:,}
 parameters were trained, for {steps:,} steps of {batch:,} rows. It opens in plain transformers.
-{measured}
+{repeats}{measured}
 ![losses](losses.png)
 
 All settings, versions and hardware: `training.json`. The losses: `log.jsonl`.
+"""
+REPEATS = """
+Some rows were a text and the same text again, `[bos] S [bos] S` (the draw `{draw}`). That is the task of the forgetting
+curve, which the Forgetting Curve paper (section 3.2) measures on models that are not trained on it: do not compare this
+model's forgetting curve with those of other models.
 """
 
 
 def model_card(summary: Mapping[str, Any], log: Log) -> str:
     """The README.md of a trained model, from what its training.json and log.jsonl hold."""
     settings = summary["settings"]
-    name, steps = settings["model"]["name"], settings["trainer"]["steps"]
+    name, steps, draw = settings["model"]["name"], settings["trainer"]["steps"], settings["smt"]["draw"]
     return CARD.format(
         **base_of(name),
         target=settings["lengths"]["target"],
         steps=steps,
         batch=summary["rows"] // steps,
+        repeats=REPEATS.format(draw=draw) if REPEATING.search(draw) else "",
         measured=measured_table(log, settings["watch"]["text"]),
         **{key: summary[key] for key in ("window", "trained", "parameters")},
     )
@@ -90,9 +97,12 @@ def measured_table(log: Log, text: str) -> str:
     lines = [f"\nHeld-out text ({text}), the same tokens behind more and more of it:\n"]
     lines += ["| tokens | " + " | ".join(f"{what}, {at}" for what in ("perplexity", "accuracy") for at in steps) + " |"]
     lines += ["|---|---|---|---|---|"]
-    for length in sorted(int(name.rpartition("_")[2]) for name in ends[1] if MEASURED.fullmatch(name)):
-        values = [f"{entry[f'farspan/perplexity_{length}']:.4g}" for entry in ends]
-        values += [f"{entry[f'farspan/accuracy_{length}']:.3f}" for entry in ends]
+    for length in sorted(
+        {int(name.rpartition("_")[2]) for entry in ends for name in entry if MEASURED.fullmatch(name)}
+    ):
+        # a step where all windows of a length failed has no value
+        values = [_written(entry.get(f"farspan/perplexity_{length}"), ".4g") for entry in ends]
+        values += [_written(entry.get(f"farspan/accuracy_{length}"), ".3f") for entry in ends]
         lines.append(f"| {length:,} | " + " | ".join(values) + " |")
     if curves := [entry for entry in log if "farspan/half_life" in entry]:
         ends = curves[0], curves[-1]
@@ -100,6 +110,10 @@ def measured_table(log: Log, text: str) -> str:
             found = ", ".join(f"{entry[key]:,.0f}" for entry in ends)
             lines.append(f"\nForgetting curve, {name} in tokens, {', '.join(_steps(ends))}: {found}.")
     return "\n".join([*lines, ""])
+
+
+def _written(value: float | None, form: str) -> str:
+    return "—" if value is None else format(value, form)
 
 
 def _steps(entries: Log) -> list[str]:
