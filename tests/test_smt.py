@@ -249,10 +249,10 @@ def test_another_stage_of_zero_is_another_engine() -> None:
 
 
 def test_weights_that_deepspeed_has_rounded_are_not_saved_as_if_they_were_not() -> None:
-    engines.refuse_rounding(True, "bfloat16")
-    engines.refuse_rounding(False, "float32")
+    engines.refuse_rounding(True, torch.bfloat16)
+    engines.refuse_rounding(False, torch.float32)
     with pytest.raises(ValueError, match="rounded to bf16"):
-        engines.refuse_rounding(True, "float32")
+        engines.refuse_rounding(True, torch.float32)
 
 
 # stopped and repeated

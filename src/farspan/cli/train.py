@@ -22,7 +22,7 @@ def train_lm(config: Config, overrides: Overrides = None, as_json: AsJson = Fals
         from farspan.train.lm import LmSettings, train
 
         settings = read_config(config, LmSettings, overrides or [])
-        summary = train(settings)
+        summary = train(settings, _notice(as_json))
         _say(summary, f"{summary['parameters']:,} parameters, {summary['tokens']:,} tokens", settings.out, as_json)
 
 
@@ -57,7 +57,7 @@ def train_mlm(config: Config, overrides: Overrides = None, as_json: AsJson = Fal
         from farspan.train.mlm import MlmSettings, train
 
         settings = read_config(config, MlmSettings, overrides or [])
-        summary = train(settings)
+        summary = train(settings, _notice(as_json))
         _say(summary, f"{summary['parameters']:,} parameters, {summary['tokens']:,} tokens", settings.out, as_json)
 
 
@@ -92,7 +92,11 @@ def _notice(as_json: bool) -> Callable[[str], None]:
 
 def _say(summary: dict[str, Any], what: str, out: str, as_json: bool) -> None:
     held_out = "" if summary.get("held_out_loss") is None else f", held-out loss {summary['held_out_loss']:.3f}"
-    _notice(as_json)(f"{what}, loss {summary['loss']:.3f}{held_out} nats per token, {summary['seconds']:,} s: {out}")
+    parts = summary["losses"] if len(summary["losses"]) > 1 else {}
+    each = f" ({', '.join(f'{name} {value:.3f}' for name, value in parts.items())})" if parts else ""
+    _notice(as_json)(
+        f"{what}, loss {summary['loss']:.3f}{each}{held_out} nats per token, {summary['seconds']:,} s: {out}"
+    )
     if as_json and _speaks():
         print(json.dumps(summary))
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from farspan import files
 from farspan.corpus import Corpus
 
 
@@ -74,7 +76,10 @@ class PackedRows(Dataset[dict[str, Tensor]]):
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None:
-    """Trains a byte-level BPE tokenizer of `vocabulary` entries, `<s>` (id 0) as beginning and end of text."""
+    """Train a byte-level BPE tokenizer of `vocabulary` entries, `<s>` (id 0) as beginning and end of text.
+
+    Its tokenizer.json is the last file that is put into `folder`, whole: where it is, the others are.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -90,4 +95,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None
         vocab_size=vocabulary, special_tokens=["<s>"], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<s>").save_pretrained(folder)
+    with TemporaryDirectory() as beside:
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<s>").save_pretrained(beside)
+        for file in sorted(Path(beside).iterdir(), key=lambda file: file.name == "tokenizer.json"):
+            files.write(folder / file.name, file.read_bytes())

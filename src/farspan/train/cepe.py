@@ -33,11 +33,12 @@ from farspan.record import environment
 from farspan.report.cepe_training import draw, model_card
 from farspan.retrieve import open_index
 from farspan.train import engines
-from farspan.train.config import Settings, refuse_other_settings
+from farspan.train.checkpoint import refuse_not_finite
+from farspan.train.config import Out, Settings, in_its_folder, refuse_other_settings
 from farspan.train.documents import DocumentRows, DocumentSettings, collated
 from farspan.train.mlm import MlmOptimizer
 from farspan.train.objective import mean_nats
-from farspan.train.trainer import RunSettings, read_log, refuse_impossible, run, write_up
+from farspan.train.trainer import RunSettings, read_log, refuse_impossible, run, write_card, write_up
 
 RANDOM_STD = 0.02
 COPIES = 0.5  # of the loss that a warm-up begins with: what it is below once it copies
@@ -93,7 +94,7 @@ class WatchSettings(Settings):
 class CepeSettings(Settings):
     """The whole config of `farspan train cepe`."""
 
-    out: str
+    out: Out
     stage: Literal["warmup", "main"] = "main"
     model: ModelSettings
     data: DocumentSettings
@@ -118,6 +119,7 @@ class Prepared:
         return self.lm.model
 
 
+@in_its_folder
 def train(settings: CepeSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Trains, or continues a training that was stopped, and saves what was added to the decoder in `settings.out`.
 
@@ -128,7 +130,7 @@ def train(settings: CepeSettings, notice: Callable[[str], None] = lambda text: N
             another training.
     """
     ready = prepare(settings, notice)
-    summary = trained(settings, ready, ready.rows, terms, {"nats": 1.0})
+    summary = trained(settings, ready, ready.rows, terms, {"nats": 1.0}, notice=notice)
     if settings.stage == "warmup" and ready.processes.is_main_process:
         first, last = next(entry["loss"] for entry in read_log(Path(settings.out)) if "loss" in entry), summary["loss"]
         if last > COPIES * first:
@@ -214,6 +216,7 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
         revision=chosen.revision,
     )
     lm = replace(lm, name=chosen.name)
+    refuse_not_finite(lm.model, f"decoder {chosen.name!r}")
     if chosen.warmed_up and not chosen.random_encoder:
         if chosen.initial != "copied":
             raise ValueError(f'model.initial = "{chosen.initial}" is for a training without model.warmed_up')
@@ -229,6 +232,7 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
                 raise ValueError(
                     f"model.{field} = {given}, and {chosen.warmed_up} was warmed up with {has}: leave it out"
                 )
+        refuse_not_finite(model, f"model.warmed_up = {chosen.warmed_up!r}")
         return replace(lm, model=model)
     if chosen.encoder is None:
         raise ValueError(
@@ -238,6 +242,11 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
     encoder: Any = folder_of(chosen.encoder)
     if chosen.random_encoder:
         encoder = load_config(encoder, what="encoder")
+    has = _layers_of(encoder)
+    if has is not None and chosen.states > has:
+        raise ValueError(
+            f"model.states = {chosen.states} is more than the layers of encoder {chosen.encoder!r}, at most {has}"
+        )
     model = cepe.from_base(
         lm.model,
         encoder,
@@ -246,11 +255,18 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
         dtype=torch.float32,
         tokenizer=lm.tokenizer,
     )
+    refuse_not_finite(model.encoder, f"encoder {chosen.encoder!r}")
     for cross in model.cross_attentions() if chosen.initial != "copied" else ():
         for projection in (cross.q_proj, cross.k_proj, cross.v_proj):
             std = RANDOM_STD if chosen.initial == "random" else 0.0
             nn.init.normal_(projection.weight, std=std)
     return replace(lm, model=model)
+
+
+def _layers_of(encoder: Any) -> int | None:
+    """The layers that an encoder's config says it has; None where it does not say. Takes a config, folder or hub id."""
+    config = load_config(encoder, what="encoder") if isinstance(encoder, str) else encoder
+    return getattr(config, "num_hidden_layers", None)
 
 
 def terms(model: Any, core: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -312,8 +328,7 @@ def trained(
     if ready.processes.is_main_process:
         write_up(out, summary, lm.tokenizer)
         log = read_log(out)
-        draw(log, out, settings.data.decoder)
-        (out / "README.md").write_text(model_card(summary, log))
+        write_card(out, model_card(summary, log), lambda: draw(log, out, settings.data.decoder))
     return summary
 
 

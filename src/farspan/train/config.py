@@ -1,24 +1,49 @@
 """One TOML file configures a training; every field can be overridden as `a.b=c`."""
 
 import json
+import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator
 
+from farspan import files
 from farspan.record import refuse_differences
 from farspan.spelling import closest
 
+MOST_WHOLE = 2**31 - 1  # of a whole number: products of two still fit where counts are kept
+MOST = 1e30  # of a number: float32 holds what optimizers make of it
+
 
 class Settings(BaseModel):
-    """A table of a training's config. Unknown keys are errors."""
+    """A table of a training's config. Unknown keys are errors, and so are numbers that are not finite or too large."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _not_too_large(cls, value: Any) -> Any:
+        for number in value if isinstance(value, tuple) else (value,):
+            most = MOST_WHOLE if isinstance(number, int) else MOST
+            if isinstance(number, int | float) and abs(number) > most:
+                raise ValueError(f"expected a number of at most {most:g}")
+        return value
 
 
+def _folder(name: str) -> str:
+    if not name.strip() or "\0" in name:
+        raise ValueError("expected the name of a folder, such as models/mine; . is the current folder")
+    return name
+
+
+Out = Annotated[str, AfterValidator(_folder)]  # the folder of a training
 S = TypeVar("S", bound=Settings)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) -> S:
@@ -31,7 +56,7 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
         values = tomllib.loads(Path(path).read_text("utf-8"))
     except FileNotFoundError as error:
         raise ValueError(f"config {path} does not exist") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"config {path} is not TOML: {error}") from error
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -50,23 +75,74 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
 
 BEGUN = ("log.jsonl", "tokenizer.json")  # the first that a training writes
 MAY_CHANGE = ("out", "trainer.steps", "trainer.log_every", "trainer.save_every", "trainer.evaluate_every")
+CHECKPOINTS = "checkpoints"  # the folder in a training's folder that holds them, and its lock
 
 
 def refuse_other_settings(out: Path, settings: Settings) -> None:
-    """Makes a training's folder, with `settings.json`, and keeps it from being continued with other settings.
+    """Make a training's folder, with `settings.json`, and keep it from being continued with other settings.
 
-    Where it trains, how long, and how often it speaks may change; so may everything where a training was refused before
+    Where it trains, how long, and how often it logs may change; so may everything where a training was refused before
     it began.
 
     Raises:
-        ValueError: the folder was begun with other settings.
+        ValueError: the folder was begun with other settings, or its settings.json is damaged.
     """
     out.mkdir(parents=True, exist_ok=True)
     file = out / "settings.json"
     now = settings.model_dump(mode="json")
     if file.exists() and any((out / begun).exists() for begun in BEGUN):
-        refuse_differences(out, "training", json.loads(file.read_text()), now, MAY_CHANGE)
-    file.write_text(json.dumps(now, indent=2) + "\n")
+        refuse_differences(out, "training", _read_settings(file), now, MAY_CHANGE)
+    files.write(file, json.dumps(now, indent=2) + "\n")
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    fix = f"Delete {file} and repeat the command with the settings that the training was begun with."
+    try:
+        before = files.parse_json(file.read_bytes(), str(file))
+    except ValueError as error:
+        raise ValueError(f"{error}. {fix}") from error
+    if not isinstance(before, dict):
+        raise ValueError(f"{file} is damaged: got {str(before)[:40]!r}, expected the settings of a training. {fix}")
+    return before
+
+
+def in_its_folder(train: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Make a training the only one in its folder, `settings.out`. With several processes the first one holds the lock.
+
+    Raises, when the training is called:
+        ValueError: another process trains there, or `settings.out` is a file.
+    """
+
+    @wraps(train)
+    def alone(settings: S, *args: P.args, **options: P.kwargs) -> R:
+        if os.environ.get("RANK", "0") != "0":
+            return train(settings, *args, **options)
+        with _locked(Path(settings.out)):  # type: ignore[attr-defined]
+            return train(settings, *args, **options)
+
+    return alone
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Hold the lock of a training's folder; where the training was refused before it began, remove what was made."""
+    working = out / CHECKPOINTS
+    made = [folder for folder in (working, *working.parents) if not folder.exists()]
+    try:
+        working.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ValueError(
+            f"out = {str(out)!r} is not a folder: got a file, or a folder inside of one. Choose another"
+        ) from error
+    with files.locked(working / "lock"):
+        try:
+            yield
+        finally:
+            if made and not (out / "settings.json").exists():
+                (working / "lock").unlink()
+                with suppress(OSError):  # the first that holds something else
+                    for folder in made:
+                        folder.rmdir()
 
 
 def _meant(kind: type[Settings], error: Any) -> str:
@@ -89,5 +165,5 @@ def _put(values: dict[str, Any], key: list[str], value: Any) -> None:
 def _toml_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text

@@ -31,14 +31,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
-from farspan import hf
+from farspan import files, hf
 from farspan.corpus import tokenizer_hash
 from farspan.lm import LM, folder_of
 from farspan.lm import load as load_model
 from farspan.reader import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
 from farspan.train.blocks import summed
 from farspan.train.cepe import CepeSettings, Prepared, decoded, prepare, trained
-from farspan.train.config import Settings
+from farspan.train.checkpoint import refuse_not_finite, writing
+from farspan.train.config import Settings, in_its_folder
 from farspan.train.documents import DocumentRows, collated
 from farspan.train.objective import NOT_A_TARGET
 
@@ -68,6 +69,7 @@ class DistillSettings(CepeSettings):
     distill: DistillationSettings = DistillationSettings()
 
 
+@in_its_folder
 def train(settings: DistillSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Trains, or continues a training that was stopped, as `farspan.train.cepe.train`.
 
@@ -78,7 +80,9 @@ def train(settings: DistillSettings, notice: Callable[[str], None] = lambda text
         raise ValueError('stage = "warmup": distillation is of the main stage; warm up with farspan train cepe')
     ready, chosen = prepare(settings, notice, partial(other_teacher, settings)), settings.distill
     if chosen.kl == 0:
-        return trained(settings, ready, ready.rows, partial(terms, chosen, None), {"ce": chosen.ce, "kl": 0.0})
+        return trained(
+            settings, ready, ready.rows, partial(terms, chosen, None), {"ce": chosen.ce, "kl": 0.0}, notice=notice
+        )
     teacher = teacher_of(settings, ready)
     rows: Dataset[dict[str, Tensor]] = ready.rows
     online: Teacher | None = teacher
@@ -87,7 +91,7 @@ def train(settings: DistillSettings, notice: Callable[[str], None] = lambda text
             rows = store(teacher, ready.rows, Path(settings.out) / "teacher", notice)
         online = None
     weights = {"ce": chosen.ce, "kl": chosen.kl}
-    return trained(settings, ready, rows, partial(terms, chosen, online), weights)
+    return trained(settings, ready, rows, partial(terms, chosen, online), weights, notice=notice)
 
 
 def terms(
@@ -214,6 +218,7 @@ def other_teacher(settings: DistillSettings, lm: LM) -> LM | None:
             f"teacher {chosen.teacher!r} has another vocabulary ({other.vocabulary:,} tokens) than the decoder "
             f"{lm.name!r} ({lm.vocabulary:,}): its probabilities would be those of other tokens"
         )
+    refuse_not_finite(other.model, f"teacher {chosen.teacher!r}")
     other.model.requires_grad_(False)
     return other
 
@@ -256,16 +261,20 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[
     done, file = 0, folder / "done.json"
     if file.exists():
         try:
-            record = json.loads(file.read_text())
-            done = record.pop("done")
+            record = files.parse_json(file.read_bytes(), str(file))
+            done = int(record.pop("done"))
             have = min(map(len, taught.open("r")))  # `r+` would lengthen half a file
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{folder} is damaged ({error}): delete it, and the teacher is asked anew") from error
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{folder} is damaged ({error}). Delete it and repeat the command: the teacher reads all samples again"
+            ) from error
         if record != about:
             raise ValueError(f"{folder} holds what a teacher said of other samples ({record}, not {about}): delete it")
         if have < len(rows):  # of a shorter training
-            taught.lengthen()
-    index, log_probs = taught.create() if done == 0 else taught.open("r+")
+            with writing(folder):
+                taught.lengthen()
+    with writing(folder):
+        index, log_probs = taught.create() if done == 0 else taught.open("r+")
     if done < len(rows):
         notice(f"the teacher reads {len(rows) - done:,} windows once; {taught.num_bytes / 1e9:.2f} GB in {folder}")
     device = hf.input_device(teacher.model)
@@ -273,13 +282,16 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[
         last = min(first + SAMPLES_AT_ONCE, len(rows))
         batch = {name: t.to(device) for name, t in collated([rows[i] for i in range(first, last)]).items()}
         best, log_p = teacher.of(batch)
+        if not bool(log_p.isfinite().all()):
+            raise ValueError(
+                f"the teacher's probabilities of samples {first:,} to {last - 1:,} are NaN or infinite, expected "
+                'finite numbers. Use another distill.teacher, or model.dtype = "float32"'
+            )
         index[first:last], log_probs[first:last] = best.cpu().numpy().astype(kind), log_p.cpu().numpy()
         if last == len(rows) or (first // SAMPLES_AT_ONCE + 1) % BATCHES_A_SAVE == 0:
             index.flush()
             log_probs.flush()
-            beside = file.with_suffix(WRITING)
-            beside.write_text(json.dumps(about | {"done": last}))
-            os.replace(beside, file)  # after what it speaks of
+            files.write(file, json.dumps(about | {"done": last}))  # after what it is about
     return taught
 
 
@@ -320,10 +332,15 @@ class TaughtRows(Dataset[dict[str, Tensor]]):
         samples, length, top = self.shape
         index, log_probs = (self.folder / (name + suffix) for name in FILES)
         made = np.lib.format.open_memmap
-        return (
+        mapped = (
             made(index, "w+", self.kind, (samples, length, top)),
             made(log_probs, "w+", np.float16, (samples, length, top + 1)),
         )
+        for path in (index, log_probs):  # a full disk is an error here, and a SIGBUS where the map is written to
+            with path.open("r+b") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        return mapped
 
     def lengthen(self) -> None:
         """Makes room for more samples behind those that are there."""

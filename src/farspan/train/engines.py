@@ -129,12 +129,16 @@ def refuse_muon(engine: str, optimizer: str) -> None:
         )
 
 
-def refuse_rounding(bf16: bool, dtype: str) -> None:
-    """Raises ValueError for a training under DeepSpeed whose result would pass for more exact than it is."""
-    if bf16 and dtype == "float32":
+def refuse_rounding(bf16: bool, dtype: torch.dtype) -> None:
+    """Raises ValueError for a training under DeepSpeed whose result would pass for more exact than it is.
+
+    Args:
+        dtype: of the saved weights.
+    """
+    if bf16 and dtype is not torch.bfloat16:
         raise ValueError(
-            'trainer.dtype = "float32" would save weights that DeepSpeed has rounded to bf16, those too that are not '
-            'trained: use trainer.dtype = "bfloat16" or trainer.bf16 = false'
+            f"the dtype of the saved weights is {str(dtype).removeprefix('torch.')}, and DeepSpeed has rounded them to "
+            'bf16, those too that are not trained: use trainer.dtype = "bfloat16" or trainer.bf16 = false'
         )
 
 

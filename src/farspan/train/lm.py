@@ -1,5 +1,6 @@
-"""Pre-training of a small Llama (Sparse Memory Training, appendix D.1), its tokenizer included."""
+"""Pre-training of a small Llama, tokenizer included; Llama-83M of the Forgetting Curve paper (appendix D.1) is one."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from farspan.corpus import Corpus, load, read_texts
 from farspan.loading import load_tokenizer
 from farspan.train import engines
 from farspan.train.batches import PackedRows, train_tokenizer
-from farspan.train.config import Settings, refuse_other_settings
+from farspan.train.config import Out, Settings, in_its_folder, refuse_other_settings
 from farspan.train.optimizer import OptimizerSettings
 from farspan.train.trainer import TrainerSettings, refuse_impossible, run, write_up
 
@@ -46,7 +47,7 @@ class DataSettings(Settings):
 class LmSettings(Settings):
     """The whole config of `farspan train lm`."""
 
-    out: str
+    out: Out
     data: DataSettings
     tokenizer: TokenizerSettings = TokenizerSettings()
     model: ModelSettings = ModelSettings()
@@ -54,10 +55,12 @@ class LmSettings(Settings):
     trainer: TrainerSettings
 
 
-def train(settings: LmSettings) -> dict[str, Any]:
+@in_its_folder
+def train(settings: LmSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Trains, or continues a training that was stopped, and saves model and tokenizer in `settings.out`.
 
-    Returns what `training.json` in that folder holds: parameters, tokens, losses, seconds and the settings.
+    Returns what `training.json` in that folder holds: parameters, tokens, losses, seconds and the settings. `notice` is
+    told what a user should know.
 
     Raises:
         ValueError: impossible settings, a text that does not hold one row, or `out` holds another training.
@@ -89,7 +92,7 @@ def train(settings: LmSettings) -> dict[str, Any]:
     source = settings.tokenizer.folder or str(out)
     with processes.main_process_first():  # the others find what it has written
         refuse_other_settings(out, settings)
-        if settings.tokenizer.folder is None and not (out / "tokenizer.json").exists():
+        if not settings.tokenizer.folder and not (out / "tokenizer.json").exists():
             train_tokenizer(read_texts(settings.data.text), settings.tokenizer.vocabulary, out)
         tokenizer = load_tokenizer(source, what="tokenizer")
         text = load(settings.data.text, tokenizer)
@@ -133,6 +136,7 @@ def train(settings: LmSettings) -> dict[str, Any]:
         settings.trainer,
         out,
         again=new,
+        notice=notice,
         arguments={
             "torch_compile": settings.trainer.compile,
             "eval_strategy": "steps" if held_out else "no",

@@ -8,6 +8,7 @@ Llama blocks that look both ways, over the decoder's vocabulary and [MASK]. Of a
 head has served its purpose.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,8 @@ from farspan.loading import load_tokenizer
 from farspan.train import engines
 from farspan.train.batches import PackedRows
 from farspan.train.blocks import summed
-from farspan.train.config import Settings, refuse_other_settings
+from farspan.train.checkpoint import refuse_not_finite
+from farspan.train.config import Out, Settings, in_its_folder, refuse_other_settings
 from farspan.train.lm import DataSettings
 from farspan.train.objective import NOT_A_TARGET
 from farspan.train.optimizer import OptimizerSettings
@@ -71,7 +73,7 @@ class MlmTrainer(TrainerSettings):
 class MlmSettings(Settings):
     """The whole config of `farspan train mlm`."""
 
-    out: str
+    out: Out
     decoder: str  # whose tokenizer is used: a folder or hub id, or `demo`, the embedded one
     data: DataSettings
     encoder: EncoderSettings = EncoderSettings()
@@ -166,6 +168,7 @@ def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attenti
 
     if settings.start is not None:
         encoder = load_encoder(folder_of(settings.start), dtype=torch.float32)
+        refuse_not_finite(encoder, f"encoder.start = {settings.start!r}")
         encoder.resize_token_embeddings(vocabulary)
         return encoder
     if settings.hidden % settings.heads or settings.hidden // settings.heads % 2:
@@ -188,10 +191,11 @@ def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attenti
     return LlamaModel._from_config(config, attn_implementation=attention)
 
 
-def train(settings: MlmSettings) -> dict[str, Any]:
+@in_its_folder
+def train(settings: MlmSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Trains, or continues a training that was stopped, and saves encoder and tokenizer in `settings.out`.
 
-    Returns what `training.json` in that folder holds.
+    Returns what `training.json` in that folder holds. `notice` is told what a user should know.
 
     Raises:
         ValueError: impossible settings, a tokenizer that cannot be loaded, a text that does not hold one row, another
@@ -245,6 +249,7 @@ def train(settings: MlmSettings) -> dict[str, Any]:
         trainer_class=TermsTrainer,
         finish=lambda model: model.model,
         again=new,
+        notice=notice,
         arguments={
             "torch_compile": trainer.compile,
             "eval_strategy": "steps" if held_out else "no",

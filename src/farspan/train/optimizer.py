@@ -35,8 +35,9 @@ def decay_steps(settings: OptimizerSettings, num_steps: int) -> int:
     found = round(num_steps * settings.decay_fraction)
     if settings.warmup_steps + found > num_steps:
         raise ValueError(
-            f"optimizer.warmup_steps = {settings.warmup_steps} and a decay over {found} steps do not fit "
-            f"into trainer.steps = {num_steps}: lower optimizer.warmup_steps or optimizer.decay_fraction"
+            f"optimizer.warmup_steps = {settings.warmup_steps} and a decay over {found} steps do not fit into "
+            f"trainer.steps = {num_steps}: give optimizer.warmup_steps <= {num_steps - found}, as with "
+            f"--set optimizer.warmup_steps={(num_steps - found) // 10}, or a lower optimizer.decay_fraction"
         )
     return found
 

@@ -70,11 +70,11 @@ def schedule(settings: LengthSettings, window: int, steps: int, seed: int) -> Sc
             f"lengths.first = {first:,} must lie beyond the window of {window:,} tokens, and not beyond "
             f"lengths.target = {settings.target:,}"
         )
-    stages = (*range(first, settings.target, by), settings.target)
-    needed = (len(stages) - 1) * settings.every + 1 if settings.every else len(stages)
+    before = range(first, settings.target, by)
+    needed = len(before) * settings.every + 1 if settings.every else len(before) + 1
     if needed > steps:
         raise ValueError(
-            f"trainer.steps = {steps:,} do not reach lengths.target = {settings.target:,}, stage {len(stages)}, which "
-            f"begins with step {needed:,}: train longer, or with a lower lengths.every or a higher lengths.by"
+            f"trainer.steps = {steps:,} do not reach lengths.target = {settings.target:,}, stage {len(before) + 1}, "
+            f"which begins with step {needed:,}: train longer, or with a lower lengths.every or a higher lengths.by"
         )
-    return Schedule(stages, settings.every, steps, settings.mode == "cover", seed)
+    return Schedule((*before, settings.target), settings.every, steps, settings.mode == "cover", seed)

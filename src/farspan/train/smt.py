@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import Field
 
 from farspan import hf
@@ -20,19 +21,21 @@ from farspan.callback import CurveCallback, Measuring, PerplexityCallback
 from farspan.corpus import load
 from farspan.lm import DEMO, LM, folder_of
 from farspan.lm import load as load_model
+from farspan.loading import load_config
 from farspan.methods import method
 from farspan.methods.rope import Rope, ntk
 from farspan.record import environment
 from farspan.report.training import draw_losses, model_card
 from farspan.train import engines
-from farspan.train.config import Settings, refuse_other_settings
+from farspan.train.checkpoint import refuse_not_finite
+from farspan.train.config import Out, Settings, in_its_folder, refuse_other_settings
 from farspan.train.draws import draw, draw_named, levels
 from farspan.train.objective import terms
 from farspan.train.optimizer import OptimizerSettings, build
 from farspan.train.preflight import preflight, usable
 from farspan.train.schedule import LengthSettings, schedule
 from farspan.train.trained import Count, TrainedSettings, choose, plain
-from farspan.train.trainer import RunSettings, read_log, refuse_impossible, run, write_up
+from farspan.train.trainer import RunSettings, read_log, refuse_impossible, run, write_card, write_up
 from farspan.train.windows import FirstTarget, Mixed, Short, SparseRows, collated
 
 __all__ = ["SmtSettings", "draw", "levels", "train"]
@@ -95,7 +98,7 @@ class WatchSettings(Settings):
 class SmtSettings(Settings):
     """The whole config of `farspan train smt`."""
 
-    out: str
+    out: Out
     model: ModelSettings
     data: DataSettings
     lengths: LengthSettings
@@ -106,6 +109,7 @@ class SmtSettings(Settings):
     watch: WatchSettings = WatchSettings()
 
 
+@in_its_folder
 def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Trains, or continues a training that was stopped, and saves model and tokenizer in `settings.out`.
 
@@ -153,6 +157,8 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
         callbacks=watching(lm, settings, out),
         finish=finished,
         again=lambda: choose(opened(settings, "cpu").model, settings.trained)[0],
+        base_dtype=dtype_of(settings.model),
+        notice=notice,
         processing_class=lm.tokenizer,
         data_collator=collated,
         core=lm.model,
@@ -167,8 +173,7 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
         lm.tokenizer.model_max_length = max(lm.tokenizer.model_max_length, settings.lengths.target)
         write_up(out, summary, lm.tokenizer)
         log = read_log(out)
-        draw_losses(log, out, rows.row)
-        (out / "README.md").write_text(model_card(summary, log))
+        write_card(out, model_card(summary, log), lambda: draw_losses(log, out, rows.row))
     return summary
 
 
@@ -206,6 +211,7 @@ def opened(settings: SmtSettings, device: str | None = None) -> LM:
     )
     if settings.model.name == DEMO:
         lm = replace(lm, name=DEMO)
+    refuse_not_finite(lm.model, f"model {settings.model.name!r}")
     if settings.trainer.activation_checkpointing:
         hf.checkpoint_activations(lm.model)
     if lm.trained_length is None:
@@ -213,6 +219,13 @@ def opened(settings: SmtSettings, device: str | None = None) -> LM:
     if settings.model.rope is not None:
         scale_rope(lm, settings.model.rope, settings.lengths.target)
     return lm
+
+
+def dtype_of(settings: ModelSettings) -> torch.dtype:
+    """The dtype that a model's config says its weights have; float32, which holds all others, where it does not say."""
+    config = load_config(folder_of(settings.name), revision=settings.revision)
+    own = config.dtype or config.get_text_config(decoder=True).dtype
+    return own if own in (torch.float32, torch.bfloat16, torch.float16) else torch.float32
 
 
 def scale_rope(lm: LM, text: str, longest: int) -> None:

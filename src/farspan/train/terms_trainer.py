@@ -3,29 +3,26 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict as parts
 from torch.utils.data import SequentialSampler
-from transformers import Trainer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from farspan.train.checkpoint import CheckpointTrainer, reading
 from farspan.train.engines import sharded, whole_state
 from farspan.train.objective import NOT_A_TARGET
-from farspan.train.trainer import damaged
 
 Terms = Callable[[Any, Any, Any], dict[str, Tensor]]
 SHARE = "share_of_the_step"  # of a micro-batch, beside its tensors
 WHOLE = parts.StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
 
 
-class TermsTrainer(Trainer):
+class TermsTrainer(CheckpointTrainer):
     """Trains on samples in their order, logs each term of the loss, and keeps only what is trained in checkpoints.
 
     The batches of one step are contiguous samples, on any number of processes. A model that is sharded already (FSDP2)
@@ -122,13 +119,12 @@ class TermsTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if self.is_fsdp_enabled:  # accelerate's own, in a layout of its own
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        try:
-            state: dict[str, Any] = dict(load_file(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME))
-        except (OSError, SafetensorError) as error:
-            raise damaged(resume_from_checkpoint, error) from error
-        if wrong := sorted(self._trained_names() ^ set(state)):
-            raise ValueError(f"the checkpoint is of another training: {wrong[0]} and {len(wrong) - 1} more differ")
-        parts.set_model_state_dict(self.trained, state, options=WHOLE)
+        file = Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME
+        with reading(file):
+            state: dict[str, Any] = dict(load_file(file))
+            if wrong := sorted(self._trained_names() ^ set(state)):
+                raise ValueError(f"it is of another training: {wrong[0]} and {len(wrong) - 1} other weights differ")
+            parts.set_model_state_dict(self.trained, state, options=WHOLE)
         return None
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -140,18 +136,12 @@ class TermsTrainer(Trainer):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
         return None
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        try:
-            if checkpoint is not None and not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-                for name in (OPTIMIZER_NAME, SCHEDULER_NAME):  # transformers would begin them anew, and say nothing
-                    (Path(checkpoint) / name).stat()
-            if checkpoint is None or self.is_fsdp_enabled or not sharded(self.trained):
-                return super()._load_optimizer_and_scheduler(checkpoint)
-            state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
-            parts.set_optimizer_state_dict(self.trained, self.optimizer.optimizer, state, options=WHOLE)
-            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
-        except (OSError, EOFError, RuntimeError, UnpicklingError) as error:  # what torch.load says of half a file
-            raise damaged(checkpoint, error) from error
+    def _load_optimizer(self, checkpoint: str) -> None:
+        if not sharded(self.trained):
+            return super()._load_optimizer(checkpoint)
+        state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
+        parts.set_optimizer_state_dict(self.trained, self.optimizer.optimizer, state, options=WHOLE)
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
         return None
 
     def _trained_names(self) -> set[str]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Int
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -23,6 +23,7 @@ from farspan.train.config import Settings
 
 PROJECTIONS = ("q_proj", "k_proj")
 NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
+LORA = ("rank", "alpha", "dropout", "modules")
 FUSED = ("query_key_value", "qkv_proj", "c_attn", "Wqkv", "W_pack", "att_proj", "qkv")
 
 
@@ -36,6 +37,17 @@ class TrainedSettings(Settings):
     alpha: float = Field(32.0, gt=0)
     dropout: float = Field(0.0, ge=0, lt=1)
     modules: tuple[str, ...] = PROJECTIONS  # that LoRA is put beside
+
+    @model_validator(mode="after")
+    def _of_what(self) -> "TrainedSettings":
+        for what, names in {"qk": ("norms",), "patterns": ("patterns",), "lora": LORA}.items():
+            for name in names:
+                if self.what != what and getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"{name} = {getattr(self, name)!r} does nothing with what = {self.what!r}: leave it out, or "
+                        f'give what = "{what}"'
+                    )
+        return self
 
 
 @dataclass(frozen=True)

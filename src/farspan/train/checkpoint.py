@@ -1,0 +1,262 @@
+"""Checkpoints: which one a training continues from, that each of its files is whole, and that only finite weights are
+written.
+
+A kill while a checkpoint is written leaves a folder without its last file, trainer_state.json. Such a folder is passed
+over. Any other file that cannot be read is named, and the training is refused until the checkpoint is deleted.
+"""
+
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import Trainer, TrainerState
+from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from farspan.device import is_out_of_memory
+from farspan.files import parse_json
+
+NAMED = re.compile(r"checkpoint-(\d+)")
+# what torch.load, safetensors, JSON and the objects that take up their values raise for files that are cut, foreign or
+# of another version
+UNREADABLE = (
+    OSError,
+    EOFError,
+    RuntimeError,
+    UnpicklingError,
+    SafetensorError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+)
+FULL_DISK = ("PytorchStreamWriter", "inline_container")  # in the RuntimeError of torch.save
+
+
+def damaged(file: Path, why: object) -> ValueError:
+    """The error for a file of a checkpoint that cannot be used."""
+    folder = file.parent
+    others = sorted(step for step in steps(folder.parent) if folder.parent / f"checkpoint-{step}" != folder)
+    then = f"continues from checkpoint-{others[-1]}" if others else "begins again, as there is no other checkpoint"
+    return ValueError(
+        f"{file} is damaged, half written or of another version: {why}. Delete the folder {folder} and repeat the "
+        f"command: the training {then}"
+    )
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Errors in the block are those of a file of a checkpoint.
+
+    Raises:
+        ValueError: the file cannot be used; names it.
+    """
+    try:
+        yield
+    except UNREADABLE as error:
+        if is_out_of_memory(error):
+            raise
+        said = str(error).partition("\n")[0] or type(error).__name__
+        raise damaged(
+            file, said if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {said}"
+        ) from error
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Errors in the block are those of a disk that takes no more.
+
+    Raises:
+        ValueError: what is written to `place` could not be written; names it.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(name in str(error) for name in FULL_DISK):
+            raise
+        said = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{place} cannot be written: {said}. Make room there and repeat the command: the training continues from "
+            "its last checkpoint"
+        ) from error
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints in a folder that were written to their end."""
+    found = [(NAMED.fullmatch(file.parent.name), file) for file in folder.glob(f"*/{TRAINER_STATE_NAME}")]
+    return [int(name[1]) for name, file in found if name and file.stat().st_size]
+
+
+def last(folder: Path, first_save: int, notice: Callable[[str], None]) -> Path | None:
+    """Return the newest checkpoint that was written to its end; `notice` is told of a newer one that was not.
+
+    Args:
+        first_save: the step of the first checkpoint of the training. Each later one is written while an earlier one is
+            there, so where none is, a later one without its end was damaged after it was written.
+
+    Raises:
+        ValueError: such a damaged checkpoint.
+    """
+    whole = max(steps(folder), default=0)
+    begun = [(NAMED.fullmatch(path.name), path) for path in folder.glob("checkpoint-*")]
+    for step, path in sorted((int(name[1]), path) for name, path in begun if name and path.is_dir()):
+        if step <= whole:
+            continue
+        if not whole and step > first_save:
+            raise damaged(path / TRAINER_STATE_NAME, "it is missing or empty")
+        goes_on = f"continues from checkpoint-{whole}" if whole else "begins again"
+        notice(f"{path} has no {TRAINER_STATE_NAME}, as it was not written to its end: the training {goes_on}")
+    return folder / f"checkpoint-{whole}" if whole else None
+
+
+def state_of(checkpoint: Path) -> TrainerState:
+    """Return the state of the training that is saved in a checkpoint.
+
+    Raises:
+        ValueError: it cannot be read, is of another version, or of another step than the folder's name.
+    """
+    file = checkpoint / TRAINER_STATE_NAME
+    with reading(file):
+        state = TrainerState.load_from_json(str(file))
+        named = NAMED.fullmatch(checkpoint.name)
+        assert named is not None
+        if state.global_step != int(named[1]):
+            raise ValueError(f"got step {state.global_step!r}, expected {named[1]}, as in the folder's name")
+        if not all(isinstance(entry.get("step"), int) for entry in state.log_history):
+            raise ValueError("its log_history has entries without a step")
+        if not any(isinstance(entry.get("loss"), float | int) for entry in state.log_history):
+            raise ValueError("its log_history has no loss")
+        if not isinstance(state.stateful_callbacks, dict) or "TrainerControl" not in state.stateful_callbacks:
+            raise ValueError("its stateful_callbacks have no TrainerControl")
+    return state
+
+
+def not_finite(parameters: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Return the name of the first parameter that holds NaN or infinity in this process; None: all are finite. Waits
+    once for the device."""
+    named = [(name, p.to_local() if hasattr(p, "to_local") else p) for name, p in parameters]
+    named = [(name, p.detach()) for name, p in named if p.numel()]
+    if not named:
+        return None
+    finite = torch.stack([p.isfinite().all().to(named[0][1].device) for _, p in named]).tolist()
+    return next((name for (name, _), fine in zip(named, finite, strict=True) if not fine), None)
+
+
+def refuse_not_finite(model: Any, what: str) -> None:
+    """Refuse a model to be trained, or trained from, whose weights are not all finite.
+
+    Raises:
+        ValueError: names `what` and the first such weight.
+    """
+    if (name := not_finite(model.named_parameters())) is not None:
+        raise ValueError(
+            f"{what} cannot be used: its weight {name} holds NaN or infinity, expected finite numbers. Choose another "
+            "model, or download it again"
+        )
+
+
+def refuse_not_finite_values(values: Mapping[str, Any], state: TrainerState, learning_rate: float, out: Path) -> None:
+    """Stop a training that diverged.
+
+    Args:
+        values: what is logged now. Losses are means over the steps since the line before, so none is passed over.
+
+    Raises:
+        ValueError: a loss or the gradient's norm is NaN or infinite; names the steps.
+    """
+    for key, name in (("loss", "loss"), ("eval_loss", "held-out loss"), ("grad_norm", "norm of the gradient")):
+        value = values.get(key)
+        if value is None or math.isfinite(value):
+            continue
+        now = state.global_step
+        before = max((e["step"] for e in state.log_history if "loss" in e and e["step"] < now), default=0)
+        when = f"at step {now:,}" if key != "loss" or before + 1 == now else f"in steps {before + 1:,} to {now:,}"
+        raise diverged(f"the {name} is {value} {when}, expected a finite number", learning_rate, out)
+
+
+def diverged(what: str, learning_rate: float, out: Path) -> ValueError:
+    kept = max(steps(out / "checkpoints"), default=0)
+    last_one = (
+        f"the last checkpoint is {out / 'checkpoints' / f'checkpoint-{kept}'}" if kept else "there is no checkpoint"
+    )
+    return ValueError(
+        f"the training diverged: {what}. No model was saved; {last_one}. Lower optimizer.lr = {learning_rate:g}, or "
+        "give more optimizer.warmup_steps, and train into another folder (out)"
+    )
+
+
+class CheckpointTrainer(Trainer):
+    """The Trainer, which names each file of a checkpoint that cannot be read or written."""
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        folder = Path(resume_from_checkpoint)
+        if self.is_fsdp_enabled:  # accelerate's own, in a layout of its own
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        weights = folder / SAFE_WEIGHTS_NAME
+        if (index := folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
+            weights = index
+        else:
+            with reading(weights), safe_open(weights, framework="pt"):
+                pass  # also where it is missing: transformers would read pickled weights instead
+        with reading(folder / CONFIG_NAME):
+            parse_json((folder / CONFIG_NAME).read_bytes(), CONFIG_NAME)
+        with reading(weights):
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        tied = set(getattr(self.model, "all_tied_weights_keys", None) or ())
+        if wrong := sorted(set(load_result.missing_keys) - tied) + sorted(load_result.unexpected_keys):
+            raise ValueError(f"it is of another model: {wrong[0]} and {len(wrong) - 1} other weights differ")
+        self.model.tie_weights()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            file = Path(checkpoint) / SCHEDULER_NAME
+            with reading(file):
+                state = torch.load(file, map_location="cpu", weights_only=True)
+                if not isinstance(state, dict) or state.keys() != self.lr_scheduler.state_dict().keys():
+                    raise ValueError("it holds no state of this schedule")
+            with reading(Path(checkpoint) / OPTIMIZER_NAME):
+                (Path(checkpoint) / OPTIMIZER_NAME).stat()  # transformers would begin it again without a word
+                self._load_optimizer(checkpoint)
+            return None
+        return super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_optimizer(self, checkpoint: str) -> None:
+        """Load the optimizer and the schedule, which is known to be whole."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            with reading(Path(checkpoint) / SCALER_NAME):
+                super()._load_scaler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        folder, several = Path(checkpoint), self.args.world_size > 1
+        file = folder / (f"rng_state_{self.args.process_index}.pth" if several else "rng_state.pth")
+        # of a training with another number of processes there are others
+        if not file.is_file() and (file.exists() or not any(folder.glob("rng_state*.pth"))):
+            raise damaged(file, "it is missing, or no file")
+        with reading(file):
+            super()._load_rng_state(checkpoint)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save a checkpoint, then delete the older ones. transformers' own deletion takes any folder `checkpoint-*`."""
+        folder, now = Path(self.args.output_dir), self.state.global_step
+        with writing(folder / f"checkpoint-{now}"):
+            super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            for path in folder.glob("checkpoint-*"):
+                if (step := NAMED.fullmatch(path.name)) and int(step[1]) < now:
+                    shutil.rmtree(path, ignore_errors=True)

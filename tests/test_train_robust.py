@@ -1,0 +1,611 @@
+"""What trainings do when something is wrong: they diverge, their checkpoints are damaged, the disk is full, the folder
+is in use, a value of the config cannot be. Tables, easy to extend; every training is of a tiny model."""
+
+import json
+import math
+import os
+import pickle
+import re
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pydantic import BaseModel
+from safetensors.torch import load_file, save_file
+from test_cli import farspan as cli
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+import farspan
+from farspan import files
+from farspan.callback import PerplexityCallback
+from farspan.files import locked
+from farspan.report.training import measured_table, model_card
+from farspan.train import cepe, distill, lm, mlm, smt
+from farspan.train.config import read_config
+
+from cepe_models import tiny_encoder
+from tiny import tiny_model
+
+KINDS: dict[str, tuple[Any, Any]] = {
+    "lm": (lm.LmSettings, lm.train),
+    "smt": (smt.SmtSettings, smt.train),
+    "mlm": (mlm.MlmSettings, mlm.train),
+    "cepe": (cepe.CepeSettings, cepe.train),
+    "distill": (distill.DistillSettings, distill.train),
+}
+SENTENCE = "The quick brown fox jumps over the lazy dog, and what number {} thinks of it nobody has asked. "
+ENDS = """
+[optimizer]
+lr = 1e-3
+warmup_steps = 1
+decay_fraction = 0.0
+[trainer]
+steps = 4
+batch = 2
+micro_batch = 1
+bf16 = false
+log_every = 2
+save_every = 2
+"""
+CEPE = """
+out = "?"
+[model]
+name = "{0}/model"
+encoder = "{0}/encoder"
+dtype = "float32"
+[data]
+text = "{0}/text"
+decoder = 24
+chunks = 3
+chunk = 8
+[watch]
+every = 0
+"""
+CONFIGS = {
+    "lm": 'out = "?"\n[data]\ntext = "{0}/text"\n[tokenizer]\nfolder = "{0}/model"\n[model]\nhidden = 16\n'
+    "feed_forward = 32\nlayers = 1\nheads = 2\nkey_value_heads = 1\n" + ENDS + "window = 32\n",
+    "smt": 'out = "?"\n[model]\nname = "{0}/model"\nwindow = 32\n[data]\ntext = "{0}/text"\n[lengths]\ntarget = 64\n'
+    "[watch]\nevery = 0\n" + ENDS,
+    "mlm": 'out = "?"\ndecoder = "{0}/model"\n[data]\ntext = "{0}/text"\n[encoder]\nhidden = 16\nfeed_forward = 32\n'
+    "layers = 1\nheads = 2\n" + ENDS + "window = 32\n",
+    "cepe": CEPE + ENDS,
+    "distill": CEPE + ENDS,
+}
+Make = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """A folder with a model, an encoder, a text and a config of each training."""
+    folder = tmp_path_factory.mktemp("base")
+    tiny_model().save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    tiny_encoder().save_pretrained(folder / "encoder")
+    (folder / "text").mkdir()
+    for number in range(3):
+        (folder / "text" / f"{number}.txt").write_text("".join(SENTENCE.format(number * i) for i in range(12)))
+    for kind, text in CONFIGS.items():
+        (folder / f"{kind}.toml").write_text(text.format(folder))
+    return folder
+
+
+@pytest.fixture
+def settings(base: Path, tmp_path: Path) -> Make:
+    """`settings(kind, "table.key=value", ...)`: a training of less than a second, in `tmp_path / "out"`."""
+
+    def made(kind: str, *overrides: str) -> Any:
+        return read_config(base / f"{kind}.toml", KINDS[kind][0], [f"out={tmp_path / 'out'}", *overrides])
+
+    return made
+
+
+def train(kind: str, settings: Any) -> Any:
+    return KINDS[kind][1](settings)
+
+
+def results(out: Path) -> list[str]:
+    """What of a finished training is in a folder."""
+    return [name for name in ("model.safetensors", "cepe_adapter.safetensors", "README.md", "training.json")
+            if (out / name).exists()]  # fmt: skip
+
+
+# a training that diverges
+
+
+@pytest.mark.parametrize("kind", ["lm", "smt", "mlm"])
+def test_a_training_that_diverges_stops_and_saves_no_model(settings: Make, tmp_path: Path, kind: str) -> None:
+    diverged = r"the training diverged: the (loss|norm of the gradient) is (nan|inf) .*steps? .*lr = 1e\+30"
+    with pytest.raises(ValueError, match=diverged):
+        train(kind, settings(kind, "optimizer.lr=1e30", "trainer.log_every=1", "trainer.steps=8"))
+    assert results(tmp_path / "out") == []
+    log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    assert "NaN" not in (tmp_path / "out" / "log.jsonl").read_text()
+    assert log
+
+
+@pytest.mark.parametrize(("kind", "step"), [*((kind, 3) for kind in KINDS), ("smt", 4)])
+def test_one_loss_that_is_not_finite_ends_the_training_at_the_next_line_of_its_log(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, step: int
+) -> None:
+    import transformers
+
+    count, original = [0], transformers.Trainer.training_step
+
+    def training_step(*arguments: Any, **options: Any) -> Any:
+        count[0] += 1  # two micro-batches a step: the first of them has no finite loss, and a gradient that is finite
+        return original(*arguments, **options) * (float("nan") if count[0] == 2 * step - 1 else 1)
+
+    monkeypatch.setattr(transformers.Trainer, "training_step", training_step)
+    with pytest.raises(ValueError, match=r"loss is nan in steps 3 to 4.*checkpoint-2\. Lower optimizer\.lr = 0\.001"):
+        train(kind, settings(kind, "trainer.steps=6"))
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]
+    assert results(tmp_path / "out") == []
+
+
+def test_a_gradient_that_is_not_finite_ends_the_training(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    monkeypatch.setattr(transformers.Trainer, "_clip_grad_norm", lambda self, model: torch.tensor(float("inf")))
+    with pytest.raises(ValueError, match="the norm of the gradient is inf at step 2"):
+        train("smt", settings("smt"))
+
+
+def test_weights_that_are_not_finite_are_never_saved(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, count = torch.optim.AdamW.step, [0]
+
+    def step(self: Any, *arguments: Any, **options: Any) -> Any:
+        done = original(self, *arguments, **options)
+        count[0] += 1
+        if count[0] == 4:  # after the last loss that is computed
+            next(p for group in self.param_groups for p in group["params"]).data.view(-1)[0] = float("nan")
+        return done
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    with pytest.raises(ValueError, match=r"diverged: weight .* holds NaN or infinity after step 4.*checkpoint-2"):
+        train("smt", settings("smt"))
+    assert results(tmp_path / "out") == []
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]
+
+
+def test_a_training_that_diverges_ends_the_command_with_one_line(base: Path, tmp_path: Path) -> None:
+    done = cli("train", "smt", str(base / "smt.toml"), "--set", f"out={tmp_path / 'o'}", "--set", "optimizer.lr=1e30")
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[-1].startswith("error: the training diverged: the ")
+    assert "Traceback" not in done.stderr
+
+
+def poisoned(base: Path, name: str, into: Path, value: float = float("nan")) -> Path:
+    """A copy of a model with one weight that is no number."""
+    shutil.copytree(base / name, into)
+    file = into / "model.safetensors"
+    weights = load_file(file)
+    last = max(key for key in weights if "layers.1" in key)
+    weights[last].view(-1)[-1] = value
+    save_file(weights, file, metadata={"format": "pt"})
+    return into
+
+
+@pytest.mark.parametrize(
+    ("kind", "which", "name"),
+    [
+        ("smt", "model", "model.name"),
+        ("cepe", "model", "model.name"),
+        ("cepe", "encoder", "model.encoder"),
+        ("distill", "encoder", "model.encoder"),
+        ("distill", "model", "distill.teacher"),
+        ("mlm", "model", "encoder.start"),
+    ],
+)
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_model_whose_weights_are_not_finite_is_refused_before_the_training(
+    settings: Make, base: Path, tmp_path: Path, kind: str, which: str, name: str, value: float
+) -> None:
+    folder = poisoned(base, which, tmp_path / "bad", value)
+    with pytest.raises(ValueError, match=r"bad' cannot be used: its weight .*layers\.1.* holds NaN or infinity"):
+        train(kind, settings(kind, f"{name}={folder}"))
+    assert not (tmp_path / "out" / "log.jsonl").exists()
+
+
+# checkpoints
+
+
+@dataclass
+class Trained:
+    """A finished training of each kind, to be continued."""
+
+    folder: Path
+    base: Path
+
+    def continued(self, kind: str, tmp_path: Path, damage: Callable[[Path], None]) -> Any:
+        """Damages a checkpoint of a copy and trains on."""
+        out = tmp_path / "out"
+        shutil.copytree(self.folder / kind, out)
+        damage(out / "checkpoints" / "checkpoint-4")
+        settings = read_config(self.base / f"{kind}.toml", KINDS[kind][0], [f"out={out}", "trainer.steps=6"])
+        return train(kind, settings)
+
+
+@pytest.fixture(scope="module")
+def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("trained")
+    os.environ["FARSPAN_CACHE"] = str(folder / "cache")
+    for kind in KINDS:
+        train(kind, read_config(base / f"{kind}.toml", KINDS[kind][0], [f"out={folder / kind}"]))
+    return Trained(folder, base)
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os._exit, (3,)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def gone(file: Path) -> None:
+    file.unlink(missing_ok=True)
+
+
+def pickled(file: Path) -> None:
+    file.write_bytes(pickle.dumps(Evil(), protocol=2))
+
+
+def a_list(file: Path) -> None:
+    if file.suffix == ".json":
+        file.write_text("[1, 2]")
+    elif file.suffix == ".safetensors":
+        save_file({"0": torch.zeros(1)}, file)
+    else:
+        torch.save([1, 2], file)
+
+
+def a_folder(file: Path) -> None:
+    file.unlink(missing_ok=True)
+    file.mkdir()
+
+
+def of_another_version(file: Path) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"what_comes_next": 1}))
+
+
+def without_a_history(file: Path) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"log_history": []}))
+
+
+def of_another_step(file: Path) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"global_step": 3}))
+
+
+def of_no_callbacks(file: Path) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"stateful_callbacks": {}}))
+
+
+def not_finite(file: Path) -> None:
+    weights = load_file(file)
+    weights[min(weights)].view(-1)[0] = float("inf")
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+BINARY = (cut, empty, gone, pickled, a_list, a_folder)
+DAMAGES: dict[str, tuple[Callable[[Path], None], ...]] = {
+    "model.safetensors": (*BINARY, not_finite),
+    "optimizer.pt": BINARY,
+    "scheduler.pt": BINARY,
+    "rng_state.pth": BINARY,
+    "trainer_state.json": (
+        cut, empty, gone, a_list, of_another_version, without_a_history, of_another_step, of_no_callbacks,
+    ),
+    "scaler.pt": (pickled, a_list),
+}  # fmt: skip
+CASES = [(kind, name, damage) for kind in KINDS for name, damages in DAMAGES.items() for damage in damages
+         if kind in ("lm", "smt") or damage in (cut, pickled, of_another_version, gone)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name", "damage"), CASES, ids=lambda value: getattr(value, "__name__", value))
+def test_every_file_of_a_checkpoint_that_is_damaged_is_named(
+    trained: Trained, tmp_path: Path, kind: str, name: str, damage: Callable[[Path], None]
+) -> None:
+    with pytest.raises(ValueError) as found:  # noqa: PT011
+        trained.continued(kind, tmp_path, lambda folder: damage(folder / name))
+    message = str(found.value)
+    file = tmp_path / "out" / "checkpoints" / "checkpoint-4" / name
+    assert message.startswith(f"{file} is damaged, half written or of another version: ")
+    assert f"Delete the folder {file.parent} and repeat the command: the training begins again" in message
+    assert "\n" not in message
+    assert len(message) < 1500
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_that_is_whole_is_continued(trained: Trained, tmp_path: Path, kind: str) -> None:
+    assert trained.continued(kind, tmp_path, lambda folder: None)["loss"] > 0
+
+
+def test_another_checkpoint_is_named_where_there_is_one(trained: Trained, tmp_path: Path) -> None:
+    def damage(folder: Path) -> None:
+        shutil.copytree(folder, folder.parent / "checkpoint-2")
+        cut(folder / "optimizer.pt")
+
+    with pytest.raises(ValueError, match=r"the training continues from checkpoint-2$"):
+        trained.continued("smt", tmp_path, damage)
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over_with_a_word(
+    trained: Trained, base: Path, tmp_path: Path
+) -> None:
+    out, said = tmp_path / "out", list[str]()
+    shutil.copytree(trained.folder / "smt", out)
+    shutil.copytree(out / "checkpoints" / "checkpoint-4", out / "checkpoints" / "checkpoint-6")
+    (out / "checkpoints" / "checkpoint-6" / "trainer_state.json").unlink()
+    smt.train(read_config(base / "smt.toml", smt.SmtSettings, [f"out={out}", "trainer.steps=6"]), said.append)
+    assert [line for line in said if "checkpoint-6 has no trainer_state.json" in line and "checkpoint-4" in line]
+
+
+def test_folders_of_other_names_beside_checkpoints_are_let_be(trained: Trained, tmp_path: Path) -> None:
+    def best(folder: Path) -> None:
+        shutil.copytree(folder, folder.parent / "checkpoint-best")
+
+    trained.continued("smt", tmp_path, best)
+    assert (tmp_path / "out" / "checkpoints" / "checkpoint-best" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("damage", [cut, empty, a_list])
+def test_settings_that_are_damaged_are_named(
+    trained: Trained, tmp_path: Path, kind: str, damage: Callable[[Path], None]
+) -> None:
+    file = tmp_path / "out" / "settings.json"
+    with pytest.raises(ValueError, match=r"settings\.json is damaged.*Delete .*settings\.json and repeat the command"):
+        trained.continued(kind, tmp_path, lambda folder: damage(file))
+
+
+def test_a_damaged_checkpoint_ends_the_command_with_one_line(trained: Trained, base: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained.folder / "lm", tmp_path / "o")
+    cut(tmp_path / "o" / "checkpoints" / "checkpoint-4" / "optimizer.pt")
+    done = cli("train", "lm", str(base / "lm.toml"), "--set", f"out={tmp_path / 'o'}", "--set", "trainer.steps=6")
+    assert done.exit_code == 2
+    assert "optimizer.pt is damaged" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+# the folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_two_trainings_in_one_folder_the_second_is_refused(settings: Make, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "out" / "checkpoints").mkdir(parents=True)
+    with (
+        locked(tmp_path / "out" / "checkpoints" / "lock"),
+        pytest.raises(ValueError, match=r"out.*is being written by another process"),
+    ):
+        train(kind, settings(kind))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoints"]
+
+
+def test_a_training_that_is_refused_before_it_begins_leaves_no_folder(settings: Make, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="less than one row"):
+        train("lm", settings("lm", "trainer.window=100000", f"out={tmp_path / 'a' / 'b'}"))
+    shutil.rmtree(tmp_path / "a", ignore_errors=True)
+    with pytest.raises(ValueError, match="not a multiple"):
+        train("lm", settings("lm", "trainer.batch=3", "trainer.micro_batch=2", f"out={tmp_path / 'a' / 'b'}"))
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("out", ["", "  ", "a\\u0000b"])
+def test_a_folder_without_a_name_is_refused(settings: Make, kind: str, out: str) -> None:
+    with pytest.raises(ValueError, match=r"out: .*expected the name of a folder"):
+        settings(kind, f'out="{out}"')
+
+
+@pytest.mark.parametrize("inside", ["", "deeper"])
+def test_a_file_where_the_folder_should_be_is_refused(settings: Make, tmp_path: Path, inside: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is not a folder"):
+        train("smt", settings("smt", f"out={tmp_path / 'file' / inside}"))
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [5_000, 20_000])
+def test_a_disk_that_takes_no_more_is_named(settings: Make, tmp_path: Path, kind: str, size: int) -> None:
+    chosen = settings(kind)
+    train(kind, settings(kind, f"out={tmp_path / 'before'}"))  # the caches are there
+    with no_file_larger_than(size), pytest.raises((ValueError, OSError)) as found:
+        train(kind, chosen)
+    assert str(tmp_path / "out") in str(found.value)
+    assert "\n" not in str(found.value)
+    assert results(tmp_path / "out") == []
+    train(kind, chosen)  # there is room again
+    assert results(tmp_path / "out")
+
+
+# what is saved
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("what", ["qk", "lora"])
+def test_weights_that_are_not_trained_are_saved_bit_for_bit(
+    base: Path, settings: Make, tmp_path: Path, dtype: str, what: str
+) -> None:
+    if what == "lora":
+        pytest.importorskip("peft")
+    shutil.copytree(base / "model", tmp_path / "model")
+    AutoModelForCausalLM.from_pretrained(base / "model", dtype=dtype).save_pretrained(tmp_path / "model")
+    train("smt", settings("smt", f"model.name={tmp_path / 'model'}", f"trained.what={what}", "optimizer.lr=0.1"))
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "out"))
+    assert {name: weight.dtype for name, weight in before.items()} == {name: w.dtype for name, w in after.items()}
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in before if "q_proj" in name or "k_proj" in name}
+    assert str(farspan.load(tmp_path / "out", device="cpu").model.dtype) == f"torch.{dtype}"
+
+
+def test_what_was_added_to_a_decoder_is_saved_as_it_was_trained(settings: Make, base: Path, tmp_path: Path) -> None:
+    train("cepe", settings("cepe", "model.train_encoder=false"))
+    before = load_file(base / "encoder" / "model.safetensors")
+    after = load_file(tmp_path / "out" / "cepe_adapter.safetensors")
+    encoder = {name.removeprefix("encoder."): weight for name, weight in after.items() if name.startswith("encoder.")}
+    assert encoder.keys() == before.keys()
+    assert all(torch.equal(weight, encoder[name]) for name, weight in before.items())
+
+
+# wrong values
+
+WRONG = ("'x'", "''", "-1", "0", "nan", "1e300", "1" + "0" * 25, "[]", "[1, 'a']", '"\\u0000"')
+
+
+def fields(table: Any, prefix: str = "") -> Iterator[str]:
+    """The names of all fields and tables of a config, as `--set` takes them."""
+    for name, field in table.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from fields(field.annotation, f"{prefix}{name}.")
+        yield prefix + name
+
+
+class FirstStepError(Exception):
+    """Ends a training where its first step would begin."""
+
+
+ELSEWHERE = {"lm": ("optimizer.",), "cepe": ("optimizer.", "trainer.", "watch.")}  # fields that smt has too
+OWN = {"mlm": ("encoder", "decoder", "mask_rate"), "distill": ("distill",)}
+FIELDS = [
+    (kind, field)
+    for kind, (table, _) in KINDS.items()
+    for field in fields(table)
+    if not field.startswith(ELSEWHERE.get(kind, ("?",))) and field.startswith(OWN.get(kind, ("",)))
+]
+
+
+@pytest.mark.parametrize(("kind", "field"), FIELDS)
+def test_a_wrong_value_of_a_config_trains_or_is_refused_in_one_line(
+    settings: Make, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, field: str
+) -> None:
+    def training_step(*arguments: Any, **options: Any) -> Any:
+        raise FirstStepError
+
+    monkeypatch.setattr("transformers.Trainer.training_step", training_step)
+    monkeypatch.chdir(tmp_path)
+    for value in WRONG:
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        try:
+            train(kind, settings(kind, f"{field}={value}"))
+        except FirstStepError:
+            pass
+        except ValueError as error:
+            message = str(error)
+            assert "\n" not in message, value
+            assert len(message) < 1500, value
+        else:
+            pytest.fail(f"{field} = {value}: nothing was trained")
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "message"),
+    [
+        ("smt", ["optimizer.lr=inf"], r"optimizer\.lr: .*finite"),
+        ("smt", ["smt.beta=nan"], r"smt\.beta: .*finite"),
+        ("smt", ["optimizer.lr=1e31"], r"optimizer\.lr: .*at most 1e\+30"),
+        ("smt", ["trainer.steps=1" + "0" * 25], r"trainer\.steps: .*at most 2\.14748e\+09"),
+        ("smt", ["trained.patterns=['*q_proj*']"], r"patterns = .* does nothing with what = 'qk'.*what = \"patterns\""),
+        ("smt", ["trained.rank=4"], r"rank = 4 does nothing with what = 'qk'.*give what = \"lora\""),
+        ("smt", ["trained.what=all", "trained.norms=false"], r"norms = False does nothing with what = 'all'"),
+        ("cepe", ["model.states=99"], r"model\.states = 99 is more than the layers of encoder .*at most 2"),
+        ("smt", ["lengths.target=1_000_000_000", "lengths.by=1"], r"do not reach lengths\.target"),
+        ("smt", ["optimizer.warmup_steps=9"], r"give optimizer\.warmup_steps <= 4, as with --set"),
+        ("lm", ["tokenizer.folder=nowhere/at-all"], r"tokenizer 'nowhere/at-all'"),
+    ],
+)
+def test_what_cannot_be_or_would_do_nothing_is_named(
+    settings: Make, kind: str, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(kind, settings(kind, *overrides))
+
+
+def test_the_end_of_a_training_names_the_parts_of_its_loss(base: Path, tmp_path: Path) -> None:
+    done = cli("train", "smt", str(base / "smt.toml"), "--set", f"out={tmp_path / 'o'}")
+    assert re.search(r"loss \d+\.\d{3} \(sparse \d\.\d{3}, window \d\.\d{3}\) nats per token", done.stdout)
+    assert set(json.loads((tmp_path / "o" / "training.json").read_text())["losses"]) == {"sparse", "window"}
+
+
+# what is measured and told
+
+
+@pytest.mark.parametrize("lost", [("oom", {}), ("nan", {"nats": None, "accuracy": 1.0})])
+def test_perplexity_and_accuracy_are_of_the_same_rows(lost: tuple[str, dict[str, Any]]) -> None:
+    watch = PerplexityCallback(lengths=(8,))
+    watch._what = {"lengths": (8,)}
+    rows = [("ok", {"nats": 1.0, "accuracy": 0.5}), ("ok", {"nats": 3.0, "accuracy": 0.1}), lost]
+    run = SimpleNamespace(
+        rows=[SimpleNamespace(model="step-2", length=8, status=status, scores=scores) for status, scores in rows]
+    )
+    found = watch.summarised(run, 2)
+    assert found == {"perplexity_8": pytest.approx(math.exp(2.0)), "accuracy_8": pytest.approx(0.3)}
+    assert watch.summarised(SimpleNamespace(rows=run.rows[2:]), 2) == {}
+
+
+def test_a_card_has_no_number_where_a_step_has_none() -> None:
+    measured = [{"step": 0, "farspan/perplexity_8": 2.0, "farspan/accuracy_8": 0.5},
+                {"step": 4, "farspan/perplexity_16": 3.0, "farspan/accuracy_16": 0.25}]  # fmt: skip
+    table = measured_table(measured, "builtin")
+    assert "| 8 | 2 | — | 0.500 | — |" in table
+    assert "| 16 | — | 3 | — | 0.250 |" in table
+
+
+@pytest.mark.parametrize(
+    ("draw", "told"),
+    [
+        ("skip:repeat=0.2", True),
+        ("skip:chunks=2,repeat=1", True),
+        ("skip:repeat=0", False),
+        ("skip:repeat=0.0", False),
+        ("sparse", False),
+    ],
+)
+def test_a_card_tells_of_a_training_on_the_task_of_the_forgetting_curve(
+    base: Path, tmp_path: Path, draw: str, told: bool
+) -> None:
+    settings = read_config(base / "smt.toml", smt.SmtSettings, [f"out={tmp_path}", f"smt.draw={draw}"])
+    summary = {"settings": settings.model_dump(mode="json"), "window": 32, "trained": 1, "parameters": 2, "rows": 8}
+    assert ("do not compare this\nmodel's forgetting curve" in model_card(summary, [])) == told
+
+
+def test_a_tokenizer_whose_training_was_killed_is_trained_again(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings("lm", "tokenizer.folder=''", "tokenizer.vocabulary=280")
+    original = files.write
+
+    def write(path: Path, content: str | bytes) -> None:
+        if path.name == "tokenizer.json":
+            raise KeyboardInterrupt
+        original(path, content)
+
+    monkeypatch.setattr(files, "write", write)
+    with pytest.raises(KeyboardInterrupt):
+        train("lm", chosen)
+    monkeypatch.setattr(files, "write", original)
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
+    assert train("lm", chosen)["loss"] > 0
