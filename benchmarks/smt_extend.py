@@ -1,7 +1,7 @@
 """Whether Sparse Memory Training extends a model: expectation, memory, and what the old window loses.
 
     python benchmarks/smt_extend.py [RECIPE ...] [--model FOLDER] [--out FOLDER] [--picture FILE] [--repeats N]
-                                    [--steps N] [--quick] [--check]
+                                    [--steps N] [--paired] [--quick] [--check]
 
 The embedded model, or --model, trained on 512 tokens, is taken to 4,096 from `configs/smt-demo.toml` by each recipe,
 with the same rows of the same documents where the recipe does not say otherwise, and measured on held-out files:
@@ -15,6 +15,11 @@ alone and under YaRN, NTK, StreamingLLM and LM-Infinite. A recipe lengthens memo
 the model's, paired over documents, and it copies at least 0.1 more than it guesses at a context of 2,048. Where the
 memory index is near 0.5 over many lengths, the half-life hangs on hundredths; beside it stand the same 4 times of the
 span, the area under the memory index, which does not, on natural and on shuffled text. That is ours, not what is asked.
+
+A claim is met if its mean and its 95 % interval are within the bound, and missed otherwise.
+
+--paired measures less: copy and control of natural text alone, of the recipes against the model under YaRN (factor 8),
+which is not trained, as differences over the same texts.
 
 Trainings and measurements are kept in --out and continued. --check fails when a bound is missed. Last line: the claims
 as JSON.
@@ -48,6 +53,8 @@ TEXT = "builtin:held-out+tests"
 PERPLEXITY_LENGTHS = (256, 512, 1024, 2048, 4096)
 CURVE_LENGTHS = (64, 128, 192, 254, 320, 384, 511, 640, 768, 1023, 1279, 1535, 2047)
 SHUFFLED_LENGTHS = (128, 254, 511, 1023, 2047)
+PAIRED_LENGTHS = (127, 254, 511, 1023, 1535, 2047)
+MUCH_MORE = 0.05  # nats
 ASKED = 1023  # tokens of a text whose context, twice that and two separators, is 4 windows
 NEAR = {"streaming": "sinks:window=508,sinks=4", "infinite": "lambda_mask:window=512"}  # table 9's two
 UNTRAINED = {"yarn8": "rope:type=yarn,factor=8", "yarn4": "rope:type=yarn,factor=4", "ntk8": "rope:type=ntk,factor=8"}
@@ -190,7 +197,8 @@ def claims(found: Mapping[str, Found]) -> Iterator[tuple[str, str, float, Interv
         yield "inside the old window SMT loses, nats", "at most", 0.05, student_mean(lost)[:3]
         if "unmixed" in found:
             more_lost = found["unmixed"].up_to()[1][:, 1] - nats[:, 1]
-            yield "without mixed training more, nats", "at least", 0.0, student_mean(more_lost)[:3]
+            # the issue asks for "much more": as much as SMT itself may lose
+            yield "without mixed training more, nats", "at least", MUCH_MORE, student_mean(more_lost)[:3]
     for number, of, text in (
         ("half-life", "half_life", "natural"),
         ("span", "span", "natural"),
@@ -205,10 +213,9 @@ def claims(found: Mapping[str, Found]) -> Iterator[tuple[str, str, float, Interv
 
 
 def verdict(how: str, bound: float, value: Interval) -> str:
+    """Whether the mean and the whole interval are within the bound."""
     sign = 1 if how == "at least" else -1
-    if sign * value[0] < sign * bound:
-        return "missed"
-    return "met" if sign * value[1 if sign > 0 else 2] >= sign * bound else "met, not significantly"
+    return "met" if sign * value[1 if sign > 0 else 2] >= sign * bound else "missed"
 
 
 def said(values: Interval, digits: int = 2, sign: str = "") -> str:
@@ -272,6 +279,27 @@ def memory_table(found: Mapping[str, Found]) -> str:
     return table([*head, "its reach", "its span × base"], lines)
 
 
+def against_yarn(names: Sequence[str], model: str, out: Path, steps: int, repeats: int) -> dict[str, list[Interval]]:
+    """Of each recipe, the gap between copy and control minus that of untrained YaRN, by length, paired over texts."""
+    settings = CurveSettings(text=TEXT, lengths=PAIRED_LENGTHS, repeats=repeats)
+    base = replace(load(folder_of(model), dtype="float32", device="cpu"), name="base")
+    before = stats.curve(measure_curves([base], [UNTRAINED["yarn8"]], settings, out / "paired" / "base"))
+    found, lines = {}, []
+    for name in names:
+        lm = extended(name, model, out, steps)
+        after = stats.curve(measure_curves([lm], ["full"], settings, out / "paired" / name))
+        assert (before.targets == after.targets).all(), "other texts"
+        gaps = [(curve.copy - curve.control) for curve in (before, after)]
+        found[name] = [student_mean(more)[:3] for more in (gaps[1] - gaps[0]).T]
+        for which, gap in zip(("base + yarn8", name), gaps, strict=True):
+            index = ", ".join(f"{value:.3f}" for value in stats.memory_index(before if gap is gaps[0] else after))
+            lines.append([which, *(f"{value:.3f}" for value in gap.mean(0)), index])
+        lines.append(["difference", *(f"{m:+.3f} [{low:.3f}, {high:.3f}]" for m, low, high in found[name]), ""])
+    head = [f"gap, {repeats} texts", *(f"{n:,}" for n in PAIRED_LENGTHS), "memory index at these"]
+    print(table(head, lines))
+    return found
+
+
 def draw(found: Mapping[str, Found], file: Path) -> None:
     """Nats per token by position, and the memory index by length."""
     figure = Figure(figsize=(12, 4.5), layout="constrained")
@@ -305,6 +333,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="draw the model, YaRN and the default recipes into this file")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--paired", action="store_true", help="only the recipes against untrained YaRN, paired")
     parser.add_argument("--quick", action="store_true", help="two recipes of few steps, short texts")
     parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
     options = parser.parse_args()
@@ -316,6 +345,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out or Path(scratch)
         out = out if options.model == DEMO else out / Path(options.model).name
+        if options.paired:
+            differences = against_yarn(names, options.model, out, steps, repeats)
+            by_length = {name: dict(zip(PAIRED_LENGTHS, of, strict=True)) for name, of in differences.items()}
+            end(by_length, [], options.check)
+            return
         near = list(NEAR.values())
         scaled = list(UNTRAINED.values())[: 1 if options.quick else None]
         base = replace(load(folder_of(options.model), dtype="float32", device="cpu"), name="base")
