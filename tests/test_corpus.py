@@ -11,9 +11,10 @@ from typing import Any
 import huggingface_hub.constants
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from farspan import corpus
+from farspan import checksums, corpus, tokenising
 from farspan.corpus import Corpus, builtin_texts, join, load, read_texts
 
 
@@ -108,7 +109,7 @@ def test_a_line_of_jsonl_that_is_no_object_is_named(tmp_path: Path) -> None:
 
 def test_a_bad_line_of_jsonl_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", '{"text": "one"}\n{"text": \n')
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 2 is not JSON"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2 is damaged: expected JSON"):
         list(read_texts(str(path)))
 
 
@@ -163,10 +164,117 @@ def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
         list(read_texts(str(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ([{"role": "user"}], "list"),
+        ({"a": 1}, "dict"),
+        (1.5, "float"),
+        (float("nan"), "float"),
+        (True, "bool"),
+        (7, "int"),
+    ],
+)
+def test_a_column_that_holds_no_text_is_refused_with_its_place(tmp_path: Path, value: object, kind: str) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "one"}, {"text": value}])
+    with pytest.raises(ValueError, match=rf"a\.jsonl, line 2: column 'text' holds no text: got {kind} .*#COLUMN"):
+        list(read_texts(str(path)))
+    path = write_parquet(tmp_path / "a.parquet", text=[value, value])
+    with pytest.raises(ValueError, match=rf"a\.parquet, row 1: column 'text' holds no text: got {kind} "):
+        list(read_texts(str(path)))
+
+
+def test_bytes_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_parquet(tmp_path / "a.parquet", text=[b"abc"])
+    with pytest.raises(ValueError, match=r"row 1: column 'text' holds no text: got bytes b'abc'"):
+        list(read_texts(str(path)))
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: Rows([{"text": "a"}, {"text": b"abc"}]))
+    with pytest.raises(ValueError, match=r"hub dataset 'org/name', row 2: column 'text' holds no text: got bytes"):
+        list(read_texts("org/name"))
+
+
+def test_half_of_a_surrogate_pair_is_named_with_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "\\ud83d\\ude00"}\n{"text": "a\\ud800"}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: column 'text' holds half of a surrogate pair"):
+        list(read_texts(str(path)))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    for name, content in (("a.txt", "one\ufeff"), ("a.jsonl", '{"text": "one\ufeff"}\n{"text": "one\ufeff"}\n')):
+        path = tmp_path / name
+        path.write_bytes(content.encode("utf-8-sig"))
+        assert set(read_texts(str(path))) == {"one\ufeff"}
+
+
+def test_deep_jsonl_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": ' + "[" * 100_000)
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 1 is damaged: its values are nested"):
+        list(read_texts(str(path)))
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"no parquet" * 9, b"PAR1" + b"\xff" * 64 + b"PAR1"])
+def test_a_parquet_file_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.parquet is no parquet file, or a damaged one: [^\n]*$"):
+        list(read_texts(str(tmp_path / "a.parquet")))
+
+
+def test_lines_may_end_in_any_way_and_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\r\n\r{"text": "b"}\r{"text": 1}')
+    with pytest.raises(ValueError, match="line 4: column"):
+        list(read_texts(str(tmp_path / "a.jsonl")))
+    (tmp_path / "a.txt").write_bytes(b"a\r\nb\rc\n")
+    assert list(read_texts(str(tmp_path / "a.txt"))) == ["a\nb\nc\n"]
+
+
+def test_a_file_is_the_same_text_whatever_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_bytes("\ufeffé\r\n日本\r😀\r\n".encode())
+    for size in (1, 2, 3, 5, 100):
+        monkeypatch.setattr(corpus, "BLOCK", size)
+        assert list(read_texts(str(tmp_path / "a.txt"))) == ["é\n日本\n😀\n"]
+    (tmp_path / "a.txt").write_bytes("aé\r\n日".encode() + b"\xff")
+    for size in (1, 2, 3, 5, 100):
+        monkeypatch.setattr(corpus, "BLOCK", size)
+        with pytest.raises(ValueError, match="got the byte 0xff at place 8"):
+            list(read_texts(str(tmp_path / "a.txt")))
+
+
+def test_folders_are_read_without_hidden_files_and_whatever_the_case_of_endings(tmp_path: Path) -> None:
+    for name in ("a.TXT", ".hidden.txt", ".git/b.txt", "c.txt/d.md"):
+        write(tmp_path / name, name)
+    assert list(read_texts(str(tmp_path))) == ["a.TXT", "c.txt/d.md"]
+    write_lines(tmp_path / "E.JSONL", [{"text": "e"}])
+    assert list(read_texts(str(tmp_path))) == ["e", "a.TXT", "c.txt/d.md"]
+
+
+@pytest.mark.parametrize("name", ["", "#text", "shuffled:", "shuffled:shuffled:"])
+def test_a_text_without_a_name_is_not_the_current_folder(
+    name: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.txt", "the fox")
+    with pytest.raises(ValueError, match=r"a text has no name: got '.*', expected a file.*variable of the shell"):
+        load(name, tokenizer)
+
+
+def test_a_column_of_what_has_none_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "texts" / "a.txt", "one")
+    for place in (path, path.parent):
+        with pytest.raises(ValueError, match=r"has no columns: got #body, but .*\. Omit it\."):
+            list(read_texts(f"{place}#body"))
+
+
+def test_the_home_of_nobody_is_refused() -> None:
+    with pytest.raises(ValueError, match="'~no-such-user/x' is no path: "):
+        list(read_texts("~no-such-user/x"))
+
+
 @pytest.mark.parametrize("name", ["latin.txt", "latin.jsonl"])
 def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes('{"text": "é"}\n'.encode("latin-1"))
-    with pytest.raises(ValueError, match=rf"{name} is not UTF-8 text .*iconv"):
+    with pytest.raises(ValueError, match=rf"{name} is not UTF-8 text: got the byte 0xe9 at place 10 .*iconv"):
         list(read_texts(str(tmp_path / name)))
 
 
@@ -259,7 +367,8 @@ def test_a_text_is_never_in_memory_as_a_whole(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(corpus, "AT_ONCE", 4)
+    monkeypatch.setattr(tokenising, "CHARACTERS_AT_ONCE", 20_000)
+    monkeypatch.setattr(corpus, "BLOCK", 20_000)
     monkeypatch.setattr(corpus, "_documents", lambda name: (f"{i} the quick brown fox " * 300 for i in range(500)))
     tracemalloc.start()
     text = load("a", tokenizer)
@@ -313,6 +422,128 @@ def test_another_tokenizer_gives_another_hash(tmp_path: Path, tokenizer: PreTrai
     other.add_tokens(["quick brown"])
     path = str(write(tmp_path / "a.txt", "the quick brown fox"))
     assert load(path, tokenizer).hash != load(path, other).hash
+
+
+def test_a_text_that_changes_while_it_is_read_is_refused_and_not_kept(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+    original = corpus._documents
+
+    def changing(texts: list[list[str]]) -> None:
+        monkeypatch.setattr(corpus, "_documents", lambda name: iter(texts.pop(0)))
+
+    for before, after in (
+        (["the fox"], ["the dog"]),
+        (["the fox"], ["the fox", "dog"]),
+        (["the fox", "dog"], ["the fox"]),
+        (["the fox", " "], ["the fox", "dog"]),
+        (["the fox", "dog"], ["the foxd", "og"]),
+    ):
+        changing([before, after])
+        with pytest.raises(ValueError, match="text 'a' changed while it was read"):
+            load("a", tokenizer)
+        assert list((tmp_path / "cache" / "corpora").iterdir()) == []
+    monkeypatch.setattr(corpus, "_documents", original)
+    assert tokenizer.decode(load(str(write(tmp_path / "a.txt", "the fox")), tokenizer).tokens) == "the fox"
+
+
+@pytest.mark.parametrize("file", ["tokens.npy", "starts.npy", "about.json", "checksums.json"])
+@pytest.mark.parametrize("damage", ["zeroed", "flipped", "cut", "empty", "missing", "longer"])
+def test_a_damaged_cache_is_made_again(
+    file: str,
+    damage: str,
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+    path = str(write(tmp_path / "a.txt", "the quick brown fox"))
+    whole = load(path, tokenizer)
+    expected, place = whole.tokens.copy(), tmp_path / "cache" / "corpora" / whole.hash / file
+    data = place.read_bytes()
+    place.unlink()
+    if damage != "missing":
+        changes = {"zeroed": bytes(len(data)), "flipped": data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]}
+        changes |= {"cut": data[: len(data) // 2], "empty": b"", "longer": data + b"\0\0\0\0"}
+        place.write_bytes(changes[damage])
+    again = load(path, tokenizer)
+    assert again.tokens.tolist() == expected.tolist()
+    assert again.starts.tolist() == [0, len(expected)]
+    said = capsys.readouterr().err
+    if (file, damage) != ("checksums.json", "missing"):
+        assert said.startswith(f"the tokens of text {path!r} are made again, since their copy in the cache is damaged")
+        assert said.count("\n") == 1
+    assert load(path, tokenizer).tokens.tolist() == expected.tolist()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_cache_is_verified_once(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(write(tmp_path / "a.txt", "the quick brown fox, once"))
+    load(path, tokenizer)
+    monkeypatch.setattr(checksums, "_sum", lambda path: pytest.fail("read again"))
+    load(path, tokenizer)
+
+
+def test_what_a_killed_process_left_in_the_cache_is_removed(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+    write(tmp_path / "cache" / "corpora" / ".farspan-part-12345678" / "lock", "")
+    corpus = load(str(write(tmp_path / "a.txt", "the quick brown fox")), tokenizer)
+    assert [path.name for path in (tmp_path / "cache" / "corpora").iterdir()] == [corpus.hash]
+
+
+def test_texts_the_tokenizer_does_not_know_are_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {"<unk>": 0, "the": 1, "fox": 2}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    fine = load(str(write(tmp_path / "fine.txt", "the fox " * 50 + "dog")), tokenizer)
+    assert (capsys.readouterr().err, round(fine.unknown, 3)) == ("", 0.01)
+    path = write(tmp_path / "foreign.txt", "the dog")
+    assert load(str(path), tokenizer).unknown == load(str(path), tokenizer).unknown == 0.5
+    said = capsys.readouterr().err
+    assert "warning: 50.0% of the tokens of text" in said
+    assert said.count("\n") == 1
+    load(str(write(tmp_path / "same.txt", "the " * 50)), tokenizer)
+    assert "warning: 100.0% of the tokens of text" in capsys.readouterr().err
+
+
+def test_documents_left_out_are_counted(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"text": None}, {"text": "one"}, {"text": " \n"}])
+    assert load(str(path), tokenizer).num_documents == 1
+    assert "2 blank documents or rows without text (null) are left out" in capsys.readouterr().err
+
+
+def test_a_long_document_has_the_tokens_of_the_whole(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    text = "the quick brown fox jumps over the lazy dog " * 8000
+    assert len(text) > tokenising.WINDOW + tokenising.OVERLAP
+    found = load(str(write(tmp_path / "a.txt", text)), tokenizer)
+    assert found.tokens.tolist() == tokenizer(text, verbose=False)["input_ids"]
+    assert (found.characters, found.starts.tolist()) == (len(text), [0, len(found.tokens)])
+
+
+def test_progress_of_a_long_text_is_printed(
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(corpus, "LINE_EVERY", (0.0, 0.0))
+    load(str(write(tmp_path / "a.txt", "the quick brown fox, slowly " * 10_000)), tokenizer)
+    lines = capsys.readouterr().err.splitlines()
+    assert "of 0 million characters" in lines[0]
+    assert all(line.startswith("tokenising '") for line in lines)
+    assert "tokenising" in lines[-1]
+    assert ": 100% of " in lines[-1]
 
 
 # the text every Python brings
@@ -397,6 +628,15 @@ def test_shuffled_windows_are_permutations_of_the_plain_ones(
     for before, after in zip(plain, shuffled, strict=True):
         assert sorted(before) == sorted(after)
         assert not np.array_equal(before, after)
+
+
+def test_a_shuffled_text_has_a_hash_of_its_own_and_knows_its_source(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = str(write(tmp_path / "a.txt", "the quick brown fox"))
+    plain, shuffled, twice = (load(name + path, tokenizer) for name in ("", "shuffled:", "shuffled:shuffled:"))
+    assert shuffled.hash == twice.hash != plain.hash
+    assert shuffled.source == twice.source == plain.source == plain.hash
 
 
 # windows

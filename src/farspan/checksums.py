@@ -1,0 +1,57 @@
+"""Checksums of the files of a folder, kept in it: what tells that a cache or an index is as it was written."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from farspan.files import parse_json
+
+NAME = "checksums.json"
+_verified: dict[Path, tuple[int, int, int]] = {}  # files found whole by this process: inode, size, time of change
+
+
+def seal(folder: Path) -> None:
+    """Write the sizes and checksums of all files in a folder and below into its checksums.json."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+    sums = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "blake2b": _sum(path)} for path in files
+    }
+    (folder / NAME).write_text(json.dumps(sums, indent=2) + "\n")
+
+
+def is_sealed(folder: Path) -> bool:
+    return (folder / NAME).is_file()
+
+
+def verify(folder: Path) -> None:
+    """Check that the files of a sealed folder are as they were written; each file once per process, while its size
+    and its time of change stay what they were.
+
+    Raises:
+        ValueError: a file is missing, cut or changed; names it.
+    """
+    sums = parse_json((folder / NAME).read_bytes(), str(folder / NAME))
+    if not isinstance(sums, dict) or not all(isinstance(one, dict) for one in sums.values()):
+        raise ValueError(f"{folder / NAME} is damaged: expected an object of sizes and checksums")
+    for name, expected in sums.items():
+        _verify(folder / name, expected)
+
+
+def _verify(path: Path, expected: dict[str, Any]) -> None:
+    if not path.is_file():
+        raise ValueError(f"{path} is missing")
+    now = path.stat()
+    if now.st_size != expected.get("bytes"):
+        raise ValueError(f"{path} is damaged: got {now.st_size:,} bytes, expected {expected.get('bytes')}")
+    seen = now.st_ino, now.st_size, now.st_mtime_ns
+    if _verified.get(path.resolve()) == seen:
+        return
+    if _sum(path) != expected.get("blake2b"):
+        raise ValueError(f"{path} is damaged: its content is not what was written (another checksum)")
+    _verified[path.resolve()] = seen
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
