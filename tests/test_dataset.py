@@ -83,13 +83,26 @@ def test_a_cell_may_hold_a_whole_book(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.jsonl", b'{"a": 1}\n{', r"a\.jsonl, line 2 is not JSON"),
-        ("a.jsonl", b"[1]\n", r"a\.jsonl holds list \[1\] where a row with named columns belongs"),
-        ("a.json", b"{", r"a\.json is not JSON"),
+        ("a.jsonl", b'{"a": 1}\n{', r"a\.jsonl, line 2 is damaged: expected JSON"),
+        ("a.jsonl", b"[1]\n", r"a\.jsonl, line 1 holds list \[1\] where a row with named columns belongs"),
+        ("a.json", b"{", r"a\.json is damaged: expected JSON"),
         ("a.csv", b"\xff\xfe", r"a\.csv is not UTF-8"),
         ("a.csv", b"text,label\n", r"a\.csv holds no rows"),
         ("a.jsonl", b"\n", r"a\.jsonl holds no rows"),
         ("a.parquet", b"PAR1", r"a\.parquet is no parquet file, or a damaged one"),
+        ("a.parquet", b"", r"a\.parquet is no parquet file, or a damaged one"),
+        ("a.jsonl", b'{"a": 1}\n' + b"[" * 100_000, r"a\.jsonl, line 2 is damaged: its values are nested"),
+        ("a.json", b"[" * 100_000, r"a\.json is damaged: its values are nested"),
+        ("a.jsonl", b'{"a": ["\\ud800"]}', r"a\.jsonl, line 1 holds half of a surrogate pair"),
+        ("a.json", b'[{"a": 1}, {"\\ud800": 1}]', r"a\.json, row 2 holds half of a surrogate pair"),
+        (
+            "a.csv",
+            b"text,label\na,b\na\n",
+            r"a\.csv, line 3 has other columns than the header: got 1 cells, expected 2",
+        ),
+        ("a.csv", b"text,label\na,b,c\n", r"a\.csv, line 2 has other columns.*: got 3 cells, expected 2\. Put cells"),
+        ("a.csv", b"text,label\n" + b"9" * 9 + b",\xff", r"a\.csv is not UTF-8 text: got the byte 0xff at place 21"),
+        ("a.json", b'[{"a": ' + b"9" * 5000 + b"}]", r"a\.json is damaged: .*4300 digits"),
         ("a.txt", b"x", r"a\.txt ends in none of \.jsonl"),
     ],
 )
@@ -105,6 +118,46 @@ def test_a_column_is_the_first_of_those_wanted_and_no_row_lacks_it() -> None:
         Table("x", [{"a": 1, "b": 2}]).column("c", "d")
     with pytest.raises(ValueError, match=r"x, row 2 has no 'b'; it has \['a'\]"):
         Table("x", [{"b": 1}, {"a": 1}]).column("b")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path: Path) -> None:
+    contents = {
+        "csv": "text,label\na,b\n",
+        "json": '[{"text": "a", "label": "b"}]',
+        "jsonl": '{"text": "a", "label": "b"}',
+    }
+    for suffix, content in contents.items():
+        (tmp_path / f"a.{suffix}").write_bytes(content.encode("utf-8-sig"))
+        assert read_table(tmp_path / f"a.{suffix}").rows == [{"text": "a", "label": "b"}]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "[]",
+        "3",
+        '{"info": 1}',
+        '{"info": {"features": []}}',
+        '{"info": {"features": {"a": {"names": "x"}}}}',
+        "{",
+        "\xff",
+    ],
+)
+def test_metadata_of_parquet_that_is_damaged_is_named(tmp_path: Path, metadata: str) -> None:
+    arrow, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = arrow.table({"a": [0, 1]}).replace_schema_metadata({"huggingface": metadata.encode("latin-1")})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"the metadata 'huggingface' of .*a\.parquet is damaged: [^\n]*$"):
+        read_table(tmp_path / "a.parquet")
+
+
+def test_the_case_of_an_ending_and_the_home_of_nobody(tmp_path: Path) -> None:
+    (tmp_path / "A.JSONL").write_text('{"text": "a"}')
+    assert read_table(tmp_path / "A.JSONL").rows == [{"text": "a"}]
+    with pytest.raises(ValueError, match="'~no-such-user/a\\.csv' is no path"):
+        read_table("~no-such-user/a.csv")
+    with pytest.raises(ValueError, match="a name is empty"):
+        read_table("")
 
 
 # folders

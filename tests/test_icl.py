@@ -412,7 +412,7 @@ def test_files_that_are_not_there_or_damaged_are_named(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"text": "a", "label": 0}\n{"text"')
     with pytest.raises(ValueError, match=r"train\.jsonl is a file, not a folder with train"):
         load_set("mr", str(tmp_path / "train.jsonl"))
-    with pytest.raises(ValueError, match=r"train\.jsonl, line 2 is not JSON"):
+    with pytest.raises(ValueError, match=r"train\.jsonl, line 2 is damaged: expected JSON"):
         load_set("mr", str(tmp_path))
     (tmp_path / "train.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="is not UTF-8"):

@@ -176,7 +176,7 @@ def test_rows_without_an_answer_are_skipped_and_counted(tmp_path: Path) -> None:
             "'score': got float nan, expected",
         ),
         ('{"question": "x", "answers": "[1"}', "the answers '.1' are no JSON"),
-        ("{", "line 1 is not JSON"),
+        ("{", "line 1 is damaged: expected JSON"),
         ("[1]", r"holds list \[1\] where a row with named columns belongs"),
     ],
 )

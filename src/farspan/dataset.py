@@ -2,13 +2,24 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from farspan.corpus import HUB_ID, cached_snapshot, offline, optional_import
+from farspan.corpus import (
+    HUB_ID,
+    cached_snapshot,
+    expanded,
+    is_unicode,
+    offline,
+    optional_import,
+    parquet_errors,
+    read_lines,
+    read_text,
+)
+from farspan.files import parse_json
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps a data set that is a script as parquet
@@ -55,9 +66,9 @@ def read_table(place: str | Path, splits: Sequence[str] = ("validation", "test")
     Raises:
         ValueError: nothing there, a damaged file, or no rows.
     """
-    path = Path(place).expanduser()
+    path = expanded(place)
     if path.is_file():
-        return _READERS.get(path.suffix, _unknown)(path)
+        return _READERS.get(path.suffix.lower(), _unknown)(path)
     if path.is_dir():
         return find_table(path, splits)
     if path.suffix not in SUFFIXES and (hub := HUB_ID.fullmatch(str(place))):
@@ -75,7 +86,7 @@ def find_table(folder: str | Path, stems: Sequence[str]) -> Table:
     Raises:
         ValueError: there is none.
     """
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
     for stem in stems:
         patterns = [stem + suffix for suffix in SUFFIXES] + [f"{stem}-*-of-*.parquet", f"{stem}/*.parquet"]
         for files in (sorted(folder.glob(pattern)) for pattern in patterns):
@@ -127,61 +138,80 @@ def _mirror(id: str) -> str:
 
 
 def _jsonl(path: Path) -> Table:
-    rows = []
-    for number, line in enumerate(_text(path).split("\n"), 1):
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
-    return _checked(path, rows)
+    return Table(str(path), [_row(line, f"{path}, line {number:,}") for number, line in read_lines(path)])
 
 
 def _json(path: Path) -> Table:
-    try:
-        return _checked(path, json.loads(_text(path)))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+    text = read_text(path)
+    rows = parse_json(text, str(path))
+    rows = rows if isinstance(rows, list) else [rows]
+    return Table(str(path), [_checked(row, text, f"{path}, row {number:,}") for number, row in enumerate(rows, 1)])
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+    return _checked(parse_json(line, where), line, where)
+
+
+def _checked(row: Any, source: str, where: str) -> dict[str, Any]:
+    """A row that was read from JSON.
+
+    Raises:
+        ValueError: no object, or half of a surrogate pair in it.
+    """
+    if not isinstance(row, dict):
+        raise ValueError(f"{where} holds {type(row).__name__} {row!r:.60} where a row with named columns belongs")
+    if "\\u" in source and not is_unicode(json.dumps(row, ensure_ascii=False)):
+        raise ValueError(f"{where} holds half of a surrogate pair (\\ud800 to \\udfff): no character. Remove it.")
+    return row
 
 
 def _separated(delimiter: str) -> Callable[[Path], Table]:
     def read(path: Path) -> Table:
-        text = _text(path)
+        text = read_text(path)
         csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a cell may hold a whole document
-        return Table(str(path), list(csv.DictReader(StringIO(text, newline=""), delimiter=delimiter)))
+        lines = csv.reader(StringIO(text, newline=""), delimiter=delimiter)
+        try:
+            header = next(lines, [])
+            rows = []
+            for cells in lines:
+                if cells and len(cells) != len(header):
+                    raise ValueError(
+                        f"{path}, line {lines.line_num:,} has other columns than the header: got {len(cells)} cells, "
+                        f"expected {len(header)}. Put cells that hold {delimiter!r} or a line end in quotes."
+                    )
+                rows += [dict(zip(header, cells, strict=True))] if cells else []
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {lines.line_num:,} is damaged: {error}") from error
+        return Table(str(path), rows)
 
     return read
 
 
 def _parquet(path: Path) -> Table:
     parquet = optional_import("pyarrow.parquet", "data")
-    try:
+    with parquet_errors(path):
         arrow = parquet.read_table(path)
-    except ValueError as error:  # pyarrow's own are
-        raise ValueError(f"{path} is no parquet file, or a damaged one: {error}") from error
-    about = json.loads((arrow.schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = about.get("info", {}).get("features", {})
-    names = {key: kind["names"] for key, kind in features.items() if isinstance(kind, dict) and kind.get("names")}
-    return Table(str(path), arrow.to_pylist(), names)
+        rows = arrow.to_pylist()
+    return Table(str(path), rows, _class_names((arrow.schema.metadata or {}).get(b"huggingface", b"{}"), path))
+
+
+def _class_names(metadata: bytes, path: Path) -> dict[str, list[str]]:
+    """What the numbers of columns stand for, by the metadata that `datasets` writes."""
+    where = f"the metadata 'huggingface' of {path}"
+    found: Any = {"": parse_json(metadata, where)}
+    for key in ("", "info", "features"):
+        found = found.get(key, {})
+        if not isinstance(found, dict):
+            raise ValueError(f"{where} is damaged: got {type(found).__name__}, expected an object of info and features")
+    names = {key: kind["names"] for key, kind in found.items() if isinstance(kind, dict) and kind.get("names")}
+    for key, values in names.items():
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise ValueError(f"{where} is damaged: got {values!r:.60}, expected the names of the classes of {key!r}")
+    return names
 
 
 def _unknown(path: Path) -> Table:
     raise ValueError(f"{path} ends in none of {', '.join(SUFFIXES)}")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}): convert it first, for instance with iconv") from error
-
-
-def _checked(path: Path, rows: Iterable[Any]) -> Table:
-    rows = rows if isinstance(rows, list) else [rows]
-    for row in rows:
-        if not isinstance(row, dict):
-            raise ValueError(f"{path} holds {type(row).__name__} {row!r:.60} where a row with named columns belongs")
-    return Table(str(path), rows)
 
 
 _READERS: dict[str, Callable[[Path], Table]] = {
