@@ -3,15 +3,17 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
-from farspan import retrieve
+from farspan import checksums, retrieve
 from farspan.retrieve import Index, build, open_index
 
 TOPICS = ["river", "castle", "engine", "garden", "violin", "harbour", "copper", "planet", "winter", "saddle"]
@@ -200,6 +202,77 @@ def test_what_is_no_index_is_named(tmp_path: Path, index: Index) -> None:
     path.write_text("{")
     with pytest.raises(ValueError, match="is damaged"):
         open_index(index.folder)
+
+
+def files(index: Index) -> list[str]:
+    return sorted(str(path.relative_to(index.folder)) for path in index.folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "missing", "longer", "zeroed"])
+def test_a_damaged_index_is_refused_with_the_file_and_what_to_do(damage: str, index: Index) -> None:
+    for name in files(index):
+        path = index.folder / name
+        data = path.read_bytes()
+        path.unlink()  # another file, as a copy is
+        changes = {"flipped": data[:-3] + bytes([data[-3] ^ 1]) + data[-2:], "zeroed": bytes(len(data))}
+        changes |= {"cut": data[: len(data) // 2], "empty": b"", "longer": data + b"\xff\xfe"}
+        if damage != "missing":
+            path.write_bytes(changes[damage])
+        with pytest.raises(ValueError, match=r"^[^\n]*(farspan index)[^\n]*$") as raised:
+            open_index(index.folder)
+        if name != "index.json":  # of which a changed one may be of another format
+            assert Path(name).name in str(raised.value)
+        path.unlink(missing_ok=True)
+        path.write_bytes(data)
+    assert len(open_index(index.folder)) == 55
+
+
+def test_an_index_without_checksums_or_of_an_unknown_kind_is_refused(index: Index) -> None:
+    (index.folder / "index.json").write_text(json.dumps(index.about | {"kind": "dance"}))
+    checksums.seal(index.folder)
+    with pytest.raises(ValueError, match="is of an unknown kind: got 'dance', expected one of bm25, dense, faiss"):
+        open_index(index.folder)
+    (index.folder / "checksums.json").unlink()
+    with pytest.raises(ValueError, match="not written by this version of farspan, which keeps checksums"):
+        open_index(index.folder)
+
+
+def test_an_index_that_another_process_built_meanwhile_is_kept(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = retrieve._write_bm25
+
+    def slow(words: int) -> None:
+        def write(*arguments: object) -> None:
+            monkeypatch.setattr(retrieve, "_write_bm25", original)
+            build(text, tmp_path / "index", words=words)
+            original(*arguments)
+
+        monkeypatch.setattr(retrieve, "_write_bm25", write)
+
+    slow(20)
+    assert len(build(text, tmp_path / "index", words=20)) == 55
+    shutil.rmtree(tmp_path / "index")
+    slow(30)
+    with pytest.raises(ValueError, match=r"cut\.words was 30, now 20"):
+        build(text, tmp_path / "index", words=20)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["documents", "index"]
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(text: str, tmp_path: Path) -> None:
+    (tmp_path / "place" / ".farspan-part-12345678").mkdir(parents=True)
+    (tmp_path / "place" / ".farspan-part-12345678" / "lock").touch()
+    build(text, tmp_path / "place" / "index")
+    assert [path.name for path in (tmp_path / "place").iterdir()] == ["index"]
+
+
+def test_an_encoder_that_cannot_be_loaded_is_one_line(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sentence_transformers")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(ValueError, match=r"^encoder 'some/encoder' is neither [^\n]*HF_HUB_OFFLINE[^\n]*$"):
+        build(text, tmp_path / "index", kind="dense", encoder="some/encoder")
 
 
 def test_what_cannot_be_built_is_said(tmp_path: Path) -> None:

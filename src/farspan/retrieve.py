@@ -7,12 +7,14 @@ f: how often term t stands in passage d, n_t: passages that hold it, N: passages
 lower-cased words of two letters or more without English stop words. Or `dense`: inner products of a sentence encoder's
 vectors, Contriever's unless named (Izacard et al. 2022, arXiv 2112.09118), as in CEPE (Yen et al. 2024, section 4).
 
-An index is a folder, built beside its place and renamed, so that it is whole or not there:
+An index is a folder, built beside its place and renamed, so that it is whole or not there. Whoever opens it compares
+its files with their checksums first, once per process:
 
 index.json       what it was made of and how
 passages.txt     the documents, one behind the other
 starts.npy       [passages + 1]: where each passage begins, in bytes
 documents.npy    [passages]: which document each is of
+checksums.json   of all these files
 bm25/            bm25s's own files       or vectors.npy [passages, dim], or index.faiss
 
 Everything but the vocabulary is memory-mapped. `dense` is exact and compares with every vector; `faiss` searches a
@@ -22,7 +24,6 @@ graph (HNSW; Malkov and Yashunin 2018, arXiv 1603.09320), faster and not exact.
 import hashlib
 import json
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -32,8 +33,11 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
 
-from farspan.corpus import optional_import, read_texts, tokenizer_hash
+from farspan import checksums
+from farspan.corpus import expanded, offline, optional_import, read_texts, tokenizer_hash
+from farspan.files import built, parse_json
 from farspan.record import refuse_differences
 
 KINDS = ("bm25", "dense", "faiss")
@@ -87,6 +91,27 @@ class Index:
     def passage(self, number: int) -> str:
         """The text of a passage, as it stands in its document."""
         return bytes(self._text[self._starts[number] : self._starts[number + 1]]).decode()
+
+    def check(self) -> None:
+        """Compare the files with their checksums and with each other.
+
+        Raises:
+            ValueError: a file is missing or is not as it was written.
+        """
+        try:
+            checksums.verify(self.folder)
+            starts, documents = self._starts, self.documents
+        except (ValueError, OSError) as error:
+            raise ValueError(
+                f"{error}. Delete {self.folder} and build the index again with `farspan index`."
+            ) from error
+        whole = starts.ndim == documents.ndim == 1 and len(starts) == len(documents) + 1 and not starts[0]
+        if not whole or (np.diff(starts) < 0).any() or starts[-1] != (self.folder / "passages.txt").stat().st_size:
+            raise ValueError(f"{self.folder} is damaged: starts.npy does not fit passages.txt. {self._again}")
+
+    @property
+    def _again(self) -> str:
+        return f"Delete {self.folder} and build the index again with `farspan index`."
 
     def search(
         self, queries: Sequence[str], count: int
@@ -178,7 +203,7 @@ def build(
         raise ValueError(f"passages of {words if tokens is None else tokens} words or tokens; at least 1 is needed")
     if tokens is not None and not getattr(tokenizer, "is_fast", False):
         raise ValueError("passages of tokens need a tokenizer that says where each token stands (a fast one)")
-    out = Path(out).expanduser()
+    out = expanded(out)
     documents = list(read_texts(text))
     about = {
         "format": FORMAT,
@@ -189,15 +214,7 @@ def build(
         "encoder": None if kind == "bm25" else encoder,
     }
     if (out / "index.json").exists():
-        found = open_index(out)
-        if found.about["text_hash"] != about["text_hash"]:
-            raise ValueError(
-                f"{out} is an index of other documents than {text!r}: of {found.about['documents']:,} with the hash "
-                f"{found.about['text_hash']}, not {len(documents):,} with {about['text_hash']}: choose another folder "
-                "(--out), or delete it"
-            )
-        refuse_differences(out, "index", found.about, about)
-        return found
+        return _opened(out, text, about)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not empty and holds no index (no index.json): choose another folder (--out)")
     cut = [
@@ -205,10 +222,7 @@ def build(
         for document in documents
     ]
     passages = [piece for pieces in cut for piece in pieces]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent) as beside:
-        folder = Path(beside) / "index"
-        folder.mkdir()
+    with built(out) as folder:
         with (folder / "passages.txt").open("wb") as file:
             sizes = [file.write(piece.encode()) for piece in passages]
         np.save(folder / "starts.npy", np.cumsum([0, *sizes], dtype=np.int64))
@@ -219,30 +233,51 @@ def build(
         else:
             _write_vectors(folder, passages, encoder, kind)
         (folder / "index.json").write_text(json.dumps(about, indent=2) + "\n")
-        folder.rename(out)
-    return open_index(out)
+        checksums.seal(folder)
+    return _opened(out, text, about)  # perhaps another process's
+
+
+def _opened(out: Path, text: str, about: dict[str, Any]) -> Index:
+    """The index in a folder, if it was made in this way of these documents.
+
+    Raises:
+        ValueError: it was not, or is damaged.
+    """
+    found = open_index(out)
+    if found.about.get("text_hash") != about["text_hash"]:
+        raise ValueError(
+            f"{out} is an index of other documents than {text!r}: of {found.about['documents']:,} with the hash "
+            f"{found.about['text_hash']}, not {about['documents']:,} with {about['text_hash']}: choose another folder "
+            "(--out), or delete it"
+        )
+    refuse_differences(out, "index", found.about, about)
+    return found
 
 
 def open_index(folder: str | Path) -> Index:
     """The index in a folder.
 
     Raises:
-        ValueError: there is none, or it was written by another version.
+        ValueError: there is none, it is damaged, or it was written by another version.
     """
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
+    path = folder / "index.json"
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no index: make one with `farspan index --text TEXT --out {folder}`")
     try:
-        about = json.loads((folder / "index.json").read_text())
-    except (FileNotFoundError, NotADirectoryError) as error:
+        about = parse_json(path.read_bytes(), str(path))
+    except ValueError as error:
+        raise ValueError(f"{error}. Delete the folder and build the index again with `farspan index`.") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT or not checksums.is_sealed(folder):
         raise ValueError(
-            f"{folder} holds no index: make one with `farspan index --text TEXT --out {folder}`"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{folder / 'index.json'} is damaged ({error}): delete the folder and build it again"
-        ) from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise ValueError(f"{folder} was not written by this version of farspan: delete it and build it again")
-    return Index(folder, about)
+            f"{folder} was not written by this version of farspan, which keeps checksums (checksums.json): delete it "
+            "and build it again with `farspan index`"
+        )
+    index = Index(folder, about)
+    index.check()
+    if about.get("kind") not in KINDS:
+        raise ValueError(f"{path} is of an unknown kind: got {about.get('kind')!r}, expected one of {', '.join(KINDS)}")
+    return index
 
 
 def _by_words(text: str, count: int) -> list[str]:
@@ -315,5 +350,11 @@ def _text_hash(documents: list[str]) -> str:
 def _encoder(name: str) -> Any:
     try:
         return optional_import("sentence_transformers", "retrieval").SentenceTransformer(name)
-    except OSError as error:
-        raise ValueError(f"encoder {name!r} is neither a folder nor a model that can be loaded: {error}") from error
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, ValueError) and "farspan[" in str(error):
+            raise
+        why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ValueError(
+            f"encoder {name!r} is neither a folder nor a model that can be loaded: {why}"
+            + (" HF_HUB_OFFLINE is set: unset it to download." if offline() else "")
+        ) from error
