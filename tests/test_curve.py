@@ -1,5 +1,6 @@
 """The task `curve` against a naive twin of the authors' procedure, and against readers whose curve is known."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from farspan.lm import LM, load, wrap
 from farspan.measure import measure
 from farspan.methods import method
 from farspan.record import Row, Run
-from farspan.tasks.curve import Curve
+from farspan.tasks.curve import Curve, overlap
 
 from naive import naive_half
 from tiny import tiny_model
@@ -310,3 +311,66 @@ def test_an_irrelevant_text_from_the_same_corpus_never_overlaps_its_target() -> 
     examples = Curve(text, prefix=text).examples(toy_lm(), (200,), 5, seed=0)
     for example in examples:
         assert not set(example.tokens["target"]) & set(example.tokens["prefix"])
+
+
+def shuffled(text: Corpus) -> Corpus:
+    return replace(text, name=f"shuffled:{text.name}", hash="other", shuffled=True, ordered_hash=text.hash)
+
+
+def test_a_text_and_itself_shuffled_are_the_texts_that_rows_name() -> None:
+    text = counting_text(3, 1000)
+    for target, prefix in ((text, shuffled(text)), (shuffled(text), text), (shuffled(text), shuffled(text))):
+        task = Curve(target, prefix=prefix)
+        assert (task.settings["target_hash"] == task.settings["prefix_hash"]) == (target.shuffled == prefix.shuffled)
+        for example in task.examples(toy_lm(), (200,), 5, seed=0):
+            drawn = {"target": target, "prefix": prefix}
+            for name, of in drawn.items():
+                in_order = bool((np.diff(example.tokens[name]) == 1).all())
+                assert in_order is not of.shuffled, (target.name, prefix.name, name)
+            assert not set(example.tokens["target"]) & set(example.tokens["prefix"])
+
+
+def test_examples_of_ordinary_texts_are_what_they_were() -> None:
+    text, other = counting_text(3, 1000), repetitive_text()
+    ids = {
+        "plain": Curve(text),
+        "same": Curve(text, prefix=text),
+        "other": Curve(text, prefix=other),
+        "shuffled": Curve(replace(text, shuffled=True)),
+        "both shuffled": Curve(shuffled(text), prefix=shuffled(text)),
+    }
+    found = {name: task.examples(toy_lm(), (50, 200), 3, seed=1)[2].id for name, task in ids.items()}
+    assert found == {
+        "plain": "139d2f889d54cc41",
+        "same": "d79e59b4c1513306",
+        "other": "72b7f64bdb151093",
+        "shuffled": "637c921b79fa5b8e",
+        "both shuffled": "6f535c159b817131",
+    }
+
+
+@pytest.mark.parametrize("prefix", [None, "other"])
+def test_a_control_that_reads_its_target_is_reported(prefix: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    document = np.random.default_rng(0).integers(1, 1000, 400)
+    fresh = np.random.default_rng(1).integers(1, 1000, 400)
+    twice = Corpus("twice", f"twice {prefix}", np.concatenate([document, document]), np.array([0, 400, 800]))
+    once = Corpus("once", f"once {prefix}", np.concatenate([document, fresh]), np.array([0, 400, 800]))
+    Curve(once, prefix and Corpus("fresh", "fresh", np.arange(5000), np.array([0, 5000]))).examples(
+        toy_lm(), (300,), 2, seed=0
+    )
+    assert capsys.readouterr().err == ""
+    task = Curve(once, twice) if prefix else Curve(twice)
+    task.examples(toy_lm(), (300,), 2, seed=0)
+    task.examples(toy_lm(), (300,), 2, seed=0)
+    said = capsys.readouterr().err
+    assert "holds most of its target, so its control is a copy" in said
+    assert said.count("\n") == 1
+
+
+def test_overlap_is_the_share_of_runs_that_were_read() -> None:
+    ids = np.random.default_rng(0).integers(0, 1000, 500)
+    assert overlap(ids, ids[100:300]) == 1
+    assert overlap(ids[:250], ids) == pytest.approx(219 / 469)
+    assert overlap(ids[:200], ids[200:]) == 0
+    assert overlap(ids[:10], ids[3:9]) == 1
+    assert overlap(ids[:0], ids) == 0

@@ -73,7 +73,7 @@ def prepared(task: Curve, longest: int, repeats: int | None) -> tuple[Curve, int
         ValueError: the text has not even 4 windows of one token.
     """
     least = repeats or RING
-    if task.prefix is not None and task.prefix.hash == task.target.hash:
+    if task.prefix is not None and task.prefix.source == task.target.source:
         least *= 2  # one half stands in front of the other
     texts = [task.target, *([task.prefix] if task.prefix is not None else [])]
     longest = min([longest, *(len(text.tokens) // least for text in texts)])

@@ -27,8 +27,9 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 
-from farspan.corpus import Corpus, join, load
+from farspan.corpus import Corpus, join, load, report
 from farspan.files import read_json
 from farspan.lm import LM
 from farspan.reader import Reader, Scores
@@ -41,6 +42,8 @@ from farspan.tasks.prompts import token_texts
 Protocol = Literal["paper", "nested", "probe"]
 RING = 4  # repeats that lend each other their targets; more repeats are further rings, so that none changes
 LONG = 8192  # tokens; curves that go further are probed, and with more tokens
+RUN = 32  # tokens; texts that share so many in a row hold the same passage
+MOST_OVERLAP = 0.5  # of a target's runs that its control reads before; more of them are reported
 AUTHORS_SEPARATOR = 1  # the authors' script writes id 1 for any model; its id 2 stands last, where nothing reads it
 
 
@@ -111,7 +114,7 @@ class Curve:
         """
         separator = self.separator(lm)
         if self.protocol == "paper":
-            return list(self._paper(lm, lengths, repeats, seed))
+            return self._checked(list(self._paper(lm, lengths, repeats, seed)))
         check_depths(self.depths, self.protocol, lengths, self.warmup + self.scored)
         window, pool = self.window or lengths[-1], max(repeats, self.pool or repeats)
         if self.prefix is None:
@@ -124,14 +127,29 @@ class Curve:
                 for s, j in zip(targets, lent, strict=True)
             ]
         else:
-            if self.prefix.hash == self.target.hash:  # one text: what stands in front must not be what is asked
-                drawn = self.target.windows(window, 2 * pool, seed)
-                targets, prefixes = drawn[:repeats], drawn[pool : pool + repeats]
-            else:
-                targets = self.target.windows(window, pool, seed)[:repeats]
-                prefixes = self.prefix.windows(window, pool, seed)[:repeats]
+            # one text, perhaps in shuffled order: what is read as irrelevant must not be what is asked for
+            one_text = self.prefix.source == self.target.source
+            drawn = 2 * pool if one_text else pool
+            targets = self.target.windows(window, drawn, seed)[:repeats]
+            first = pool if one_text else 0
+            prefixes = self.prefix.windows(window, drawn, seed)[first : first + repeats]
             texts = [{"target": s, "prefix": i} for s, i in zip(targets, prefixes, strict=True)]
-        return [_example(self, seed, i, tuple(lengths), separator, **t) for i, t in enumerate(texts)]
+        return self._checked([_example(self, seed, i, tuple(lengths), separator, **t) for i, t in enumerate(texts)])
+
+    def _checked(self, examples: list[Example]) -> list[Example]:
+        """The examples; reports where a control reads most of what it asks for and so is a copy."""
+        for example in examples:
+            given = example.tokens
+            read, asked = (given["prefix"], given["target"]) if "prefix" in given else (given["target"], given["other"])
+            if overlap(read, asked) > MOST_OVERLAP:
+                irrelevant = self.prefix.name if self.prefix else self.target.name
+                report(
+                    f"warning: the irrelevant text of repeat {example.repeat} holds most of its target, so its control "
+                    f"is a copy: texts {self.target.name!r} and {irrelevant!r} have a passage in common, or one has it "
+                    "twice. Remove the duplicates, or give another --prefix-text."
+                )
+                break
+        return examples
 
     def _paper(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> Iterator[Example]:
         if self.target.shuffled or (self.prefix is not None and self.prefix.shuffled):
@@ -340,6 +358,16 @@ def _example(
 def _digest(ids: np.ndarray) -> str:
     """Of a target: what tells that two rows asked for the same."""
     return hashlib.sha256(ids.astype(np.int64).tobytes()).hexdigest()[:16]
+
+
+def overlap(read: np.ndarray, asked: np.ndarray) -> float:
+    """The share of the runs of 32 tokens in `asked` (all of it, if shorter) that also occur in `read`."""
+    size = min(RUN, len(asked), len(read))
+    if not size:
+        return 0.0
+    factors = np.random.default_rng(0).integers(1, 1 << 62, size, dtype=np.uint64)
+    hashes = [sliding_window_view(ids.astype(np.uint64), size) @ factors for ids in (read, asked)]
+    return float(np.isin(hashes[1], hashes[0]).mean())
 
 
 def _rings(repeats: int) -> list[int]:
