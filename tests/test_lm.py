@@ -454,3 +454,8 @@ def test_attention_of_weights_that_are_not_finite_is_refused_with_the_reason(lm:
         lm.model.get_input_embeddings().weight.fill_(torch.nan)
     with pytest.raises(ValueError, match=r"hidden states are not finite .*weights are damaged"):
         hf.attention_layers(lm.model, name="watching attention")
+
+
+def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a folder has no revisions: got revision 'main' for the folder"):
+        load(tmp_path, revision="main")

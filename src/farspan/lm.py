@@ -88,6 +88,8 @@ def load(
             damaged or of other shapes, a vocabulary smaller than the tokenizer's, or no such device.
     """
     name = str(model)
+    if revision is not None and Path(name).expanduser().is_dir():
+        raise ValueError(f"a folder has no revisions: got revision {revision!r} for the folder {name!r}. Omit it.")
     if Path(name).expanduser().is_file():
         raise ValueError(f"model {name!r} is a file: give the folder it lies in")
     if dtype not in get_args(Dtype):

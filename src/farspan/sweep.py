@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
-from farspan.corpus import Corpus
+from farspan.corpus import UNKNOWN_SHARE, Corpus
 from farspan.lm import LM, Load
 from farspan.measure import Watch, measure
 from farspan.methods import Method, method
@@ -62,7 +62,8 @@ Asking = Callable[[LM, Watch], Asked]
 def about(*texts: Corpus) -> dict[str, Any]:
     """What is recorded of texts beside a model: what another tokenizer's numbers need for a comparison."""
     per_token = {text.hash: text.characters_per_token for text in texts}
-    return {"texts": sorted(per_token), "characters_per_token": per_token}
+    unknown = {text.hash: round(text.unknown, 4) for text in texts if text.unknown > UNKNOWN_SHARE}
+    return {"texts": sorted(per_token), "characters_per_token": per_token} | ({"unknown": unknown} if unknown else {})
 
 
 @runtime_checkable
