@@ -32,7 +32,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -210,17 +209,19 @@ class _Content:
                 digest.update(block.encode())
                 yield block
 
-        missing = object()
-        for document, size in zip_longest(_documents(self.name), self._sizes, fillvalue=missing):
-            if document is missing or size is missing:
-                break
-            if size is not None:
+        sizes = iter(self._sizes)
+        same = True
+        for document in _documents(self.name):
+            size = next(sizes, -1)
+            if size is None:
+                same = not any(block.strip() for block in _blocks(document))
+            elif size >= 0:
                 digest.update(size.to_bytes(8, "little"))
                 yield hashed(document)
-            elif any(block.strip() for block in _blocks(document)):
+            if not same or size == -1:
                 break
         else:
-            if digest.hexdigest()[:16] == self.key:
+            if next(sizes, -1) == -1 and digest.hexdigest()[:16] == self.key:
                 return
         raise ValueError(
             f"text {self.name!r} changed while it was read. Repeat the command when nothing writes to it any more."

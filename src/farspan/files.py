@@ -13,7 +13,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -76,10 +76,16 @@ def built(folder: Path, *, replace: bool = False) -> Iterator[Path]:
             _sync(Path(inside))
         if replace and folder.exists():
             (place / "old").mkdir()
-            os.replace(folder, place / "old" / folder.name)
+            with suppress(FileNotFoundError):  # another process does the same
+                os.replace(folder, place / "old" / folder.name)
         if folder.is_dir() and not folder.is_symlink() and any(folder.iterdir()):
             return  # another process was faster
-        os.replace(new, folder)
+        try:
+            os.replace(new, folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            return  # another process was faster between these lines
         _sync(folder.parent)
 
 

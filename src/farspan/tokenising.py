@@ -154,7 +154,8 @@ class _Cutter:
     """Tokenises long documents with one tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.backend, self.checked = tokenizer, None, False
+        self.tokenizer, self.checked = tokenizer, False
+        self.backend: Any = None
         if getattr(tokenizer, "is_fast", False):
             self.backend = copy.deepcopy(tokenizer.backend_tokenizer)
             self.backend.no_truncation()
@@ -178,16 +179,14 @@ class _Cutter:
             waiting = [window for window in waiting if window.end > left.end]
             if not waiting:
                 waiting = self._following(text, left)
-            found = self._join(left, waiting[0]) if waiting[0].start < left.end else None
-            if found is not None:
-                right = waiting.pop(0)
-            else:
-                right, found = self._from_token(text, left, kept)
-            if found is None or right is None:
+            joined = self._join(left, waiting[0]) if waiting[0].start < left.end else None
+            found = (waiting.pop(0), joined) if joined is not None else self._from_token(text, left, kept)
+            if found is None:
                 left, kept = self._longer(text, left, kept)
                 continue
-            yield left.ids[kept : found[0]], right.start
-            left, kept = right, found[1]
+            right, (end, begin) = found
+            yield left.ids[kept:end], right.start
+            left, kept = right, begin
             text.forget(left.start)
         yield left.ids[kept:], left.end
 
@@ -217,7 +216,7 @@ class _Cutter:
 
     def _following(self, text: _Text, left: _Window) -> list[_Window]:
         """The windows that follow, wherever they begin."""
-        parts = []
+        parts = list[tuple[str, int, int]]()
         for start in range(left.end - OVERLAP, left.end - OVERLAP + AT_ONCE * WINDOW, WINDOW):
             given = text(start, start + WINDOW + OVERLAP)
             if not parts or len(given) > OVERLAP:  # else the window before it has all of this one
@@ -240,7 +239,7 @@ class _Cutter:
                 return int(mine[index]), int(theirs[index])
         return None
 
-    def _from_token(self, text: _Text, left: _Window, kept: int) -> tuple[_Window | None, tuple[int, int] | None]:
+    def _from_token(self, text: _Text, left: _Window, kept: int) -> tuple[_Window, tuple[int, int]] | None:
         """A window that begins with a token of the left one, and where they are joined."""
         possible = left.begins[(left.begins > kept) & (left.begins < len(left.ids) - 4 * AGREE)]
         possible = possible[left.first[possible] <= left.end - OVERLAP]
@@ -248,16 +247,16 @@ class _Cutter:
         if len(words) and (not self.inside_words or left.first[words[-1]] > left.end - 4 * OVERLAP):
             possible = words
         elif not self.inside_words:
-            return None, None
+            return None
         if not len(possible):
-            return None, None
+            return None
         start = int(left.first[possible[-1]])
         for shift in range(SHIFTS):
             if self._join(left, self._window(text, start + shift, left.end + OVERLAP - start)) is not None:
                 right = self._window(text, start + shift, left.end - start + WINDOW)
                 if (found := self._join(left, right)) is not None:
                     return right, found
-        return None, None
+        return None
 
     def _longer(self, text: _Text, left: _Window, kept: int) -> tuple[_Window, int]:
         """The left window made twice as long, and the number in it of the first token not yet given."""
