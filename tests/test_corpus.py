@@ -449,7 +449,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused_and_not_kept(
 
 
 @pytest.mark.parametrize("file", ["tokens.npy", "starts.npy", "about.json", "checksums.json"])
-@pytest.mark.parametrize("damage", ["zeroed", "flipped", "cut", "empty", "missing", "longer"])
+@pytest.mark.parametrize("damage", ["zeroed", "flipped", "cut", "empty", "missing", "longer", "{}"])
 def test_a_damaged_cache_is_made_again(
     file: str,
     damage: str,
@@ -466,7 +466,7 @@ def test_a_damaged_cache_is_made_again(
     place.unlink()
     if damage != "missing":
         changes = {"zeroed": bytes(len(data)), "flipped": data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]}
-        changes |= {"cut": data[: len(data) // 2], "empty": b"", "longer": data + b"\0\0\0\0"}
+        changes |= {"cut": data[: len(data) // 2], "empty": b"", "longer": data + b"\0\0\0\0", "{}": b"{}"}
         place.write_bytes(changes[damage])
     again = load(path, tokenizer)
     assert again.tokens.tolist() == expected.tolist()

@@ -208,14 +208,14 @@ def files(index: Index) -> list[str]:
     return sorted(str(path.relative_to(index.folder)) for path in index.folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "missing", "longer", "zeroed"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "missing", "longer", "zeroed", "{}"])
 def test_a_damaged_index_is_refused_with_the_file_and_what_to_do(damage: str, index: Index) -> None:
     for name in files(index):
         path = index.folder / name
         data = path.read_bytes()
         path.unlink()  # another file, as a copy is
         changes = {"flipped": data[:-3] + bytes([data[-3] ^ 1]) + data[-2:], "zeroed": bytes(len(data))}
-        changes |= {"cut": data[: len(data) // 2], "empty": b"", "longer": data + b"\xff\xfe"}
+        changes |= {"cut": data[: len(data) // 2], "empty": b"", "longer": data + b"\xff\xfe", "{}": b"{}"}
         if damage != "missing":
             path.write_bytes(changes[damage])
         with pytest.raises(ValueError, match=r"^[^\n]*(farspan index)[^\n]*$") as raised:

@@ -24,9 +24,9 @@ def is_sealed(folder: Path) -> bool:
     return (folder / NAME).is_file()
 
 
-def verify(folder: Path) -> None:
-    """Check that the files of a sealed folder are as they were written; each file once per process, while its size
-    and its time of change stay what they were.
+def verify(folder: Path, *needed: str) -> None:
+    """Check that the files of a sealed folder, those that are needed among them, are as they were written; each file
+    once per process, while its size and its time of change stay what they were.
 
     Raises:
         ValueError: a file is missing, cut or changed; names it.
@@ -34,6 +34,8 @@ def verify(folder: Path) -> None:
     sums = parse_json((folder / NAME).read_bytes(), str(folder / NAME))
     if not isinstance(sums, dict) or not all(isinstance(one, dict) for one in sums.values()):
         raise ValueError(f"{folder / NAME} is damaged: expected an object of sizes and checksums")
+    if missing := [name for name in needed if name not in sums]:
+        raise ValueError(f"{folder / NAME} is damaged: it has no checksum of {missing[0]}")
     for name, expected in sums.items():
         _verify(folder / name, expected)
 

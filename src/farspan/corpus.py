@@ -233,7 +233,7 @@ def _cached(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray, dict[str, 
     if not checksums.is_sealed(folder):  # nothing there, or from before there were checksums
         return None
     try:
-        checksums.verify(folder)
+        checksums.verify(folder, "tokens.npy", "starts.npy", "about.json")
         tokens, starts = np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / "starts.npy")
         about = parse_json((folder / "about.json").read_bytes(), str(folder / "about.json"))
     except (ValueError, OSError) as error:

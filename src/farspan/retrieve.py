@@ -99,7 +99,7 @@ class Index:
             ValueError: a file is missing or is not as it was written.
         """
         try:
-            checksums.verify(self.folder)
+            checksums.verify(self.folder, "index.json", "passages.txt", "starts.npy", "documents.npy")
             starts, documents = self._starts, self.documents
         except (ValueError, OSError) as error:
             raise ValueError(
