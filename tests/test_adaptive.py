@@ -262,6 +262,17 @@ def test_brackets_are_cut_until_they_are_narrow() -> None:
     assert finer_lengths(a_curve([1, 1, 0, 0], [100, 200, 202, 400]), 6400) == ()
 
 
+def test_the_ends_of_an_interval_are_refined_as_the_threshold_is() -> None:
+    # chance moves half-life between 233 and 307, whose ends are in the brackets before and after
+    lengths = [100, 200, 300, 400]
+    curve = a_curve([1, 0.8, 0.4, 0], lengths, repeats=8, spread=0.18)
+    low, high, _ = stats.by_chance(curve)["half_life"]
+    assert low < 300 < high
+    finer = finer_lengths(curve, 800)
+    assert any(200 < length < 300 for length in finer)
+    assert any(300 < length < 400 for length in finer)
+
+
 def test_an_interval_that_is_narrow_enough_is_decided() -> None:
     lengths = [100, 200, 300, 400]
     assert undecided(a_curve([1, 0.9, 0.1, 0], lengths), 512, 32) == ((), set())

@@ -2,11 +2,12 @@
 
 1. A coarse grid to the longest length, 4 repeats, shortest first. It ends where three lengths in a row are amnesia:
    the upper end of the memory index's interval under 0.02.
-2. New lengths between the two that a threshold (fine, half-life, reach) falls between, until these are closer than a
-   32nd of the longest length and an eighth of themselves, or than its interval is wide. Repeats do not take this up
-   again, so that between lengths of the coarse grid a threshold is interpolated.
-3. Repeats, four at a time and at these two lengths alone, while the interval of half-life or reach goes further to
-   either side than a 32nd of the longest length and 5 % of the value; up to 32, and none where 32 would not do.
+2. New lengths between the two around each threshold (fine, half-life, reach) and around the two ends of its interval
+   by chance, until these are closer than a 32nd of the longest length and an eighth of themselves, or than that
+   interval. An interval ends at measured lengths, so this is what keeps it from being wider than chance makes it.
+3. Repeats, four at a time and at the two lengths around half-life and reach alone, while the interval by chance goes
+   further to either side than a 32nd of the longest length and 5 % of the value; up to 32, and none where 32 would not
+   be enough. Lengths are not refined again after that.
 
 Without a budget each decision is a function of rows alone, so a run that was stopped decides as if it had not been.
 With one, lengths are measured as far as the time goes by plan; repeating the command measures further.
@@ -135,40 +136,43 @@ def measure_adaptively(
 
 
 def finer_lengths(curve: stats.Curve, longest: int) -> tuple[int, ...]:
-    """New lengths inside the brackets that are still wide, and wider than the interval of what they enclose."""
+    """New lengths inside the brackets of the thresholds and of the ends of their intervals by chance, where these
+    brackets are still wide, also against the interval."""
     new: set[int] = set()
-    summary = stats.summarise(curve)
-    for name in REFINED:
-        if bracket := stats.bracket(curve, name):
-            low, high = bracket
-            found: stats.MemoryLength = getattr(summary, name)
-            if found.low is not None and found.high is not None and found.high - found.low > high - low:
-                continue
-            fine_enough = max(1.0, min(longest / RESOLUTION, high / RELATIVE_RESOLUTION))
-            pieces = min(PIECES, math.ceil((high - low) / fine_enough))
-            new |= {int(length) for length in np.linspace(low, high, pieces + 1)[1:-1]}
+    measured = curve.kept(curve.measured)
+    chance = stats.by_chance(measured)
+    for name, (value, censored) in stats.headline(measured).items():
+        if name not in REFINED or value == 0.0 or censored:
+            continue
+        low, high, _ = chance.get(name, (value, value, False))
+        for before, after in {stats.between(measured, end) for end in (low, value, high)}:
+            fine_enough = max(1.0, min(longest / RESOLUTION, after / RELATIVE_RESOLUTION))
+            fine_enough = max(fine_enough, high - low)
+            pieces = min(PIECES, math.ceil((after - before) / fine_enough))
+            new |= {int(length) for length in np.linspace(before, after, pieces + 1)[1:-1]}
     return tuple(sorted(new - set(curve.lengths.tolist())))
 
 
 def undecided(curve: stats.Curve, longest: int, most: int) -> tuple[tuple[int, ...], set[str]]:
     """Lengths that need more repeats, and the thresholds that even `most` of them would not decide."""
-    summary = stats.summarise(curve)
+    measured = curve.kept(curve.measured)
+    chance, values = stats.by_chance(measured), stats.headline(measured)
     more: set[int] = set()
     hopeless = set()
     for name in REPEATED:
-        found: stats.MemoryLength = getattr(summary, name)
-        bracket = stats.bracket(curve, name)
-        if bracket is None or found.low is None or found.high is None:
+        value, censored = values[name]
+        if value == 0.0 or censored or name not in chance:
             continue
-        wanted = 2 * max(longest / RESOLUTION, PRECISION * found.value)
-        now = stats.repeats_near(curve, found.value)
+        low, high, _ = chance[name]
+        wanted = 2 * max(longest / RESOLUTION, PRECISION * value)
+        now = stats.repeats_near(measured, value)
         with_most = stats.expansion(most) / stats.expansion(now) * math.sqrt(now / most)
-        if found.high - found.low <= wanted:
+        if high - low <= wanted:
             continue
-        if now >= most or (found.high - found.low) * with_most > wanted:
+        if now >= most or (high - low) * with_most > wanted:
             hopeless.add(name)
         else:
-            more |= set(bracket)
+            more |= set(stats.between(measured, value))
     return tuple(sorted(more)), hopeless
 
 
@@ -176,12 +180,16 @@ def last_worth_measuring(rows: Sequence[Row], longest: int) -> int:
     """The third length in a row that is amnesia, or the longest."""
     if not any(row.depth == 0 and row.status == "ok" for row in rows):
         return longest
-    curve = stats.curve(rows)
-    lost = stats.index_upper(curve) < AMNESIA  # False where too few repeats say nothing
+    return end_of_amnesia(stats.curve(rows)) or longest
+
+
+def end_of_amnesia(curve: stats.Curve) -> int | None:
+    """The third length in a row that is amnesia; None where there is none yet."""
+    lost = stats.index_upper(curve) < AMNESIA  # False where there are too few repeats for an interval
     for end in range(AMNESIA_LENGTHS, len(lost) + 1):
         if lost[end - AMNESIA_LENGTHS : end].all():
             return int(curve.lengths[end - 1])
-    return longest
+    return None
 
 
 @dataclass

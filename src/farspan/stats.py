@@ -5,24 +5,33 @@
 
 Definitions of Liu et al. 2024, arXiv 2410.04727, section 3.3, as their Table 3 was made (`paper_fine`,
 `paper_coarse`: the largest grid length that passes), and ours: a curve that cannot rise (isotonic regression over
-the lengths from where it first passes), the crossing interpolated between its two points, and an interval from
-a bootstrap over repeats. The largest of many noisy lengths that passes grows with the number of lengths
-measured; a crossing does not.
+the lengths) and the crossing interpolated between its two points. The largest of many noisy lengths that passes grows
+with the number of lengths measured; a crossing does not. `fine` alone leaves out the lengths before the first that
+passes: a copy needs some tokens to find its place in the text. For the other thresholds this would take the first
+lucky length of a model without memory for the beginning of its memory.
 
-The interval is value ± t · s: t is Student's quantile at the repeats the value rests on, s the standard deviation of
-the value over curves drawn around the measured one by a multiplier bootstrap (after Wu 1986, Annals of Statistics 14):
+The 95 % interval of a crossing is made in three steps (coverage: benchmarks/interval_coverage.md):
 
-    C*(L) = C(L) + Σ_r g_r (c_r(L) - C(L)) / sqrt(n (n - 1))      M*(L) likewise, g_r ~ N(0, 1)
+1. Chance: value ± t · s. t is Student's quantile for the repeats the value depends on, s the standard deviation of the
+   value over curves drawn around the measured one by a multiplier bootstrap (after Wu 1986, Annals of Statistics 14):
 
-One g_r for all that was asked of target r: both halves, all lengths. The n repeats at each length give C* the spread
-that the mean of n has, few as they may be, and no length runs empty. Quantiles of resampled repeats need corrections
-for few repeats and fail where many lengths in amnesia are fitted together: the value lies a little too far, the
-resamples twice that, and under a steep curve `reach` lay in its interval 4 times in 5
-(benchmarks/interval_coverage.md).
+       C*(L) = C(L) + Σ_r g_r (c_r(L) - C(L)) / sqrt(n (n - 1))      M*(L) likewise, g_r ~ N(0, 1)
+
+   One g_r for all scores of target r: both halves, all lengths. The n repeats at each length give C* the spread that
+   the mean of n has, however few they are, and no length loses all its repeats.
+2. Interpolation: both ends move outwards to the next measured length. Between two measured lengths only the order is
+   known, so the crossing is interval-censored there.
+3. Existence: the lower end is 0 unless a joint test over all lengths rejects, at 5 %, that the gap exceeds 0 nowhere
+   (for `fine`: the copy 0.99; `established`). Where the crossing may lie beyond the last length, no spread of crossings
+   can be drawn; the lower end is then at most the length to which that test, at 10 %, shows the threshold exceeded.
+
+For texts that none of the repeats is like, the outer ends of `fine`, `coarse` and `reach` move further in step 1
+(`_unseen_texts`). The interval of an area is step 1 alone.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,9 +45,16 @@ FINE = 0.99  # copy accuracy
 COARSE = 0.01  # gap
 HALF_LIFE = 0.5  # memory index
 REACH = 0.05  # memory index
+UNSURE = "its interval begins at 0: a joint test over all lengths does not show with 95 % confidence that {}"
 MIN_SCORED = 32  # tokens; a length with fewer says too little to judge a threshold by
 CROSSINGS = ("fine", "coarse", "half_life", "reach")
+LEVELS = {"fine": FINE, "coarse": COARSE, "half_life": HALF_LIFE, "reach": REACH}
 BOOTSTRAPS = 2000
+DRAWN = 40_000_000  # random numbers of one bootstrap, at most (320 MB)
+JOINT_LEVEL = 0.05  # one-sided, of the test that there is any memory
+CENSORED_LEVEL = 0.1  # likewise, of the lower end of what may lie beyond the last length
+JOINT_SAMPLES = 4000  # simulated to calibrate that test
+JOINT_REPEATS = 40  # more are calibrated as if there were so many, which is slightly conservative
 CONTAMINATED_CONTROL = 0.8
 CONTAMINATED_LEAST = 0.05  # above the others; where nothing can be guessed, less is noise
 CONTAMINATED_MADS = 4.0  # each 1.4826 of them a standard deviation of normal noise
@@ -145,9 +161,10 @@ def curve(rows: Iterable[Row]) -> Curve:
     cells = _cells(rows)
     failures = {row.length: row.status for row in rows if row.status != "ok"}
     scored, context = (np.zeros(len(cells.lengths), int) for _ in range(2))
+    columns = {length: column for column, length in enumerate(cells.lengths.tolist())}
     for row in rows:
         if row.status == "ok":
-            column = cells.lengths.tolist().index(row.length)
+            column = columns[row.length]
             scored[column], context[column] = row.scores["scored"], row.scores["context"]
     return Curve(cells.lengths, scored, cells.copy[:, :, 0], cells.control[:, :, 0], failures, context, cells.targets)
 
@@ -167,46 +184,74 @@ def curves(rows: Iterable[Row]) -> dict[tuple[str, str, str], Curve]:
 
 
 def by_curve(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
-    """The rows that belong together, by (model, method, label of what was asked)."""
+    """The rows of each curve, by (model, method, label of protocol and texts). Where a run holds several versions
+    of the task for one question, the label names the version: their numbers are not comparable."""
     rows = [row for row in latest(rows) if row.task == "curve"]
-    settings: dict[str, list[dict[str, Any]]] = {}  # short label -> what goes by it under one model
+    settings: dict[str, list[dict[str, Any]]] = {}  # short label -> the settings it stands for under one model
+    versions: dict[str, set[int]] = {}
     for row in rows:
-        known = settings.setdefault(f"{row.model} {label(row.settings)}", [])
+        short = f"{row.model} {label(row.settings)}"
+        known = settings.setdefault(short, [])
         if row.settings not in known:
             known.append(row.settings)
+        versions.setdefault(short, set()).add(row.version)
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        ambiguous = len(settings[f"{row.model} {label(row.settings)}"]) > 1
-        groups.setdefault((row.model, row.method, label(row.settings, whole=ambiguous)), []).append(row)
+        short = f"{row.model} {label(row.settings)}"
+        what = label(row.settings, whole=len(settings[short]) > 1)
+        if len(versions[short]) > 1:
+            what += version_label(row.version)
+        groups.setdefault((row.model, row.method, what), []).append(row)
     return groups
+
+
+def version_label(version: int) -> str:
+    """The end of a curve's label where one run holds several versions of the task."""
+    return f" (task version {version})"
 
 
 def _of_one_setting(rows: Iterable[Row]) -> list[Row]:
     rows = latest(rows)
     if not rows:
         raise ValueError("there are no rows, so there is no curve")
-    kinds = {(row.model, row.method, row.task, row.version, str(row.settings)) for row in rows}
+    kinds: list[tuple[Any, ...]] = []
+    for row in rows:
+        kind = (row.model, row.method, row.task, row.version, row.settings)
+        if kind not in kinds:
+            kinds.append(kind)
     if len(kinds) > 1:
-        raise ValueError(f"these rows belong to {len(kinds)} curves; one at a time")
+        raise ValueError(
+            f"the rows belong to {len(kinds)} curves: got {', '.join(map(_curve_said, kinds))}, expected one. "
+            "Separate them with stats.by_curve."
+        )
     return rows
 
 
+def _curve_said(kind: tuple[Any, ...]) -> str:
+    model, method, task, version, _ = kind
+    return f"{model} {method} {task} version {version}"
+
+
 def _cells(rows: Sequence[Row]) -> Map:
-    lengths, depths = (sorted({getattr(row, name) for row in rows}) for name in ("length", "depth"))
     # a run that is not finished may hold a control whose own repeat has not come yet
-    repeats = sorted({row.repeat for row in rows} | {r.scores["control_repeat"] for r in rows if r.status == "ok"})
+    numbers = {row.repeat for row in rows} | {row.scores["control_repeat"] for row in rows if row.status == "ok"}
+    repeats = {number: place for place, number in enumerate(sorted(numbers))}
+    lengths, depths = (
+        {value: place for place, value in enumerate(sorted({getattr(row, name) for row in rows}))}
+        for name in ("length", "depth")
+    )
     shape = (len(repeats), len(lengths), len(depths))
     copy, control, distance = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape[1:], np.nan)
     targets = np.full(shape[:2], "", dtype="U16")
     for row in rows:
         if row.status == "ok":
-            targets[repeats.index(row.repeat), lengths.index(row.length)] = row.scores.get("target", "")
-            cell = lengths.index(row.length), depths.index(row.depth)
-            copy[repeats.index(row.repeat), *cell] = row.scores["copy"]
-            # the control is paired with the copy of the same target, whichever repeat's memory it was asked of
-            control[repeats.index(row.scores["control_repeat"]), *cell] = row.scores["control"]
+            targets[repeats[row.repeat], lengths[row.length]] = row.scores.get("target", "")
+            cell = lengths[row.length], depths[row.depth]
+            copy[repeats[row.repeat], *cell] = row.scores["copy"]
+            # the control is paired with the copy of the same target, whichever repeat's memory was read for it
+            control[repeats[row.scores["control_repeat"]], *cell] = row.scores["control"]
             distance[cell] = row.scores.get("distance", row.length + 1)  # published files do not say
-    return Map(np.array(lengths), np.array(depths), distance, copy, control, targets)
+    return Map(np.array(list(lengths)), np.array(list(depths)), distance, copy, control, targets)
 
 
 def label(settings: dict[str, Any], *, whole: bool = False) -> str:
@@ -247,25 +292,39 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
     ended = _why_it_ended(curve)
     measured = curve.kept(curve.measured)
     values = headline(measured)
-    repeats = whole_repeats(measured)
-    drawn = headlines_drawn(measured, multipliers(len(measured.copy), bootstraps, seed)) if repeats > 1 else {}
+    chance = by_chance(measured, seed=seed, bootstraps=bootstraps)
+    tested = {name: "fine" if name == "fine" else "gap" for name in CROSSINGS}
+    shown = {of: not chance or established(measured, of, JOINT_LEVEL) > 0 for of in ("fine", "gap")}
+    unsure = {"fine": UNSURE.format("any copies 99 %"), "gap": UNSURE.format("the gap is above 0 at any")}
 
     def length(name: str) -> MemoryLength:
         value, censored = values[name]
         reason = ended if censored else ""
-        if value == 0.0:
-            reason = f"nothing passes; the shortest length judged is {_first_judged(measured):,.0f}"
-        if not drawn or not bootstraps:
+        if name in CROSSINGS and value == 0.0:
+            reason = f"no length exceeds the threshold; the shortest length judged is {_first_judged(measured):,.0f}"
+        elif name in CROSSINGS and not shown[tested[name]]:
+            reason = "; ".join(part for part in (reason, unsure[tested[name]]) if part)
+        if not chance:
             return MemoryLength(value, censored=censored, reason=reason)
-        others, beyond = drawn[name]
-        half = expansion(repeats_behind(measured, name, value)) * float(np.std(others))
-        low, high = max(0.0, value - half), value + half
-        over = float(np.mean(beyond)) > 0.025
-        if high > measured.lengths[-1]:  # an area can be no larger than recalling everything
-            high, over = measured.lengths[-1], over or name in CROSSINGS
-        if value == 0.0:
-            high = max(high, _first_judged(measured))
-        return MemoryLength(value, low, float(high), censored, reason, over)
+        low, high, over = chance[name]
+        if name in CROSSINGS:
+            low, high, over = _outwards(measured, low, high, over)
+            low = min(low, established(measured, name, CENSORED_LEVEL)) if over else low
+            low = low if shown[tested[name]] else 0.0
+        return MemoryLength(value, low, high, censored, reason, over)
+
+    def paper(passes: np.ndarray, name: str) -> MemoryLength:
+        """Section 3.3 as the authors' Table 3 was made: the largest length measured that passes, 0 if none does. They
+        give no interval; ours is from 0 where the joint test finds no length that passes."""
+        if not passes.any():
+            return MemoryLength(0.0)
+        last = int(np.flatnonzero(passes)[-1])
+        found = MemoryLength(float(measured.lengths[last]), censored=last == len(passes) - 1)
+        reason = ended if found.censored else ""
+        if shown[tested[name]]:
+            return replace(found, reason=reason)
+        reason = "; ".join(part for part in (reason, unsure[tested[name]]) if part)
+        return replace(found, low=0.0, high=found.value, interval_censored=found.censored, reason=reason)
 
     contaminated = _contaminated(measured)
     clean = _without(measured, contaminated)
@@ -273,8 +332,8 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
     judged = _judged(measured)
     (steep, steep_over), (flat, flat_over) = (_cliff_end(measured, m, level) for level in (0.9, 0.1))
     return Summary(
-        paper_fine=_paper(measured, measured_mean(measured.copy) > FINE, ended),
-        paper_coarse=_paper(measured, G > COARSE, ended),
+        paper_fine=paper(measured_mean(measured.copy) > FINE, "fine"),
+        paper_coarse=paper(G > COARSE, "coarse"),
         fine=length("fine"),
         coarse=length("coarse"),
         half_life=length("half_life"),
@@ -289,9 +348,128 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
             if contaminated and clean.measured.any()
             else {}
         ),
-        repeats=repeats,
+        repeats=whole_repeats(measured),
         failed=curve.failures,
     )
+
+
+def by_chance(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> dict[str, tuple[float, float, bool]]:
+    """Both ends of value ± t · s by name, and whether the upper end may lie beyond the last length: what other texts
+    would change, without what interpolation between the lengths leaves open. Of a curve with a good row at every
+    length; empty under two repeats or without bootstraps."""
+    if whole_repeats(curve) < 2 or not bootstraps:
+        return {}
+    drawn = headlines_drawn(curve, multipliers(len(curve.copy), bootstraps, seed))
+    unseen = _unseen_texts(curve)
+    found = {}
+    for name, (value, _) in headline(curve).items():
+        others, beyond = drawn[name]
+        half = expansion(repeats_behind(curve, name, value)) * float(np.std(others))
+        low, high, over = value - half, value + half, float(np.mean(beyond)) > 0.025
+        if name in CROSSINGS and value > 0.0:
+            low, high = low - (name == "fine") * unseen[name], high + (name != "fine") * unseen[name]
+        if high > curve.lengths[-1]:  # an area can be no larger than recalling everything
+            high, over = float(curve.lengths[-1]), over or name in CROSSINGS
+        found[name] = max(0.0, low) if name in CROSSINGS else low, high, over
+    return found
+
+
+def _unseen_texts(curve: Curve) -> dict[str, float]:
+    """How far the outer end of a crossing's interval moves (tokens) for texts that no repeat is like, by name.
+
+    Where a mean falls to an extreme threshold is decided by the few texts that are forgotten first (`fine`) or last
+    (`coarse`, `reach`): a share p of all texts is enough. With the probability (1 - p)^n none of n repeats is such a
+    text, and their spread does not show it. So much of t · the standard deviation between the repeats' own half-lives
+    is added.
+    """
+    whole = curve.copy[(np.isfinite(curve.copy) & np.isfinite(curve.control)).all(1)]
+    control = curve.control[(np.isfinite(curve.copy) & np.isfinite(curve.control)).all(1)]
+    if len(whole) < 2:
+        return dict.fromkeys(CROSSINGS, 0.0)
+    judged = _judged(curve)
+    index = np.divide(whole - control, 1.0 - control, out=np.zeros_like(whole), where=control < 1)[:, judged]
+    ends, _ = _crossings(curve.lengths[judged], index, HALF_LIFE, np.ones(index.shape[1]))
+    spread = float(student.ppf(0.95, len(ends) - 1)) * float(np.std(ends, ddof=1))
+    left = max(1e-3, 1.0 - float(measured_mean(curve.control)[judged].mean()))
+    shares = {"fine": (1 - FINE) / left, "coarse": COARSE / left, "half_life": HALF_LIFE, "reach": REACH}
+    return {name: spread * max(0.0, 1.0 - share) ** len(ends) for name, share in shares.items()}
+
+
+def _outwards(curve: Curve, low: float, high: float, over: bool) -> tuple[float, float, bool]:
+    """An interval of a crossing moved outwards to lengths that were judged: between two of them only the order of the
+    values is known, not where in between the curve crosses."""
+    lengths = np.concatenate([[0.0], curve.lengths[_judged(curve)]])
+    before = int(np.searchsorted(lengths, low, side="left")) - 1
+    after = max(1, int(np.searchsorted(lengths, high, side="left")))
+    over = over or after >= len(lengths)
+    return float(lengths[max(before, 0)]), float(lengths[-1] if over else lengths[after]), over
+
+
+def established(curve: Curve, name: str, level: float) -> float:
+    """The longest length judged up to which a joint test shows that the curve of `name`, one of CROSSINGS, exceeds its
+    threshold there or later, or for "gap" that the gap exceeds 0: one-sided at `level`, over repeats. 0 where it shows
+    none, and under two repeats.
+
+    For a repeat r at length L, d = c - 0.99 for `fine`, c - M for "gap", c - M - 0.01 for `coarse`, else
+    (c - M) - threshold · (1 - M), whose
+    mean exceeds 0 exactly where the curve exceeds its threshold. That no length from L on exceeds it is rejected by
+    the largest Student's t of means of d over windows of lengths: those that begin at L, and for `fine`, which may
+    need warm-up, also short ones that begin later. Lengths are tested in order to the first not rejected, so that
+    all of them together err with the probability of one test. The quantile is simulated under independent normal noise;
+    noise that lengths share makes the windows more alike and the test conservative.
+    """
+    judged = _judged(curve)
+    lengths, copy, control = curve.lengths[judged], curve.copy[:, judged], curve.control[:, judged]
+    if name == "fine":
+        excess = copy - FINE
+    else:
+        excess = copy - control - LEVELS.get(name, 0.0) * (1.0 if name == "coarse" else 1.0 - control)
+    count = np.isfinite(excess).sum(0)
+    lengths, excess, count = lengths[count > 1], excess[:, count > 1], count[count > 1]
+    if len(count) == 0:
+        return 0.0
+    mean = measured_mean(excess)
+    deviation = np.where(np.isfinite(excess), excess - mean, 0.0) / np.sqrt(count * (count - 1))
+    limit = _joint_quantile(min(int(count.min()), JOINT_REPEATS), len(count), name == "fine", level)
+    found = 0.0
+    for first in range(len(count)):
+        begins, ends = _windows(len(count) - first, anywhere=name == "fine")
+        means = _window_sums(mean[first:], begins, ends)
+        error = np.sqrt((_window_sums(deviation[:, first:], begins, ends) ** 2).sum(0))
+        t = np.divide(means, error, out=np.where(means > 0, np.inf, -np.inf), where=error > 1e-12)
+        if t.max() <= limit:
+            break
+        found = float(lengths[first])
+    return found
+
+
+def _windows(lengths: int, *, anywhere: bool) -> tuple[np.ndarray, np.ndarray]:
+    """First and last + 1 of the windows of the joint test: all that begin at the first length; `anywhere`: also those
+    of 1, 2, 4, ... lengths that begin at any."""
+    found = [(0, end) for end in range(1, lengths + 1)]
+    size = 1
+    while anywhere and size < lengths:
+        found += [(begin, begin + size) for begin in range(1, lengths - size + 1)]
+        size *= 2
+    begins, ends = np.array(found).T
+    return begins, ends
+
+
+def _window_sums(values: Float[np.ndarray, "*samples lengths"], begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    sums = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, -1)], -1)
+    return sums[..., ends] - sums[..., begins]
+
+
+@lru_cache(maxsize=256)
+def _joint_quantile(repeats: int, lengths: int, anywhere: bool, level: float) -> float:
+    """1 - level quantile of the joint test's statistic where nothing is there to be found."""
+    rng = np.random.default_rng(0)
+    begins, ends = _windows(lengths, anywhere=anywhere)
+    largest = []
+    for _ in range(JOINT_SAMPLES // 200):
+        sums = _window_sums(rng.standard_normal((200, repeats, lengths)), begins, ends)
+        largest.append((sums.mean(1) / (sums.std(1, ddof=1) / np.sqrt(repeats))).max(1))
+    return float(np.quantile(np.concatenate(largest), 1 - level))
 
 
 def measured_mean(values: Float[np.ndarray, "repeats *cells"]) -> Float[np.ndarray, "*cells"]:
@@ -342,11 +520,14 @@ def bracket(curve: Curve, name: str) -> tuple[int, int] | None:
     it does not, or not among the lengths judged."""
     measured = curve.kept(curve.measured)
     value, censored = headline(measured)[name]
-    if value == 0.0 or censored:
-        return None
-    lengths = measured.lengths
-    after = int(np.searchsorted(lengths, value, side="left"))
-    return int(lengths[max(after - 1, 0)]), int(lengths[after])
+    return None if value == 0.0 or censored else between(measured, value)
+
+
+def between(curve: Curve, length: float) -> tuple[int, int]:
+    """The measured lengths before and after a length, which may be the second of them; the outermost two, or the first
+    or last twice, where it is outside."""
+    after = min(int(np.searchsorted(curve.lengths, length, side="left")), len(curve.lengths) - 1)
+    return int(curve.lengths[max(after - 1, 0)]), int(curve.lengths[after])
 
 
 def unpacked(hits: str, scored: int) -> np.ndarray:
@@ -368,7 +549,9 @@ def headlines_drawn(
 
 
 def multipliers(repeats: int, count: int, seed: int) -> Float[np.ndarray, "samples repeats"]:
-    """g of the bootstrap; curves of the same targets compared with each other share them."""
+    """g of the bootstrap; curves of the same targets compared with each other share them. Thousands of repeats get
+    fewer samples, so that all fit in memory."""
+    count = min(count, max(100, DRAWN // max(1, repeats)))
     return np.random.default_rng(seed).standard_normal((count, repeats))
 
 
@@ -391,7 +574,7 @@ def _headlines(
     L, w = curve.lengths[judged], _weights(curve)[judged]
     beyond = m[:, -1] > REACH
     return {
-        "fine": _crossings(L, copy[:, judged], FINE, w),
+        "fine": _crossings(L, copy[:, judged], FINE, w, warm_up=True),
         "coarse": _crossings(L, G[:, judged], COARSE, w),
         "half_life": _crossings(L, m[:, judged], HALF_LIFE, w),
         "reach": _crossings(L, m[:, judged], REACH, w),
@@ -401,17 +584,22 @@ def _headlines(
 
 
 def _crossings(
-    lengths: np.ndarray, values: Float[np.ndarray, "samples lengths"], level: float, weights: np.ndarray
+    lengths: np.ndarray,
+    values: Float[np.ndarray, "samples lengths"],
+    level: float,
+    weights: np.ndarray,
+    *,
+    warm_up: bool = False,
 ) -> tuple[Float[np.ndarray, "samples"], np.ndarray]:
-    """Where the values fall to `level`, and whether only beyond the last length: warm-up cut off, isotonic fit, linear
-    interpolation. 0 where nothing passes.
+    """Where the values fall to `level`, and whether only beyond the last length: isotonic fit, linear interpolation; 0
+    where the fit exceeds it nowhere. `warm_up`: of the lengths from the first that exceeds the level.
 
     The fit itself is not made. It is above the level up to where the sum of weight · (value - level) is largest, and
     on its two sides it is the least mean of what ends there and the largest of what begins there (Robertson, Wright and
     Dykstra 1988, Order Restricted Statistical Inference, section 1.4).
     """
     at = np.arange(len(lengths) + 1)
-    warm = at[:-1] >= (values > level).argmax(1)[:, None]
+    warm = (at[:-1] >= (values > level).argmax(1)[:, None]) if warm_up else np.ones(values.shape, bool)
     sums = np.zeros((2, len(values), len(at)))  # of weight · (value - level) and of weight, before each length
     np.cumsum([warm * weights * (values - level), warm * weights], axis=2, out=sums[:, :, 1:])
     end = sums[0].argmax(1)  # lengths up to the crossing
@@ -443,15 +631,6 @@ def _areas(lengths: np.ndarray, values: Float[np.ndarray, "samples lengths"]) ->
 def _weights(curve: Curve) -> np.ndarray:
     """Repeats with a value: texts differ by more than the tokens of one text."""
     return np.isfinite(curve.copy).sum(0).astype(float)
-
-
-def _paper(curve: Curve, passes: np.ndarray, ended: str) -> MemoryLength:
-    """Section 3.3 as the authors' Table 3 was made: the largest length measured that passes, 0 if none does."""
-    if not passes.any():
-        return MemoryLength(0.0)
-    last = int(np.flatnonzero(passes)[-1])
-    censored = last == len(passes) - 1
-    return MemoryLength(float(curve.lengths[last]), censored=censored, reason=ended if censored else "")
 
 
 def _why_it_ended(curve: Curve) -> str:

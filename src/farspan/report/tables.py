@@ -10,6 +10,7 @@ import numpy as np
 from farspan import stats
 from farspan.record import Row, latest, read_header, read_rows
 
+APART = 0.25  # of a memory length; lengths further apart than this leave it open
 HEADLINE = {
     "fine": "copies 99 %",
     "coarse": "copies 1 point better than it guesses",
@@ -80,10 +81,11 @@ def remarks(one: Series) -> list[str]:
     s = one.summary
     assert s is not None
     lines = []
-    for name in ("fine", "coarse", "half_life", "reach"):
+    for name in ("fine", "coarse", "half_life", "reach", "paper_fine", "paper_coarse"):
         length = getattr(s, name)
-        if length.reason:
+        if length.reason and (name in stats.CROSSINGS or length.low is not None):
             lines.append(f"{spoken(name)}: {length.reason}")
+    lines += _too_coarse(one)
     if s.failed:
         failed = ", ".join(f"{length:,} ({why})" for length, why in sorted(s.failed.items()))
         lines.append(f"lengths with missing rows: {failed}")
@@ -96,6 +98,22 @@ def remarks(one: Series) -> list[str]:
     if s.nonmonotone > 0.1:
         lines.append(f"the curve rises by up to {s.nonmonotone:.2f} above its non-rising fit: look at the picture")
     return [f"{one.name}: {line}" for line in lines]
+
+
+def _too_coarse(one: Series) -> list[str]:
+    """Which memory lengths fall between lengths so far apart that the distance, not chance, makes their interval."""
+    good = one.curve.kept(one.curve.measured)
+    apart = []
+    for name in ("half_life", "reach"):
+        length: stats.MemoryLength = getattr(one.summary, name)
+        if length.censored or length.low is None or length.value == 0.0:
+            continue
+        before, after = stats.between(good, length.value)
+        if after - before > APART * length.value:
+            apart.append(f"{spoken(name)} is between {before:,} and {after:,}")
+    if not apart:
+        return []
+    return [f"the lengths are too far apart to locate it better: {', '.join(apart)}; measure lengths between these"]
 
 
 def as_data(curves: Sequence[Series]) -> list[dict[str, Any]]:
@@ -184,10 +202,12 @@ def grouped(sources: Sequence[Source]) -> list[Group]:
             raise ValueError(f"{source.folder}: {error}") from error
         for one in curves:
             own = rows[one.model, one.method, one.what]
-            groups.setdefault((one.what, own[0].version), []).append(Member(source, one, own))
+            version = own[0].version
+            what = one.what.removesuffix(stats.version_label(version))  # of a run with several versions
+            groups.setdefault((what, version), []).append(Member(source, one, own))
     several = {what for what, _ in groups if sum(what == other for other, _ in groups) > 1}
     return [
-        Group(f"{what} (task version {version})" if what in several else what, _named(members))
+        Group(what + stats.version_label(version) if what in several else what, _named(members))
         for (what, version), members in groups.items()
     ]
 
