@@ -309,9 +309,18 @@ def test_default_lengths_leave_the_targets_context(lm: LM, tmp_path: Path) -> No
 
 
 def test_a_table_marks_wins_and_counts_them() -> None:
-    rows = [row(how, str(i), i + by) for how, by in (("full", 0.0), ("better", -1.0)) for i in range(5)]
+    rows = [row(how, str(i), i + by) for how, by in (("full", 0.0), ("better", -1.0)) for i in range(6)]
     console = Console(record=True, width=160)
     report.print_comparison(report.cells(rows, HEADER), console)
     shown = console.export_text()
-    assert "2.718 ▲" in shown
+    assert "4.482 ▲" in shown
     assert "1/0/0" in shown
+
+
+def test_two_refused_questions_of_one_task_are_both_named(tokenizer: Any, text: str, tmp_path: Path) -> None:
+    gpt2 = wrap(tiny_model("gpt2"), tokenizer, "tiny-gpt2")
+    tasks = ("perplexity:target_tokens=8", "perplexity:targets=all")
+    found = compared([gpt2], text, tmp_path, ["full", "rope:type=yarn,factor=2"], tasks=tasks)
+    refused = [cell for cell in found if cell.failed == "refused"]
+    assert len(refused) == 2 * len(LENGTHS)
+    assert len({cell.task for cell in refused}) == 2

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.image
+import numpy as np
 import pytest
 
 from farspan.record import Row
 from farspan.report.picture import draw_curves
-from farspan.report.tables import as_data, series
+from farspan.report.quality import _interval
+from farspan.report.tables import as_data, remarks, series
+from farspan.tasks import Quality
 
 MODELS = {"org/small": {"trained_length": 512}}
 CURVE = {100: 1.0, 200: 1.0, 300: 0.6, 400: 0.2}  # copy accuracy; control 0.2: half-life 300
@@ -59,6 +62,27 @@ def test_the_picture_of_one_curve_names_what_it_shows(tmp_path: Path) -> None:
         assert f"<!-- {words} -->" in drawn
 
 
+def test_the_picture_shades_no_amnesia_where_coarse_memory_goes_on(tmp_path: Path) -> None:
+    drawn = svg(rows({100: 1.0, 200: 1.0, 300: 0.6, 400: 0.5}), tmp_path)
+    assert "<!-- coarse memory &gt;400 -->" in drawn
+    assert "amnesia" not in drawn
+
+
+def test_lengths_too_far_apart_for_a_memory_length_are_named_once() -> None:
+    (one,) = series(rows({100: 1.0, 400: 0.2, 800: 0.2}, repeats=3), MODELS)
+    (line,) = [line for line in remarks(one) if "too far apart" in line]
+    assert "half-life is between 100 and 400, reach is between 100 and 400; measure lengths between these" in line
+    (fine_grid,) = series(rows(repeats=3) + rows({250: 0.8, 275: 0.7, 325: 0.5, 350: 0.4}, repeats=3), MODELS)
+    assert not [line for line in remarks(fine_grid) if "too far apart" in line]
+
+
+def test_three_rouge_scores_of_0_have_no_interval() -> None:
+    rouge, exact = (Quality(score, "quality", higher_is_better=True) for score in ("score", "exact_match"))
+    zeros = np.zeros(3)
+    assert _interval(zeros, rouge) == (None, None)
+    assert _interval(zeros, exact) == (0.0, pytest.approx(0.5615, abs=1e-3))  # Wilson's, of right and wrong answers
+
+
 def test_the_picture_marks_the_context_the_model_was_trained_on(tmp_path: Path) -> None:
     assert "<!-- context = 512 (trained) -->" in svg(rows(), tmp_path)
     assert "(trained)" not in svg(rows(model="org/other"), tmp_path)
@@ -78,7 +102,7 @@ def test_one_repeat_is_drawn_without_an_interval(tmp_path: Path) -> None:
 
 
 def test_repeats_are_drawn_with_their_interval(tmp_path: Path) -> None:
-    assert re.search(r"<!-- half-life 301 \[2\d\d, 3\d\d\] -->", svg(rows(repeats=2), tmp_path))
+    assert re.search(r"<!-- half-life 301 \[2\d\d, 400\] -->", svg(rows(repeats=2), tmp_path))
 
 
 def test_a_single_length_is_drawn(tmp_path: Path) -> None:

@@ -8,6 +8,10 @@ over sources of the irrelevant text, and what is not significant is read as equa
     equivalence   two one-sided tests (Schuirmann 1987): the 90 % interval of the mean difference of every two sources
                   lies within ± margin. Only this says that the text does not matter
     correction    Holm 1979 over the lengths, for each kind of test
+
+Few repeats: nothing is tested with fewer than LEAST_PAIRS of them. Where all values are the same, an error cannot be
+estimated and Student's t does not apply; the p given there is that of signs, 2^(1 - n) two-sided and 2^-n one-sided,
+so that at least six equal differences are needed for a verdict, and five for an equivalence.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy.stats import chi2, f_oneway, friedmanchisquare, kruskal, permutation_test
+from scipy.stats import chi2, f_oneway, friedmanchisquare, kruskal, mannwhitneyu, permutation_test
 from scipy.stats import t as student
 
 from farspan import stats
@@ -28,6 +32,7 @@ Verdict = Literal["equivalent", "different", "undecided"]
 MARGIN = 0.01  # accuracy; a difference within it does not matter
 LEVEL = 0.05
 LEAST_PAIRS = 3  # targets, or values of each source where targets differ; with fewer nothing is tested
+NO_SPREAD = 1e-9  # standard errors smaller than this share of a value are rounding
 PERMUTATIONS = 9999  # at most; up to 13 pairs all sign flips are made
 COMPARED = ("half_life", "reach", "span", "fine")
 
@@ -59,9 +64,10 @@ class AtLength:
 class Robustness:
     """Whether the source of a text changes an accuracy.
 
-    At a length: `equivalent` where the 90 % interval of every two sources lies within the margin, also when a
-    difference within it is certain; else `different` where the corrected p of the paired test is below 0.05 (of
-    Kruskal-Wallis, where the sources have other targets); else `undecided`. Over all: `different` if it is at any
+    At a length: `equivalent` where p of the two one-sided tests is below 0.05 for every two sources (their 90 %
+    intervals lie within the margin), also when a difference within it is certain; else `different` where the
+    corrected p of the paired test is below 0.05 (of Kruskal-Wallis, where the sources have other targets); else
+    `undecided`. Over all: `different` if it is at any
     length, `equivalent` if it is at every length tested (all must hold, so no correction is due).
     """
 
@@ -91,7 +97,7 @@ class Difference:
     value: float  # second minus first
     low: float | None  # None: unbounded, for a crossing that may lie beyond the lengths measured
     high: float | None
-    p: float | None  # None where crossings beyond the lengths measured leave even the sign open
+    p: float | None  # None with too few repeats, or where crossings beyond the lengths leave even the sign open
     pairs: int  # targets shared; 0: unpaired
     censored: tuple[str, ...]  # of which curves the value is larger than measured
     unit: str = "tokens"
@@ -153,7 +159,7 @@ def robustness(
     for i, one in enumerate(found):
         decides = paired[i] if is_paired else kruskal_wallis[i]
         verdict: Verdict = "undecided"
-        if one.low is not None and one.high is not None and -margin < one.low and one.high < margin:
+        if one.tost is not None and one.tost < LEVEL:
             verdict = "equivalent"
         elif not one.reason and decides is not None and decides < LEVEL:
             verdict = "different"
@@ -215,7 +221,8 @@ def _at_length(
         first, second = compared[pair[0]], compared[pair[1]]
         mean, error, freedom = _paired_error(second - first) if is_paired else _welch_error(first, second)
         half = float(student.ppf(0.95, freedom)) * error
-        intervals[pair] = mean, mean - half, mean + half, _tost(mean, error, freedom, margin)
+        equivalent = _tost(mean, error, freedom, margin, min(len(first), len(second)))
+        intervals[pair] = mean, mean - half, mean + half, equivalent
     farthest = max(intervals, key=lambda pair: max(-intervals[pair][1], intervals[pair][2]))
     mean, low, high, _ = intervals[farthest]
     return replace(
@@ -229,14 +236,18 @@ def _at_length(
     )
 
 
-def _anova(groups: Sequence[np.ndarray]) -> float:
+def _anova(groups: Sequence[np.ndarray]) -> float | None:
     if all(np.ptp(group) == 0 for group in groups):  # no variance within: F is 0 / 0 or infinite
-        return 1.0 if np.ptp(np.concatenate(groups)) == 0 else 0.0
+        return 1.0 if np.ptp(np.concatenate(groups)) == 0 else None
     return float(f_oneway(*groups).pvalue)
 
 
 def _kruskal(groups: Sequence[np.ndarray]) -> float:
-    return 1.0 if np.ptp(np.concatenate(groups)) == 0 else float(kruskal(*groups).pvalue)
+    if np.ptp(np.concatenate(groups)) == 0:
+        return 1.0
+    if len(groups) == 2:  # the same test of two sources, exact for few values, where the chi-square is too small
+        return float(mannwhitneyu(*groups).pvalue)
+    return float(kruskal(*groups).pvalue)
 
 
 def _paired(values: Float[np.ndarray, "sources targets"], seed: int) -> float:
@@ -274,10 +285,10 @@ def _welch_freedom(squared_errors: Sequence[float], freedoms: Sequence[float]) -
     return sum(squared_errors) ** 2 / parts if parts else min(freedoms)
 
 
-def _tost(difference: float, error: float, freedom: float, margin: float) -> float:
+def _tost(difference: float, error: float, freedom: float, margin: float, values: int) -> float:
     """p of the larger of the two one-sided tests against a difference of ± margin."""
-    if error == 0.0:
-        return 0.0 if abs(difference) < margin else 1.0
+    if error <= NO_SPREAD * abs(difference):
+        return 0.5**values if abs(difference) < margin else 1.0
     return float(student.sf((margin - abs(difference)) / error, freedom))
 
 
@@ -408,7 +419,7 @@ def _differences(
                 value,
                 None if is_open[0] else value - half,
                 None if is_open[1] else value + half,
-                None if sign_unknown else _two_sided(value, error, freedom),
+                None if sign_unknown or min(repeats) < LEAST_PAIRS else _two_sided(value, error, freedom, min(repeats)),
                 pairs,
                 tuple(label for label, is_censored in zip(names, censored, strict=True) if is_censored),
                 unit,
@@ -419,17 +430,25 @@ def _differences(
 
 def student_mean(values: Float[np.ndarray, "values"]) -> tuple[float, float, float, float]:
     """The mean, such as of paired differences, its 95 % interval (Student's), and the two-sided p against a mean of 0,
-    which the interval leaves out where p is below 0.05. NaN under two values."""
-    if len(values) < 2:
-        return (float(values.mean()) if len(values) else np.nan), np.nan, np.nan, np.nan
+    which the interval leaves out where p is below 0.05. The interval is NaN under two values, p under LEAST_PAIRS; so
+    is the interval where fewer than six values are all the same but not 0, which gives no idea of their spread."""
+    n = len(values)
+    if n < 2:
+        return (float(values.mean()) if n else np.nan), np.nan, np.nan, np.nan
     value, error, freedom = _paired_error(values)
     half = float(student.ppf(1 - LEVEL / 2, freedom)) * error
-    return value, value - half, value + half, _two_sided(value, error, freedom)
+    p = _two_sided(value, error, freedom, n)
+    if p >= LEVEL and error <= NO_SPREAD * abs(value) and value != 0.0:
+        half = np.nan
+    return value, value - half, value + half, p if n >= LEAST_PAIRS else np.nan
 
 
-def _two_sided(value: float, error: float, freedom: float) -> float:
-    if error == 0.0:
-        return 1.0 if value == 0.0 else 0.0
+def _two_sided(value: float, error: float, freedom: float, values: int) -> float:
+    """p of the t test; of the signs where there is no spread."""
+    if value == 0.0:
+        return 1.0
+    if error <= NO_SPREAD * abs(value):
+        return 0.5 ** (values - 1)
     return float(2 * student.sf(abs(value) / error, freedom))
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from farspan.files import write, written
-from farspan.paired import LEVEL, holm, student_mean
+from farspan.paired import LEAST_PAIRS, LEVEL, holm, student_mean
 from farspan.record import Row, latest
 from farspan.report.export import plain
 from farspan.report.picture import COLOURS, saved
@@ -113,6 +113,8 @@ def _cell(
         values = np.array(list(good.values()))
         numbers = student_mean(values)[:3]
         value, low, high = (_finite(np.exp(number) if quality["exp"] else number) for number in numbers)
+        if np.ptp(values) == 0:  # scores that are all the same do not show how far their mean may be off
+            low = high = None
         cell = replace(cell, n=len(good), value=value, low=low, high=high)
         theirs = _scores(base, quality["score"])
         if mine and base and (mine[0].model, mine[0].method) != (base[0].model, base[0].method):
@@ -180,6 +182,8 @@ def legend(found: Sequence[Cell]) -> str:
     """What the marks of a table mean."""
     costs = [cell.length for cell in found if cell.prefill_rate is not None]
     first = f"▲ better, ▼ worse than the first line, = neither: paired over the same examples, p < {LEVEL} after Holm"
+    if any(0 < cell.pairs < LEAST_PAIRS for cell in found):
+        first += f"; no verdict with fewer than {LEAST_PAIRS} shared examples"
     at = f"; cost at {max(costs):,} tokens: read (in) and generated (out) per second, memory" if costs else ""
     return f"{first}; W/T/L: wins, ties, losses{at}"
 

@@ -27,7 +27,8 @@ def draw_curves(series: Sequence[Series], folder: str | Path, title: str, name: 
     """Draws the curves into NAME.png and NAME.svg; returns the two paths.
 
     Copy accuracy is a full line with its 95 % interval over repeats, control a dashed one. A single curve
-    has the bands of fine memory, coarse memory and amnesia behind it; several have their half-lives marked.
+    has the bands of fine memory, coarse memory and amnesia in its background, amnesia only where coarse memory ends
+    within the lengths measured; several have their half-lives marked.
     Lengths without a good row stand as crosses at the bottom.
     """
     figure = Figure(figsize=(9, 6), layout="constrained")
@@ -229,9 +230,10 @@ def _draw(axes: Axes, one: Series, colour: str, *, alone: bool) -> None:
 
 
 def _draw_bands(axes: Axes, summary: stats.Summary, longest: float) -> None:
-    fine = longest if summary.fine.censored else summary.fine.value
-    coarse = max(fine, longest if summary.coarse.censored else summary.coarse.value)
-    starts, ends = (0.0, fine, coarse), (fine, coarse, longest * 1.015)
+    edge = longest * 1.015
+    fine = edge if summary.fine.censored else summary.fine.value
+    coarse = max(fine, edge if summary.coarse.censored else summary.coarse.value)
+    starts, ends = (0.0, fine, coarse), (fine, coarse, edge)
     names = (f"fine memory {summary.fine}", f"coarse memory {summary.coarse}", "amnesia")
     for (_, colour), start, end, name in zip(BANDS, starts, ends, names, strict=True):
         if end > start:

@@ -84,10 +84,10 @@ def _cell(rows: Sequence[Row], quality: "Quality", details: Sequence[str]) -> Ce
 
 def _interval(values: np.ndarray, quality: "Quality") -> tuple[float | None, float | None]:
     """The 95 % interval of a mean over examples: Wilson's where each is right or wrong, else Student's, of shares
-    inside 0 to 1. None under two examples."""
-    if len(values) < 2:
+    inside 0 to 1. None under two examples, and where graded scores are all the same: their spread is unknown."""
+    if len(values) < 2 or (quality.graded and np.ptp(values) == 0):
         return None, None
-    if np.isin(values, (0.0, 1.0)).all():
+    if not quality.graded and np.isin(values, (0.0, 1.0)).all():
         found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
         return float(found.low), float(found.high)
     shares = not quality.exp and values.min() >= 0 and values.max() <= 1

@@ -79,6 +79,12 @@ class Quality:
     higher_is_better: bool
     exp: bool = False  # shown as exp(mean): perplexity, of nats
 
+    @property
+    def graded(self) -> bool:
+        """Whether the score of one example may be anything between 0 and 1 (rouge, F1, share of tokens), not only
+        right or wrong."""
+        return self.score in ("score", "copy")
+
 
 @runtime_checkable
 class Question(Protocol):
