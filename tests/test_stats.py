@@ -303,12 +303,10 @@ def test_a_model_without_memory_has_memory_lengths_of_0_or_intervals_that_hold_0
 
 def test_a_lucky_length_is_no_memory_and_it_is_said() -> None:
     lengths = np.arange(100, 1700, 100)
-    noise = np.random.default_rng(1).normal(0, 0.03, (4, 16))
-    noise[:, 12] += 0.05
+    noise = np.random.default_rng(5).normal(0, 0.03, (4, 16))
     one = stats.Curve(lengths, lengths, 0.4 + noise, np.full((4, 16), 0.4), {}, 2 * lengths, np.full((4, 16), ""))
     found = stats.summarise(one, bootstraps=100).paper_coarse
-    assert found.value >= 1300
-    assert found.low == 0.0
+    assert (found.value, found.low) == (1400, 0)
     assert "joint test" in found.reason
 
 
