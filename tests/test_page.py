@@ -532,7 +532,7 @@ def test_curves_are_compared_with_the_first_over_the_texts_they_share(tmp_path: 
     value, interval = half[2].split(" ", 1)
     assert float(value) == pytest.approx(100, abs=2)
     assert re.fullmatch(r"\[\+\d+, \+\d+\]", interval)
-    assert half[3:] == ["< 0.001", "4"]
+    assert half[3:] == ["0.125", "4"]
     assert "large | half-life | +100" in (tmp_path / "out" / "report.md").read_text()
 
 
