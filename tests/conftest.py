@@ -17,13 +17,12 @@ install_import_hook(
 )
 
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from farspan.lm import LM, wrap
 
-from tiny import VOCABULARY, tiny_model
+from tiny import tiny_model, tiny_tokenizer
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -71,17 +70,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE of 300 entries, `<s>` = 0 as beginning and end of text."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=["<s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 20], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<s>")
+    return tiny_tokenizer()
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""Tiny models of random weights, one for each way of reading that transformers has."""
+"""Tiny models of random weights, one for each way of reading that transformers has, and a tiny tokenizer."""
 
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCABULARY = 300
 
@@ -141,3 +142,18 @@ def tiny_config(architecture: str, **changes: object) -> transformers.PreTrained
         case _:
             raise AssertionError(architecture)
     return config[0](**(config[1] | ids | changes))
+
+
+def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """Byte-level BPE of 300 entries, `<s>` = 0 as beginning and end of text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 20], trainer)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<s>")

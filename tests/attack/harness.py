@@ -1,0 +1,306 @@
+"""Starts commands in the children of a zygote, each in a folder of its own, and judges how they end."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+TESTS = Path(__file__).resolve().parents[1]
+SOURCE = TESTS.parent / "src"
+TIMEOUT = 120.0  # seconds of one command
+
+
+@dataclass(frozen=True)
+class End:
+    """How a command ended."""
+
+    argv: tuple[str, ...]
+    code: int  # negative: the signal that ended it
+    stdout: str
+    stderr: str
+    hung: bool = False
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command, where it runs and how it is disturbed; see `zygote`."""
+
+    argv: Sequence[str]
+    cwd: Path
+    kill: dict[str, Any] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)
+    stdin: Path | None = None
+    timeout: float = TIMEOUT
+    env: dict[str, str] = field(default_factory=dict)
+
+
+class Zygote:
+    """A process that forks for each command; a context manager."""
+
+    def __init__(self) -> None:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(SOURCE), str(TESTS)]),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "TRANSFORMERS_VERBOSITY": "error",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "MPLBACKEND": "agg",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "COLUMNS": "200",
+        }
+        for name in ("FARSPAN_DEBUG", "PYTEST_CURRENT_TEST"):
+            environment.pop(name, None)
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("zygote.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the zygote has ended")
+        return json.loads(line)
+
+    def run(self, *commands: Command) -> list[End]:
+        """Starts the commands at once and waits for all of them."""
+        assert self._process.stdin is not None
+        requests, streams = [], []
+        for command in commands:
+            cwd = command.cwd.resolve()
+            beside = Path(tempfile.mkdtemp(prefix=".streams-", dir=cwd.parent))
+            out, err = beside / "stdout", beside / "stderr"
+            streams.append((beside, out, err))
+            env = {"FARSPAN_CACHE": str(cwd / "cache"), "TMPDIR": str(cwd), "HOME": str(cwd)} | command.env
+            requests.append(
+                {
+                    "argv": list(command.argv),
+                    "cwd": str(cwd),
+                    "stdout": str(out),
+                    "stderr": str(err),
+                    "stdin": str(command.stdin) if command.stdin else None,
+                    "env": env,
+                    "kill": command.kill,
+                    "limits": command.limits,
+                    "timeout": command.timeout,
+                }
+            )
+        return self._ends(requests, streams, [tuple(command.argv) for command in commands])
+
+    def call(self, what: str, *arguments: Any, cwd: Path, timeout: float = 300) -> End:
+        """Calls MODULE:FUNCTION in a child, with arguments that are JSON."""
+        beside = Path(tempfile.mkdtemp(prefix=".streams-", dir=cwd.parent))
+        out, err = beside / "stdout", beside / "stderr"
+        request = {
+            "argv": [],
+            "cwd": str(cwd),
+            "stdout": str(out),
+            "stderr": str(err),
+            "env": {"FARSPAN_CACHE": str(cwd / "cache"), "TMPDIR": str(cwd)},
+            "timeout": timeout,
+            "call": what,
+            "arguments": arguments,
+        }
+        return self._ends([request], [(beside, out, err)], [(what,)])[0]
+
+    def _ends(self, requests: list[Any], streams: list[Any], names: list[tuple[str, ...]]) -> list[End]:
+        assert self._process.stdin is not None
+        print(json.dumps(requests), file=self._process.stdin, flush=True)
+        ends = []
+        for name, (beside, out, err), answer in zip(names, streams, self._answer(), strict=True):
+            texts = [
+                path.read_text("utf-8", "backslashreplace") if path.exists() else "" for path in (out, err)
+            ]
+            ends.append(End(name, stdout=texts[0], stderr=texts[1], **answer))
+            shutil.rmtree(beside)
+        return ends
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class Stage:
+    """The folder of what is attacked, and copies of it to attack."""
+
+    def __init__(self, zygote: Zygote, folder: Path) -> None:
+        self.zygote, self.folder = zygote, folder
+        self.origin = folder / "origin"
+        self._made: dict[str, Path] = {}
+        self.origin.mkdir(parents=True)
+        end = zygote.call("attack.stage:build", str(self.origin), cwd=self.origin)
+        if end.code:
+            raise RuntimeError(f"the stage cannot be built: {end.stderr}")
+        shutil.rmtree(self.origin / "cache", ignore_errors=True)
+
+    @contextmanager
+    def copy(self, origin: Path | None = None) -> Iterator[Path]:
+        """A copy of the stage, or of another folder, which may be damaged; its files are links until they are
+        written anew."""
+        place = Path(tempfile.mkdtemp(dir=self.folder))
+        here = place / "work"
+        try:
+            shutil.copytree(origin or self.origin, here, symlinks=True)
+            yield here
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def made(self, name: str, argv: Sequence[str]) -> Path:
+        """The stage after a command that ends well, made once."""
+        if name not in self._made:
+            place = self.folder / f"made-{name}"
+            shutil.copytree(self.origin, place, symlinks=True)
+            (end,) = self.zygote.run(Command(argv, place))
+            if end.code:
+                raise RuntimeError(f"{' '.join(argv)} ended with {end.code}: {end.stderr[-2000:]}")
+            self._made[name] = place
+        return self._made[name]
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The whole lines of all rows.jsonl below a folder, which may be damaged."""
+    found = []
+    for file in sorted(folder.rglob("rows.jsonl")):
+        for line in file.read_bytes().split(b"\n"):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict):
+                found.append(row)
+    return found
+
+
+# how an end is judged
+
+FIX = re.compile(
+    r"\b(use|give|choose|write|try|set|delete|repeat|install|make|name|needs?|must|expected?|known|at most|at least|"
+    r"allowed|did you mean|build|download|convert|wait|free|remove|unset|only|instead|add|shorten|see|has|go together|"
+    r"contradict|required|is not in the range|is not one of|not a valid|no such option|belongs?|missing argument|"
+    r"got unexpected|cannot be|does not exist|does not take|requires)\b",
+    re.IGNORECASE,
+)
+ERRNO_WITHOUT_NAME = re.compile(r"\[Errno \d+\][^'\"\n]*$", re.MULTILINE)
+WHERE = re.compile(r"[\w.-]+\.\w{2,}|/|'")  # a file, a folder or a quoted name
+UNCLEAR = {
+    "errno": re.compile(r"\[Errno \d+\]"),
+    "json without place": re.compile(r"^(error: )?(Expecting|Extra data|Unterminated|Invalid control|Invalid \\)"),
+    "codec": re.compile(r"codec can't (en|de)code"),
+    "class name": re.compile(r"<class '|<built-in|<function| object at 0x|<enum |<bound method"),
+    "exception name": re.compile(r"^(error: )?\w*(Error|Exception)\b"),
+    "bare conversion": re.compile(r"(invalid literal for int|could not convert string|cannot convert float)"),
+    "library warning": re.compile(r"\b\w*Warning: |^\[\w+\|", re.MULTILINE),
+    "python message": re.compile(
+        r"(object has no attribute|not subscriptable|object is not iterable|unhashable|unexpected keyword argument|"
+        r"must be str, not|positional argument|list index out of range|argument of type)"
+    ),
+}
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
+MAX_MESSAGE = 1200  # characters
+
+
+def message(stderr: str) -> str:
+    """What was said in the end, without typer's frame and usage."""
+    lines = [line.strip("│╭╮╰╯─ \t") for line in stderr.splitlines()]
+    lines = [line for line in lines if line and not line.startswith(("Usage:", "Try '", "Error ─"))]
+    return "\n".join(line for line in lines if line != "Error")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that an end breaks."""
+
+    kind: str  # traceback, crash, hang, silent, measured, exit code, unclear, escape, refused
+    detail: str
+
+
+def judge(
+    end: End,
+    *,
+    expect: str,
+    names: Sequence[str] = (),
+    rows_before: int = 0,
+    rows_after: int = 0,
+) -> list[Finding]:
+    """The rules that an end breaks.
+
+    Args:
+        expect: "refused": exit code 2 and nothing measured; "ok": exit code 0; "failed": exit code 1 and a reason;
+            "any": either of them, in words.
+        names: what a message must name, one of them: the wrong value, the option or the file.
+    """
+    found: list[Finding] = []
+    text = end.stderr
+    said = message(text)
+    if "Traceback (most recent call last)" in text + end.stdout:
+        lines = [line for line in text.strip().splitlines() if line.strip()]
+        return [Finding("traceback", lines[-1][:300] if lines else "")]
+    if end.hung:
+        return [Finding("hang", f"more than {end.seconds:.0f} s")]
+    if end.code < 0 or end.code > 2:
+        return [Finding("crash", f"exit code {end.code}: {said[-300:]}")]
+    allowed = {"refused": (2,), "ok": (0,), "failed": (1, 2), "any": (0, 1, 2)}[expect]
+    if end.code not in allowed:
+        if expect == "refused":
+            kind = "measured" if rows_after > rows_before else "silent" if end.code == 0 else "exit code"
+        else:
+            kind = "refused" if end.code == 2 else "exit code"
+        found.append(Finding(kind, f"exit code {end.code}, expected {allowed[0]}: {said[-300:]}"))
+    if CONTROL.search(end.stdout.replace("\r\n", "\n") + end.stderr):
+        found.append(Finding("escape", repr(CONTROL.findall(end.stdout + end.stderr)[:8])))
+    if end.code == 2:
+        if rows_after > rows_before and expect == "refused":
+            found.append(Finding("measured", f"{rows_after - rows_before} rows, then refused: {said[-200:]}"))
+        found += unclear(said, names)
+    elif end.code == 1 and not (said or end.stdout.strip()):
+        found.append(Finding("unclear", "exit code 1 without a word"))
+    return found
+
+
+def unclear(said: str, names: Sequence[str] = ()) -> list[Finding]:
+    """What is wrong with a message of refusal."""
+    found = []
+    if not said.strip():
+        return [Finding("unclear", "exit code 2 without a word")]
+    for kind, pattern in UNCLEAR.items():
+        match = pattern.search(said)
+        if match is None:
+            continue
+        if kind == "errno" and WHERE.search(said[match.end() :]):
+            continue
+        if kind in ("codec", "json without place") and re.search(r"[\w-]+\.(json|jsonl|txt|toml|csv|npy|md)\b", said):
+            continue
+        found.append(Finding("unclear", f"{kind}: {said[:300]}"))
+    if len(said) > MAX_MESSAGE:
+        found.append(Finding("unclear", f"{len(said):,} characters: {said[:200]}"))
+    if len([line for line in said.splitlines() if line.strip()]) > 4:
+        found.append(Finding("unclear", f"{len(said.splitlines())} lines: {said[:300]}"))
+    if names and not any(name in said or repr(name)[1:-1] in said for name in names if name):
+        squeezed = re.sub(r"\s+", "", said)
+        if not any(re.sub(r"\s+", "", name) in squeezed for name in names if name):
+            found.append(Finding("unclear", f"names none of {list(names)[:4]!r:.160}: {said[:300]}"))
+    if not FIX.search(said):
+        found.append(Finding("unclear", f"says not what to do: {said[:300]}"))
+    return found
