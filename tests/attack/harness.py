@@ -199,7 +199,7 @@ FIX = re.compile(
     r"\b(use|give|choose|write|try|set|delete|repeat|install|make|name|needs?|must|expected?|known|at most|at least|"
     r"allowed|did you mean|build|download|convert|wait|free|remove|unset|only|instead|add|shorten|see|has|go together|"
     r"contradict|required|is not in the range|is not one of|not a valid|no such option|belongs?|missing argument|"
-    r"got unexpected|cannot be|does not exist|does not take|requires)\b",
+    r"got unexpected|should be|cannot be|does not exist|does not take|requires|at (character|line|column)|is not TOML)\b",
     re.IGNORECASE,
 )
 ERRNO_WITHOUT_NAME = re.compile(r"\[Errno \d+\][^'\"\n]*$", re.MULTILINE)
@@ -255,8 +255,7 @@ def judge(
     text = end.stderr
     said = message(text)
     if "Traceback (most recent call last)" in text + end.stdout:
-        lines = [line for line in text.strip().splitlines() if line.strip()]
-        return [Finding("traceback", lines[-1][:300] if lines else "")]
+        return [Finding("traceback", _raised(text))]
     if end.hung:
         return [Finding("hang", f"more than {end.seconds:.0f} s")]
     if end.code < 0 or end.code > 2:
@@ -279,6 +278,14 @@ def judge(
     return found
 
 
+def _raised(text: str) -> str:
+    """The exception of a traceback, and where in farspan it came from."""
+    raised = re.findall(r"^[\w.]+(?:Error|Exception|Interrupt|Exit|Warning)\b.*", text, re.MULTILINE)
+    places = re.findall(r'File "[^"]*/farspan/([\w/]+\.py)", line (\d+), in (\w+)', text)
+    where = f" at {places[-1][0]}:{places[-1][1]} in {places[-1][2]}" if places else ""
+    return (raised[-1][:300] if raised else text[-300:]) + where
+
+
 def unclear(said: str, names: Sequence[str] = ()) -> list[Finding]:
     """What is wrong with a message of refusal."""
     found = []
@@ -290,17 +297,23 @@ def unclear(said: str, names: Sequence[str] = ()) -> list[Finding]:
             continue
         if kind == "errno" and WHERE.search(said[match.end() :]):
             continue
-        if kind in ("codec", "json without place") and re.search(r"[\w-]+\.(json|jsonl|txt|toml|csv|npy|md)\b", said):
+        if kind == "codec" and re.search(r"is not UTF-8|, line \d+", said):
             continue
         found.append(Finding("unclear", f"{kind}: {said[:300]}"))
     if len(said) > MAX_MESSAGE:
         found.append(Finding("unclear", f"{len(said):,} characters: {said[:200]}"))
     if len([line for line in said.splitlines() if line.strip()]) > 4:
         found.append(Finding("unclear", f"{len(said.splitlines())} lines: {said[:300]}"))
-    if names and not any(name in said or repr(name)[1:-1] in said for name in names if name):
-        squeezed = re.sub(r"\s+", "", said)
-        if not any(re.sub(r"\s+", "", name) in squeezed for name in names if name):
-            found.append(Finding("unclear", f"names none of {list(names)[:4]!r:.160}: {said[:300]}"))
+    if names and not _names(said, names):
+        found.append(Finding("no name", f"names none of {list(names)[:4]!r:.160}: {said[:300]}"))
     if not FIX.search(said):
-        found.append(Finding("unclear", f"says not what to do: {said[:300]}"))
+        found.append(Finding("no fix", f"says not what to do: {said[:300]}"))
     return found
+
+
+def _names(said: str, names: Sequence[str]) -> bool:
+    """Whether a message has one of the names, as it is, escaped, broken into lines, or a part of its spelling."""
+    squeezed = re.sub(r"\s+", "", said)
+    parts = [part for name in names for part in re.split(r"[:=,+#/\s]+", name) if len(part) > 2 or part.isdigit()]
+    wanted = [form for name in [*names, *parts] for form in (name, repr(name)[1:-1]) if form]
+    return any(re.sub(r"\s+", "", form) in squeezed for form in wanted) or ("" in names and "''" in said)

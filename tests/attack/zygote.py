@@ -189,5 +189,4 @@ def _end(child: int, request: dict[str, Any], started: float) -> dict[str, Any]:
 if __name__ == "__main__":
     random.seed(0)
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    sys.path.remove(str(Path(__file__).resolve().parent)) if str(Path(__file__).resolve().parent) in sys.path else None
     serve()
