@@ -16,3 +16,70 @@ def inputs(given: Any, stages: list[Stage]) -> Results:
         chosen = sample(chosen, given.sample)
     done = shared_out(stages, chosen, lambda stage, one: attack(stage, one)[1], lambda one: one.id)
     return [(one.name, one.table, findings) for one, findings in done]
+
+
+def kills(given: Any, stages: list[Stage]) -> Results:
+    from attack import kills
+    from attack.__main__ import shared_out
+
+    chosen = [one for one in kills.sequences(given.sample) if given.only in one.name]
+    hits = dict[str, int]()
+
+    def attack(stage: Stage, one: kills.Series) -> list[Finding]:
+        hits[one.name], found = kills.attack(stage, one)
+        return found
+
+    done = shared_out(stages, chosen, attack, lambda one: one.name)
+    # each kill that hit is an attack; what was found is of the last of its sequence
+    results: Results = []
+    for one, findings in done:
+        kind = one.killed.name
+        results += [(one.name, kind, list[Finding]())] * (hits.get(one.name, 0) - 1) + [(one.name, kind, findings)]
+    signalled = [one for one in kills.signals() if given.only in one.name]
+    if given.sample:
+        signalled = signalled[:: max(1, len(signalled) // (4 * given.sample))]
+    ended = shared_out(stages, signalled, kills.attack_signal, lambda one: one.name)
+    return results + [(one.name, one.name.partition(" ")[0], findings) for one, findings in ended]
+
+
+def limits(given: Any, stages: list[Stage]) -> Results:
+    from attack import limits
+    from attack.__main__ import shared_out
+
+    chosen = [one for one in limits.all_limits() if given.only in one.name]
+    if given.sample:
+        chosen = chosen[:: max(1, len(chosen) // (4 * given.sample))]
+    done = shared_out(stages, chosen, limits.attack, lambda one: one.name)
+    return [(one.name, one.kind, findings) for one, findings in done]
+
+
+def hostile(given: Any, stages: list[Stage]) -> Results:
+    from attack import hostile
+    from attack.__main__ import shared_out
+
+    chosen = [one for one in hostile.all_pages() if given.only in one.name]
+    if given.sample:
+        chosen = chosen[:: max(1, len(chosen) // given.sample)]
+    with hostile.chromium() as browser:
+        done = shared_out(
+            stages[:1], chosen, lambda stage, one: hostile.attack(stage, one, browser), lambda one: one.name
+        )
+        seen = "in Chromium" if browser is not None else "without a browser"
+    return [(one.name, seen, findings) for one, findings in done]
+
+
+def fuzz(given: Any, stages: list[Stage]) -> Results:
+    from attack import fuzz
+    from attack.__main__ import shared_out
+
+    chosen = [one for one in fuzz.jobs(given.seconds, len(stages)) if given.only in one.name]
+    counts = dict[str, int]()
+
+    def attack(stage: Stage, one: fuzz.Job) -> list[Finding]:
+        counts[one.name], found = fuzz.attack(stage, one)
+        return found
+
+    done = shared_out(stages, chosen, attack, lambda one: one.name)
+    return [
+        (one.name, f"{one.name}: {counts.get(one.name, 0):,} examples", findings) for one, findings in done
+    ]
