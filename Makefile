@@ -7,7 +7,7 @@ FLOOR_TRANSFORMERS := 5.15.0
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test lint test-floor test-distributed clean
+.PHONY: demo test lint test-attack test-floor test-distributed clean
 
 demo: $(VENV)/.installed
 	$(BIN)/farspan demo
@@ -19,6 +19,10 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# all wrong inputs, kills, small disks, hostile pages; an hour of fuzzing: make test-attack ATTACK="--seconds 3600"
+test-attack: $(VENV)/.installed
+	cd tests && ../$(BIN)/python -m attack $(ATTACK)
 
 # the reader on the oldest supported transformers
 test-floor: $(FLOOR)/.installed

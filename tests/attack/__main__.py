@@ -1,6 +1,6 @@
-"""`make test-attack`: all attacks, with a table of counts and a line of JSON at the end; exit 1 where one found something.
+"""`make test-attack`: all attacks; a table of counts and a line of JSON in the end; exit 1 where one found something.
 
-    cd tests && python -m attack [--parts inputs,kills,...] [--only TEXT] [--sample N] [--jobs N] [--findings FILE]
+cd tests && python -m attack [--parts inputs,kills,...] [--only TEXT] [--sample N] [--jobs N] [--findings FILE]
 """
 
 import argparse
@@ -26,9 +26,10 @@ def main() -> None:
     parser.add_argument("--parts", default="inputs,kills,limits,hostile,fuzz", help="which of these, comma-separated")
     parser.add_argument("--only", default="", help="inputs, kills, ... whose name has this text")
     parser.add_argument("--sample", type=int, default=0, help="some of each table; default all")
-    parser.add_argument("--seconds", type=float, default=float(os.environ.get("FARSPAN_FUZZ_SECONDS", 600)), help="of fuzzing")
+    seconds = float(os.environ.get("FARSPAN_FUZZ_SECONDS", 600))
+    parser.add_argument("--seconds", type=float, default=seconds, help="of fuzzing, in all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="commands at once")
-    parser.add_argument("--findings", type=Path, default=Path("attack-findings.jsonl"), help="a line for each finding")
+    parser.add_argument("--findings", type=Path, default=Path("attack-findings.jsonl"), help="a line each")
     given = parser.parse_args()
     parts: dict[str, Callable[[Any, list[Stage]], Sequence[tuple[str, str, list[Finding]]]]] = {}
     from attack import parts as known

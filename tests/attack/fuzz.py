@@ -1,7 +1,8 @@
-"""Properties of the readers, for hypothesis: any input gives a value or ValueError, and what is parsed is written again.
+"""Properties of the readers, for hypothesis: any input gives a value or ValueError, and what is parsed is written as it
+was.
 
-Each target runs in a child of the zygote, for a number of seconds or of examples. To add one: a strategy, and a function
-of a folder of its own and of what the strategy draws.
+Each target runs in a child of the zygote, for a number of seconds or of examples. To add one: a strategy, and a
+function of a folder of its own and of what the strategy draws.
 """
 
 import json
@@ -11,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +44,8 @@ def jobs(seconds: float, at_once: int) -> Iterator[Job]:
 
 def attack(stage: Stage, one: Job) -> tuple[int, list[Finding]]:
     """Runs a target in a child; returns the number of its examples and what it found."""
-    from attack.inputs import MADE
-
-    with stage.copy(stage.made("curve", MADE["curve"])) as here:
-        shutil.copytree(stage.made("index", MADE["index"]) / "index", here / "index")
+    with stage.copy(stage.made("curve")) as here:
+        shutil.copytree(stage.made("index") / "index", here / "index")
         told = here.parent / "told.json"
         end = stage.zygote.call(
             "attack.fuzz:run", one.target, one.seed, one.seconds, one.examples, str(told), cwd=here,
@@ -80,6 +80,7 @@ def run(target: str, seed: int, seconds: float, examples: int, told: str) -> Non
         @settings(
             max_examples=examples,
             deadline=None,
+            report_multiple_bugs=False,
             database=None,
             verbosity=Verbosity.quiet,
             suppress_health_check=list(HealthCheck),
@@ -181,7 +182,8 @@ def changed(base: Any) -> Any:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    keys: Sequence[Any] = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    keys: Sequence[Any] = list(value) if isinstance(value, dict) else ()
+    keys = range(len(value)) if isinstance(value, list) else keys
     for key in keys:
         yield value, key
         yield from _places(value[key])
@@ -316,7 +318,8 @@ def lengths_strategy() -> Any:
 def text_names_strategy() -> Any:
     from hypothesis import strategies as st
 
-    part = st.sampled_from(["builtin", "random", "shuffled", "text.txt", "text.jsonl", "docs", "nothere", "a/b", "~", ".."])
+    names = ["builtin", "random", "shuffled", "text.txt", "text.jsonl", "docs", "nothere", "a/b", "~", ".."]
+    part = st.sampled_from(names)
     by = st.sampled_from([":", "#", "@", "/", "+", ""])
     return st.lists(st.tuples(part | st.text(max_size=6), by), min_size=1, max_size=3).map(
         lambda pairs: "".join(a + b for a, b in pairs)
@@ -428,7 +431,7 @@ def check_index(folder: Path, value: tuple[str, bytes]) -> None:
     whole = (place / file).read_bytes()
     _write(place / file, data)
     index = open_index(place)
-    numbers, scores = index.search(["the quick fox", "river stone"], 3)
+    numbers, _ = index.search(["the quick fox", "river stone"], 3)
     texts = [index.passage(int(number)) for row in numbers for number in row]
     if data != whole:  # what is not refused must be as it was
         before = open_index(folder / "index")
@@ -447,7 +450,7 @@ def check_cache(folder: Path, value: tuple[str, bytes]) -> None:
     shutil.copytree(folder / "cache", cache)
     (place,) = (cache / "corpora").iterdir()
     _write(place / file, data)
-    loaded = _TOKENIZER.setdefault("tokenizer", None) or _tokenizer(folder)
+    loaded = _tokenizer(str(folder / "models" / "llama"))
     before = os.environ.get("FARSPAN_CACHE", "")
     try:
         os.environ["FARSPAN_CACHE"] = str(folder / "cache")
@@ -460,14 +463,11 @@ def check_cache(folder: Path, value: tuple[str, bytes]) -> None:
     assert list(found.starts) == list(right.starts), "other documents under the same hash"
 
 
-_TOKENIZER: dict[str, Any] = {}
-
-
-def _tokenizer(folder: Path) -> Any:
+@cache
+def _tokenizer(folder: str) -> Any:
     from transformers import AutoTokenizer
 
-    _TOKENIZER["tokenizer"] = AutoTokenizer.from_pretrained(str(folder / "models" / "llama"))
-    return _TOKENIZER["tokenizer"]
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def check_authors(folder: Path, data: bytes) -> None:

@@ -126,9 +126,7 @@ class Zygote:
         print(json.dumps(requests), file=self._process.stdin, flush=True)
         ends = []
         for name, (beside, out, err), answer in zip(names, streams, self._answer(), strict=True):
-            texts = [
-                path.read_text("utf-8", "backslashreplace") if path.exists() else "" for path in (out, err)
-            ]
+            texts = [path.read_text("utf-8", "backslashreplace") if path.exists() else "" for path in (out, err)]
             ends.append(End(name, stdout=texts[0], stderr=texts[1], **answer))
             shutil.rmtree(beside)
         return ends
@@ -167,14 +165,17 @@ class Stage:
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
-    def made(self, name: str, argv: Sequence[str]) -> Path:
-        """The stage after a command that ends well, made once."""
+    def made(self, name: str) -> Path:
+        """The stage after a command that ends well, one of `inputs.MADE`; made once."""
+        from attack.inputs import BEFORE, MADE
+
         if name not in self._made:
-            place = self.folder / f"made-{name}"
-            shutil.copytree(self.origin, place, symlinks=True)
-            (end,) = self.zygote.run(Command(argv, place))
-            if end.code:
-                raise RuntimeError(f"{' '.join(argv)} ended with {end.code}: {end.stderr[-2000:]}")
+            with self.copy(self.made(BEFORE[name]) if name in BEFORE else None) as here:
+                (end,) = self.zygote.run(Command(MADE[name], here))
+                if end.code:
+                    raise RuntimeError(f"{' '.join(MADE[name])} ended with {end.code}: {end.stderr[-2000:]}")
+                place = self.folder / f"made-{name}"
+                here.rename(place)
             self._made[name] = place
         return self._made[name]
 
@@ -199,7 +200,8 @@ FIX = re.compile(
     r"\b(use|give|choose|write|try|set|delete|repeat|install|make|name|needs?|must|expected?|known|at most|at least|"
     r"allowed|did you mean|build|download|convert|wait|free|remove|unset|only|instead|add|shorten|see|has|go together|"
     r"contradict|required|is not in the range|is not one of|not a valid|no such option|belongs?|missing argument|"
-    r"got unexpected|should be|cannot be|does not exist|does not take|requires|at (character|line|column)|is not TOML)\b",
+    r"got unexpected|should be|cannot be|does not exist|does not take|requires|at (character|line|column)|is not TOML|"
+    r"exceeded maximum size)\b",
     re.IGNORECASE,
 )
 ERRNO_WITHOUT_NAME = re.compile(r"\[Errno \d+\][^'\"\n]*$", re.MULTILINE)
@@ -243,6 +245,7 @@ def judge(
     names: Sequence[str] = (),
     rows_before: int = 0,
     rows_after: int = 0,
+    at_once: bool = False,
 ) -> list[Finding]:
     """The rules that an end breaks.
 
@@ -250,6 +253,7 @@ def judge(
         expect: "refused": exit code 2 and nothing measured; "ok": exit code 0; "failed": exit code 1 and a reason;
             "any": either of them, in words.
         names: what a message must name, one of them: the wrong value, the option or the file.
+        at_once: whether it can be refused before anything is measured.
     """
     found: list[Finding] = []
     text = end.stderr
@@ -270,7 +274,7 @@ def judge(
     if CONTROL.search(end.stdout.replace("\r\n", "\n") + end.stderr):
         found.append(Finding("escape", repr(CONTROL.findall(end.stdout + end.stderr)[:8])))
     if end.code == 2:
-        if rows_after > rows_before and expect == "refused":
+        if rows_after > rows_before and expect == "refused" and at_once:
             found.append(Finding("measured", f"{rows_after - rows_before} rows, then refused: {said[-200:]}"))
         found += unclear(said, names)
     elif end.code == 1 and not (said or end.stdout.strip()):

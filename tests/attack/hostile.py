@@ -154,12 +154,10 @@ return {bad, broken: window.broken, drawn: document.documentElement.dataset.draw
 
 def attack(stage: Stage, one: Hostile, browser: Any) -> list[Finding]:
     """Reports a poisoned run, opens the page, and looks at it."""
-    from attack.inputs import MADE
-
     with stage.copy() as here:
         runs = []
         for made in RUNS if one.made == "all" else (one.made,):
-            shutil.copytree(stage.made(made, MADE[made]) / "run", here / f"run-{made}")
+            shutil.copytree(stage.made(made) / "run", here / f"run-{made}")
             poison(here / f"run-{made}", PAYLOADS[one.payload])
             runs.append(f"run-{made}")
         (end,) = stage.zygote.run(Command(("report", *runs), here))
@@ -195,16 +193,14 @@ def opened(browser: Any, page: Path) -> list[Finding]:
     if seen["hidden"]:
         found.append(Finding("page", "a style of the payload hides the page"))
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [
-        event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"
-    ]
+    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
     asked = [url for url in asked if not url.startswith(("data:", "blob:")) and url != page.resolve().as_uri()]
     if asked:
         found.append(Finding("page", f"asks for {asked[:3]}"))
     return found
 
 
-MARKDOWN_HTML = re.compile(r"(?<!\\)<\s*/?\s*(script|img|svg|a|iframe|style|base|meta|form|object|embed)\b", re.IGNORECASE)
+MARKDOWN_HTML = re.compile(r"(?<!\\)<\s*/?\s*(script|img|svg|a|iframe|style|base|meta|form|object|embed)\b", re.I)
 MARKDOWN_LINK = re.compile(r"(?<!\\)\[[^\]]*(?<!\\)\]\(\s*(javascript|https?|data):", re.IGNORECASE)
 
 
@@ -214,7 +210,7 @@ def tables(folder: Path) -> list[Finding]:
     for file in sorted(folder.glob("*.csv")):
         for line in csv.reader(file.read_text("utf-8").splitlines()):
             for cell in line:
-                if cell[:1] in "=+@\t\r" and cell or (cell[:1] == "-" and not _number(cell)):
+                if cell.startswith(tuple("=+@\t\r")) or (cell.startswith("-") and not _number(cell)):
                     found.append(Finding("table", f"{file.name}: a formula: {cell[:60]!r}"))
     text = (folder / "report.md").read_text("utf-8")
     for what, pattern in (("HTML", MARKDOWN_HTML), ("a link", MARKDOWN_LINK)):
@@ -232,5 +228,3 @@ def _number(cell: str) -> bool:
     except ValueError:
         return False
     return True
-
-

@@ -51,7 +51,8 @@ RECALL = (
 )  # fmt: skip
 ATTENTION = ("attention", "models/llama", "--text", "text.txt", "--lengths", "16,32", "--repeats", "2", "--out", "run")
 COMPARE = (
-    "compare", "models/llama", "--text", "text.txt", "--lengths", "8,16", "--repeats", "2", "--no-cost", "--out", "run",
+    "compare", "models/llama", "--text", "text.txt", "--lengths", "8,16", "--repeats", "2", "--no-cost", "--task",
+    "perplexity:target_tokens=4", "--out", "run",
 )  # fmt: skip
 OWN = ("task", "own", "models/llama", "--text", "docs", "--lengths", "300", "--repeats", "2", "--out", "run")
 QA = ("task", "qa:data=nq.jsonl,new_tokens=2", "models/llama", "--lengths", "0,2", "--repeats", "2", "--out", "run")
@@ -76,8 +77,10 @@ MADE: dict[str, tuple[str, ...]] = {
     "own": OWN,
     "index": INDEX,
     "import": IMPORT,
+    "ralm": RALM,
     **TRAIN,
 }
+BEFORE = {"ralm": "index"}  # and before that
 
 BASES: dict[str, tuple[tuple[str, ...], str | None]] = {
     "curve": (CURVE, None),
@@ -106,66 +109,68 @@ def write(here: Path, place: str, content: bytes | str) -> None:
 
 # options: every option of every command, by its type
 
+
+def refused(*values: str) -> dict[str, str]:
+    return dict.fromkeys(values, "refused")
+
+
 INTEGERS = {"": "refused", "x": "refused", "1.5": "refused", "nan": "refused", "1e3": "refused", "0x10": "refused",
             "-1": "refused", "0": "any", MANY: "any", " 3 x": "refused"}  # fmt: skip
 NUMBERS = {"": "refused", "x": "refused", "nan": "refused", "inf": "any", "-1": "refused", "1e400": "any", "0": "any"}
 CHOICES = {"": "refused", "x": "refused", "NESTED": "refused"}
-PLACES = {"": "refused", "text.txt": "refused", "text.txt/x": "refused", "/proc/none/x": "refused", "x" * 300: "refused",
-          "docs": "refused", "/dev/null": "refused", "/dev/full": "refused"}  # fmt: skip
-LENGTHS = {
-    value: "refused"
-    for value in ("", " ", "x", "4,8,x", "0", "-4,8", "8,4", "4,4", "8:4", "0:8", "4:8:12", "4:", ":8", "1e3", "4.5",
-                  "nan", "4;8", "4,,8", "auto,8", "AUTO", "-1", "4:-8", ",", ":", "\x1b[31m", "[/x]", "None")
-}  # fmt: skip
+PLACES = {"": "refused", "text.txt": "refused", "text.txt/x": "refused", "/proc/none/x": "refused",
+          "x" * 300: "refused", "docs": "refused", "/dev/null": "refused", "/dev/full": "refused"}  # fmt: skip
+LENGTHS = refused(
+    "", " ", "x", "4,8,x", "0", "-4,8", "8,4", "4,4", "8:4", "0:8", "4:8:12", "4:", ":8", "1e3", "4.5",
+    "nan", "4;8", "4,,8", "auto,8", "AUTO", "-1", "4:-8", ",", ":", "\x1b[31m", "[/x]", "None"
+)  # fmt: skip
 LENGTHS |= {MANY: "any", f"4:{MANY}": "any", "4," + MANY: "any", "4:8000000": "any"}
-TEXTS = {
-    value: "refused"
-    for value in ("", " ", "nothere", "nothere.txt", "models", "models/llama/model.safetensors", "a/b", "builtin:x",
-                  "builtin:", "builtin:held-out+", "shuffled:", "shuffled:nothere", "shuffled", "text.txt#column",
-                  "text.jsonl#nothere", "text.parquet#nothere", "~nouser/x", "\x1b[31mred", "[/x]", "[bold]x",
-                  "a$\\frac$z", "random:x", "/dev/null", "x" * 5000, "\udcff", "org/name@c:s#col", "nothere.parquet",
-                  "docs/*.txt", "https://example.com/x.txt", "nothere#column", "text.txt\n", "-", "#text", "icl#")
-}  # fmt: skip
-METHODS = {
-    value: "refused"
-    for value in ("", " ", "ful", "full:x=1", "FULL", "sinks", "sinks:window", "sinks:window=", "sinks:window=4,window=5",
-                  "sinks:window=4,sinks=4", "sinks:windo=64", "full+", "+full", "full+full", "+", "cepe+full",
-                  "sinks:window=16+topk:k=3", "rope", "rope:type=x", "rope:type=yarn", "rope:factor=2", "topk",
-                  "lambda_mask", "cepe", "replug:weights=x", "replug:piece=0", "full,sinks:window=9", "full;", ":",
-                  "sinks:window=64:sinks=4", "[/x]", "\x1b[31m", "rope:type=yarn,factor=nan", "rope:type=yarn,factor=0",
-                  "rope:type=yarn,factor=-2", "rope:type=yarn,factor=inf", "rope:type=yarn,factor=2,original=0",
-                  "rope:type=dynamic+sinks:window=64")
-}  # fmt: skip
+TEXTS = refused(
+    "", " ", "nothere", "nothere.txt", "models", "models/llama/model.safetensors", "a/b", "builtin:x",
+    "builtin:", "builtin:held-out+", "shuffled:", "shuffled:nothere", "shuffled", "text.txt#column",
+    "text.jsonl#nothere", "text.parquet#nothere", "~nouser/x", "\x1b[31mred", "[/x]", "[bold]x",
+    "a$\\frac$z", "random:x", "/dev/null", "x" * 5000, "\udcff", "org/name@c:s#col", "nothere.parquet",
+    "docs/*.txt", "https://example.com/x.txt", "nothere#column", "text.txt\n", "-", "#text", "icl#"
+)  # fmt: skip
+METHODS = refused(
+    "", " ", "ful", "full:x=1", "FULL", "sinks", "sinks:window", "sinks:window=", "sinks:window=4,window=5",
+    "sinks:window=4,sinks=4", "sinks:windo=64", "full+", "+full", "full+full", "+", "cepe+full",
+    "sinks:window=16+topk:k=3", "rope", "rope:type=x", "rope:type=yarn", "rope:factor=2", "topk",
+    "lambda_mask", "cepe", "replug:weights=x", "replug:piece=0", "full,sinks:window=9", "full;", ":",
+    "sinks:window=64:sinks=4", "[/x]", "\x1b[31m", "rope:type=yarn,factor=nan", "rope:type=yarn,factor=0",
+    "rope:type=yarn,factor=-2", "rope:type=yarn,factor=inf", "rope:type=yarn,factor=2,original=0",
+    "rope:type=dynamic+sinks:window=64"
+)  # fmt: skip
 METHODS |= {"rope:type=yarn,factor=1e307": "any", "full:": "any", " full ": "any", f"sinks:window={MANY}": "any",
             f"rope:type=linear,factor=2,original={MANY}": "any", "rope:type=linear,factor=1e-30": "any"}  # fmt: skip
 DEVICES = {"": "refused", "x": "refused", "cuda": "refused", "cuda:99": "refused", "mps": "refused", "meta": "refused",
            "hpu": "refused", "cpu:7": "any", "CPU": "refused", "cuda:-1": "refused", "xla": "refused", "xpu": "refused",
            "\x1b[31m": "refused"}  # fmt: skip
 DEVICE_MAPS = {"": "refused", "x": "refused", "meta": "refused", "disk": "refused", "cuda": "refused", "{}": "refused"}
-MODELS = {
-    value: "refused"
-    for value in ("", " ", "nothere", "models", "docs", "text.txt", "models/bert", "models/t5", "models/encoder",
-                  "a/b/c", "org/none", "[/x]", "\x1b[31m", "../..", "/", "/dev/null", "~nouser/x", "x" * 5000, "\udcff",
-                  "models/llama/config.json", "-1", "http://example.com/x")
-}  # fmt: skip
-DEPTHS = {
-    value: "refused"
-    for value in ("", "x", "0", "-1", "1.5", "0,2", "0,-1", "0.5", "1,0", "0,0", "nan", "0,nan", "0,inf", ",", "1", "0,0.5,")
-}  # fmt: skip
+MODELS = refused(
+    "", " ", "nothere", "models", "docs", "text.txt", "models/bert", "models/t5", "models/encoder",
+    "a/b/c", "org/none", "[/x]", "\x1b[31m", "../..", "/", "/dev/null", "~nouser/x", "x" * 5000, "\udcff",
+    "models/llama/config.json", "-1", "http://example.com/x"
+)  # fmt: skip
+DEPTHS = refused(
+    "", "x", "0", "-1", "1.5", "0,2", "0,-1", "0.5", "1,0", "0,0", "nan", "0,nan", "0,inf", ",", "1", "0,0.5,"
+)  # fmt: skip
 DEPTHS |= {"100000": "any", MANY: "any"}
 ATTENTIONS = {"": "refused", "x": "refused", "flash_attention_2": "refused", "flash_attention_3": "refused",
               "SDPA": "refused", "\x1b[31m": "refused", "kernels-community/none": "refused"}  # fmt: skip
-TASKS = {
-    value: "refused"
-    for value in ("", " ", "curv", "perplexity:", "perplexity:x=1", "perplexity:targets=x", "perplexity:target_tokens=0",
-                  "perplexity:target_tokens=-1", "curve:protocol=x", "icl", "icl:set=x", "icl:set=mr,head=-1", "qa",
-                  "qa:data=nothere.jsonl", "qa:data=", "qa:data=text.txt", "qa:data=docs", "qa:data=nq.jsonl,shots=-1",
-                  "qa:data=nq.jsonl,weights=x", "qa:data=nq.jsonl,index=nothere", "own:tests=x", "own:pairs=0",
-                  "own:pairs=-1", "own:pairs=x", "ralm", "ralm:index=nothere", "ralm:index=docs", "longbench:set=x",
-                  "longbench:set=qasper,view=x", "zeroscrolls:set=x", "zeroscrolls", "longbench", "icl:set=mr,data=docs",
-                  "icl:set=mr,data=nothere", "[/x]", "\x1b[31m", "own:tests=recall,tests=cloze", "own,own")
-}  # fmt: skip
-TASKS |= {"perplexity:": "any", f"own:pairs={MANY}": "any", "own:pairs=100000": "any", "icl:set=mr,data=icl,head=99": "any"}
+TASKS = refused(
+    "", " ", "curv", "perplexity:", "perplexity:x=1", "perplexity:targets=x",
+    "perplexity:target_tokens=0",
+    "perplexity:target_tokens=-1", "curve:protocol=x", "icl", "icl:set=x", "icl:set=mr,head=-1", "qa",
+    "qa:data=nothere.jsonl", "qa:data=", "qa:data=text.txt", "qa:data=docs", "qa:data=nq.jsonl,shots=-1",
+    "qa:data=nq.jsonl,weights=x", "qa:data=nq.jsonl,index=nothere", "own:tests=x", "own:pairs=0",
+    "own:pairs=-1", "own:pairs=x", "ralm", "ralm:index=nothere", "ralm:index=docs", "longbench:set=x",
+    "longbench:set=qasper,view=x", "zeroscrolls:set=x", "zeroscrolls", "longbench",
+    "icl:set=mr,data=docs",
+    "icl:set=mr,data=nothere", "[/x]", "\x1b[31m", "own:tests=recall,tests=cloze", "own,own"
+)  # fmt: skip
+TASKS |= {"perplexity:": "any", f"own:pairs={MANY}": "any", "own:pairs=100000": "any"}
+TASKS |= {"icl:set=mr,data=icl,head=99": "any"}
 REVISIONS = {"x": "refused", "": "any", "../..": "refused"}
 ENCODERS = {"": "refused", "nothere": "refused", "docs": "refused", "models/llama": "refused", "a/b": "refused"}
 SETS = {"": "refused", "x": "refused", "=": "refused", "x=1": "refused", "out": "refused", ".=1": "refused",
@@ -184,6 +189,9 @@ STRINGS: dict[str, Mapping[str, str]] = {
 # (command or None, option, value) -> what is expected where it is not what the type says
 EXCEPTIONS: dict[tuple[str | None, str, str], str] = {
     (None, "--seed", "-1"): "any",
+    (None, "--prefix-text", "builtin:"): "any",
+    (None, "--target-text", "builtin:"): "any",
+    (None, "--text", "builtin:"): "any",
     (None, "--prefix-text", "shuffled"): "any",
     (None, "--target-text", "shuffled"): "ok",
     (None, "--temperature", "nan"): "refused",
@@ -317,9 +325,9 @@ def combinations() -> Iterator[Input]:
         (("ask", "models/llama", "", "--max-new-tokens", "2"), "any"),
         (("ask", "models/gpt2", *ASK[2:]), "refused"),
         (("ask", "models/llama", "x", "--interactive", "--max-new-tokens", "2"), "any"),
-        (("task", "qa:data=nq.jsonl", "models/llama", "--lengths", "0,99", "--repeats", "2", "--out", "run"), "refused"),
-        (("task", "icl:set=mr,data=icl", "models/llama", "--lengths", "0,9999", "--repeats", "2", "--out", "run"), "refused"),
-        (("task", "qa:data=nq.jsonl", "models/llama", "--lengths", "0,2", "--repeats", "9999", "--out", "run"), "any"),
+        ((*QA, "--lengths", "0,99"), "any"),
+        ((*ICL, "--lengths", "0,9999"), "any"),
+        ((*QA, "--repeats", "9999"), "any"),
         (("compare", *COMPARE[1:], "--task", "perplexity", "--task", "perplexity"), "any"),
         (("report", "run", "run"), "refused"),
         (("demo", "--out", "text.txt"), "refused"),

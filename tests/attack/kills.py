@@ -171,9 +171,7 @@ def whole(stage: Stage, killed: Killed) -> Whole:
 
 
 def _origin(stage: Stage, killed: Killed) -> Path | None:
-    from attack.inputs import MADE
-
-    return stage.made(killed.made, MADE[killed.made]) if killed.made else None
+    return stage.made(killed.made) if killed.made else None
 
 
 def _names(here: Path) -> tuple[str, ...]:
@@ -189,10 +187,9 @@ def kill_of(rng: random.Random, known: Whole) -> tuple[dict[str, Any], dict[str,
         return {}, {"file": rng.randrange(1, max(known.sizes, default=100) + 2)}
     if kind == "while":
         return {"after": rng.uniform(0.02, max(0.05, known.seconds))}, {}
-    kill: dict[str, Any] = {"operation": rng.randrange(1, known.operations + 1), "count": None}
+    kill: dict[str, Any] = {"operation": rng.randrange(1, known.operations + 1)}
     if kind == "a little later":
         kill["delay"] = 10 ** rng.uniform(-5, -2)
-    del kill["count"]
     return kill, {}
 
 
@@ -210,10 +207,10 @@ def attack(stage: Stage, sequence: Series) -> tuple[int, list[Finding]]:
             if end.code in (-signal.SIGKILL, -signal.SIGALRM, -signal.SIGXFSZ):
                 hits += 1
             elif end.code != 0:
-                return hits, [Finding("blocked", f"after {'; '.join(story)}: exit code {end.code}: {end.stderr[-300:]}")]
+                return hits, [Finding("blocked", f"after {'; '.join(story)}: {end.code}: {end.stderr[-300:]}")]
         (end,) = stage.zygote.run(Command(killed.argv, here))
         if end.code != 0:
-            return hits, [Finding("blocked", f"after {'; '.join(story)}: exit code {end.code}: {end.stderr[-400:]}")]
+            return hits, [Finding("blocked", f"after {'; '.join(story)}: {end.code}: {end.stderr[-400:]}")]
         digest = killed.digest(here)
         found = []
         if digest != known.digest:

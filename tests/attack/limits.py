@@ -86,9 +86,7 @@ def attack(stage: Stage, one: Limited) -> list[Finding]:
 
 
 def _origin(stage: Stage, killed: Killed) -> Path:
-    from attack.inputs import MADE
-
-    return stage.made(killed.made, MADE[killed.made]) if killed.made else stage.origin
+    return stage.made(killed.made) if killed.made else stage.origin
 
 
 def _full(stage: Stage, one: Limited) -> list[Finding]:
@@ -118,7 +116,7 @@ def _little_memory(stage: Stage, one: Limited) -> list[Finding]:
 
 
 def _two(stage: Stage, one: Limited) -> list[Finding]:
-    """Two at once: one ends well, and the other as well, or refused in a line; or in folders of their own, both well."""
+    """Two at once: one ends well, the other as well or refused in a line; in folders of their own both end well."""
     with stage.copy(_origin(stage, one.killed)) as here:
         if one.kind == "two in one folder":
             ends = stage.zygote.run(Command(one.killed.argv, here), Command(one.killed.argv, here))
@@ -126,9 +124,7 @@ def _two(stage: Stage, one: Limited) -> list[Finding]:
             return found + _repeated(stage, one, here)
         with stage.copy(_origin(stage, one.killed)) as other:
             env = {"FARSPAN_CACHE": str(here / "cache")}
-            ends = stage.zygote.run(
-                Command(one.killed.argv, here, env=env), Command(one.killed.argv, other, env=env)
-            )
+            ends = stage.zygote.run(Command(one.killed.argv, here, env=env), Command(one.killed.argv, other, env=env))
             found = [finding for end in ends for finding in judge(end, expect="ok")]
             return found + _repeated(stage, one, other)
 
@@ -148,11 +144,11 @@ CGROUPS = Path("/sys/fs/cgroup")
 @contextmanager
 def cgroup(limit: int) -> Iterator[Path | None]:
     """A group of processes below this one's own that may take `limit` bytes; None where none can be made."""
-    lines = dict(
-        (line.split(":")[1], line.split(":")[2]) for line in Path("/proc/self/cgroup").read_text().splitlines()
-    )
-    first = CGROUPS / "memory" / lines["memory"].lstrip("/") if "memory" in lines else CGROUPS / lines[""].lstrip("/")
-    file = "memory.limit_in_bytes" if "memory" in lines else "memory.max"
+    split = [line.split(":") for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    lines = {controller: path for _, controller, path in split}
+    old = "memory" in lines
+    first = CGROUPS / "memory" / lines["memory"].lstrip("/") if old else CGROUPS / lines[""].lstrip("/")
+    file = "memory.limit_in_bytes" if old else "memory.max"
     place = first / f"farspan-attack-{os.getpid()}"
     try:
         place.mkdir()

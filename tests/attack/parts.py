@@ -80,6 +80,4 @@ def fuzz(given: Any, stages: list[Stage]) -> Results:
         return found
 
     done = shared_out(stages, chosen, attack, lambda one: one.name)
-    return [
-        (one.name, f"{one.name}: {counts.get(one.name, 0):,} examples", findings) for one, findings in done
-    ]
+    return [(one.name, f"{one.name}: {counts.get(one.name, 0):,} examples", findings) for one, findings in done]

@@ -1,8 +1,8 @@
 """What is attacked: tiny models, texts, data, runs and trainings in one folder, made once in a forked child.
 
-    models/llama, models/gpt2 (64 positions), models/encoder, models/cepe, models/bert (no causal model)
-    text.txt, docs/*.txt, text.jsonl, text.parquet, nq.jsonl, icl/, index/, authors.json
-    smt.toml, lm.toml, mlm.toml, cepe.toml, distill.toml
+models/llama, models/gpt2 (64 positions), models/encoder, models/cepe, models/bert (no causal model)
+text.txt, docs/*.txt, text.jsonl, text.parquet, nq.jsonl, icl/, index/, authors.json
+smt.toml, lm.toml, mlm.toml, cepe.toml, distill.toml
 """
 
 import json
