@@ -13,7 +13,7 @@ demo: $(VENV)/.installed
 	$(BIN)/farspan demo
 
 test: $(VENV)/.installed lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.xdist_group("attack")  # one zygote
 
 OF_EACH = int(os.environ.get("FARSPAN_ATTACK_SAMPLE", "2"))  # inputs of each table
 INPUTS = wrong.sample(wrong.all_inputs(), OF_EACH)
-KILLED = ("curve auto bf16", "curve probe", "perplexity", "train smt", "train cepe", "index")
+KILLED = ("curve auto bf16", "curve probe", "train smt", "index")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_a_page_of_hostile_texts_runs_and_loads_nothing(stage: Stage) -> None:
         assert not hostile.attack(stage, hostile.Hostile("curve", "polyglot"), browser)
 
 
-@pytest.mark.parametrize("job", fuzz.sample(8), ids=lambda job: job.target)
+@pytest.mark.parametrize("job", fuzz.sample(5), ids=lambda job: job.target)
 def test_a_reader_gives_a_value_or_a_value_error(stage: Stage, job: fuzz.Job) -> None:
     _, found = fuzz.attack(stage, job)
     assert not found

@@ -138,6 +138,8 @@ class Zygote:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 class Stage:

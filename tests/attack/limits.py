@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from attack.harness import Command, End, Finding, Stage, judge
-from attack.kills import COMMANDS, Killed, difference, whole
+from attack.kills import COMMANDS, CURVE, Killed, difference, rows, weights, whole
 
 SHARES = (0.0, 0.02, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.97)  # of what the command writes
 MEMORY = (8, 24, 64, 128, 256, 512)  # MiB of address space beyond what is taken when the command begins
@@ -31,6 +30,7 @@ class Limited:
     @property
     def name(self) -> str:
         amounts = {"disk": f"disk of {self.amount:.0%}", "memory": f"{self.amount:.0f} MiB of memory"}
+        amounts["container"] = f"{self.amount:.0f} MiB"
         return f"{self.killed.name}, {amounts.get(self.kind, self.kind)}"
 
 
@@ -41,6 +41,11 @@ def all_limits() -> Iterator[Limited]:
         yield from (Limited("memory", killed, amount) for amount in MEMORY)
         yield Limited("two in one folder", killed)
         yield Limited("two with one cache", killed)
+    yield from (Limited("container", CONTAINED, amount) for amount in CONTAINERS)
+
+
+CONTAINED = Killed("curve in a container", (*CURVE, "--text", "docs", "--lengths", "256,512", "--repeats", "8"), rows)
+CONTAINERS = (40, 80, 160)  # MiB that it may take beyond what is shared with other processes
 
 
 def can_mount() -> bool:
@@ -82,6 +87,8 @@ def attack(stage: Stage, one: Limited) -> list[Finding]:
         return _full(stage, one)
     if one.kind == "memory":
         return _little_memory(stage, one)
+    if one.kind == "container":
+        return _contained(stage, one)
     return _two(stage, one)
 
 
@@ -121,6 +128,8 @@ def _two(stage: Stage, one: Limited) -> list[Finding]:
         if one.kind == "two in one folder":
             ends = stage.zygote.run(Command(one.killed.argv, here), Command(one.killed.argv, here))
             found = _refused(ends)
+            if one.killed.digest is weights and not any(end.code for end in ends):
+                found.append(Finding("silent", "two trainings went on in one folder"))
             return found + _repeated(stage, one, here)
         with stage.copy(_origin(stage, one.killed)) as other:
             env = {"FARSPAN_CACHE": str(here / "cache")}
@@ -165,11 +174,11 @@ def cgroup(limit: int) -> Iterator[Path | None]:
             place.rmdir()
 
 
-def contained(stage: Stage, argv: tuple[str, ...], limit: int) -> Any:
-    """How a command ends that runs in a container of `limit` bytes; None where there can be none."""
-    with cgroup(limit) as place:
+def _contained(stage: Stage, one: Limited) -> list[Finding]:
+    with cgroup(int(one.amount) << 20) as place:
         if place is None:
-            return None
+            return []
         with stage.copy() as here:
-            (end,) = stage.zygote.run(Command(argv, here, limits={"cgroup": str(place)}))
-            return end
+            (end,) = stage.zygote.run(Command(one.killed.argv, here, limits={"cgroup": str(place)}))
+            found = judge(end, expect="any", names=("memory",))
+            return found + _repeated(stage, one, here)
