@@ -166,6 +166,8 @@ def test_other_errors_are_not_taken_for_missing_memory(tmp_path: Path) -> None:
         (torch.OutOfMemoryError("x"), True),
         (MemoryError(), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("can't start new thread"), True),
+        (RuntimeError("could not create a primitive"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("out of memory"), False),
     ],

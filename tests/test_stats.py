@@ -519,3 +519,19 @@ def test_texts_of_one_name_in_two_places_are_two_curves() -> None:
         ]
     )
     assert [what for _, _, what in found] == ["nested, t.txt behind /x/p.txt", "nested, t.txt behind /y/p.txt"]
+
+
+def test_a_failed_row_leaves_neither_half_of_its_targets() -> None:
+    """Each text is copied as well as it is guessed, so the gap is 0 whichever row fails."""
+    shares = (0.1, 0.3, 0.5, 0.9)
+
+    def row_of(repeat: int) -> Row:
+        other = (repeat - 1) % 4
+        scores = {"copy": shares[repeat], "control": shares[other], "control_repeat": other}
+        return row(100, repeat, 0, 0, scores=scores | {"scored": 50, "context": 202})
+
+    for lost in range(4):
+        found = stats.curve([failed(100, lost, "oom") if repeat == lost else row_of(repeat) for repeat in range(4)])
+        assert stats.gap(found) == pytest.approx([0.0])
+    begun = stats.curve([row_of(0)])
+    assert begun.measured.tolist() == [True]

@@ -11,6 +11,14 @@ from pathlib import Path
 import psutil
 import torch
 
+OUT_OF_MEMORY = (
+    "DefaultCPUAllocator",
+    "out of memory",
+    "can't allocate memory",
+    "can't start new thread",
+    "could not create a primitive",
+)
+
 
 @dataclass
 class Peak:
@@ -93,12 +101,11 @@ def peak_above(device: torch.device) -> Iterator[Peak]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on an accelerator or in torch's CPU allocator."""
+    """Whether an error says that memory ran out, on an accelerator, in torch's CPU allocator, in oneDNN ("could not
+    create") or for the stack of a thread."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in ("DefaultCPUAllocator", "out of memory", "can't allocate memory")
-    )
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def _resident(status: Path, name: str) -> int:

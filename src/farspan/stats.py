@@ -251,6 +251,11 @@ def _cells(rows: Sequence[Row]) -> Map:
             # the control is paired with the copy of the same target, whichever repeat's memory was read for it
             control[repeats[row.scores["control_repeat"]], *cell] = row.scores["control"]
             distance[cell] = row.scores.get("distance", row.length + 1)  # published files do not say
+    # A failed row leaves one target without its copy and another without its control. Neither target counts, so that
+    # the gap is of the same targets; a run that has just begun may have no target with both, and then all count.
+    both = np.isfinite(copy) & np.isfinite(control)
+    alone = ~both & both.any(0)
+    copy[alone], control[alone] = np.nan, np.nan
     return Map(np.array(list(lengths)), np.array(list(depths)), distance, copy, control, targets)
 
 
