@@ -32,6 +32,7 @@ BOUNDS = {  # name -> (least, most)
     "topk_time_to_eager": (0.0, 1.5),
     "topk_memory_to_square": (0.0, 1.0),
 }
+WHOLE = ("topk_memory_to_square",)  # under --quick the square of 1,024 tokens is smaller than what else is held
 
 
 def reading(way: str, length: int) -> dict[str, float]:
@@ -110,7 +111,7 @@ def main() -> None:
     missed = [
         f"{n} = {figures[n]:.2f}, allowed {low} to {high}"
         for n, (low, high) in BOUNDS.items()
-        if not low <= figures[n] <= high
+        if not low <= figures[n] <= high and not (options.quick and n in WHOLE)
     ]
     end(figures, missed, options.check)
 
