@@ -19,7 +19,8 @@ import numpy as np
 from common import end
 
 from farspan import CurveSettings, measure_curves, stats
-from farspan.lm import DEMO, Load, folder_of
+from farspan.lm import Load
+from farspan.loading import DEMO, folder_of
 from farspan.record import read_header
 from farspan.report.picture import draw_curves
 from farspan.report.tables import series

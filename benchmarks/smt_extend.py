@@ -39,7 +39,7 @@ from matplotlib.figure import Figure
 from scipy.stats import t as student
 
 from farspan import LM, CurveSettings, Row, load, measure_curves, method, stats
-from farspan.lm import DEMO, folder_of
+from farspan.loading import DEMO, folder_of
 from farspan.paired import student_mean
 from farspan.perplexity import PerplexitySettings, measure_perplexity
 from farspan.report import perplexity as report

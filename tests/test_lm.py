@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from farspan import cepe, hf
-from farspan.lm import LM, choose_separator, fingerprint, load, wrap
+from farspan.lm import LM, Load, choose_separator, fingerprint, load, wrap
 
 from tiny import VOCABULARY, tiny_config, tiny_model
 
@@ -459,3 +459,8 @@ def test_attention_of_weights_that_are_not_finite_is_refused_with_the_reason(lm:
 def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a folder has no revisions: got revision 'main' for the folder"):
         load(tmp_path, revision="main")
+
+
+def test_the_embedded_model_is_called_demo() -> None:
+    lm = load("demo", device="cpu")
+    assert (lm.name, lm.identity["name"], Load().trained("demo")) == ("demo", "demo", lm.trained_length)

@@ -40,6 +40,7 @@ from jaxtyping import Int
 
 from farspan import checksums
 from farspan.files import built, parse_json
+from farspan.terminal import shown
 from farspan.tokenising import Piece, tokenised
 
 CACHE_FORMAT = 1  # a change of what is stored, or of how text is tokenised, bumps it
@@ -619,7 +620,7 @@ def report(line: str) -> None:
     """Print a line that a user should read to stderr, once per process."""
     if line not in _reported:
         _reported.add(line)
-        print(line, file=sys.stderr, flush=True)
+        print(shown(line), file=sys.stderr, flush=True)
 
 
 def _write_header(file: BinaryIO, size: int) -> None:

@@ -8,7 +8,8 @@ from rich.text import Text
 
 from farspan.curves import CurveSettings, measure_curves
 from farspan.display import Display, print_memory_lengths
-from farspan.lm import DEMO, LM, folder_of, load, wrap
+from farspan.lm import LM, load, wrap
+from farspan.loading import DEMO, folder_of
 from farspan.measure import Watch
 from farspan.record import Row, read_header
 from farspan.report.picture import draw_curves

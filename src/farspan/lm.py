@@ -4,7 +4,6 @@ import hashlib
 import logging
 import re
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,7 +16,6 @@ from farspan.loading import MOST_TOKENS, load_config, load_tokenizer, load_weigh
 
 logger = logging.getLogger(__name__)
 
-DEMO = "demo"  # the embedded model
 DEFAULT_TRAINED_LENGTH = 2048  # tokens, where a config says none
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -52,11 +50,6 @@ class LM:
         return self.model.get_input_embeddings().num_embeddings
 
 
-def folder_of(name: str) -> str:
-    """Where a model lies: itself, but for `demo`."""
-    return str(files("farspan") / "assets" / "demo") if name == DEMO else name
-
-
 def load(
     model: str | Path,
     *,
@@ -72,7 +65,7 @@ def load(
     """Loads a causal model and its tokenizer from a local folder or the hub.
 
     Args:
-        model: a folder, or a hub id. With HF_HUB_OFFLINE=1 only what is cached is used.
+        model: a folder, a hub id, or "demo", the embedded model. With HF_HUB_OFFLINE=1 only what is cached is used.
         dtype: of weights and activations; "auto" is the checkpoint's own.
         device: "cpu", "cuda", "cuda:1", "mps"; default the first accelerator, else the CPU.
         attention: transformers' name of an attention implementation; default the model's own.

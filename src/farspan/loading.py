@@ -14,6 +14,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from farspan.device import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
+DEMO = "demo"  # the embedded model
 POSITIVE = (
     "num_hidden_layers", "n_layer", "hidden_size", "n_embd", "num_attention_heads", "n_head", "num_key_value_heads",
     "vocab_size", "head_dim",
@@ -57,10 +59,16 @@ COMPUTED = re.compile(
 LONGEST = 300  # characters of a message of transformers that are shown
 
 
+def folder_of(name: str) -> str:
+    """Return the folder of the embedded model for `demo`, and any other name as it is."""
+    return str(files("farspan") / "assets" / "demo") if name == DEMO else name
+
+
 def place_of(name: str | Path) -> str:
-    """Return a folder with ~ expanded, or a hub id as it is."""
-    folder = Path(name).expanduser()
-    return str(folder) if folder.is_dir() else str(name)
+    """Return the folder of a model, with ~ expanded, or a hub id as it is; `demo` is the embedded model."""
+    place = folder_of(str(name))
+    folder = Path(place).expanduser()
+    return str(folder) if folder.is_dir() else place
 
 
 def load_config(

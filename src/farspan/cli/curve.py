@@ -89,6 +89,8 @@ def curve(
         chosen = chosen_lengths(lengths, points, spacing, Spacing.linear)
         if compat is not None and (points or spacing or not lengths.startswith("8:")):
             raise ValueError("--compat authors measures 32 lengths from 8 on: name the longest, --lengths 8:N")
+        if compat is not None and protocol is not None and protocol.value != "paper":
+            raise ValueError(f"--compat authors is protocol paper: got --protocol {protocol.value}. Omit one of them")
         if test and len(target_text or ()) < 2 and len(prefix_text or ()) < 2:
             raise ValueError("--test compares texts: give two or more --prefix-text, or two or more --target-text")
         for texts in (target_text or [], prefix_text or []):

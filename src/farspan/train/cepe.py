@@ -25,9 +25,9 @@ from farspan import cepe, hf
 from farspan.callback import CurveCallback, Measuring, PerplexityCallback
 from farspan.cepe import surgery
 from farspan.corpus import load
-from farspan.lm import LM, folder_of
+from farspan.lm import LM
 from farspan.lm import load as load_model
-from farspan.loading import load_config
+from farspan.loading import folder_of, load_config
 from farspan.methods.cepe import Cepe as CepeMethod
 from farspan.record import environment
 from farspan.report.cepe_training import draw, model_card

@@ -33,8 +33,9 @@ from torch.utils.data import Dataset
 
 from farspan import files, hf
 from farspan.corpus import tokenizer_hash
-from farspan.lm import LM, folder_of
+from farspan.lm import LM
 from farspan.lm import load as load_model
+from farspan.loading import folder_of
 from farspan.reader import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
 from farspan.train.blocks import summed
 from farspan.train.cepe import CepeSettings, Prepared, decoded, prepare, trained

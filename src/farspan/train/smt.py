@@ -19,9 +19,9 @@ from pydantic import Field
 from farspan import hf
 from farspan.callback import CurveCallback, Measuring, PerplexityCallback
 from farspan.corpus import load
-from farspan.lm import DEMO, LM, folder_of
+from farspan.lm import LM
 from farspan.lm import load as load_model
-from farspan.loading import load_config
+from farspan.loading import DEMO, folder_of, load_config
 from farspan.methods import method
 from farspan.methods.rope import Rope, ntk
 from farspan.record import environment
