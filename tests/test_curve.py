@@ -193,7 +193,7 @@ def test_a_perfect_copier_to_a_distance_has_exactly_its_memory_lengths(protocol:
     assert s.fine.value == pytest.approx(120 + 0.01 * 10)  # between 120 and 130 the copy falls from 1 to 0
     assert s.half_life.value == pytest.approx(125)
     assert s.reach.value == pytest.approx(129.5)
-    assert (s.half_life.low, s.half_life.high) == (s.half_life.value, s.half_life.value)
+    assert (s.half_life.low, s.half_life.high) == (120, 130)  # between the two nothing was measured
     assert s.span.value == pytest.approx(120 + 5)
 
 
@@ -330,7 +330,8 @@ def test_a_text_and_itself_shuffled_are_the_texts_that_rows_name() -> None:
             assert not set(example.tokens["target"]) & set(example.tokens["prefix"])
 
 
-def test_examples_of_ordinary_texts_are_what_they_were() -> None:
+def test_examples_of_ordinary_texts_are_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Curve, "version", 2)  # under which they were recorded; later versions draw the same texts
     text, other = counting_text(3, 1000), repetitive_text()
     ids = {
         "plain": Curve(text),

@@ -224,7 +224,7 @@ _USES: WeakKeyDictionary[nn.Module, _Use] = WeakKeyDictionary()
 
 
 def _use(model: nn.Module) -> _Use:
-    return _USES.setdefault(model, _Use())
+    return _USES.get(model) or _USES.setdefault(model, _Use())
 
 
 @contextmanager

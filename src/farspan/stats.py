@@ -404,7 +404,8 @@ def _outwards(curve: Curve, low: float, high: float, over: bool) -> tuple[float,
     """An interval of a crossing moved outwards to lengths that were judged: between two of them only the order of the
     values is known, not where in between the curve crosses."""
     lengths = np.concatenate([[0.0], curve.lengths[_judged(curve)]])
-    before = int(np.searchsorted(lengths, low, side="left")) - 1
+    # at the last length the curve is above the threshold for certain: the crossing lies beyond it
+    before = len(lengths) - 1 if low >= lengths[-1] else int(np.searchsorted(lengths, low, side="left")) - 1
     after = max(1, int(np.searchsorted(lengths, high, side="left")))
     over = over or after >= len(lengths)
     return float(lengths[max(before, 0)]), float(lengths[-1] if over else lengths[after]), over
