@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farspan.files import PREFIX, built, locked, parse_json, remove_leftovers, write, written
+from farspan.files import PREFIX, added, built, locked, parse_json, remove_leftovers, write, written
 
 
 def names(folder: Path) -> list[str]:
@@ -54,6 +54,28 @@ def test_a_link_is_replaced_and_its_target_left_alone(tmp_path: Path) -> None:
     write(tmp_path / "a.json", "new")
     assert (tmp_path / "secret").read_text() == "mine"
     assert not (tmp_path / "a.json").is_symlink()
+
+
+def test_files_of_a_folder_are_replaced_together_the_named_one_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "config.json", "old")
+    moved: list[str] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: (moved.append(Path(new).name), replace(old, new)))
+
+    def fails(new: Path) -> None:
+        (new / "config.json").write_text("half")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError), added(tmp_path, last="config.json") as new:
+        fails(new)
+    assert (tmp_path / "config.json").read_text() == "old"
+    with added(tmp_path, last="config.json") as new:
+        for name in ("config.json", "a", "z"):
+            (new / name).write_text("new")
+    assert moved[-1] == "config.json"
+    assert names(tmp_path) == ["a", "config.json", "z"]
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -89,6 +89,26 @@ def built(folder: Path, *, replace: bool = False) -> Iterator[Path]:
         _sync(folder.parent)
 
 
+@contextmanager
+def added(folder: Path, last: str) -> Iterator[Path]:
+    """Yield an empty temporary folder; the files written there replace those of the same name in `folder`, `last` after
+    all others, if the block ends without an error. So where `last` is new, the others are. `folder` has to exist.
+
+    Raises:
+        OSError: the disk is full, say; names `folder`.
+    """
+    with _naming(folder), _beside(folder) as place:
+        new = place / "new"
+        new.mkdir()
+        yield new
+        files = sorted(new.iterdir(), key=lambda file: file.name == last)
+        for file in files:
+            _sync(file)
+        for file in files:
+            os.replace(file, folder / file.name)
+        _sync(folder)
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary folders in `folder` whose process is gone. Every write there does this first."""
     for place in folder.glob(f"{PREFIX}*"):

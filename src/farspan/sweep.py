@@ -252,7 +252,7 @@ def _refused(lm: LM, how: Method, one: Setup, length: int, reason: str) -> Row:
         length=length,
         repeat=0,
         seed=one.seed,
-        example=f"{one.what} refused",  # not of the task alone: two questions of one task may be refused
+        example=f"{one.task.name} refused",  # Row.key tells two questions of one task apart by their settings
         status="refused",
         reason=reason,
     )

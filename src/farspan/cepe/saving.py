@@ -1,15 +1,15 @@
 """How a CEPE model is written to disk: whole, in the authors' layout, or only what was added to a decoder."""
 
 import hashlib
-import os
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+
+from farspan.files import added
 
 ADAPTER = "cepe_adapter.safetensors"
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json",
@@ -32,16 +32,14 @@ def save(model: Any, folder: str | Path, write: Callable[..., Any], *, adapter_o
     if target.exists() and not target.is_dir():
         raise ValueError(f"{target} is a file: give a folder to save the model in")
     target.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=target, prefix=".writing-") as place:
+    with added(target, last="config.json") as place:
         if adapter_only:
-            _write_adapter(model, Path(place), kwargs.get("state_dict"))
+            _write_adapter(model, place, kwargs.get("state_dict"))
         else:
-            write(place, **kwargs)
-        written = sorted(Path(place).iterdir(), key=lambda file: file.name == "config.json")
-        stale = {old for pattern in WEIGHTS for old in target.glob(pattern)} - {target / f.name for f in written}
-        for file in written:
-            os.replace(file, target / file.name)
-        for old in stale if any(f.suffix == ".safetensors" for f in written) else ():
+            write(str(place), **kwargs)
+        names = {file.name for file in place.iterdir()}
+    if any(name.endswith(".safetensors") for name in names):
+        for old in {old for pattern in WEIGHTS for old in target.glob(pattern) if old.name not in names}:
             old.unlink()
 
 

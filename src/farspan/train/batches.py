@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -11,8 +10,8 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from farspan import files
 from farspan.corpus import Corpus
+from farspan.files import added
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,5 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None
         vocab_size=vocabulary, special_tokens=["<s>"], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    with TemporaryDirectory() as beside:
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<s>").save_pretrained(beside)
-        for file in sorted(Path(beside).iterdir(), key=lambda file: file.name == "tokenizer.json"):
-            files.write(folder / file.name, file.read_bytes())
+    with added(folder, last="tokenizer.json") as new:
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<s>").save_pretrained(new)
