@@ -93,8 +93,12 @@ def test_a_cell_may_hold_a_whole_book(tmp_path: Path) -> None:
         ("a.parquet", b"", r"a\.parquet is no parquet file, or a damaged one"),
         ("a.jsonl", b'{"a": 1}\n' + b"[" * 100_000, r"a\.jsonl, line 2 is damaged: its values are nested"),
         ("a.json", b"[" * 100_000, r"a\.json is damaged: its values are nested"),
-        ("a.jsonl", b'{"a": ["\\ud800"]}', r"a\.jsonl, line 1 holds half of a surrogate pair"),
-        ("a.json", b'[{"a": 1}, {"\\ud800": 1}]', r"a\.json, row 2 holds half of a surrogate pair"),
+        ("a.jsonl", b'{"a": ["\\ud800"]}', r"a\.jsonl, line 1 holds '.ud...' at character .*half of a surrogate pair"),
+        (
+            "a.json",
+            b'[{"a": 1}, {"\\ud800": 1}]',
+            r"a\.json, row 2 holds '.ud...' at character .*half of a surrogate pair",
+        ),
         (
             "a.csv",
             b"text,label\na,b\na\n",

@@ -18,7 +18,8 @@ import torch
 from jinja2 import TemplateError
 from torch import Tensor
 
-from farspan.lm import LM, refuse_surrogates
+from farspan.corpus import refuse_surrogates
+from farspan.lm import LM
 from farspan.loading import BROKEN, one_line
 from farspan.reader import Memory, Reader
 

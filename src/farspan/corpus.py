@@ -477,21 +477,20 @@ def _text_of(value: Any, where: str, column: str) -> str | None:
             f"{where}: column {column!r} holds no text: got {type(value).__name__} {value!r:.60}, expected a string. "
             "Name a column of strings with #COLUMN, or make one."
         )
-    if value is not None and not is_unicode(value):
-        raise ValueError(
-            f"{where}: column {column!r} holds half of a surrogate pair (\\ud800 to \\udfff), which is no character. "
-            "Remove it, or write the pair."
-        )
+    if value is not None:
+        refuse_surrogates(value, f"{where}: column {column!r}")
     return value
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a string has no half of a surrogate pair, so that it can be written as UTF-8."""
+def refuse_surrogates(text: str, where: str) -> None:
+    """Raise ValueError if a text holds half of a surrogate pair, as JSON may spell it: no tokenizer can read it."""
     try:
         text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{where} holds {text[error.start]!a} at character {error.start:,}: half of a surrogate pair, expected "
+            "characters. Remove it, or write the pair"
+        ) from error
 
 
 def _parquet_documents(path: Path, column: str) -> Iterator[str | None]:

@@ -12,12 +12,12 @@ from farspan.corpus import (
     HUB_ID,
     cached_snapshot,
     expanded,
-    is_unicode,
     offline,
     optional_import,
     parquet_errors,
     read_lines,
     read_text,
+    refuse_surrogates,
 )
 from farspan.files import parse_json
 
@@ -160,8 +160,8 @@ def _checked(row: Any, source: str, where: str) -> dict[str, Any]:
     """
     if not isinstance(row, dict):
         raise ValueError(f"{where} holds {type(row).__name__} {row!r:.60} where a row with named columns belongs")
-    if "\\u" in source and not is_unicode(json.dumps(row, ensure_ascii=False)):
-        raise ValueError(f"{where} holds half of a surrogate pair (\\ud800 to \\udfff): no character. Remove it.")
+    if "\\u" in source:
+        refuse_surrogates(json.dumps(row, ensure_ascii=False), where)
     return row
 
 

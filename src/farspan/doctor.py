@@ -20,9 +20,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from farspan import hf
 from farspan.attention import SinkWindow, angles
-from farspan.corpus import read_texts
+from farspan.corpus import read_texts, refuse_surrogates
 from farspan.device import is_out_of_memory
-from farspan.lm import LM, refuse_surrogates
+from farspan.lm import LM
 from farspan.methods import Composed, Full, Method, Replug, Rope
 from farspan.methods.rope import plain, scaled
 from farspan.reader import Memory, Reader

@@ -214,17 +214,6 @@ def choose_separator(tokenizer: Any) -> Separator:
     return Separator(newline, "newline")
 
 
-def refuse_surrogates(text: str, what: str) -> None:
-    """Raise ValueError where a text holds half of a surrogate pair, which no tokenizer can read."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{what} holds {text[error.start]!a} at character {error.start:,}: half of a surrogate pair, expected "
-            "characters. Remove it, or save the text as UTF-8"
-        ) from error
-
-
 def fingerprint(model: Any) -> str:
     """Tells two models apart: a hash over every weight's name, shape, dtype, and its first and last 16 values
     (unless some are offloaded to disk)."""

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farspan.corpus import refuse_surrogates
+
 SHOWN = 60  # characters of a value in an error
 
 
@@ -15,11 +17,7 @@ def text_of(value: Any, where: str) -> str:
     """
     if not isinstance(value, str):
         raise ValueError(f"{where}: got {_kind(value)}, expected text")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:  # JSON may spell half of a surrogate pair
-        bad = value[error.start]
-        raise ValueError(f"{where}: got {bad!r}, half of a character: replace it in the file") from error
+    refuse_surrogates(value, where)
     return value
 
 
