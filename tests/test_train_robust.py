@@ -395,6 +395,39 @@ def test_of_two_trainings_in_one_folder_the_second_is_refused(settings: Make, tm
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoints"]
 
 
+@pytest.mark.parametrize("kind", ["lm", "smt", "cepe"])
+def test_a_training_writes_nothing_through_links(settings: Make, tmp_path: Path, kind: str) -> None:
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    out.mkdir()
+    mine.write_text("mine")
+    names = ("model.safetensors", "cepe_adapter.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json",
+             "generation_config.json", "log.jsonl", "training.json", "README.md", "losses.png")  # fmt: skip
+    for name in names:
+        if kind != "lm" or name != "tokenizer.json":  # one that is there is used
+            (out / name).symlink_to(mine)
+    train(kind, settings(kind))
+    assert mine.read_text() == "mine"
+    assert not list(out.glob(".farspan-part-*"))
+    assert results(out)
+    shutil.rmtree(out)
+    out.mkdir()
+    (out / "checkpoints").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match=r"checkpoints is a symbolic link: got .*Delete the link"):
+        train(kind, settings(kind))
+
+
+@pytest.mark.parametrize("kind", ["smt", "cepe"])
+def test_a_training_names_no_option_that_it_does_not_have_for_code_of_a_model(
+    settings: Make, base: Path, tmp_path: Path, kind: str
+) -> None:
+    shutil.copytree(base / "model", tmp_path / "model")
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(own))
+    (tmp_path / "model" / "own.py").write_text("raise SystemExit")
+    with pytest.raises(ValueError, match="Python code of its own, which is not run here: choose one without"):
+        train(kind, settings(kind, f"model.name={tmp_path / 'model'}"))
+
+
 def test_a_training_that_is_refused_before_it_begins_leaves_no_folder(settings: Make, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="less than one row"):
         train("lm", settings("lm", "trainer.window=100000", f"out={tmp_path / 'a' / 'b'}"))

@@ -58,7 +58,7 @@ def load(
     attention: str | None = None,
     trained_length: int | None = None,
     revision: str | None = None,
-    trust_remote_code: bool = False,
+    trust_remote_code: bool | None = False,
     allow_pickle: bool = False,
     **hub: Any,
 ) -> LM:
@@ -71,7 +71,7 @@ def load(
         attention: transformers' name of an attention implementation; default the model's own.
         trained_length: tokens; overrides what the config says.
         revision: branch, tag or commit on the hub.
-        trust_remote_code: runs code that comes with the model.
+        trust_remote_code: runs code that comes with the model; None: no, and the caller has no option to allow it.
         allow_pickle: also reads .bin weights, which can run code; otherwise safetensors only.
         hub: passed on to `from_pretrained`, such as device_map="auto", tp_plan="auto", quantization_config.
 

@@ -214,6 +214,7 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
         device=device,
         attention=settings.trainer.attention,
         revision=chosen.revision,
+        trust_remote_code=None,  # a training has no option for it
     )
     lm = replace(lm, name=chosen.name)
     refuse_not_finite(lm.model, f"decoder {chosen.name!r}")

@@ -67,8 +67,9 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
         return kind.model_validate(values)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(map(str, e['loc']))}: {e['msg']} (given {e.get('input')!r}){_meant(kind, e)}"
+            f"{'.'.join(map(str, e['loc']))}: {message} (given {e.get('input')!r}){_meant(kind, e)}"
             for e in error.errors()
+            for message in [e["msg"].removeprefix("Value error, ")]  # pydantic's prefix
         )
         raise ValueError(f"config {path}: {problems}") from error
 
@@ -127,6 +128,8 @@ def in_its_folder(train: Callable[Concatenate[S, P], R]) -> Callable[Concatenate
 def _locked(out: Path) -> Iterator[None]:
     """Hold the lock of a training's folder; where the training was refused before it began, remove what was made."""
     working = out / CHECKPOINTS
+    if working.is_symlink():
+        raise ValueError(f"{working} is a symbolic link: got {working.readlink()}, expected a folder. Delete the link")
     made = [folder for folder in (working, *working.parents) if not folder.exists()]
     try:
         working.mkdir(parents=True, exist_ok=True)

@@ -208,6 +208,7 @@ def opened(settings: SmtSettings, device: str | None = None) -> LM:
         attention=settings.trainer.attention,
         trained_length=settings.model.window,
         revision=settings.model.revision,
+        trust_remote_code=None,  # a training has no option for it
     )
     if settings.model.name == DEMO:
         lm = replace(lm, name=DEMO)

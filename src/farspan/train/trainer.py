@@ -226,8 +226,8 @@ def run(
             model = again()
             assert state.keys() == dict(model.named_parameters()).keys(), "another model than was trained"
             model.load_state_dict(state, strict=False)  # buffers are as they were made
-        with checkpoints.writing(out):
-            finish(model).to(dtype).save_pretrained(out)
+        with checkpoints.writing(out), files.added(out, last="config.json") as new:
+            finish(model).to(dtype).save_pretrained(new)
     logged = [entry for entry in history if "loss" in entry]
     num_rows = trainer.num_examples(trainer.get_train_dataloader())
     epochs, more = divmod(settings.steps, -(-num_rows // batch))  # an epoch's last step has what is left
@@ -251,7 +251,8 @@ def write_up(out: Path, summary: Mapping[str, Any], tokenizer: Any) -> None:
     from farspan.train.checkpoint import writing
 
     with writing(out):
-        tokenizer.save_pretrained(out)
+        with files.added(out, last="tokenizer.json") as new:
+            tokenizer.save_pretrained(new)
         files.write(out / "training.json", json.dumps(summary, indent=2) + "\n")
 
 
