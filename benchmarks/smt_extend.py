@@ -197,7 +197,7 @@ def claims(found: Mapping[str, Found]) -> Iterator[tuple[str, str, float, Interv
         yield "inside the old window SMT loses, nats", "at most", 0.05, student_mean(lost)[:3]
         if "unmixed" in found:
             more_lost = found["unmixed"].up_to()[1][:, 1] - nats[:, 1]
-            # the issue asks for "much more": as much as SMT itself may lose
+            # "much more" is as much as SMT itself may lose
             yield "without mixed training more, nats", "at least", MUCH_MORE, student_mean(more_lost)[:3]
     for number, of, text in (
         ("half-life", "half_life", "natural"),

@@ -121,7 +121,7 @@ def test_interactive_asks_until_an_empty_line(saved: Path) -> None:
         (["--context", "a.txt"], "no question was given"),
         (["who?", "--context", "nowhere.txt"], "not there"),
         (["who?", "--context", "."], "a folder"),
-        (["who?", "--context", "binary"], "no UTF-8 text"),
+        (["who?", "--context", "binary"], "is not UTF-8 text"),
         (["who?", "--context", "empty.txt"], "is empty"),
         (["  ", "--context", "a.txt"], "the question is empty"),
         (["who?", "--context", "a.txt", "--method", "sinkz"], "did you mean 'sinks'?"),
@@ -166,6 +166,11 @@ def test_a_chat_template_that_cannot_be_filled_in_is_refused_in_words(lm: LM, te
     finally:
         lm.tokenizer.chat_template = None
     assert sys.gettrace() is before
+
+
+def test_a_byte_order_mark_and_carriage_returns_are_no_part_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo")
+    assert read_texts([tmp_path / "a.txt"]) == ["one\ntwo"]
 
 
 def test_half_of_a_surrogate_pair_is_refused_by_name(lm: LM) -> None:

@@ -376,11 +376,15 @@ def test_a_config_that_is_impossible_is_refused_in_one_line(folder: Path, field:
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
-        ("config.json", '{"a": ', "config.json is damaged: Expecting value"),
+        ("config.json", '{"a": ', "config.json is damaged: expected JSON in UTF-8: Expecting value"),
         ("config.json", "[]", "config.json is damaged: expected a JSON object"),
-        ("config.json", "[" * 100_000, "config.json is damaged: RecursionError"),
+        ("config.json", "[" * 100_000, "config.json is damaged: its values are nested"),
         ("tokenizer.json", "{}", "has a tokenizer that cannot be loaded"),
-        ("tokenizer.json", '{"version": {', "tokenizer.json is damaged: Expecting property name"),
+        (
+            "tokenizer.json",
+            '{"version": {',
+            "tokenizer.json is damaged: .* Expecting property name",
+        ),
         (
             "tokenizer.json",
             '{"version": "1.0", "added_tokens": [], "model": {}}',

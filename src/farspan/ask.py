@@ -18,7 +18,7 @@ import torch
 from jinja2 import TemplateError
 from torch import Tensor
 
-from farspan.corpus import refuse_surrogates
+from farspan.corpus import read_text, refuse_surrogates
 from farspan.lm import LM
 from farspan.loading import BROKEN, one_line
 from farspan.reader import Memory, Reader
@@ -126,10 +126,7 @@ def read_texts(files: Sequence[Path]) -> list[str]:
     for file in files:
         if not file.is_file():
             raise ValueError(f"{file} is {'a folder: name its files' if file.is_dir() else 'not there'}")
-        try:
-            texts.append(file.read_text("utf-8"))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file} is no UTF-8 text ({error.reason} at byte {error.start:,})") from error
+        texts.append(read_text(file))
     return texts
 
 

@@ -3,13 +3,12 @@
 Every `from_pretrained` of farspan that loads a model, an encoder or a tokenizer is called in this module. So these hold
 everywhere:
 
-- Python code that comes with a model runs only where trust_remote_code=True was given; nobody is asked.
+- Python code that comes with a model runs only where trust_remote_code=True was given; there is no prompt.
 - Pickled weights are read only where allow_pickle=True was given, whatever names them.
 - A weight that is missing, or that the model has no place for, is refused or named.
-- An error is a ValueError of one line that names what was loaded, and says what to do.
+- An error is a ValueError of one line that names what was loaded and the fix.
 """
 
-import json
 import logging
 import re
 from collections import Counter
@@ -34,6 +33,7 @@ from transformers.utils import cached_file
 
 from farspan.corpus import offline
 from farspan.device import is_out_of_memory
+from farspan.files import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +242,7 @@ def _refuse_pickles(place: str, config: PreTrainedConfig, options: dict[str, Any
         if has("adapter_config.json") and not has("adapter_model.safetensors") and has("adapter_model.bin"):
             raise _RefusedError(f"the weights of its adapter are pickled (adapter_model.bin): {PICKLED}")
     for file in indexes:
-        index = json.loads(file.read_text("utf-8"))
+        index = parse_json(file.read_bytes(), file.name)
         if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict) or "metadata" not in index:
             raise _RefusedError(f"{file.name} is damaged: expected an object with metadata and weight_map")
         for shard in sorted(map(str, set(index["weight_map"].values()))):
@@ -337,9 +337,9 @@ def damaged_json(place: str) -> str | None:
     """Return which of a folder's JSON files is none, and why; None if all are."""
     for file in sorted(Path(place).glob("*.json")) if Path(place).is_dir() else ():
         try:
-            holds = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-        except (ValueError, RecursionError) as error:
-            return f"{file.name} is damaged: {one_line(error)}"
+            holds = parse_json(file.read_bytes(), file.name) if file.is_file() else {}
+        except ValueError as error:
+            return one_line(error)
         if not isinstance(holds, dict) and _OBJECTS.search(file.name):
             return f"{file.name} is damaged: expected a JSON object"
     return None

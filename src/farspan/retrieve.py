@@ -7,7 +7,7 @@ f: how often term t stands in passage d, n_t: passages that hold it, N: passages
 lower-cased words of two letters or more without English stop words. Or `dense`: inner products of a sentence encoder's
 vectors, Contriever's unless named (Izacard et al. 2022, arXiv 2112.09118), as in CEPE (Yen et al. 2024, section 4).
 
-An index is a folder, built beside its place and renamed, so that it is whole or not there. Whoever opens it compares
+An index is a folder, built beside its place and renamed, so that it is whole or not there. Opening it compares
 its files with their checksums first, once per process:
 
 index.json       what it was made of and how
@@ -102,9 +102,7 @@ class Index:
             checksums.verify(self.folder, "index.json", "passages.txt", "starts.npy", "documents.npy")
             starts, documents = self._starts, self.documents
         except (ValueError, OSError) as error:
-            raise ValueError(
-                f"{error}. Delete {self.folder} and build the index again with `farspan index`."
-            ) from error
+            raise ValueError(f"{error}. {self._again}") from error
         whole = starts.ndim == documents.ndim == 1 and len(starts) == len(documents) + 1 and not starts[0]
         if not whole or (np.diff(starts) < 0).any() or starts[-1] != (self.folder / "passages.txt").stat().st_size:
             raise ValueError(f"{self.folder} is damaged: starts.npy does not fit passages.txt. {self._again}")

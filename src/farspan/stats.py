@@ -45,7 +45,7 @@ FINE = 0.99  # copy accuracy
 COARSE = 0.01  # gap
 HALF_LIFE = 0.5  # memory index
 REACH = 0.05  # memory index
-UNSURE = "its interval begins at 0: a joint test over all lengths does not show with 95 % confidence that {}"
+UNSURE = "its interval begins at 0: a joint test does not show with 95 % confidence that {} at any length"
 MIN_SCORED = 32  # tokens; a length with fewer says too little to judge a threshold by
 CROSSINGS = ("fine", "coarse", "half_life", "reach")
 LEVELS = {"fine": FINE, "coarse": COARSE, "half_life": HALF_LIFE, "reach": REACH}
@@ -300,7 +300,7 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
     chance = by_chance(measured, seed=seed, bootstraps=bootstraps)
     tested = {name: "fine" if name == "fine" else "gap" for name in CROSSINGS}
     shown = {of: not chance or established(measured, of, JOINT_LEVEL) > 0 for of in ("fine", "gap")}
-    unsure = {"fine": UNSURE.format("any copies 99 %"), "gap": UNSURE.format("the gap is above 0 at any")}
+    unsure = {"fine": UNSURE.format("copy accuracy exceeds 99 %"), "gap": UNSURE.format("the gap exceeds 0")}
 
     def length(name: str) -> MemoryLength:
         value, censored = values[name]

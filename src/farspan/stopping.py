@@ -17,7 +17,7 @@ WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 @dataclass
 class Stopped:
-    """What this process was told."""
+    """The signal that this process received."""
 
     by: int | None = None  # signal; None: nothing yet
     reported: bool = False  # whether the line was printed
@@ -37,7 +37,7 @@ def exit_code() -> int:
 
 
 def run(command: Callable[[], Any]) -> None:
-    """Call `command`, and end the process as its signal says if one came, even if it was swallowed."""
+    """Call `command`. If a signal came, exit with its code, even if a library swallowed its KeyboardInterrupt."""
     process = os.getpid()
 
     def stop(number: int, frame: FrameType | None) -> None:

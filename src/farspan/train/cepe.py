@@ -123,7 +123,8 @@ class Prepared:
 def train(settings: CepeSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Trains, or continues a training that was stopped, and saves what was added to the decoder in `settings.out`.
 
-    Returns what `training.json` in that folder holds. `notice` is told what a user should know.
+    Returns what `training.json` in that folder holds. `notice` is called with each line
+    that a user should read.
 
     Raises:
         ValueError: impossible settings, models that do not belong together, texts that are too short, or `out` holds

@@ -97,7 +97,8 @@ def steps(folder: Path) -> list[int]:
 
 
 def last(folder: Path, first_save: int, notice: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint that was written to its end; `notice` is told of a newer one that was not.
+    """Return the newest checkpoint that was written to its end; `notice` is called with a line
+    for each newer one that was not.
 
     Args:
         first_save: the step of the first checkpoint of the training. Each later one is written while an earlier one is

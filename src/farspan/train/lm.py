@@ -60,7 +60,7 @@ def train(settings: LmSettings, notice: Callable[[str], None] = lambda text: Non
     """Trains, or continues a training that was stopped, and saves model and tokenizer in `settings.out`.
 
     Returns what `training.json` in that folder holds: parameters, tokens, losses, seconds and the settings. `notice` is
-    told what a user should know.
+    called with each line that a user should read.
 
     Raises:
         ValueError: impossible settings, a text that does not hold one row, or `out` holds another training.

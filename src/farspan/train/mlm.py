@@ -195,7 +195,8 @@ def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attenti
 def train(settings: MlmSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Trains, or continues a training that was stopped, and saves encoder and tokenizer in `settings.out`.
 
-    Returns what `training.json` in that folder holds. `notice` is told what a user should know.
+    Returns what `training.json` in that folder holds. `notice` is called with each line
+    that a user should read.
 
     Raises:
         ValueError: impossible settings, a tokenizer that cannot be loaded, a text that does not hold one row, another

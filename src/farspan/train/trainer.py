@@ -103,7 +103,7 @@ def run(
         callbacks: of the Trainer.
         finish: what makes of the trained model the one that is saved.
         base_dtype: of the saved weights where `trainer.dtype` is "auto".
-        notice: is told what a user should know.
+        notice: called with each line that a user should read.
         again: makes the model that was to be trained, to put together one that is sharded.
         arguments: more of transformers' TrainingArguments.
         options: of the Trainer.
