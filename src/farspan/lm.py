@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from farspan import cepe, hf
 from farspan.corpus import tokenizer_hash
-from farspan.loading import MOST_TOKENS, load_config, load_tokenizer, load_weights
+from farspan.lengths import LARGEST
+from farspan.loading import load_config, load_tokenizer, load_weights
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +88,8 @@ def load(
         raise ValueError(f"model {name!r} is a file: give the folder it lies in")
     if dtype not in get_args(Dtype):
         raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(get_args(Dtype))}")
-    if trained_length is not None and not 1 <= trained_length <= MOST_TOKENS:
-        raise ValueError(f"the trained length is {trained_length}, expected 1 to {MOST_TOKENS:,} tokens")
+    if trained_length is not None and not 1 <= trained_length <= LARGEST:
+        raise ValueError(f"the trained length is {trained_length}, expected 1 to {LARGEST:,} tokens")
     if attention is not None and "/" not in attention and attention not in (known := hf.attention_names()):
         raise ValueError(f"attention {attention!r} is unknown, expected one of {', '.join(known)}; or leave it out")
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}

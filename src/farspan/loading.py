@@ -34,6 +34,7 @@ from transformers.utils import cached_file
 from farspan.corpus import offline
 from farspan.device import is_out_of_memory
 from farspan.files import parse_json
+from farspan.lengths import LARGEST
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,6 @@ POSITIVE = (
     "num_hidden_layers", "n_layer", "hidden_size", "n_embd", "num_attention_heads", "n_head", "num_key_value_heads",
     "vocab_size", "head_dim",
 )  # fmt: skip
-MOST_TOKENS = 10**12  # of a trained length
 LOCAL = ("cache_dir", "token", "subfolder", "local_files_only", "proxies")  # of the hub's options, where files lie
 # What transformers raises where a config, a tokenizer's files or an index of weights hold nonsense: it checks types of
 # fields (StrictDataclassError), but computes with the values as they are. The values are the user's, so each of these
@@ -197,10 +197,8 @@ def _check_config(fields: Any, trust_remote_code: bool) -> None:
         if isinstance(value, int) and value < 1:
             raise _RefusedError(f"config.json has {name} = {value}, expected at least 1. Correct it")
     longest = fields.get("max_position_embeddings")
-    if isinstance(longest, int) and not 2 <= longest <= MOST_TOKENS:
-        raise _RefusedError(
-            f"config.json has max_position_embeddings = {longest}, expected 2 to {MOST_TOKENS:,} tokens"
-        )
+    if isinstance(longest, int) and not 2 <= longest <= LARGEST:
+        raise _RefusedError(f"config.json has max_position_embeddings = {longest}, expected 2 to {LARGEST:,} tokens")
     dtype = fields.get("dtype", fields.get("torch_dtype"))
     if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise _RefusedError(f"config.json has dtype = {dtype!r}, expected one of torch, such as float32 or bfloat16")

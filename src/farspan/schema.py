@@ -7,11 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
 
-MOST = 10**12  # of a number of tokens or examples
-MOST_BYTES = 2**63
+from farspan.lengths import LARGEST
 
-Count = Annotated[int, Field(ge=0, le=MOST)]
-Positive = Annotated[int, Field(ge=1, le=MOST)]
+MOST_BYTES = 2**63
+# where pydantic's own words name its types or a pattern
+EXPECTED = {"too_short": "at least one value", "string_pattern_mismatch": "hexadecimal digits in pairs, or base64"}
+
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -284,7 +287,7 @@ def check(kind: type[BaseModel], values: Any, name: str = "") -> None:
             raise ValueError(f"{where}is missing") from error
         if first["type"] == "extra_forbidden":
             raise ValueError(f"{where}is no field that farspan writes") from error
-        expected = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+        expected = EXPECTED.get(first["type"], first["msg"].removeprefix("Input should be ").removeprefix("a valid "))
         raise ValueError(f"{where}got {shortened(first['input'])}, expected {expected}") from error
 
 

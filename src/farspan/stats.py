@@ -521,14 +521,6 @@ def bands(values: Float[np.ndarray, "repeats *cells"]) -> tuple[np.ndarray, np.n
     return np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
 
 
-def bracket(curve: Curve, name: str) -> tuple[int, int] | None:
-    """The two measured lengths between which the curve falls to the threshold of `name`, one of CROSSINGS; None where
-    it does not, or not among the lengths judged."""
-    measured = curve.kept(curve.measured)
-    value, censored = headline(measured)[name]
-    return None if value == 0.0 or censored else between(measured, value)
-
-
 def between(curve: Curve, length: float) -> tuple[int, int]:
     """The measured lengths before and after a length, which may be the second of them; the outermost two, or the first
     or last twice, where it is outside."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from farspan.lm import Load
 
 err = Terminal(stderr=True)
-LARGEST = 10**12  # tokens
+LARGEST = 10**12  # tokens, as in farspan.lengths, whose numpy takes long to import
 
 
 class Dtype(StrEnum):
