@@ -237,7 +237,7 @@ def test_runs_become_a_page(models: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--depths", "0,1.5"), "outside the text"),
+        (("--depths", "0,1.5"), "from 0, the beginning of the text, to 1"),
         (("--depths", "3", *PROBE, "--lengths", "4,16"), "has no depths"),
         (("--protocol", "probe", "--warmup", 20, "--scored", 20), "longer than the longest text, 16 tokens"),
         (("--warmup", 20), "belong to --protocol probe"),
@@ -281,10 +281,10 @@ def test_a_curve_of_failures_only_still_ends_with_words_and_json(models: Path) -
         ("4,4", "lengths [4, 4] must ascend, each once: write 4"),
         ("0,4", "lengths [0, 4] must be positive numbers of tokens"),
         ("-4,8", "lengths [-4, 8] must be positive numbers of tokens"),
-        ("many", "lengths 'many' are neither like 512,1024,2048 nor like 512:16384"),
-        ("4,", "lengths '4,' are neither like 512,1024,2048 nor like 512:16384"),
-        ("", "lengths '' are neither like 512,1024,2048 nor like 512:16384"),
-        ("1:2:3", "lengths '1:2:3' are neither like 512,1024,2048 nor like 512:16384"),
+        ("many", "lengths: got 'many', expected numbers like 512,1024,2048, a range like 512:16384, or auto"),
+        ("4,", "lengths: got '4,', expected numbers like 512,1024,2048, a range like 512:16384, or auto"),
+        ("", "lengths: got '', expected numbers like 512,1024,2048, a range like 512:16384, or auto"),
+        ("1:2:3", "lengths: got '1:2:3', expected numbers like 512,1024,2048, a range like 512:16384, or auto"),
         ("8:" + 23 * "9", "expected at most 1,000,000,000,000 tokens"),
         (23 * "9", "expected at most 1,000,000,000,000 tokens"),
         ("8:4", "lengths 8:4 are no range: the first must be positive and not above the last"),
@@ -320,6 +320,51 @@ def test_a_number_out_of_range_is_refused_with_the_range(option: str, value: obj
     assert "or equal" in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["curve"], "error: Missing argument 'MODEL...'. See farspan curve --help\n"),
+        (["nope"], "error: No such command 'nope'. See farspan --help\n"),
+        (["train", "lm", "a", "b"], "error: Got unexpected extra argument(s) (b). See farspan train lm --help\n"),
+        (["curve", "m", "--nope"], "error: No such option: --nope. See farspan curve --help\n"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_in_one_line(arguments: list[str], line: str) -> None:
+    result = CliRunner().invoke(app, arguments, prog_name="farspan")
+    assert (result.exit_code, result.stderr, result.stdout) == (2, line, "")
+
+
+def test_a_wrong_value_of_an_option_is_refused_in_one_line_with_the_value() -> None:
+    result = farspan("curve", "m", "--chunk", "-7")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: Invalid value for '--chunk'")
+    assert "-7" in result.stderr
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    for arguments in ([], ["train"]):
+        result = farspan(*arguments)
+        assert "Usage" in result.output
+        assert "error" not in result.stderr
+
+
+def test_a_long_name_is_cut_where_it_is_refused() -> None:
+    said = refused(curve("x" * 5000))
+    assert len(said) < 1100
+    assert "…" in said
+
+
+def test_the_home_of_nobody_is_refused() -> None:
+    assert "'~nouser/x' is no path" in refused(curve("~nouser/x"))
+
+
+def test_attention_that_cannot_be_used_here_is_named(models: Path) -> None:
+    said = refused(curve(models / "llama", "--attention", "flash_attention_3"))
+    assert "attention 'flash_attention_3' cannot be used here" in said
+    assert "leave --attention out" in said
+
+
 @pytest.mark.parametrize("command", ["curve", "perplexity", "attention", "compare"])
 def test_every_model_is_looked_for_before_the_first_is_measured(models: Path, command: str) -> None:
     options = ("--text", "text.txt", "--lengths", "16", "--repeats", 2, "--out", "run")
@@ -334,7 +379,8 @@ def test_depths_that_no_length_has_are_refused_before_a_model_is_loaded(
     said = refused(curve(models / "llama", "--depths", 3, *PROBE, "--lengths", "4,16"))
     assert "a length of 4 has no depths: the 6 tokens of --warmup and --scored fill it" in said
     assert "depths need --protocol probe" in refused(curve(models / "llama", "--depths", 3, "--protocol", "nested"))
-    assert "from 2 to 1,000" in refused(curve(models / "llama", "--depths", 10**6))
+    for number in ("", 0, 1, 10**6):
+        assert "from 2 to 1,000" in refused(curve(models / "llama", "--depths", number))
 
 
 def test_a_run_that_could_not_begin_leaves_no_folder(models: Path) -> None:

@@ -278,6 +278,16 @@ def test_an_empty_run_is_left_out_of_a_report_with_a_line(tmp_path: Path) -> Non
     assert (tmp_path / "out" / "report.html").exists()
 
 
+def test_a_folder_of_runs_is_left_out_of_a_report_with_a_line(tmp_path: Path) -> None:
+    lines: list[str] = []
+    several = tmp_path / "several"
+    run(several / "one", rows())
+    write_report([run(tmp_path / "a", rows()), several], tmp_path / "out", lines.append)
+    assert lines == [f"{several} is left out: its runs are in folders of their own. Name them: {several}/*"]
+    with pytest.raises(ValueError, match="several: no run holds rows yet"):
+        write_report([several], tmp_path / "other")
+
+
 def test_empty_runs_alone_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="empty: no run holds rows yet"):
         write_report([run(tmp_path / "empty", [])], tmp_path / "out")

@@ -125,7 +125,8 @@ def read_texts(files: Sequence[Path]) -> list[str]:
     texts = []
     for file in files:
         if not file.is_file():
-            raise ValueError(f"{file} is {'a folder: name its files' if file.is_dir() else 'not there'}")
+            problem = "a folder: name its files" if file.is_dir() else "not there: correct the path"
+            raise ValueError(f"--context {file} is {problem}")
         texts.append(read_text(file))
     return texts
 

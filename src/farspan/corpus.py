@@ -194,7 +194,7 @@ class _Content:
             for block in _blocks(document):
                 digest.update(block.encode())
         if not self.characters:
-            raise ValueError(f"text {name!r} holds no documents")
+            raise ValueError(f"text {name!r} holds no documents: it is empty or blank. Give another")
         self.key = digest.hexdigest()[:16]
 
     def documents(self) -> Iterator[Iterable[str]]:
@@ -256,7 +256,7 @@ def read_texts(name: str) -> Iterator[str]:
             found = True
             yield text
     if not found:
-        raise ValueError(f"text {name!r} holds no documents")
+        raise ValueError(f"text {name!r} holds no documents: it is empty or blank. Give another")
 
 
 def builtin_texts(part: str = "") -> Iterator[str]:

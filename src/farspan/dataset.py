@@ -41,7 +41,7 @@ class Table:
 
     def __post_init__(self) -> None:
         if not self.rows:
-            raise ValueError(f"{self.name} holds no rows")
+            raise ValueError(f"{self.name} holds no rows. Give a file with some")
 
     def column(self, *wanted: str) -> str:
         """The first of these columns that is there.

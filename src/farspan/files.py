@@ -160,10 +160,12 @@ def parse_json(content: str | bytes, where: str) -> Any:
     Raises:
         ValueError: not JSON in UTF-8, nested more than 100 levels deep, or an integer of more digits than Python reads.
     """
-    deep = f"{where} is damaged: its values are nested more than {DEEPEST} levels deep"
+    deep = f"{where} is damaged: got values nested deeper than the {DEEPEST} levels that are expected at most"
     try:
         value = json.loads(content)
-    except ValueError as error:  # of JSON, of UTF-8, of the digits of an integer
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is damaged: it is not UTF-8 ({error.reason} at byte {error.start:,})") from error
+    except ValueError as error:  # of JSON, of the digits of an integer
         raise ValueError(f"{where} is damaged: expected JSON in UTF-8: {error}") from error
     except RecursionError as error:
         raise ValueError(deep) from error

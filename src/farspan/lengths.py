@@ -27,11 +27,11 @@ def spaced_lengths(
     Raises:
         ValueError: an impossible range.
     """
-    check_lengths((longest,))
     if not 0 < shortest <= longest:
         raise ValueError(
             f"lengths {shortest}:{longest} are no range: the first must be positive and not above the last"
         )
+    check_lengths((longest,))
     if points < 1:
         raise ValueError(f"points = {points}; at least 1 is needed")
     space = np.geomspace if spacing == "log" else np.linspace
@@ -49,12 +49,14 @@ def parse_lengths(text: str, points: int, spacing: Literal["linear", "log"]) -> 
     try:
         numbers = tuple(int(part) for part in text.split(":" if ":" in text else ","))
     except ValueError as error:
-        raise ValueError(f"lengths {text!r} are neither like 512,1024,2048 nor like 512:16384, nor auto") from error
+        raise ValueError(
+            f"lengths: got {text!r}, expected numbers like 512,1024,2048, a range like 512:16384, or auto"
+        ) from error
     if ":" not in text:
         check_lengths(numbers)
         return numbers
     if len(numbers) != 2:
-        raise ValueError(f"lengths {text!r} are neither like 512,1024,2048 nor like 512:16384, nor auto")
+        raise ValueError(f"lengths: got {text!r}, expected numbers like 512,1024,2048, a range like 512:16384, or auto")
     return spaced_lengths(*numbers, points, spacing)
 
 
@@ -77,17 +79,17 @@ def parse_depths(text: str) -> tuple[float, ...]:
         ValueError: not numbers, not ascending, or outside of 0 to 1.
     """
     try:
-        if text.isdecimal() and int(text) > MOST_DEPTHS:
-            raise ValueError
-        if text.isdecimal() and int(text) > 1:
+        if text.isdecimal():
+            if not 2 <= int(text) <= MOST_DEPTHS:
+                raise ValueError
             return tuple(float(depth) for depth in np.linspace(0, 1, int(text)).round(6))
         depths = tuple(float(part) for part in text.split(","))
     except ValueError as error:
         raise ValueError(
-            f"depths {text!r} are neither a number of them from 2 to {MOST_DEPTHS:,}, like 5, nor like 0,0.5,1"
+            f"depths: got {text!r}, expected their number from 2 to {MOST_DEPTHS:,}, like 5, or a list like 0,0.5,1"
         ) from error
     if any(not 0 <= depth <= 1 for depth in depths):
-        raise ValueError(f"depths {text!r} lie outside the text: 0 is its beginning, 1 its end")
+        raise ValueError(f"depths: got {text!r}, expected numbers from 0, the beginning of the text, to 1, its end")
     if depths[0] != 0 or any(a >= b for a, b in pairwise(depths)):
         raise ValueError(f"depths {text!r} must ascend from 0, the beginning of the text, which gives the curve")
     return depths

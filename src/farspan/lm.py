@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from farspan import cepe, hf
-from farspan.corpus import tokenizer_hash
+from farspan.corpus import expanded, tokenizer_hash
 from farspan.lengths import LARGEST
 from farspan.loading import load_config, load_tokenizer, load_weights
 
@@ -82,9 +82,9 @@ def load(
             damaged or of other shapes, a vocabulary smaller than the tokenizer's, or no such device.
     """
     name = str(model)
-    if revision is not None and Path(name).expanduser().is_dir():
+    if revision is not None and expanded(name).is_dir():
         raise ValueError(f"a folder has no revisions: got revision {revision!r} for the folder {name!r}. Omit it.")
-    if Path(name).expanduser().is_file():
+    if expanded(name).is_file():
         raise ValueError(f"model {name!r} is a file: give the folder it lies in")
     if dtype not in get_args(Dtype):
         raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(get_args(Dtype))}")

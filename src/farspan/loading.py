@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.utils import cached_file
 
-from farspan.corpus import offline
+from farspan.corpus import expanded, offline
 from farspan.device import is_out_of_memory
 from farspan.files import parse_json
 from farspan.lengths import LARGEST
@@ -65,9 +65,15 @@ def folder_of(name: str) -> str:
 
 
 def place_of(name: str | Path) -> str:
-    """Return the folder of a model, with ~ expanded, or a hub id as it is; `demo` is the embedded model."""
+    """Return the folder of a model, with ~ expanded, or a hub id as it is; `demo` is the embedded model.
+
+    Raises:
+        ValueError: an empty name, the home folder of nobody, or not UTF-8, which safetensors cannot open.
+    """
+    if str(name) != str(name).encode(errors="ignore").decode():
+        raise ValueError(f"model {str(name)!a} cannot be opened: its name is not UTF-8. Rename the folder")
     place = folder_of(str(name))
-    folder = Path(place).expanduser()
+    folder = expanded(place)
     return str(folder) if folder.is_dir() else place
 
 
@@ -100,10 +106,9 @@ def load_tokenizer(
     Raises:
         ValueError: no tokenizer, or one that is damaged, unknown to transformers or needs code.
     """
+    place = place_of(name)
     with explained(name, what, "tokenizer", trust_remote_code):
-        return AutoTokenizer.from_pretrained(
-            place_of(name), revision=revision, trust_remote_code=bool(trust_remote_code)
-        )
+        return AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=bool(trust_remote_code))
 
 
 def load_weights(
@@ -134,15 +139,21 @@ def load_weights(
         with explained(name, what, "index of weights", trust_remote_code):
             _refuse_pickles(place, config, {key: options[key] for key in LOCAL if key in options}, revision)
     with explained(name, what, "config.json", trust_remote_code):
-        model, report = kind.from_pretrained(
-            place,
-            config=config,
-            output_loading_info=True,
-            use_safetensors=None if allow_pickle else True,
-            revision=revision,
-            trust_remote_code=bool(trust_remote_code),
-            **options,
-        )
+        try:
+            model, report = kind.from_pretrained(
+                place,
+                config=config,
+                output_loading_info=True,
+                use_safetensors=None if allow_pickle else True,
+                revision=revision,
+                trust_remote_code=bool(trust_remote_code),
+                **options,
+            )
+        except ImportError as error:
+            if not (attention := options.get("attn_implementation")):
+                raise
+            needs = f"attention {attention!r} cannot be used here ({one_line(error)})"
+            raise _RefusedError(f"{needs}: install what it needs, or leave --attention out") from error
     if missing := sorted(key for key in report["missing_keys"] if not key.startswith(optional or (" ",))):
         raise ValueError(
             f"{what} {str(name)!r} lacks {len(missing):,} of its weights, such as {missing[0]!r}: "
@@ -278,7 +289,10 @@ class explained:  # noqa: N801
         if isinstance(error, SafetensorError):
             raise ValueError(f"the weights of {of} are damaged or incomplete ({error}): download them again") from error
         if isinstance(error, RuntimeError) and "mismatched" in str(error):
-            raise ValueError(f"the weights of {of} have other shapes than its config.json says") from error
+            raise ValueError(
+                f"the weights of {of} have other shapes than its config.json says. Correct that file, or download both "
+                "again"
+            ) from error
         if isinstance(error, ValueError) and isinstance(error.__cause__, OSError):
             error = error.__cause__
         if isinstance(error, OSError | HFValidationError | ImportError):
@@ -298,7 +312,7 @@ class explained:  # noqa: N801
             )
         if "Unrecognized" in str(error) or "does not recognize" in str(error):
             said = said.partition(" Model type should be one of")[0].partition(" Should have a")[0]
-            said = said.partition(" This could be because")[0].rstrip(".")
+            said = said.partition(" This could be because")[0].partition(" for this kind of ")[0].rstrip(".")
             return f"is no causal language model known to transformers {transformers.__version__}: {said}"
         if damaged := damaged_json(place_of(self.name)):
             return f"cannot be loaded: {damaged}. Download it again"
@@ -318,7 +332,7 @@ class explained:  # noqa: N801
 def one_line(error: BaseException) -> str:
     """Return what an error says in one line of at most `LONGEST` characters."""
     said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    said = " ".join(said.split()).rstrip(".")
+    said = re.sub(r"<class '([\w.]+\.)?(\w+)'>", r"\2", " ".join(said.split()).rstrip("."))
     if isinstance(error, StrictDataclassError):
         said = said.partition("Error: ")[2] or said
     elif isinstance(error, KeyError):
@@ -358,7 +372,7 @@ def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
         return (
             f"{what} {name!r} is gated on the hub: ask for access on its page, then run `hf auth login` or set HF_TOKEN"
         )
-    if (folder := Path(name).expanduser()).is_dir():
+    if (folder := expanded(name)).is_dir():
         if damaged := damaged_json(str(folder)):
             return f"folder {name} cannot be loaded: {damaged}. Download it again"
         if part == "config.json" and "safetensors" in said and any(folder.glob("*.bin")):

@@ -332,15 +332,7 @@ class BaseMemory(ABC):
                 top_p out of range.
             NotFiniteError: logits from which no token can be chosen.
         """
-        if not (temperature == 0.0 or LOWEST_TEMPERATURE <= temperature < math.inf):
-            raise ValueError(
-                f"temperature {temperature:g} cannot be sampled with: got {temperature:g}, expected 0 (the likeliest "
-                f"token) or {LOWEST_TEMPERATURE:g} and more"
-            )
-        if not 0.0 < top_p <= 1.0:
-            raise ValueError(
-                f"top_p {top_p:g} is no share of the probability: got {top_p:g}, expected above 0, at most 1"
-            )
+        check_sampling(temperature, top_p)
         groups = self._to_ask(ids)
         if len(groups) != 1:
             raise ValueError(f"generate continues {self.batch} rows; {len(ids)} were given")
@@ -617,6 +609,17 @@ def _joined(parts: list[Scores], ids: Tensor) -> Scores:
     if not parts:
         return Scores(torch.empty(ids.shape[0], 0, device=ids.device), ids.new_empty(ids.shape[0], 0))
     return Scores(torch.cat([p.nats for p in parts], 1), torch.cat([p.rank for p in parts], 1))
+
+
+def check_sampling(temperature: float, top_p: float) -> None:
+    """Raise ValueError unless tokens can be sampled so."""
+    if not (temperature == 0.0 or LOWEST_TEMPERATURE <= temperature < math.inf):
+        raise ValueError(
+            f"temperature {temperature:g} cannot be sampled with: got {temperature:g}, expected 0 (the likeliest "
+            f"token) or {LOWEST_TEMPERATURE:g} and more"
+        )
+    if not 0.0 < top_p <= 1.0:
+        raise ValueError(f"top_p {top_p:g} is no share of the probability: got {top_p:g}, expected above 0, at most 1")
 
 
 def _chosen(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> Tensor:

@@ -213,7 +213,7 @@ def read_header(folder: str | Path) -> dict[str, Any]:
     try:
         header = read_json(path)
     except FileNotFoundError as error:
-        raise ValueError(f"{folder} holds no run (no run.json)") from error
+        raise ValueError(f"{folder} holds no run (no run.json). Name the folder of a run") from error
     if not isinstance(header, dict) or not {"settings", "models", "sessions"} <= header.keys():
         raise ValueError(f"{path} was not written by farspan: choose another folder")
     try:

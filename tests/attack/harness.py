@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from farspan.terminal import shown
+
 TESTS = Path(__file__).resolve().parents[1]
 SOURCE = TESTS.parent / "src"
 TIMEOUT = 120.0  # seconds of one command
@@ -203,7 +205,7 @@ FIX = re.compile(
     r"allowed|did you mean|build|download|convert|wait|free|remove|unset|only|instead|add|shorten|see|has|go together|"
     r"contradict|required|is not in the range|is not one of|not a valid|no such option|belongs?|missing argument|"
     r"got unexpected|should be|cannot be|does not exist|does not take|requires|at (character|line|column)|is not TOML|"
-    r"exceeded maximum size)\b",
+    r"exceeded maximum size|omit|correct|rename|restore|leave)\b",
     re.IGNORECASE,
 )
 ERRNO_WITHOUT_NAME = re.compile(r"\[Errno \d+\][^'\"\n]*$", re.MULTILINE)
@@ -321,5 +323,5 @@ def _names(said: str, names: Sequence[str]) -> bool:
     """Whether a message has one of the names, as it is, escaped, broken into lines, or a part of its spelling."""
     squeezed = re.sub(r"\s+", "", said)
     parts = [part for name in names for part in re.split(r"[:=,+#/\s]+", name) if len(part) > 2 or part.isdigit()]
-    wanted = [form for name in [*names, *parts] for form in (name, repr(name)[1:-1]) if form]
-    return any(re.sub(r"\s+", "", form) in squeezed for form in wanted) or ("" in names and "''" in said)
+    wanted = [form for name in [*names, *parts] for form in (name, repr(name)[1:-1], shown(name)) if form]
+    return any(re.sub(r"\s+", "", form) in squeezed for form in wanted) or ("" in names and "''" in squeezed)

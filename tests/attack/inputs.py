@@ -9,6 +9,7 @@ any       either, in words: a value that may have a meaning
 """
 
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -384,7 +385,8 @@ def configs() -> Iterator[Input]:
         for key, annotation in _fields(kind):
             for value, expect in _values(key, annotation).items():
                 argv = (*TRAIN[command], "--set", f"{key}={value}")
-                yield Input("configs", f"{command} {key}={shown(value)}", argv, expect, (key, key.rpartition(".")[2]))
+                names = (key, key.rpartition(".")[2], *_plain(value))  # what is not found is named by its own name
+                yield Input("configs", f"{command} {key}={shown(value)}", argv, expect, names)
         for name, content in BROKEN_TOML.items():
             damage = partial(write, place=f"{command}.toml", content=content)
             yield Input("configs", f"{command} file: {name}", TRAIN[command], "refused", (f"{command}.toml",), damage)
@@ -405,6 +407,11 @@ ENDLESS = ("steps", "workers")  # where a large number is no mistake, or takes t
 WRONG_STRINGS = ("", "nothere", "\\u001b[31m")
 PLACE_KEYS = ("out", "model.name", "data.text", "decoder", "model.encoder", "data.index", "tokenizer.folder",
               "encoder.start", "model.warmed_up", "data.held_out", "watch.text")  # fmt: skip
+
+
+def _plain(value: str) -> tuple[str, ...]:
+    """What a TOML string holds; nothing for other values."""
+    return (str(json.loads(value)),) if value.startswith('"') else ()
 
 
 def _values(key: str, annotation: Any) -> dict[str, str]:

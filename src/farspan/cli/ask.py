@@ -36,9 +36,11 @@ def ask(
         from farspan import hf
         from farspan.ask import Conversation, num_tokens, read_texts
         from farspan.methods import method as parsed
+        from farspan.reader import check_sampling
 
         if question is None and not interactive and not plan:
             raise ValueError("no question was given: write it behind the model, or use --interactive")
+        check_sampling(temperature, top_p)
         how, texts = parsed(method), read_texts(context or [])
         loader = loading.loader(attention)
         console, lm = err if as_json else Terminal(), loader(model)

@@ -2,15 +2,42 @@
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from farspan import __version__
 from farspan.cli import ask, attention, compare, curve, demo, doctor, index, perplexity, report, task, train
-from farspan.cli.options import spread
+from farspan.cli.options import err, spread
+
+UsageError: Any = typer.BadParameter.__base__  # of click, or of the copy of it that typer brings
+
+
+class OneLine(TyperGroup):
+    """Wrong options and arguments are refused in one line, as every other wrong input is."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        try:
+            ended = super().main(*args, **options | {"standalone_mode": False})
+        except UsageError as error:
+            if type(error).__name__ != "NoArgsIsHelpError":  # whose help is printed already
+                said = error.format_message().replace("Value error, ", "").rstrip(".") + _given(error)
+                line = f"error: {said}. See {getattr(error.ctx, 'command_path', 'farspan')} --help"
+                err.print(" ".join(line.split()), style="red", highlight=False, soft_wrap=True)
+            sys.exit(error.exit_code)
+        sys.exit(ended or 0)
+
+
+def _given(error: Any) -> str:
+    """The value that was refused, where the message leaves it out."""
+    refused = getattr(error.__cause__, "errors", list)()
+    values = [repr(one["input"]) for one in refused if repr(one["input"]) not in error.format_message()]
+    return f" (got {values[0]})" if values else ""
+
 
 app = typer.Typer(
+    cls=OneLine,
     no_args_is_help=True,
     add_completion=False,
     help="farspan measures how far back a language model remembers, and extends it.",

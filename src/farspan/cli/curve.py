@@ -105,10 +105,10 @@ def curve(
             lengths=chosen,
             repeats=repeats,
             seed=seed,
-            protocol="paper" if compat else protocol.value if protocol else "probe" if depths else None,
+            protocol="paper" if compat else protocol.value if protocol else "probe" if depths is not None else None,
             warmup=warmup,
             scored=scored,
-            depths=parse_depths(depths) if depths else (0.0,),
+            depths=parse_depths(depths) if depths is not None else (0.0,),
             compat=compat is not None,
         )
         loader = loading.loader(attention)

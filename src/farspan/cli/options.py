@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 err = Terminal(stderr=True)
 LARGEST = 10**12  # tokens, as in farspan.lengths, whose numpy takes long to import
+LONGEST = 1000  # characters of an error
 
 
 class Dtype(StrEnum):
@@ -159,6 +160,8 @@ def said(kept: str = "") -> Iterator[None]:
         if os.environ.get("FARSPAN_DEBUG"):
             raise
         line = " ".join(f"error: {message}".splitlines())
+        if len(line) > LONGEST:  # what is wrong comes first, and what to do last
+            line = f"{line[: LONGEST * 2 // 3]} … {line[-LONGEST // 3 :]}"
         err.print(line, style="red", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
 

@@ -82,7 +82,10 @@ def method(text: str) -> Method:
     Raises:
         ValueError: an unknown name or setting, a value out of range, or methods that do not go together.
     """
-    parts = tuple(one_of(METHODS, part, "method") for part in text.split("+"))
+    written = text.split("+")
+    if len(written) > 1 and not all(part.strip() for part in written):
+        raise ValueError(f"method {text!r} has a + with no method beside it: write METHOD+METHOD, or one METHOD")
+    parts = tuple(one_of(METHODS, part, "method") for part in written)
     if len(parts) == 1:
         return parts[0]
     order = ROPE + ATTENTION + PASSAGES

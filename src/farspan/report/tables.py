@@ -166,7 +166,8 @@ class Group:
 
 
 def read_sources(folders: Sequence[str | Path], notice: Callable[[str], None] = lambda line: None) -> list[Source]:
-    """Read runs; a folder named twice is read once, and runs without rows are left out, each with a notice.
+    """Read runs; a folder named twice is read once. Runs without rows are left out, and so are folders that only hold
+    folders of runs (`runs/*` names them too), each with a notice.
 
     Raises:
         ValueError: no folder, one that holds no run, or no run with rows.
@@ -177,13 +178,18 @@ def read_sources(folders: Sequence[str | Path], notice: Callable[[str], None] = 
     names = _endings(paths)
     found = []
     for path, name in zip(paths, names, strict=True):
+        if not (path / "run.json").exists() and any(path.glob("*/run.json")):
+            notice(f"{path} is left out: its runs are in folders of their own. Name them: {path}/*")
+            continue
         header, rows = read_header(path), latest(read_rows(path))
         if rows:
             found.append(Source(name, path, header, rows))
         else:
             notice(f"{path} is left out: it holds no rows yet")
     if not found:
-        raise ValueError(f"{', '.join(map(str, paths))}: no run holds rows yet. Repeat the command of a run")
+        raise ValueError(
+            f"{', '.join(map(str, paths))}: no run holds rows yet. Repeat the command of a run, or name others"
+        )
     return found
 
 

@@ -295,7 +295,7 @@ def read_authors_file(path: str | Path, model: str) -> list[Row]:
     except FileNotFoundError as error:
         raise ValueError(f"{path} does not exist: expected a result file of the forgetting curve's authors") from error
     except ValueError as error:
-        raise ValueError(f"{path} {what}: {error}") from error
+        raise ValueError(f"{path} {what}: {error}. Correct the file") from error
     return [
         Row(
             model=model,

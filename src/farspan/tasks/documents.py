@@ -199,7 +199,8 @@ def check_truncate(truncate: str) -> None:
     """Raises ValueError unless it is among TRUNCATE."""
     if truncate not in TRUNCATE:
         raise ValueError(
-            f"truncate = {truncate!r} is unknown; the part of a long document to leave out is one of {TRUNCATE}"
+            f"truncate = {truncate!r} is unknown, expected the part of a long document to leave out: "
+            + ", ".join(TRUNCATE)
         )
 
 

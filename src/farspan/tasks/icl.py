@@ -283,7 +283,7 @@ class InContextLearningQuestion:
             hint = closest(self.scoring, SCORINGS)
             raise ValueError(f"icl scoring {self.scoring!r} is unknown{hint}; known: {', '.join(SCORINGS)}")
         if self.head < 0:
-            raise ValueError(f"icl head = {self.head}; a number of demonstrations is needed")
+            raise ValueError(f"icl head: got {self.head}, expected a number of demonstrations. Give head=0 or more")
 
     def __str__(self) -> str:
         return written("icl", self)

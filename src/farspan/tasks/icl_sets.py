@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from farspan.corpus import expanded
 from farspan.dataset import Table, find_table, hub_table
 from farspan.tasks.values import text_of
 
@@ -225,7 +226,7 @@ def _labelled(table: Table, text: str, label: str, names: Sequence[str]) -> tupl
 def _split(of: Set, data: str | None, which: int) -> Table:
     if data is None:
         return hub_table(of.hub, of.config, of.splits[which], converted=of.converted)
-    folder = Path(data).expanduser()
+    folder = expanded(data)
     for file in of.lines[which]:
         if (folder / file).is_file():
             return _labelled_lines(folder / file, of)

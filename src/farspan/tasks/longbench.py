@@ -11,7 +11,6 @@ The benchmark cuts a prompt that is too long out of its middle; here a document 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from farspan import corpus, scoring
@@ -213,7 +212,7 @@ class LongBenchQuestion:
                 "THUDM/LongBench: unpack that and give its folder (data=FOLDER)"
             )
         if self.view == "text":
-            folder = Path(self.data).expanduser()
+            folder = corpus.expanded(self.data)
             file = folder / f"{self.set}.jsonl" if folder.is_dir() else folder
             if not file.is_file():
                 raise ValueError(
@@ -239,7 +238,7 @@ def load_items(name: str, data: str) -> list[Item]:
     Raises:
         ValueError: no such data, or another set's.
     """
-    table = find_table(data, [name]) if Path(data).expanduser().is_dir() else read_table(data)
+    table = find_table(data, [name]) if corpus.expanded(data).is_dir() else read_table(data)
     context, asked, answers = table.column("context"), table.column("input"), table.column("answers")
     classes, id_ = table.column("all_classes"), table.column("_id")
     before, _, after = SETS[name].prompt.partition("{context}")

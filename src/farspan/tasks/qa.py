@@ -302,7 +302,7 @@ def read_questions(data: str) -> tuple[tuple[Asked, ...], int]:
         if question and answers:
             found.append(Asked(question, answers, tuple(_passages(values.get("ctxs"), where))))
     if not found:
-        raise ValueError(f"{data!r} holds no question with an answer ({len(table.rows)} rows)")
+        raise ValueError(f"{data!r} holds no question with an answer ({len(table.rows)} rows). Give other data")
     return tuple(found), len(table.rows) - len(found)
 
 

@@ -55,8 +55,12 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
     try:
         values = tomllib.loads(Path(path).read_text("utf-8"))
     except FileNotFoundError as error:
-        raise ValueError(f"config {path} does not exist") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"config {path} does not exist: name a TOML file, such as one of configs/") from error
+    except OSError as error:
+        raise ValueError(f"config {path} cannot be read: {error.strerror}. Name a TOML file") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"config {path} is not UTF-8 ({error.reason} at byte {error.start:,}). Convert it") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"config {path} is not TOML: {error}") from error
     for override in overrides:
         key, equals, value = override.partition("=")
