@@ -123,7 +123,7 @@ def test_interactive_asks_until_an_empty_line(saved: Path) -> None:
         (["who?", "--context", "."], "a folder"),
         (["who?", "--context", "binary"], "is not UTF-8 text"),
         (["who?", "--context", "empty.txt"], "is empty"),
-        (["who?", "--context", "missing", "--temperature", "nan"], "temperature nan cannot be sampled with"),
+        (["who?", "--context", "missing", "--temperature", "inf"], "temperature inf cannot be sampled with"),
         (["who?", "--context", "missing", "--top-p", "2"], "top_p 2 is no share"),
         (["  ", "--context", "a.txt"], "the question is empty"),
         (["who?", "--context", "a.txt", "--method", "sinkz"], "did you mean 'sinks'?"),

@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from farspan.record import Row, Run, default_folder, latest, read_examples, read_header, read_rows
+from farspan.schema import check_row
 
 SETTINGS = {"task": "curve", "seed": 0, "lengths": (8, 16)}
 IDENTITY = {"name": "tiny", "dtype": "float32", "fingerprint": "abc"}
@@ -341,6 +342,13 @@ def test_the_default_folder_is_the_same_for_the_same_command_only() -> None:
 
 
 # damaged, edited and foreign files
+
+
+def test_a_share_of_another_task_above_one_is_refused() -> None:
+    own = Row("m", "full", "own", 2, {}, 300, 0, 0, "e", scores={"right": 0.5, "pairs": 1.0, "nats": {"pairs": [3.0]}})
+    assert check_row(asdict(own), {})["scores"]["pairs"] == 1.0
+    with pytest.raises(ValueError, match=r"scores\.pairs: got 3\.0, expected less than or equal to 1"):
+        check_row(asdict(replace(own, scores={"pairs": 3.0})), {})
 
 
 def test_a_torn_last_example_is_dropped_before_the_next_is_added(tmp_path: Path) -> None:

@@ -139,6 +139,19 @@ class CostScores(Checked):
     activation_bytes: Cost | None = None
 
 
+class OtherScores(Checked):
+    """Of the tasks whose answers are right or wrong, and of those that score text after passages."""
+
+    right: Share | None = None
+    control: Share | None = None
+    recall: Share | None = None
+    pairs: Share | None = None
+    cloze: Share | None = None
+    accuracy: Share | None = None
+    exact_match: Share | None = None
+    nats: Number | Words | None = None
+
+
 # by task: its settings, its scores, and the scores without which a row of status "ok" is none
 Kind = tuple[type[Checked], type[Checked], tuple[str, ...]]
 KINDS: dict[str, Kind] = {
@@ -151,7 +164,7 @@ KINDS: dict[str, Kind] = {
     ),
     "cost": (Checked, CostScores, ()),
 }
-OTHER: Kind = (Checked, Checked, ())  # tasks whose reports read single scores, and say which is missing
+OTHER: Kind = (Checked, OtherScores, ())  # tasks whose reports read single scores, and say which is missing
 
 
 class Identity(Checked):

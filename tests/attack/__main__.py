@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--parts", default="inputs,kills,limits,hostile,fuzz", help="which of these, comma-separated")
     parser.add_argument("--only", default="", help="inputs, kills, ... whose name has this text")
     parser.add_argument("--sample", type=int, default=0, help="some of each table; default all")
+    parser.add_argument("--skip", type=int, default=0, help="inputs of each table to leave out before a sample")
     seconds = float(os.environ.get("FARSPAN_FUZZ_SECONDS", 600))
     parser.add_argument("--seconds", type=float, default=seconds, help="of fuzzing, in all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="commands at once")

@@ -13,7 +13,7 @@ def inputs(given: Any, stages: list[Stage]) -> Results:
 
     chosen = [one for one in all_inputs() if given.only in one.id]
     if given.sample:
-        chosen = sample(chosen, given.sample)
+        chosen = sample(chosen, given.sample, given.skip)
     done = shared_out(stages, chosen, lambda stage, one: attack(stage, one)[1], lambda one: one.id)
     return [(one.name, one.table, findings) for one, findings in done]
 

@@ -32,14 +32,14 @@ def all_inputs() -> Iterator[Input]:
         yield from table()
 
 
-def sample(wrong: Iterable[Input], of_each: int) -> list[Input]:
-    """Some of each table, the same ones each time."""
+def sample(wrong: Iterable[Input], of_each: int, skip: int = 0) -> list[Input]:
+    """Some of each table, the same ones each time; `skip`: so many of each are left out first."""
     by_table: dict[str, list[Input]] = {}
     for one in wrong:
         by_table.setdefault(one.table, []).append(one)
     chosen = []
     for table in by_table.values():
-        chosen += sorted(table, key=lambda one: hashlib.sha256(one.id.encode()).digest())[:of_each]
+        chosen += sorted(table, key=lambda one: hashlib.sha256(one.id.encode()).digest())[skip:][:of_each]
     return chosen
 
 

@@ -31,7 +31,7 @@ class OneLine(TyperGroup):
 
 def _given(error: Any) -> str:
     """The value that was refused, where the message leaves it out."""
-    refused = getattr(error.__cause__, "errors", list)()
+    refused: list[Any] = getattr(error.__cause__, "errors", list)()
     values = [repr(one["input"]) for one in refused if repr(one["input"]) not in error.format_message()]
     return f" (got {values[0]})" if values else ""
 
