@@ -24,6 +24,7 @@ from farspan.report.example import examples
 from farspan.report.export import plain
 from farspan.report.page import write_report
 from farspan.report.tables import Group, grouped, read_sources, series, trained_at
+from farspan.terminal import CONTROL
 
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
@@ -276,6 +277,15 @@ def test_an_empty_run_is_left_out_of_a_report_with_a_line(tmp_path: Path) -> Non
     write_report([run(tmp_path / "a", rows()), run(tmp_path / "empty", [])], tmp_path / "out", lines.append)
     assert lines == [f"{tmp_path / 'empty'} is left out: it holds no rows yet"]
     assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_no_control_character_is_in_the_tables_of_a_report(tmp_path: Path) -> None:
+    """They are read on terminals too."""
+    write_report([run(tmp_path / "a", rows(model="m\x1b]0;title\x07\x9b2J"))], tmp_path / "out")
+    for name in ("report.md", "curves.csv", "memory_lengths.csv"):
+        text = (tmp_path / "out" / name).read_bytes().decode()
+        assert "m␛" in text
+        assert not CONTROL.search(text.replace("\r\n", "\n"))
 
 
 def test_a_folder_of_runs_is_left_out_of_a_report_with_a_line(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from farspan.files import written
 from farspan.record import Row
 from farspan.report import perplexity
 from farspan.report.tables import Group, Member, Source, in_characters, spoken
+from farspan.terminal import shown
 
 MEASURES = ("fine", "coarse", "half_life", "reach", "span", "paper_fine", "paper_coarse")
 WHOSE = ("run", "model", "method", "what", "version")
@@ -157,7 +158,7 @@ def _write(path: Path, columns: Sequence[str], lines: Iterable[dict[str, Any]]) 
 
 def _cell(value: Any) -> Any:
     if isinstance(value, str):
-        return f"'{value}" if value.startswith(FORMULA) else value
+        return f"'{shown(value)}" if value.startswith(FORMULA) else shown(value)
     if isinstance(value, float):
         return round(value, 6) if np.isfinite(value) else None
     return value

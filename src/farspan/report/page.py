@@ -19,6 +19,7 @@ from farspan.report import perplexity
 from farspan.report.export import markdown_page, write_curves, write_memory_lengths, write_perplexity, write_positions
 from farspan.report.sections import contents
 from farspan.report.tables import grouped, read_sources
+from farspan.terminal import shown
 
 NAMES = ("report.html", "report.md", "curves.csv", "memory_lengths.csv", "perplexity.csv", "positions.csv")
 
@@ -52,7 +53,7 @@ def write_report(
     }
     html = template.render(context, figures=_for_script(drawn), scripts=scripts, hashes=[_hash(s) for s in scripts])
     out.mkdir(parents=True, exist_ok=True)
-    for name, text in (("report.html", html), ("report.md", markdown_page(context))):
+    for name, text in (("report.html", html), ("report.md", shown(markdown_page(context)))):
         write(out / name, text)
     written = [out / "report.html", out / "report.md"]
     if groups or not expected:
