@@ -39,7 +39,7 @@ import numpy as np
 from jaxtyping import Int
 
 from farspan import checksums
-from farspan.files import built, parse_json
+from farspan.files import built, parse_json, remove_leftovers
 from farspan.terminal import shown
 from farspan.tokenising import Piece, tokenised
 
@@ -149,6 +149,7 @@ def load(name: str, tokenizer: Any) -> Corpus:
     folder = _cache_folder() / "corpora" / content.key
     if content.num_left_out:
         report(f"text {name!r}: {content.num_left_out:,} blank documents or rows without text (null) are left out")
+    remove_leftovers(folder.parent)  # of a command killed just after its last write here: nothing may be written again
     if not (cached := _cached(folder, name)):
         with built(folder, replace=folder.exists()) as beside:
             _write(beside, content, tokenizer)
