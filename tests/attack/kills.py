@@ -247,8 +247,8 @@ def signals(shares: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)) -> Iterator[S
                 yield Signalled(name, killed.argv, number, share)
 
 
-def attack_signal(stage: Stage, one: Signalled) -> list[Finding]:
-    """Sends the signal: the command ends with 130 or 143 and a line, or it was over."""
+def attack_signal(stage: Stage, one: Signalled) -> tuple[bool, list[Finding]]:
+    """Sends the signal: the command ends with 130 or 143 and a line, or it was over, which is returned first."""
     killed = next(known for known in COMMANDS if known.argv == one.argv)
     known = whole(stage, killed)
     with stage.copy(_origin(stage, killed)) as here:
@@ -256,9 +256,9 @@ def attack_signal(stage: Stage, one: Signalled) -> list[Finding]:
         (end,) = stage.zygote.run(Command(one.argv, here, kill=kill))
         expected = 128 + one.signal
         if "Traceback" in end.stderr:
-            return [Finding("traceback", end.stderr.strip().splitlines()[-1][:300])]
+            return False, [Finding("traceback", end.stderr.strip().splitlines()[-1][:300])]
         if end.code not in (expected, 0):
-            return [Finding("signal", f"exit code {end.code}, expected {expected}: {end.stderr[-200:]!r}")]
+            return False, [Finding("signal", f"exit code {end.code}, expected {expected}: {end.stderr[-200:]!r}")]
         if end.code and not end.stderr.strip():
-            return [Finding("unclear", "ended without a word")]
-        return []
+            return False, [Finding("unclear", "ended without a word")]
+        return not end.code, []

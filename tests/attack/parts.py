@@ -19,6 +19,7 @@ def inputs(given: Any, stages: list[Stage]) -> Results:
 
 
 def kills(given: Any, stages: list[Stage]) -> Results:
+    """Each SIGKILL that hit is an attack, as is each SIGINT or SIGTERM; findings are of the last kill of a sequence."""
     from attack import kills
     from attack.__main__ import shared_out
 
@@ -29,17 +30,26 @@ def kills(given: Any, stages: list[Stage]) -> Results:
         hits[one.name], found = kills.attack(stage, one)
         return found
 
-    done = shared_out(stages, chosen, attack, lambda one: one.name)
-    # each kill that hit is an attack; what was found is of the last of its sequence
     results: Results = []
-    for one, findings in done:
-        kind = one.killed.name
-        results += [(one.name, kind, list[Finding]())] * (hits.get(one.name, 0) - 1) + [(one.name, kind, findings)]
+    for one, findings in shared_out(stages, chosen, attack, lambda one: one.name):
+        kind = f"SIGKILL, {one.killed.name}"
+        done: Results = [(one.name, kind, []) for _ in range(hits.get(one.name, 0))]
+        if findings:
+            done[-1:] = [(one.name, kind, findings)]
+        results += done
     signalled = [one for one in kills.signals() if given.only in one.name]
     if given.sample:
         signalled = signalled[:: max(1, len(signalled) // (4 * given.sample))]
-    ended = shared_out(stages, signalled, kills.attack_signal, lambda one: one.name)
-    return results + [(one.name, one.name.partition(" ")[0], findings) for one, findings in ended]
+    over = dict[str, bool]()
+
+    def attack_signal(stage: Stage, one: kills.Signalled) -> list[Finding]:
+        over[one.name], found = kills.attack_signal(stage, one)
+        return found
+
+    for one, findings in shared_out(stages, signalled, attack_signal, lambda one: one.name):
+        kind = one.name.partition(" ")[0] + (", was over" if over.get(one.name) else "")
+        results.append((one.name, kind, findings))
+    return results
 
 
 def limits(given: Any, stages: list[Stage]) -> Results:
