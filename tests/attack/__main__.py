@@ -100,6 +100,9 @@ def shared_out(
             except (OSError, RuntimeError, ValueError, KeyError, IndexError) as error:
                 findings = [Finding("harness", f"{type(error).__name__}: {error}")]
             results[number] = one, findings
+            done = sum(result is not None for result in results)
+            if done % 25 == 0 or done == len(work):
+                print(f"{done} of {len(work)}", file=sys.stderr, flush=True)
             for finding in findings:
                 print(f"{name(one)}\n    {finding.kind}: {finding.detail}", flush=True)
 
