@@ -73,6 +73,13 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored() -> None:
     assert stopped(code, signal.SIGINT) == (0, "")
 
 
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_end_of_a_command_changes_nothing(by: signal.Signals) -> None:
+    at_exit = "atexit.register(lambda: (print('begun', flush=True), time.sleep(1)))"
+    code = f"import atexit, time\nfrom farspan import stopping\n{at_exit}\nstopping.run(lambda: None)"
+    assert stopped(code, by) == (0, "")
+
+
 def test_a_measurement_that_is_terminated_keeps_its_rows_and_shows_the_cursor_again(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "farspan", "curve", folder_of(DEMO), "--lengths", "8:128", "--repeats", "500"]
     screen, terminal = pty.openpty()

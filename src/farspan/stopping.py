@@ -37,10 +37,16 @@ def exit_code() -> int:
 
 
 def run(command: Callable[[], Any]) -> None:
-    """Call `command`. If a signal came, exit with its code, even if a library swallowed its KeyboardInterrupt."""
-    process = os.getpid()
+    """Call `command`. If a signal came, exit with its code, even if a library swallowed its KeyboardInterrupt.
+
+    While the interpreter shuts down after that, a first signal changes nothing and a second one ends the process.
+    """
+    process, over = os.getpid(), False
 
     def stop(number: int, frame: FrameType | None) -> None:
+        if over:
+            signal.signal(number, signal.SIG_DFL)
+            return
         if os.getpid() != process and number != signal.SIGINT:  # a worker, ended by what started it
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -51,7 +57,10 @@ def run(command: Callable[[], Any]) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background job
             signal.signal(number, stop)
     try:
-        command()
+        try:
+            command()
+        finally:
+            over = True
     except (KeyboardInterrupt, SystemExit):
         if stopped.by is None:
             raise
