@@ -530,6 +530,15 @@ def test_text_in_the_csv_is_no_formula_and_numbers_stay_numbers(tmp_path: Path) 
     assert float(line["memory_index"]) < 0
 
 
+def test_control_characters_of_names_are_signs_in_the_tables(tmp_path: Path) -> None:
+    measured = rows({100: 0.1, 200: 0.1}, model="a\x1b]0;owned\x07", text="b\x00\x9b31m")
+    write_report([run(tmp_path / "run", measured)], tmp_path / "out")
+    for name in ("report.md", "curves.csv", "memory_lengths.csv"):
+        text = (tmp_path / "out" / name).read_text()
+        assert "a␛" in text
+        assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", text)
+
+
 LATER = {100: 1.0, 200: 1.0, 300: 1.0, 400: 0.6, 500: 0.2}  # half-life 400
 
 

@@ -207,6 +207,9 @@ MARKDOWN_LINK = re.compile(r"(?<!\\)\[[^\]]*(?<!\\)\]\(\s*(javascript|https?|dat
 def tables(folder: Path) -> list[Finding]:
     """What a spreadsheet or a viewer of Markdown would run of the tables."""
     found = []
+    for file in sorted([*folder.glob("*.csv"), folder / "report.md"]):
+        if re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", file.read_text("utf-8")):
+            found.append(Finding("table", f"{file.name}: control characters"))
     for file in sorted(folder.glob("*.csv")):
         for line in csv.reader(file.read_text("utf-8").splitlines()):
             for cell in line:
@@ -217,8 +220,6 @@ def tables(folder: Path) -> list[Finding]:
         match = pattern.search(re.sub(r"`[^`\n]*`", "", text))
         if match:
             found.append(Finding("table", f"report.md: {what}: {text[match.start() : match.start() + 60]!r}"))
-    if re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text):
-        found.append(Finding("table", "report.md: control characters"))
     return found[:5]
 
 

@@ -256,7 +256,7 @@ def attack_signal(stage: Stage, one: Signalled) -> tuple[bool, list[Finding]]:
         (end,) = stage.zygote.run(Command(one.argv, here, kill=kill))
         expected = 128 + one.signal
         if "Traceback" in end.stderr:
-            return False, [Finding("traceback", end.stderr.strip().splitlines()[-1][:300])]
+            return False, [Finding("traceback", end.stderr[-1000:])]
         if end.code not in (expected, 0):
             return False, [Finding("signal", f"exit code {end.code}, expected {expected}: {end.stderr[-200:]!r}")]
         if end.code and not end.stderr.strip():

@@ -128,8 +128,8 @@ def _table_line(line: Mapping[str, Any], count: int) -> list[object]:
 
 
 def plain(text: object) -> str:
-    """Text from outside as Markdown that shows it and does nothing else; one line, fit for a cell of a table."""
-    return " ".join(escape(str(text), quote=False).translate(MARKDOWN).split())
+    """Text from outside as Markdown that shows it and does nothing else, on a terminal too; fit for a cell."""
+    return " ".join(escape(shown(str(text)), quote=False).translate(MARKDOWN).split())
 
 
 def failures(sources: Iterable[Source]) -> list[dict[str, Any]]:
