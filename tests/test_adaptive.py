@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from farspan import adaptive, stats
 from farspan.adaptive import Budget, coarse_lengths, finer_lengths, measure_adaptively, prepared, undecided
@@ -145,6 +146,23 @@ def test_a_killed_run_decides_as_if_it_had_not_been(tmp_path: Path) -> None:
         (folder / "rows.jsonl").write_text("".join(kept[:cut]))
         again = adaptively(folder, rule)
         assert {row.key for row in again} == {row.key for row in whole}
+
+
+def test_what_ran_out_of_memory_at_every_length_is_measured_by_the_next_run(tmp_path: Path) -> None:
+    rule, short = copier(150), True
+
+    def needs_memory(back: int, position: int, text: int) -> bool:
+        if short:
+            raise torch.OutOfMemoryError("not enough memory: you tried to allocate 9 GiB")
+        return rule(back, position, text)
+
+    whole = adaptively(tmp_path / "whole", rule)
+    assert {row.status for row in adaptively(tmp_path / "run", needs_memory)} == {"oom"}
+    short = False
+    again = adaptively(tmp_path / "run", needs_memory)
+    assert {row.status for row in again} == {"ok"}
+    hits = {row.key: row.scores["copy_hits"] for row in again}
+    assert {key: hits[key] for key in (row.key for row in whole)} == {row.key: row.scores["copy_hits"] for row in whole}
 
 
 def test_a_map_has_every_depth_at_every_length(tmp_path: Path) -> None:

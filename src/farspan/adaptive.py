@@ -8,6 +8,8 @@
 3. Repeats, four at a time and at the two lengths around half-life and reach alone, while the interval by chance goes
    further to either side than a 32nd of the longest length and 5 % of the value; up to 32, and none where 32 would not
    be enough. Lengths are not refined again after that.
+4. What ran out of memory in an earlier session and was not tried again by now, since this time lengths ended before it
+   or were refined elsewhere.
 
 Without a budget each decision is a function of rows alone, so a run that was stopped decides as if it had not been.
 With one, lengths are measured as far as the time goes by plan; repeating the command measures further.
@@ -108,6 +110,7 @@ def measure_adaptively(
         ValueError: a text too short, or a budget too small for one length.
     """
     rounds = _Rounds(task, method, lm, run, longest, seed, batch, chunk, budget, watch)
+    failed = {id(row) for row in rounds.rows if row.status == "oom"}
     grid, start = round_one(task, longest, repeats)
     lengths = rounds.affordable(grid, start)
     rounds.measure(task, lengths, start, "", to_amnesia=True)
@@ -132,6 +135,9 @@ def measure_adaptively(
         start += RING
         if not more or not rounds.measure(curve_only, more, start, f", {start} repeats where undecided"):
             break
+    if left := [row for row in rounds.rows if id(row) in failed]:
+        again = tuple(sorted({row.length for row in left}))
+        rounds.measure(task, again, 1 + max(row.repeat for row in left), ", what ran out of memory before")
     return rounds.rows
 
 
@@ -140,6 +146,8 @@ def finer_lengths(curve: stats.Curve, longest: int) -> tuple[int, ...]:
     brackets are still wide, also against the interval."""
     new: set[int] = set()
     measured = curve.kept(curve.measured)
+    if not len(measured.lengths):
+        return ()
     chance = stats.by_chance(measured)
     for name, (value, censored) in stats.headline(measured).items():
         if name not in REFINED or value == 0.0 or censored:
@@ -156,6 +164,8 @@ def finer_lengths(curve: stats.Curve, longest: int) -> tuple[int, ...]:
 def undecided(curve: stats.Curve, longest: int, most: int) -> tuple[tuple[int, ...], set[str]]:
     """Lengths that need more repeats, and the thresholds that even `most` of them would not decide."""
     measured = curve.kept(curve.measured)
+    if not len(measured.lengths):
+        return (), set()
     chance, values = stats.by_chance(measured), stats.headline(measured)
     more: set[int] = set()
     hopeless = set()

@@ -49,12 +49,23 @@ def rows(here: Path) -> Any:
         row = json.loads(line)
         if row["status"] == "oom":
             continue  # one that had too little memory is measured again
-        key = json.dumps([row[name] for name in ("model", "method", "task", "example", "length", "depth")])
+        key = _key(row)
         if key in found:
             return {"twice": key}
         scores = {name: _rounded(name, value) for name, value in row["scores"].items()}
         found[key] = [row["status"], scores]
     return found
+
+
+def _key(row: dict[str, Any]) -> str:
+    return json.dumps([row[name] for name in ("model", "method", "task", "example", "length", "depth")])
+
+
+def ran_out(here: Path) -> set[str]:
+    """The rows that had too little memory when they were first measured."""
+    file = here / "run" / "rows.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return {_key(row) for row in lines if row["status"] == "oom"}
 
 
 def _rounded(name: str, value: Any) -> Any:

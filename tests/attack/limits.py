@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attack.harness import Command, End, Finding, Stage, judge
-from attack.kills import COMMANDS, CURVE, Killed, difference, rows, weights, whole
+from attack.kills import COMMANDS, CURVE, Killed, difference, ran_out, rows, weights, whole
 
 SHARES = (0.0, 0.02, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.97)  # of what the command writes
 MEMORY = (8, 24, 64, 128, 256, 512)  # MiB of address space beyond what is taken when the command begins
@@ -112,6 +112,9 @@ def _repeated(stage: Stage, one: Limited, here: Path) -> list[Finding]:
     if end.code:
         return [Finding("blocked", f"repeated: exit code {end.code}: {end.stderr[-400:]}")]
     digest = one.killed.digest(here)
+    if one.killed.digest is rows:  # a length that ran out is tried again, also where --lengths auto would have ended
+        for key in ran_out(here) - known.digest.keys():
+            digest.pop(key, None)
     return [] if digest == known.digest else [Finding("changed", difference(known.digest, digest))]
 
 
