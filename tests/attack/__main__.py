@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=0, help="inputs of each table to leave out before a sample")
     seconds = float(os.environ.get("FARSPAN_FUZZ_SECONDS", 600))
     parser.add_argument("--seconds", type=float, default=seconds, help="of fuzzing, in all")
+    parser.add_argument("--seed", type=int, default=0, help="of fuzzing: another draws other examples")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="commands at once")
     parser.add_argument("--findings", type=Path, default=Path("attack-findings.jsonl"), help="a line each")
     given = parser.parse_args()
@@ -39,7 +40,7 @@ def main() -> None:
         parts[name] = getattr(known, name)
     counts: dict[str, Any] = {}
     found: Counter[str] = Counter()
-    started = time.perf_counter()
+    commit, started = _commit(), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="farspan-attack-") as folder, given.findings.open("w") as file:
         zygotes = [Zygote() for _ in range(given.jobs)]
         stages = [Stage(zygote, Path(folder) / str(number)) for number, zygote in enumerate(zygotes)]
@@ -62,7 +63,7 @@ def main() -> None:
     for part, row in counts.items():
         print(f"{part:<10} {row['attacks']:>8,} {row['with_findings']:>14,} {row['minutes']:>8.1f}")
     summary = {
-        "commit": _commit(),
+        "commit": commit,
         "python": platform.python_version(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "minutes": round((time.perf_counter() - started) / 60, 1),

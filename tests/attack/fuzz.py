@@ -35,11 +35,11 @@ class Job:
         return self.target if not self.seed else f"{self.target}, {self.seed}"
 
 
-def jobs(seconds: float, at_once: int) -> Iterator[Job]:
+def jobs(seconds: float, at_once: int, seed: int = 0) -> Iterator[Job]:
     """All targets, so that they take so many seconds in all, with so many of them at once."""
     each = seconds * at_once / len(TARGETS)
     for target in TARGETS:
-        yield Job(target, 0, each)
+        yield Job(target, seed, each)
 
 
 def attack(stage: Stage, one: Job) -> tuple[int, list[Finding]]:

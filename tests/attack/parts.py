@@ -82,7 +82,7 @@ def fuzz(given: Any, stages: list[Stage]) -> Results:
     from attack import fuzz
     from attack.__main__ import shared_out
 
-    chosen = [one for one in fuzz.jobs(given.seconds, len(stages)) if given.only in one.name]
+    chosen = [one for one in fuzz.jobs(given.seconds, len(stages), given.seed) if given.only in one.name]
     counts = dict[str, int]()
 
     def attack(stage: Stage, one: fuzz.Job) -> list[Finding]:
