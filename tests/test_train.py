@@ -93,6 +93,18 @@ def test_a_missing_config_is_named(tmp_path: Path) -> None:
         read_config(tmp_path / "none.toml", LmSettings)
 
 
+def test_a_config_with_an_integer_of_thousands_of_digits_is_named(config: Path) -> None:
+    config.write_text(f"steps = {'9' * 5000}\n")
+    with pytest.raises(ValueError, match=r"a\.toml is not TOML: Exceeds the limit"):
+        read_config(config, LmSettings)
+
+
+def test_a_config_that_is_not_utf8_is_named(config: Path) -> None:
+    config.write_bytes(b"out = '\xff'\n")
+    with pytest.raises(ValueError, match=r"a\.toml is not UTF-8 .*at byte 7"):
+        read_config(config, LmSettings)
+
+
 def test_a_file_that_is_not_toml_is_named(config: Path) -> None:
     config.write_text("steps: 3\n")
     with pytest.raises(ValueError, match=r"a\.toml is not TOML: .*line 1"):

@@ -60,7 +60,7 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
         raise ValueError(f"config {path} cannot be read: {error.strerror}. Name a TOML file") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"config {path} is not UTF-8 ({error.reason} at byte {error.start:,}). Convert it") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also an integer of more digits than Python reads
         raise ValueError(f"config {path} is not TOML: {error}") from error
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -103,7 +103,7 @@ def refuse_other_settings(out: Path, settings: Settings) -> None:
 def _read_settings(file: Path) -> dict[str, Any]:
     fix = f"Delete {file} and repeat the command with the settings that the training was begun with."
     try:
-        before = files.parse_json(file.read_bytes(), str(file))
+        before = files.read_json(file)
     except ValueError as error:
         raise ValueError(f"{error}. {fix}") from error
     if not isinstance(before, dict):
@@ -172,5 +172,5 @@ def _put(values: dict[str, Any], key: list[str], value: Any) -> None:
 def _toml_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return text
