@@ -151,7 +151,7 @@ def test_lengths_that_are_too_short_are_refused_and_the_others_measured(saved: P
     failed = {key: cell.failed for key, cell in found.items() if cell.failed}
     assert failed == {("perplexity", how, 8): "refused" for how in ("full", "topk:k=4")}
     assert all(cell.n == 3 for key, cell in found.items() if key not in failed)
-    said = [line for line in result.stderr.splitlines() if "refused" in line]
+    said = [line for line in result.stderr.splitlines() if "at 8: refused" in line]
     assert len(said) == 2
     assert "at 8: refused: 8 target tokens leave no context in a length of 8 tokens" in said[0]
     assert "perplexity:target_tokens=N" in said[0]
