@@ -295,3 +295,15 @@ def test_batches_are_planned_once_however_many_repeats_there_are() -> None:
     examples = [Example(str(repeat), repeat, LENGTHS, {}) for repeat in range(1000)]
     assert [len(batch.examples) for batch in _batches(examples, missing, [], 7)] == [7] * 142 + [6]
     assert len(asked) == len(examples)
+
+
+def test_free_memory_is_looked_up_once_for_a_measurement_and_not_for_each_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[torch.device] = []
+    monkeypatch.setattr("farspan.measure.free_bytes", lambda device: looked.append(device) or 2**40)
+    assert len(measured(tmp_path, Curve(counting_text()), repeats=8)) == 24
+    assert len(looked) <= 2  # for what cannot fit, and for the batch
+    before = len(looked)
+    measured(tmp_path, Curve(counting_text()), repeats=8)
+    assert len(looked) == before

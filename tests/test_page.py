@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import io
 import json
 import os
 import re
@@ -16,8 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from farspan import stats
+from farspan.cli.curve import show_curves
 from farspan.record import Row
 from farspan.report import figures, perplexity
 from farspan.report.example import examples
@@ -423,6 +426,17 @@ def test_a_context_longer_than_all_that_was_measured_stands_where_it_would_be() 
 def test_every_curve_of_a_group_has_a_look_of_its_own() -> None:
     looks = {(figures.colour(i), figures.symbol(i)) for i in range(21)}
     assert len(looks) == 21
+
+
+def test_rows_that_were_just_measured_are_not_read_again_to_show_their_differences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = [*rows(), *rows(model="org/large")]
+    folder = run(tmp_path / "run", measured)
+    monkeypatch.setattr("farspan.record._read_rows", lambda path: pytest.fail(f"{path} was read"))
+    console = Console(file=io.StringIO(), width=200)
+    assert show_curves(measured, folder, console, as_json=False) == 0
+    assert "shared targets" in console.file.getvalue()
 
 
 def test_nothing_from_outside_becomes_html(tmp_path: Path) -> None:

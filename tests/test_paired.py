@@ -339,6 +339,14 @@ def test_a_curve_differs_from_itself_by_nothing() -> None:
         assert (one.value, one.low, one.high, one.p, one.pairs) == (0.0, 0.0, 0.0, 1.0, 6)
 
 
+def test_all_differences_of_two_curves_come_from_one_set_of_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    draw = stats.headlines_drawn
+    monkeypatch.setattr(stats, "headlines_drawn", lambda one, g: drawn.append(one) or draw(one, g))
+    paired.differences(run(3000.0), run(4000.0))
+    assert len(drawn) == 4  # two curves, and both up to the last length of the two
+
+
 def test_a_curve_moved_by_1000_tokens_differs_by_1000_tokens() -> None:
     found = paired.differences(run(5000), run(6000))  # two steps of the grid
     for name in ("half_life", "reach", "span", "fine"):

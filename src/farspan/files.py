@@ -169,6 +169,9 @@ def parse_json(content: str | bytes, where: str) -> Any:
         raise ValueError(f"{where} is damaged: expected JSON in UTF-8: {error}") from error
     except RecursionError as error:
         raise ValueError(deep) from error
+    marks: tuple[Any, Any] = (b"[", b"{") if isinstance(content, bytes) else ("[", "{")
+    if sum(content.count(mark) for mark in marks) <= DEEPEST:  # of most rows: too few to be nested so deep
+        return value
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(DEEPEST):
         items = (item for one in level for item in (one.values() if isinstance(one, dict) else one))

@@ -126,13 +126,16 @@ def measure(
                 failed(example, length, "too_long", reason)
 
     goes_on(0)
+    if not any(missing(example) for example in examples):
+        return mine()
     with method.on(lm) as reader:
         if fallback := getattr(reader, "fallback", None):
             watch.notice(f"{lm.name} is read with plain forwards, slower and without a cache: {fallback}")
         else:
+            free = free_bytes(lm.device)
             for example in within_positions(task, lm, examples):
                 for length in missing(example):
-                    if reason := _cannot_fit(task, method, lm, replace(example, lengths=(length,))):
+                    if reason := _cannot_fit(task, method, lm, replace(example, lengths=(length,)), free):
                         failed(example, length, "oom", reason)
         largest_chunk = chunk or reader.chunk
         fitting = within_positions(task, lm, examples)
@@ -259,16 +262,15 @@ def key_bytes(method: Method, lm: LM, work: Work, chunk: int) -> int:
     return work.num_rows * hf.key_bytes_per_token(lm.model) * (before + min(work.num_tokens, chunk))
 
 
-def _cannot_fit(task: Task, method: Method, lm: LM, example: Example) -> str:
-    """Why an example cannot be read even alone, where its keys are more than the free memory; else ""."""
-    keys = max((key_bytes(method, lm, w, SMALLEST_CHUNK) for w in task.work(lm, example)), default=0)
-    free = free_bytes(lm.device)
+def _cannot_fit(task: Task, method: Method, lm: LM, example: Example, free: int) -> str:
+    """Why an example cannot be read even alone, where its keys are more than the free memory (bytes); else ""."""
+    keys = max((key_bytes(method, lm, w, SMALLEST_CHUNK) for w in set(task.work(lm, example))), default=0)
     return f"keys of {keys / 2**30:,.1f} GiB alone, {free / 2**30:,.1f} GiB are free" if keys > free else ""
 
 
 def batch_that_fits(task: Task, method: Method, lm: LM, examples: Sequence[Example]) -> int:
     """Repeats to read at once: enough to keep the device busy, and their keys in a share of the free memory."""
-    work = [w for example in examples for w in task.work(lm, example)]
+    work = {w for example in examples for w in task.work(lm, example)}  # thousands of repeats have the same
     if not work:
         return 1
     longest = max(w.num_before + w.num_tokens for w in work)

@@ -391,11 +391,15 @@ def _differences(
 ) -> list[Difference]:
     end = min(one.lengths[-1] * scale for one, scale in zip((a, b), scales, strict=True))
     same_end = [_until(one, round(end / scale)) for one, scale in zip((a, b), scales, strict=True)]
+    whole, ended = (
+        [(stats.headline(one), stats.headlines_drawn(one, g)) for one, g in zip(curves, multipliers, strict=True)]
+        for curves in ([a, b], same_end)
+    )
     result = []
     for name in COMPARED:
-        curves = same_end if name == "span" else [a, b]
-        found = [stats.headline(one)[name] for one in curves]
-        drawn = [stats.headlines_drawn(one, g)[name] for one, g in zip(curves, multipliers, strict=True)]
+        curves, numbers = (same_end, ended) if name == "span" else ([a, b], whole)
+        found = [values[name] for values, _ in numbers]
+        drawn = [draws[name] for _, draws in numbers]
         values = [value * scale for (value, _), scale in zip(found, scales, strict=True)]
         draws = [others * scale for (others, _), scale in zip(drawn, scales, strict=True)]
         repeats = [stats.repeats_behind(one, name, value) for one, (value, _) in zip(curves, found, strict=True)]

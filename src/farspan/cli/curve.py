@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from farspan.curves import CurveSettings
     from farspan.lm import Load
     from farspan.record import Row
+    from farspan.report.tables import Group
 
 
 class Protocol(StrEnum):
@@ -186,11 +187,12 @@ def measured(
 def show_curves(rows: list["Row"], folder: Path, console: Console, as_json: bool, test: bool = False) -> int:
     """Draws and prints what a run holds; returns how many of its rows failed."""
     from farspan.display import print_memory_lengths, print_recall
-    from farspan.record import read_header
+    from farspan.record import latest, read_header
     from farspan.report.picture import draw_curves, draw_maps
-    from farspan.report.tables import as_data, remarks, series, short_names
+    from farspan.report.tables import Source, as_data, grouped_series, remarks, series, short_names
 
-    curves = series(rows, read_header(folder)["models"])
+    header = read_header(folder)
+    curves = series(rows, header["models"])
     drawn = [one for one in curves if one.summary is not None]
     at_one_length = bool(drawn) and all(one.map is not None and len(one.curve.lengths) == 1 for one in drawn)
     lines: list[str] = []
@@ -207,8 +209,9 @@ def show_curves(rows: list["Row"], folder: Path, console: Console, as_json: bool
             pictures += draw_curves(drawn, folder, f"Forgetting curve of {names} ({what})")
             print_memory_lengths(drawn, console)
             lines += [line for one in drawn for line in remarks(one)]
-    tests = _tested(folder) if test and drawn else []
-    differences = _differences(folder) if len(drawn) > 1 and not test else []
+    groups = grouped_series([(Source(folder.resolve().name, folder, header, latest(rows)), curves)])
+    tests = _tested(folder, groups) if test and drawn else []
+    differences = _differences(groups) if len(drawn) > 1 and not test else []
     for line in [*lines, *(line for _, told in [*tests, *differences] for line in told)]:
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
     failed = print_end(rows, folder, pictures, console)
@@ -225,7 +228,7 @@ def show_curves(rows: list["Row"], folder: Path, console: Console, as_json: bool
     return failed
 
 
-def _tested(folder: Path) -> list[tuple[dict[str, Any], list[str]]]:
+def _tested(folder: Path, groups: "list[Group]") -> list[tuple[dict[str, Any], list[str]]]:
     """What the tests of several texts say, as data and in words.
 
     Raises:
@@ -233,9 +236,8 @@ def _tested(folder: Path) -> list[tuple[dict[str, Any], list[str]]]:
     """
     from farspan.paired import said
     from farspan.report.contrasts import text_tests
-    from farspan.report.tables import grouped, read_sources
 
-    tests = text_tests([member for group in grouped(read_sources([folder])) for member in group.members])
+    tests = text_tests([member for group in groups for member in group.members])
     if not tests:
         raise ValueError(f"{folder} holds too little to test its texts by: at least 3 repeats at a length are needed")
     return [
@@ -247,12 +249,11 @@ def _tested(folder: Path) -> list[tuple[dict[str, Any], list[str]]]:
     ]
 
 
-def _differences(folder: Path) -> list[tuple[dict[str, Any], list[str]]]:
+def _differences(groups: "list[Group]") -> list[tuple[dict[str, Any], list[str]]]:
     """What curves under one question differ by from the first of them, as data and in words."""
     from farspan.paired import said
     from farspan.report.contrasts import group_differences
-    from farspan.report.tables import grouped, read_sources
 
-    found = [one for group in grouped(read_sources([folder])) for one in group_differences(group)]
+    found = [one for group in groups for one in group_differences(group)]
     # a length that is 0 in both says nothing
     return [(one.as_dict(), said([one]) if any(one.values) else []) for one in found]

@@ -172,6 +172,9 @@ def _whose(one: Member | perplexity.Member) -> dict[str, Any]:
 
 def _points(one: Member) -> Iterable[dict[str, Any]]:
     where = stats.memory_map(one.rows)
+    cells: dict[tuple[int, float], list[Row]] = {}
+    for row in one.rows:
+        cells.setdefault((row.length, row.depth), []).append(row)
     for column, depth in enumerate(where.depths.tolist()):
         curve = one.at_depth(depth)
         means = {
@@ -181,7 +184,7 @@ def _points(one: Member) -> Iterable[dict[str, Any]]:
         index = stats.memory_index(curve)
         for i, length in enumerate(curve.lengths.tolist()):
             line = _whose(one) | {"length": length, "depth": depth, "n": int(np.isfinite(curve.copy[:, i]).sum())}
-            line["status"] = _status(r for r in one.rows if (r.length, r.depth) == (length, depth))
+            line["status"] = _status(cells.get((length, depth), []))
             if curve.measured[i]:
                 line |= {"scored": int(curve.scored[i]), "context": int(curve.context[i])}
                 line |= {
@@ -201,9 +204,12 @@ def _status(rows: Iterable[Row]) -> str:
 def _expectations(one: perplexity.Member) -> Iterable[dict[str, Any]]:
     (found,) = perplexity.as_data([one.series])
     measured = {at["length"]: at for at in found["lengths"]}
+    rows: dict[int, list[Row]] = {}
+    for row in one.rows:
+        rows.setdefault(row.length, []).append(row)
     for length in one.series.lengths.tolist():
         numbers = dict(measured.get(length, {"length": length, "repeats": 0}))
-        status = _status(row for row in one.rows if row.length == length)
+        status = _status(rows.get(length, []))
         yield _whose(one) | {"n": numbers.pop("repeats"), "status": status} | numbers
 
 

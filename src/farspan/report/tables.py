@@ -199,13 +199,20 @@ def grouped(sources: Sequence[Source]) -> list[Group]:
     Raises:
         ValueError: a run that mixes settings within a curve.
     """
-    groups: dict[tuple[str, int], list[Member]] = {}
+    found = []
     for source in sources:
-        rows = stats.by_curve(source.rows)
         try:
-            curves = series(source.rows, source.header["models"])
+            found.append((source, series(source.rows, source.header["models"])))
         except ValueError as error:
             raise ValueError(f"{source.folder}: {error}") from error
+    return grouped_series(found)
+
+
+def grouped_series(found: Iterable[tuple[Source, Iterable[Series]]]) -> list[Group]:
+    """The same of curves that were made already, for each run."""
+    groups: dict[tuple[str, int], list[Member]] = {}
+    for source, curves in found:
+        rows = stats.by_curve(source.rows)
         for one in curves:
             own = rows[one.model, one.method, one.what]
             version = own[0].version
