@@ -326,7 +326,7 @@ def test_a_number_out_of_range_is_refused_with_the_range(option: str, value: obj
         (["curve"], "error: Missing argument 'MODEL...'. See farspan curve --help\n"),
         (["nope"], "error: No such command 'nope'. See farspan --help\n"),
         (["train", "lm", "a", "b"], "error: Got unexpected extra argument(s) (b). See farspan train lm --help\n"),
-        (["curve", "m", "--nope"], "error: No such option: --nope. See farspan curve --help\n"),
+        (["curve", "m", "--nothere"], "error: No such option: --nothere. See farspan curve --help\n"),
     ],
 )
 def test_a_wrong_command_line_is_refused_in_one_line(arguments: list[str], line: str) -> None:
@@ -353,6 +353,10 @@ def test_a_long_name_is_cut_where_it_is_refused() -> None:
     said = refused(curve("x" * 5000))
     assert len(said) < 1100
     assert "…" in said
+
+
+def test_an_empty_prefix_text_is_refused(models: Path) -> None:
+    assert "a text has no name: got ''" in refused(curve(models / "llama", "--prefix-text", ""))
 
 
 def test_the_home_of_nobody_is_refused() -> None:

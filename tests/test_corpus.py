@@ -211,7 +211,7 @@ def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
 
 def test_deep_jsonl_is_refused_with_its_line(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", '{"text": ' + "[" * 100_000)
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 1 is damaged: its values are nested"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 1 is damaged: got values nested"):
         list(read_texts(str(path)))
 
 
@@ -266,6 +266,18 @@ def test_a_column_of_what_has_none_is_refused(tmp_path: Path) -> None:
     for place in (path, path.parent):
         with pytest.raises(ValueError, match=r"has no columns: got #body, but .*\. Omit it\."):
             list(read_texts(f"{place}#body"))
+
+
+def test_a_number_sign_without_a_column_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    with pytest.raises(ValueError, match=r"names no column after #: write .*a\.jsonl#COLUMN, or omit the #"):
+        list(read_texts(f"{tmp_path / 'a.jsonl'}#"))
+
+
+@pytest.mark.parametrize("name", ["builtin:held-out+", "shuffled:"])
+def test_half_a_name_of_a_text_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name.replace("+", r"\+")):
+        load(name, None)
 
 
 def test_the_home_of_nobody_is_refused() -> None:

@@ -334,7 +334,7 @@ def test_a_model_called_by_itself_is_refused_what_cannot_be_told_apart(tokenizer
         ("sinkz:window=5", r"unknown; known are full, .* \(did you mean 'sinks'\?\)"),
         ("sinks:windw=5", r"no setting 'windw' \(did you mean 'window'\?\); it has window, sinks, stride"),
         ("sinks", "needs window: write sinks:window="),
-        ("sinks:window", "'window' of method 'sinks' is window=VALUE"),
+        ("sinks:window", "'window' of method 'sinks' has no value: write window=VALUE"),
         ("sinks:window=5,window=6", "given twice"),
         ("sinks:window=many", "must be a whole number, not 'many'"),
         ("sinks:window=0", "window and stride must be at least 1"),

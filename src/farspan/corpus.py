@@ -138,6 +138,8 @@ def load(name: str, tokenizer: Any) -> Corpus:
         ValueError: no such text, no documents in it, a column it does not have or that holds no text, not UTF-8, a text
             that changes while it is read, or a document too long for a tokenizer written in Python.
     """
+    if name == "shuffled:":
+        raise ValueError("text 'shuffled:' names no text: write shuffled:TEXT")
     if name.startswith("shuffled:"):
         text = load(name.removeprefix("shuffled:"), tokenizer)
         hashed = hashlib.sha256(f"shuffled {text.source}".encode()).hexdigest()[:16]
@@ -269,8 +271,8 @@ def builtin_texts(part: str = "") -> Iterator[str]:
     """
     from pydoc_data.topics import topics
 
-    name, _, tests = part.partition("+")
-    if name not in ("", "train", "held-out") or tests not in ("", "tests") or part == "+tests":
+    name, plus, tests = part.partition("+")
+    if name not in ("", "train", "held-out") or tests != ("tests" if plus else "") or part == "+tests":
         raise ValueError(
             f"text 'builtin:{part}' is unknown: use builtin, builtin:train or builtin:held-out, the last two also "
             "with +tests"
@@ -340,7 +342,7 @@ def expanded(place: str | Path) -> Path:
     try:
         return Path(place).expanduser()
     except RuntimeError as error:
-        raise ValueError(f"{str(place)!r} is no path: {error}") from error
+        raise ValueError(f"{str(place)!r} is no path: {error} Correct the name after ~") from error
 
 
 class _TextFile:
@@ -398,7 +400,9 @@ def _documents(name: str) -> "Iterator[str | _TextFile | None]":
     if name == "builtin" or name.startswith("builtin:"):
         yield from builtin_texts(name.removeprefix("builtin").removeprefix(":"))
         return
-    place, _, column = name.partition("#")
+    place, number_sign, column = name.partition("#")
+    if number_sign and not column:
+        raise ValueError(f"text {name!r} names no column after #: write {place}#COLUMN, or omit the #")
     if not place:
         raise ValueError(
             f"a text has no name: got {name!r}, expected a file, a folder, a hub dataset (org/name) or builtin. Is a "

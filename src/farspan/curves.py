@@ -85,7 +85,8 @@ class CurveSettings:
 
         assert self.protocol is not None, "resolve the settings first"
         targets = [named(text) for text in self.target_texts or (self.text,)]
-        prefixes = [named(text) if text else None for text in self.prefix_texts or ("",)]
+        prefixes: list[corpus.Corpus | None] = [named(text) for text in self.prefix_texts]
+        prefixes = prefixes or [None]
         probe = {} if self.warmup is None or self.scored is None else {"warmup": self.warmup, "scored": self.scored}
         return [
             Curve(target, prefix, self.protocol, self.compat, depths=self.depths, **probe)
@@ -122,7 +123,7 @@ def measure_curves(
     chosen = [method(text) for text in methods]
     settings = _resolved(settings, models, loader)
     if minutes is not None and not minutes > 0:
-        raise ValueError(f"minutes = {minutes}: a budget is a positive number")
+        raise ValueError(f"minutes: got {minutes:g}, expected a positive number (--minutes)")
     if minutes is not None and (settings.lengths is not None or settings.protocol == "paper"):
         raise ValueError("a budget in minutes goes with --lengths auto, which has something to choose")
     budget = Budget() if minutes is None else Budget(60 * minutes)

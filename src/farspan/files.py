@@ -189,7 +189,7 @@ def read_json(path: Path) -> Any:
         FileNotFoundError: no such file.
     """
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a regular file: got a folder, pipe or device. Delete it")
+        raise ValueError(f"{path} is not a regular file: got a folder, pipe or device. Replace it by a file")
     return parse_json(path.read_bytes(), str(path))
 
 

@@ -324,7 +324,7 @@ def _lines(path: Path, read: Callable[[Any], T], what: str, repair: str) -> Iter
     if not path.exists():
         return
     if not path.is_file():
-        raise ValueError(f"{path} is not a regular file: got a folder, pipe or device. Delete it")
+        raise ValueError(f"{path} is not a regular file: got a folder, pipe or device. Replace it by a file")
     end, size = 0, path.stat().st_size
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):

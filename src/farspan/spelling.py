@@ -48,7 +48,8 @@ def _parsed(kind: type[M], noun: str, name: str, settings: str) -> M:
             has = ", ".join(known)
             raise ValueError(f"{noun} has no setting {key!r}{closest(key, known)}; it has {has}")
         if not equals or key in values:
-            raise ValueError(f"setting {key!r} of {noun} is {'given twice' if equals else f'{key}=VALUE'}")
+            problem = "is given twice: give it once" if equals else f"has no value: write {key}=VALUE"
+            raise ValueError(f"setting {key!r} of {noun} {problem}")
         if not value:
             raise ValueError(f"setting {key!r} of {noun} is empty: write {key}=VALUE, or leave it out")
         values[key] = _read(noun, key, value, hints[key])

@@ -205,7 +205,7 @@ FIX = re.compile(
     r"allowed|did you mean|build|download|convert|wait|free|remove|unset|only|instead|add|shorten|see|has|go together|"
     r"contradict|required|is not in the range|is not one of|not a valid|no such option|belongs?|missing argument|"
     r"got unexpected|should be|cannot be|does not exist|does not take|requires|at (character|line|column)|is not TOML|"
-    r"exceeded maximum size|omit|correct|rename|restore|leave)\b",
+    r"exceeded maximum size|omit|correct|rename|replace|restore|leave)\b",
     re.IGNORECASE,
 )
 ERRNO_WITHOUT_NAME = re.compile(r"\[Errno \d+\][^'\"\n]*$", re.MULTILINE)

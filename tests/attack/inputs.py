@@ -135,14 +135,16 @@ TEXTS = refused(
 )  # fmt: skip
 METHODS = refused(
     "", " ", "ful", "full:x=1", "FULL", "sinks", "sinks:window", "sinks:window=", "sinks:window=4,window=5",
-    "sinks:window=4,sinks=4", "sinks:windo=64", "full+", "+full", "full+full", "+", "cepe+full",
+    "sinks:windo=64", "full+", "+full", "full+full", "+", "cepe+full",
     "sinks:window=16+topk:k=3", "rope", "rope:type=x", "rope:type=yarn", "rope:factor=2", "topk",
     "lambda_mask", "cepe", "replug:weights=x", "replug:piece=0", "full,sinks:window=9", "full;", ":",
     "sinks:window=64:sinks=4", "[/x]", "\x1b[31m", "rope:type=yarn,factor=nan", "rope:type=yarn,factor=0",
     "rope:type=yarn,factor=-2", "rope:type=yarn,factor=inf", "rope:type=yarn,factor=2,original=0",
     "rope:type=dynamic+sinks:window=64"
 )  # fmt: skip
-METHODS |= {"rope:type=yarn,factor=1e307": "any", "full:": "any", " full ": "any", f"sinks:window={MANY}": "any",
+# four tokens and four sinks: few, and no mistake
+METHODS |= {"sinks:window=4,sinks=4": "any", "rope:type=yarn,factor=1e307": "any", "full:": "any", " full ": "any",
+            f"sinks:window={MANY}": "any",
             f"rope:type=linear,factor=2,original={MANY}": "any", "rope:type=linear,factor=1e-30": "any"}  # fmt: skip
 DEVICES = {"": "refused", "x": "refused", "cuda": "refused", "cuda:99": "refused", "mps": "refused", "meta": "refused",
            "hpu": "refused", "cpu:7": "any", "CPU": "refused", "cuda:-1": "refused", "xla": "refused", "xpu": "refused",
@@ -267,8 +269,10 @@ def options() -> Iterator[Input]:
         argv = (OWN[0], *OWN[3:], "--", value, OWN[2])
         yield Input("options", f"task TASK {shown(value)}", argv, expect, (value.strip(), "task"))
     for value, expect in FILES.items():
-        yield Input("options", f"import FILE {shown(value)}", ("import", "--out", "run", "--", value), expect, (value,))
-        yield Input("options", f"report RUN {shown(value)}", ("report", "--", value), "refused", (value,))
+        yield Input(
+            "options", f"import FILE {shown(value)}", ("import", "--out", "run", "--", value), expect, (value or ".",)
+        )
+        yield Input("options", f"report RUN {shown(value)}", ("report", "--", value), "refused", (value or "/work",))
         for kind in CONFIGS:
             name = f"train {kind} CONFIG {shown(value)}"
             yield Input("options", name, ("train", kind, "--", value), "refused", (value, "config"))

@@ -150,6 +150,8 @@ def said(kept: str = "") -> Iterator[None]:
             message = f"{error.filename}: {error.strerror}"
             if error.errno == errno.ENOSPC and "make room" not in message:
                 message += ". Make room and repeat the command"
+            elif error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG):
+                message += ". Choose another file or folder"
         if isinstance(error, RuntimeError | MemoryError):
             from farspan.device import is_out_of_memory
 
