@@ -7,7 +7,8 @@
    interval. An interval ends at measured lengths, so this is what keeps it from being wider than chance makes it.
 3. Repeats, four at a time and at the two lengths around half-life and reach alone, while the interval by chance goes
    further to either side than a 32nd of the longest length and 5 % of the value; up to 32, and none where 32 would not
-   be enough. Lengths are not refined again after that.
+   be enough. Up to 12 repeats also at all lengths to the half-life while the joint test does not show that there is
+   memory at all. Lengths are not refined again after that.
 4. What ran out of memory in an earlier session and was not tried again by now, since this time lengths ended before it
    or were refined elsewhere.
 
@@ -37,6 +38,7 @@ RESOLUTION = 32  # parts of the longest length
 RELATIVE_RESOLUTION = 8  # parts of a length
 PRECISION = 0.05  # of a value: half the width of its interval
 PIECES = 4  # of a bracket, at most, in one round
+SHOWN_BY = 12  # repeats, at most, to show that a half-life is not chance
 AMNESIA = 0.02  # memory index
 AMNESIA_LENGTHS = 3  # in a row
 REFINED = ("fine", "half_life", "reach")
@@ -183,6 +185,9 @@ def undecided(curve: stats.Curve, longest: int, most: int) -> tuple[tuple[int, .
             hopeless.add(name)
         else:
             more |= set(stats.between(measured, value))
+    half_life, _ = values["half_life"]
+    if half_life > 0 and len(measured.copy) < SHOWN_BY and not stats.established(measured, "gap", stats.JOINT_LEVEL):
+        more |= {length for length in measured.lengths.tolist() if length <= stats.between(measured, half_life)[1]}
     return tuple(sorted(more)), hopeless
 
 
