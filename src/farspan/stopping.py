@@ -7,6 +7,7 @@ remembered, since libraries may swallow it.
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
@@ -53,6 +54,16 @@ def run(command: Callable[[], Any]) -> None:
         stopped.by = number
         raise KeyboardInterrupt
 
+    def again(unraisable: Any) -> None:
+        """Where Python prints and drops the KeyboardInterrupt, as in a finaliser, send the signal once more."""
+        if stopped.by is None or over or not isinstance(unraisable.exc_value, KeyboardInterrupt):
+            printed(unraisable)
+            return
+        later = threading.Timer(0.01, os.kill, (os.getpid(), stopped.by))  # not at once: it would be raised in here
+        later.daemon = True
+        later.start()
+
+    printed, sys.unraisablehook = sys.unraisablehook, again
     for number in WORDS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background job
             signal.signal(number, stop)
