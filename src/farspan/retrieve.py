@@ -37,7 +37,7 @@ from safetensors import SafetensorError
 
 from farspan import checksums
 from farspan.corpus import expanded, offline, optional_import, read_texts, tokenizer_hash
-from farspan.files import built, parse_json
+from farspan.files import built, parse_json, remove_leftovers
 from farspan.record import refuse_differences
 
 KINDS = ("bm25", "dense", "faiss")
@@ -212,6 +212,7 @@ def build(
         "encoder": None if kind == "bm25" else encoder,
     }
     if (out / "index.json").exists():
+        remove_leftovers(out.parent)  # of a command killed after it had put the index there
         return _opened(out, text, about)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not empty and holds no index (no index.json): choose another folder (--out)")
