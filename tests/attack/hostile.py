@@ -123,7 +123,9 @@ def chromium() -> Iterator[Any]:
         return
     options = webdriver.ChromeOptions()
     options.binary_location = places[0]
-    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
+    flags = (
+        "headless no-sandbox disable-dev-shm-usage disable-gpu disable-quic no-first-run disable-background-networking"
+    )
     with tempfile.TemporaryDirectory() as profile:
         for flag in f"{flags} disable-component-update disable-sync window-size=1200,1600".split():
             options.add_argument(f"--{flag}")
@@ -174,7 +176,7 @@ def attack(stage: Stage, one: Hostile, browser: Any) -> list[Finding]:
 
 def opened(browser: Any, page: Path) -> list[Finding]:
     """What a browser makes of a page."""
-    from selenium.common.exceptions import TimeoutException, UnexpectedAlertPresentException
+    from selenium.common.exceptions import TimeoutException, UnexpectedAlertPresentException, WebDriverException
     from selenium.webdriver.support.wait import WebDriverWait
 
     browser.get_log("browser"), browser.get_log("performance")
@@ -188,6 +190,8 @@ def opened(browser: Any, page: Path) -> list[Finding]:
         return [Finding("page", f"the figures were never drawn: {browser.get_log('browser')[:3]}")]
     except UnexpectedAlertPresentException as error:
         return [Finding("executed", f"an alert: {error}")]
+    except WebDriverException as error:
+        return [Finding("page", f"Chromium: {error.msg}")]
     found = [Finding("executed", "a script of the payload ran")] if seen["broken"] else []
     found += [Finding("page", one) for one in seen["bad"][:5]]
     if seen["hidden"]:
