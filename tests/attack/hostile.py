@@ -123,9 +123,7 @@ def chromium() -> Iterator[Any]:
         return
     options = webdriver.ChromeOptions()
     options.binary_location = places[0]
-    flags = (
-        "headless no-sandbox disable-dev-shm-usage disable-gpu disable-quic no-first-run disable-background-networking"
-    )
+    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
     with tempfile.TemporaryDirectory() as profile:
         for flag in f"{flags} disable-component-update disable-sync window-size=1200,1600".split():
             options.add_argument(f"--{flag}")
