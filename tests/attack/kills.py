@@ -215,11 +215,15 @@ def attack(stage: Stage, sequence: Series, *, timed: bool = True) -> tuple[int, 
             kill, limits = kill_of(rng, known, timed)
             (end,) = stage.zygote.run(Command(killed.argv, here, kill=kill, limits=limits))
             story.append(json.dumps(kill | limits))
+            if end.hung:
+                return hits, [Finding("hang", f"after {'; '.join(story)}: more than {end.seconds:.0f} s")]
             if end.code in (-signal.SIGKILL, -signal.SIGALRM, -signal.SIGXFSZ):
                 hits += 1
             elif end.code != 0:
                 return hits, [Finding("blocked", f"after {'; '.join(story)}: {end.code}: {end.stderr[-300:]}")]
         (end,) = stage.zygote.run(Command(killed.argv, here))
+        if end.hung:
+            return hits, [Finding("hang", f"after {'; '.join(story)}: more than {end.seconds:.0f} s")]
         if end.code != 0:
             return hits, [Finding("blocked", f"after {'; '.join(story)}: {end.code}: {end.stderr[-400:]}")]
         digest = killed.digest(here)
