@@ -91,8 +91,8 @@ def test_a_cell_may_hold_a_whole_book(tmp_path: Path) -> None:
         ("a.jsonl", b"\n", r"a\.jsonl holds no rows"),
         ("a.parquet", b"PAR1", r"a\.parquet is no parquet file, or a damaged one"),
         ("a.parquet", b"", r"a\.parquet is no parquet file, or a damaged one"),
-        ("a.jsonl", b'{"a": 1}\n' + b"[" * 100_000, r"a\.jsonl, line 2 is damaged: its values are nested"),
-        ("a.json", b"[" * 100_000, r"a\.json is damaged: its values are nested"),
+        ("a.jsonl", b'{"a": 1}\n' + b"[" * 100_000, r"a\.jsonl, line 2 is damaged: got values nested"),
+        ("a.json", b"[" * 100_000, r"a\.json is damaged: got values nested"),
         ("a.jsonl", b'{"a": ["\\ud800"]}', r"a\.jsonl, line 1 holds '.ud...' at character .*half of a surrogate pair"),
         (
             "a.json",

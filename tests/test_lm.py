@@ -378,7 +378,7 @@ def test_a_config_that_is_impossible_is_refused_in_one_line(folder: Path, field:
     [
         ("config.json", '{"a": ', "config.json is damaged: expected JSON in UTF-8: Expecting value"),
         ("config.json", "[]", "config.json is damaged: expected a JSON object"),
-        ("config.json", "[" * 100_000, "config.json is damaged: its values are nested"),
+        ("config.json", "[" * 100_000, "config.json is damaged: got values nested"),
         ("tokenizer.json", "{}", "has a tokenizer that cannot be loaded"),
         (
             "tokenizer.json",

@@ -376,7 +376,8 @@ def test_settings_that_cannot_be_are_refused(text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "said"), [("", "lengths '' are neither"), ("0,auto", "mix numbers and auto"), ("0,", "lengths '' are")]
+    ("lengths", "said"),
+    [("", "lengths: got '', expected"), ("0,auto", "mix numbers and auto"), ("0,", "lengths: got '', expected")],
 )
 def test_lengths_that_say_nothing_are_refused(lengths: str, said: str, data: str) -> None:
     assert said in refused(farspan("task", f"qa:data={data}", "no-model", "--lengths", lengths))

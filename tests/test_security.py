@@ -177,7 +177,8 @@ def evil(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_code_of_a_model_is_refused_without_a_question(evil: Path) -> None:
     with pytest.raises(ValueError, match=r"Python code of its own, .*--trust-remote-code"):
         load(evil)
-    assert Load().trained(str(evil)) is None
+    with pytest.raises(ValueError, match="Python code of its own"):
+        Load().trained(str(evil))
     with pytest.raises(ValueError, match=r"Python code of its own, .*--trust-remote-code"):
         cepe.from_base(evil, tiny_encoder())
     with pytest.raises(ValueError, match=r"Python code of its own, .*--trust-remote-code"):

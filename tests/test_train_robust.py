@@ -23,7 +23,6 @@ from test_cli import farspan as cli
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import farspan
-from farspan import files
 from farspan.callback import PerplexityCallback
 from farspan.files import locked
 from farspan.report.training import measured_table, model_card
@@ -629,16 +628,16 @@ def test_a_tokenizer_whose_training_was_killed_is_trained_again(
     settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = settings("lm", "tokenizer.folder=''", "tokenizer.vocabulary=280")
-    original = files.write
+    original = os.replace
 
-    def write(path: Path, content: str | bytes) -> None:
-        if path.name == "tokenizer.json":
+    def replace(file: Path, place: Path) -> None:
+        if Path(place).name == "tokenizer.json":
             raise KeyboardInterrupt
-        original(path, content)
+        original(file, place)
 
-    monkeypatch.setattr(files, "write", write)
+    monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(KeyboardInterrupt):
         train("lm", chosen)
-    monkeypatch.setattr(files, "write", original)
+    monkeypatch.undo()
     assert not (tmp_path / "out" / "tokenizer.json").exists()
     assert train("lm", chosen)["loss"] > 0

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
@@ -236,7 +236,8 @@ def alone(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def taken_over(model: nn.Module, scope: Scope) -> Iterator[None]:
-    """Reserve `model` for readers of this scope, so that no other reader is silently given its changes."""
+    """Reserve `model` for readers of this scope, so that no other reader is silently given its changes. Enter and leave
+    it in the same `alone` as the changes are made and undone in: between the two another thread could read."""
     scopes = _use(model).scopes
     scopes.append(scope)
     try:
@@ -558,18 +559,20 @@ def rope(model: Any, inv_freq: Float[Tensor, "pairs"], scale: float, *, name: st
     modules = _rotary(model)
     before = [(module, module._buffers["inv_freq"], module.attention_scaling) for module in modules]
     scope = Scope(name)
-    try:
-        with alone(model):
-            for module, own, own_scale in before:
-                module._buffers["inv_freq"] = inv_freq.to(own.device)
-                module.attention_scaling = own_scale * scale
-        with taken_over(model, scope):
+    with ExitStack() as reserved:
+        try:
+            with alone(model):
+                for module, own, own_scale in before:
+                    module._buffers["inv_freq"] = inv_freq.to(own.device)
+                    module.attention_scaling = own_scale * scale
+                reserved.enter_context(taken_over(model, scope))
             yield scope
-    finally:
-        scope.on = False
-        with alone(model):
-            for module, own, own_scale in before:
-                module._buffers["inv_freq"], module.attention_scaling = own, own_scale
+        finally:
+            scope.on = False
+            with alone(model):
+                for module, own, own_scale in before:
+                    module._buffers["inv_freq"], module.attention_scaling = own, own_scale
+                reserved.close()
 
 
 def _rotary(model: Any) -> list[Any]:

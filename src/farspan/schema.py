@@ -149,7 +149,7 @@ class OtherScores(Checked):
     cloze: Share | None = None
     accuracy: Share | None = None
     exact_match: Share | None = None
-    nats: Number | Words | None = None
+    nats: Number | Words | list[Number | None] | None = None  # a list: one for each option
 
 
 # by task: its settings, its scores, and the scores without which a row of status "ok" is none

@@ -196,7 +196,9 @@ def opened(browser: Any, page: Path) -> list[Finding]:
         found.append(Finding("page", "a style of the payload hides the page"))
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    asked = [url for url in asked if not url.startswith(("data:", "blob:")) and url != page.resolve().as_uri()]
+    asked = [
+        url for url in asked if not url.startswith(("data:", "blob:", "chrome:")) and url != page.resolve().as_uri()
+    ]
     if asked:
         found.append(Finding("page", f"asks for {asked[:3]}"))
     return found
