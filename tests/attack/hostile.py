@@ -152,6 +152,10 @@ return {bad, broken: window.broken, drawn: document.documentElement.dataset.draw
 """
 
 
+# the page itself may hold these; the last two are Chromium's new tab, which may still be loading
+OWN = ("data:", "blob:", "chrome:", "chrome-untrusted:")
+
+
 def attack(stage: Stage, one: Hostile, browser: Any) -> list[Finding]:
     """Reports a poisoned run, opens the page, and looks at it."""
     with stage.copy() as here:
@@ -196,9 +200,7 @@ def opened(browser: Any, page: Path) -> list[Finding]:
         found.append(Finding("page", "a style of the payload hides the page"))
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    asked = [
-        url for url in asked if not url.startswith(("data:", "blob:", "chrome:")) and url != page.resolve().as_uri()
-    ]
+    asked = [url for url in asked if not url.startswith(OWN) and url != page.resolve().as_uri()]
     if asked:
         found.append(Finding("page", f"asks for {asked[:3]}"))
     return found
