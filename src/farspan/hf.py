@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
@@ -235,15 +235,24 @@ def alone(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def taken_over(model: nn.Module, scope: Scope) -> Iterator[None]:
-    """Reserve `model` for readers of this scope, so that no other reader is silently given its changes. Enter and leave
-    it in the same `alone` as the changes are made and undone in: between the two another thread could read."""
-    scopes = _use(model).scopes
-    scopes.append(scope)
+def _changed(
+    model: nn.Module, scope: Scope, change: Callable[[], None], undo: Callable[[], None], *, reserved: bool
+) -> Iterator[None]:
+    """Change `model`, and undo it afterwards, while no other thread runs it. `reserved`: meanwhile it can be read by
+    readers of this scope alone, so that no other reader is silently given the change."""
+    use = _use(model)
     try:
+        with use.lock:  # around both: between the two another thread could read
+            change()
+            if reserved:
+                use.scopes.append(scope)
         yield
     finally:
-        scopes.remove(scope)
+        scope.on = False
+        with use.lock:
+            undo()
+            if scope in use.scopes:
+                use.scopes.remove(scope)
 
 
 def check_scope(model: nn.Module, scope: Scope | None) -> None:
@@ -343,8 +352,10 @@ def attention(
     name: str,
     shape: SinkWindow | None = None,
     padding: bool = False,
+    reserved: bool = False,
 ) -> Iterator[Attention]:
-    """Lets `model` attend by `attend`; inside, also when it is called by itself.
+    """Lets `model` attend by `attend`; inside, also when it is called by itself. `reserved`: other readers are refused
+    meanwhile.
 
     Raises:
         ValueError: another method has taken its place already.
@@ -357,16 +368,19 @@ def attention(
     stand_in = Attention(attend, layers, name=name, shape=shape, padding=padding)
     AttentionInterface.register(key, stand_in)
     AttentionMaskInterface.register(key, stand_in.mask)
+
+    def switch() -> None:
+        for config, _ in before:
+            config._attn_implementation_internal = key
+
+    def restore() -> None:
+        for config, own in before:
+            config._attn_implementation_internal = own
+
     try:
-        with alone(model):
-            for config, _ in before:
-                config._attn_implementation_internal = key
-        yield stand_in
+        with _changed(model, stand_in, switch, restore, reserved=reserved):
+            yield stand_in
     finally:
-        stand_in.on = False
-        with alone(model):
-            for config, own in before:
-                config._attn_implementation_internal = own
         del AttentionInterface._global_mapping[key], AttentionMaskInterface._global_mapping[key]
 
 
@@ -559,20 +573,18 @@ def rope(model: Any, inv_freq: Float[Tensor, "pairs"], scale: float, *, name: st
     modules = _rotary(model)
     before = [(module, module._buffers["inv_freq"], module.attention_scaling) for module in modules]
     scope = Scope(name)
-    with ExitStack() as reserved:
-        try:
-            with alone(model):
-                for module, own, own_scale in before:
-                    module._buffers["inv_freq"] = inv_freq.to(own.device)
-                    module.attention_scaling = own_scale * scale
-                reserved.enter_context(taken_over(model, scope))
-            yield scope
-        finally:
-            scope.on = False
-            with alone(model):
-                for module, own, own_scale in before:
-                    module._buffers["inv_freq"], module.attention_scaling = own, own_scale
-                reserved.close()
+
+    def scaled() -> None:
+        for module, own, own_scale in before:
+            module._buffers["inv_freq"] = inv_freq.to(own.device)
+            module.attention_scaling = own_scale * scale
+
+    def restore() -> None:
+        for module, own, own_scale in before:
+            module._buffers["inv_freq"], module.attention_scaling = own, own_scale
+
+    with _changed(model, scope, scaled, restore, reserved=True):
+        yield scope
 
 
 def _rotary(model: Any) -> list[Any]:

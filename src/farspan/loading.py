@@ -233,28 +233,26 @@ def _refuse_pickles(place: str, config: PreTrainedConfig, options: dict[str, Any
     if named is not None and not _is_safetensors(named, (".safetensors", ".safetensors.index.json")):
         raise _RefusedError(f"config.json names the weights {named!r}, expected a .safetensors file of the same folder")
     folder = Path(place) / options.get("subfolder", "")
-    if Path(place).is_dir():
+    is_folder = Path(place).is_dir()
+    quiet = {f"_raise_exceptions_for_{kind}": False for kind in ("gated_repo", "missing_entries", "connection_errors")}
+
+    def found(file: str) -> Path | None:
+        if is_folder:
+            return folder / file if (folder / file).exists() else None
+        cached = cached_file(place, file, revision=revision, **quiet, **options)
+        return None if cached is None else Path(cached)
+
+    if found("adapter_config.json") and not found("adapter_model.safetensors") and found("adapter_model.bin"):
+        raise _RefusedError(f"the weights of its adapter are pickled (adapter_model.bin): {PICKLED}")
+    if is_folder:
         indexes = [file for file in folder.glob("*.json") if ".safetensors.index" in file.name]
-        adapter = (folder / "adapter_config.json").exists() and not (folder / "adapter_model.safetensors").exists()
-        if adapter and (folder / "adapter_model.bin").exists():
-            raise _RefusedError(f"the weights of its adapter are pickled (adapter_model.bin): {PICKLED}")
     else:
-        quiet = {
-            f"_raise_exceptions_for_{kind}": False for kind in ("gated_repo", "missing_entries", "connection_errors")
-        }
-
-        def has(file: str) -> str | None:
-            return cached_file(place, file, revision=revision, **quiet, **options)
-
-        index = has("model.safetensors.index.json")
-        indexes = [] if index is None else [Path(index)]
-        if has("adapter_config.json") and not has("adapter_model.safetensors") and has("adapter_model.bin"):
-            raise _RefusedError(f"the weights of its adapter are pickled (adapter_model.bin): {PICKLED}")
+        indexes = [index] if (index := found("model.safetensors.index.json")) else []
     for file in indexes:
-        index = parse_json(file.read_bytes(), file.name)
-        if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict) or "metadata" not in index:
+        holds = parse_json(file.read_bytes(), file.name)
+        if not isinstance(holds, dict) or not isinstance(holds.get("weight_map"), dict) or "metadata" not in holds:
             raise _RefusedError(f"{file.name} is damaged: expected an object with metadata and weight_map")
-        for shard in sorted(map(str, set(index["weight_map"].values()))):
+        for shard in sorted(map(str, set(holds["weight_map"].values()))):
             if not _is_safetensors(shard):
                 raise _RefusedError(
                     f"{file.name} names the weights {shard!r}, expected .safetensors files of the same folder; "

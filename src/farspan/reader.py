@@ -7,7 +7,7 @@ memory.score(more)                # as often as you like: the memory is afterwar
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
@@ -148,17 +148,8 @@ def attending(
         if (reason := _checked(lm)) is not None:
             raise ValueError(f"{name} reads in chunks, which {lm.name} cannot be: {reason}; use full")
         layers = hf.attention_layers(lm.model, name=name, rotary=rotary)
-    with ExitStack() as changes:
-        with hf.alone(lm.model):
-            attention = changes.enter_context(
-                hf.attention(lm.model, attend, layers, name=name, shape=shape, padding=padding)
-            )
-            changes.enter_context(hf.taken_over(lm.model, attention))
-        try:
-            yield DenseReader(lm, attention=attention)
-        finally:
-            with hf.alone(lm.model):
-                changes.close()
+    with hf.attention(lm.model, attend, layers, name=name, shape=shape, padding=padding, reserved=True) as attention:
+        yield DenseReader(lm, attention=attention)
 
 
 def read_alike(lm: LM, before: LM) -> None:

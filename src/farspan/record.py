@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -75,7 +76,6 @@ class Run:
         self._latest: dict[tuple[str, str], dict[tuple[Any, ...], Row]] = {}
         for row in rows:
             self._keep(row)
-        self._examples: dict[tuple[str, str], dict[str, Any]] | None = None
 
     @classmethod
     def open(cls, folder: str | Path, settings: dict[str, Any]) -> Self:
@@ -146,17 +146,22 @@ class Run:
 
     def has_example(self, model: str, what: str) -> bool:
         """Whether there is an example in words of this model and question."""
-        if self._examples is None:
-            self._examples = {(one["model"], one["what"]): one for one in reversed(read_examples(self.folder))}
-        return (model, what) in self._examples
+        return (model, what) in self._in_words
 
     def add_example(self, example: dict[str, Any]) -> None:
         """Keep an example in words, unless there is one of its model and question ("what") already."""
-        if self.has_example(example["model"], example["what"]):
-            return
-        kept = [*reversed((self._examples or {}).values()), example]
-        write(self.folder / "examples.jsonl", "".join(json.dumps(one) + "\n" for one in kept))
-        self._examples = {(one["model"], one["what"]): one for one in reversed(kept)}
+        if not self.has_example(example["model"], example["what"]):
+            kept = [*self._in_words.values(), example]
+            write(self.folder / "examples.jsonl", "".join(json.dumps(one) + "\n" for one in kept))
+            self._in_words[example["model"], example["what"]] = example
+
+    @cached_property
+    def _in_words(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """The first example of each model and question."""
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for one in read_examples(self.folder):
+            found.setdefault((one["model"], one["what"]), one)
+        return found
 
     def _keep(self, row: Row) -> None:
         self._latest.setdefault((row.model, row.method), {})[row.key] = row

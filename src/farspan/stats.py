@@ -387,12 +387,12 @@ def _unseen_texts(curve: Curve) -> dict[str, float]:
     text, and their spread does not show it. So much of t · the standard deviation between the repeats' own half-lives
     is added.
     """
-    whole = curve.copy[(np.isfinite(curve.copy) & np.isfinite(curve.control)).all(1)]
-    control = curve.control[(np.isfinite(curve.copy) & np.isfinite(curve.control)).all(1)]
-    if len(whole) < 2:
+    complete = (np.isfinite(curve.copy) & np.isfinite(curve.control)).all(1)
+    copy, control = curve.copy[complete], curve.control[complete]
+    if len(copy) < 2:
         return dict.fromkeys(CROSSINGS, 0.0)
     judged = _judged(curve)
-    index = np.divide(whole - control, 1.0 - control, out=np.zeros_like(whole), where=control < 1)[:, judged]
+    index = np.divide(copy - control, 1.0 - control, out=np.zeros_like(copy), where=control < 1)[:, judged]
     ends, _ = _crossings(curve.lengths[judged], index, HALF_LIFE, np.ones(index.shape[1]))
     spread = float(student.ppf(0.95, len(ends) - 1)) * float(np.std(ends, ddof=1))
     left = max(1e-3, 1.0 - float(measured_mean(curve.control)[judged].mean()))
@@ -417,12 +417,11 @@ def established(curve: Curve, name: str, level: float) -> float:
     none, and under two repeats.
 
     For a repeat r at length L, d = c - 0.99 for `fine`, c - M for "gap", c - M - 0.01 for `coarse`, else
-    (c - M) - threshold · (1 - M), whose
-    mean exceeds 0 exactly where the curve exceeds its threshold. That no length from L on exceeds it is rejected by
-    the largest Student's t of means of d over windows of lengths: those that begin at L, and for `fine`, which may
-    need warm-up, also short ones that begin later. Lengths are tested in order to the first not rejected, so that
-    all of them together err with the probability of one test. The quantile is simulated under independent normal noise;
-    noise that lengths share makes the windows more alike and the test conservative.
+    (c - M) - threshold · (1 - M), whose mean exceeds 0 exactly where the curve exceeds its threshold. That no length
+    from L on exceeds it is rejected by the largest Student's t of means of d over windows of lengths: those that begin
+    at L, and for `fine`, which may need warm-up, also short ones that begin later. Lengths are tested in order to the
+    first not rejected, so that all of them together err with the probability of one test. The quantile is simulated
+    under independent normal noise; noise that lengths share makes the windows more alike and the test conservative.
     """
     judged = _judged(curve)
     lengths, copy, control = curve.lengths[judged], curve.copy[:, judged], curve.control[:, judged]
