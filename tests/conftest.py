@@ -17,6 +17,7 @@ install_import_hook(
     "beartype.beartype",
 )
 
+import huggingface_hub.constants
 import transformers
 from transformers import PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaMLP
@@ -66,6 +67,20 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("the shared data folder is not here")
     return SHARED_DATA
+
+
+@pytest.fixture
+def hub_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is not asked, also where its library was imported before the environment said so."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """A tiny Llama as `save_pretrained` leaves it; `tiny.configure` changes its config."""
+    tiny_model().save_pretrained(tmp_path / "tiny-llama")
+    tokenizer.save_pretrained(tmp_path / "tiny-llama")
+    return tmp_path / "tiny-llama"
 
 
 @pytest.fixture(scope="session")

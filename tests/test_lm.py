@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub.constants
 import pytest
 import torch
 import transformers
@@ -19,25 +18,9 @@ from transformers import PreTrainedTokenizerFast
 from farspan import cepe, hf
 from farspan.lm import LM, Load, choose_separator, fingerprint, load, wrap
 
-from tiny import VOCABULARY, tiny_config, tiny_model
+from tiny import VOCABULARY, configure, tiny_config, tiny_model
 
-
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # it reads the environment once
-
-
-@pytest.fixture
-def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
-    """A tiny Llama as `save_pretrained` leaves it."""
-    tiny_model().save_pretrained(tmp_path / "tiny-llama")
-    tokenizer.save_pretrained(tmp_path / "tiny-llama")
-    return tmp_path / "tiny-llama"
-
-
-def configure(folder: Path, **changes: object) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
+pytestmark = pytest.mark.usefixtures("hub_offline")
 
 
 def raising(error: Exception, cause: Exception | None = None) -> Callable[..., None]:

@@ -7,36 +7,18 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import huggingface_hub.constants
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedTokenizerFast
 
 from farspan import cepe, record
 from farspan.lm import Load, load
 from farspan.loading import load_config, load_tokenizer
 
 from cepe_models import tiny_encoder
-from tiny import tiny_model
+from tiny import configure, tiny_model
 
-
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # it reads the environment once
-
-
-@pytest.fixture
-def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
-    """A tiny Llama as `save_pretrained` leaves it."""
-    tiny_model().save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-def configure(folder: Path, **changes: object) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
+pytestmark = pytest.mark.usefixtures("hub_offline")
 
 
 @pytest.fixture

@@ -1,5 +1,8 @@
 """Tiny models of random weights, one for each way of reading that transformers has, and a tiny tokenizer."""
 
+import json
+from pathlib import Path
+
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -157,3 +160,9 @@ def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 20], trainer)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<s>")
+
+
+def configure(folder: Path, **changes: object) -> None:
+    """Changes fields of a model folder's config.json."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))

@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from farspan.curves import CurveSettings, measure_curves
@@ -14,6 +13,7 @@ from farspan.measure import Watch
 from farspan.record import Row, read_header
 from farspan.report.picture import draw_curves
 from farspan.report.tables import series
+from farspan.terminal import Terminal
 
 TEXTS = {"natural": "builtin:held-out+tests", "shuffled": "shuffled:builtin:held-out+tests"}
 LENGTHS = (32, 64, 96, 128, 160, 192, 224, 254, 288, 320, 352, 384, 448, 511)
@@ -27,7 +27,7 @@ def embedded_model() -> LM:
     return wrap(lm.model, lm.tokenizer, "farspan-demo")
 
 
-def run_demo(out: Path, console: Console, *, fresh: bool = False) -> int:
+def run_demo(out: Path, console: Terminal, *, fresh: bool = False) -> int:
     """Measures, draws and explains; returns how many rows failed.
 
     Raises:
@@ -50,6 +50,6 @@ def run_demo(out: Path, console: Console, *, fresh: bool = False) -> int:
     drawn = [one for one in curves if one.summary is not None]
     picture, _ = draw_curves(drawn, out, "Forgetting curve of farspan's embedded model")
     print_memory_lengths(drawn, console)
-    console.print(f"\npicture: {picture}", markup=False, highlight=False, soft_wrap=True)
+    console.print_line(f"\npicture: {picture}")
     console.print("next, with a model of your own (a folder or a hub id):", Text(NEXT, style="bold"))
     return sum(row.status != "ok" for row in rows)

@@ -4,13 +4,13 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from farspan import stats
 from farspan.record import Row
 from farspan.report.tables import HEADLINE, Series, spoken
+from farspan.terminal import Terminal
 
 LINE_EVERY = 15.0  # seconds between lines where the output is no terminal
 
@@ -18,7 +18,7 @@ LINE_EVERY = 15.0  # seconds between lines where the output is no terminal
 class Display:
     """A progress line: done/total, tokens/s, peak memory, running accuracies, time left. A context manager."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Terminal) -> None:
         self.console = console
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -49,10 +49,10 @@ class Display:
         self.progress.update(self.task, completed=done, total=total, state=state)
         if not self.console.is_terminal and now - self.printed > LINE_EVERY:
             self.printed = now
-            self.console.print(f"{self.title}: {done}/{total}, {state}", markup=False, highlight=False, soft_wrap=True)
+            self.console.print_line(f"{self.title}: {done}/{total}, {state}")
 
     def notice(self, text: str) -> None:
-        self.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        self.console.print_line(text, style="yellow")
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -64,7 +64,7 @@ class Display:
         self.progress.stop()
 
 
-def print_memory_lengths(series: list[Series], console: Console) -> None:
+def print_memory_lengths(series: list[Series], console: Terminal) -> None:
     """The memory lengths of some curves, a column each, in tokens with their 95 % intervals, and what they mean."""
     table = Table(title="memory lengths (tokens to be copied, 95 % interval over repeats)", title_justify="left")
     table.add_column("")
@@ -77,7 +77,7 @@ def print_memory_lengths(series: list[Series], console: Console) -> None:
     console.print(meanings, style="dim", highlight=False)
 
 
-def print_recall(series: list[Series], console: Console) -> None:
+def print_recall(series: list[Series], console: Terminal) -> None:
     """Recall by distance of some maps with one length each: memory index, copy and control at each distance."""
     for one in series:
         assert one.map is not None

@@ -32,6 +32,10 @@ class Terminal(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False} | options)
 
+    def print_line(self, text: str, style: str | None = None) -> None:
+        """Print a text as it is, however wide the terminal: without highlighting, and without breaks of its own."""
+        self.print(text, style=style, highlight=False, soft_wrap=True)
+
     def status(self, status: RenderableType, **options: Any) -> Status:
         return super().status(Text(shown(status)) if isinstance(status, str) else status, **options)
 

@@ -5,10 +5,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from farspan.cli.options import Loading, Methods, Models, Out, Running, Seed, Spacing, Text, chosen_lengths, said
+from farspan.cli.options import (
+    Loading,
+    Methods,
+    Models,
+    Out,
+    Points,
+    Running,
+    Seed,
+    Spacing,
+    Text,
+    chosen_lengths,
+    said,
+)
 from farspan.cli.show import print_end, print_plans, watched
+from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
     from farspan.record import Row
@@ -22,7 +34,7 @@ def attention(
         str,
         typer.Option(help="Where queries stand: 512,4096 or 512:16384; auto: parts of the trained length, to 8,192."),
     ] = "auto",
-    points: Annotated[int | None, typer.Option(min=1, max=10_000, help="Lengths in a range A:B, default 16.")] = None,
+    points: Points = None,
     spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default log.")] = None,
     repeats: Annotated[int, typer.Option(help="Windows of the text, from as many documents as possible.")] = 10,
     layers: Annotated[str, typer.Option(help="all, or as 0,5,-1: the first, the sixth, the last.")] = "all",
@@ -71,7 +83,7 @@ def chosen_layers(text: str) -> tuple[int, ...] | None:
         raise ValueError(f"layers {text!r} are neither all nor like 0,5,-1") from error
 
 
-def show_attention(rows: list["Row"], folder: Path, console: Console, as_json: bool) -> int:
+def show_attention(rows: list["Row"], folder: Path, console: Terminal, as_json: bool) -> int:
     """Draws and prints what a run holds; returns how many of its rows failed."""
     from farspan.report import attention as report
     from farspan.report.tables import short_names

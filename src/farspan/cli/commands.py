@@ -24,7 +24,7 @@ class OneLine(TyperGroup):
             if type(error).__name__ != "NoArgsIsHelpError":  # whose help is printed already
                 said = error.format_message().replace("Value error, ", "").rstrip(".") + _given(error)
                 line = f"error: {said}. See {getattr(error.ctx, 'command_path', 'farspan')} --help"
-                err.print(" ".join(line.split()), style="red", highlight=False, soft_wrap=True)
+                err.print_line(" ".join(line.split()), style="red")
             sys.exit(error.exit_code)
         sys.exit(ended or 0)
 

@@ -11,6 +11,7 @@ from farspan.cli.options import (
     Methods,
     Models,
     Out,
+    Points,
     Running,
     Seed,
     Spacing,
@@ -31,7 +32,7 @@ def compare(
     ] = None,
     text: Text = "builtin",
     lengths: Annotated[str, typer.Option(help="512,1024,2048 or 512:16384; auto: each task's own.")] = "auto",
-    points: Annotated[int | None, typer.Option(min=1, max=10_000, help="Lengths in a range A:B, default 16.")] = None,
+    points: Points = None,
     spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default log.")] = None,
     repeats: Annotated[int, typer.Option(help="Examples of each length.")] = 10,
     cost: Annotated[bool, typer.Option(help="Also measure tokens per second and memory.")] = True,
@@ -65,12 +66,12 @@ def compare(
         report.print_comparison(found, console)
         pictures = report.draw_comparison(found, folder)
         for path in report.write_tables(found, folder):
-            console.print(f"table: {path}", markup=False, highlight=False, soft_wrap=True)
-        console.print(f"page: farspan report {folder}", markup=False, highlight=False, soft_wrap=True)
+            console.print_line(f"table: {path}")
+        console.print_line(f"page: farspan report {folder}")
         missing = [cell for cell in found if cell.failed]
         print_end(rows, folder, pictures, console)
         for line in report.failures(found):
-            err.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+            err.print_line(line, style="red")
         if running.as_json:
             cells = [asdict(cell) for cell in found]
             print(json.dumps({"run": str(folder), "cells": cells, "failed_cells": len(missing)}))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from farspan.cli.options import (
     LARGEST,
@@ -15,6 +14,7 @@ from farspan.cli.options import (
     Methods,
     Models,
     Out,
+    Points,
     PrefixTexts,
     Running,
     Scored,
@@ -27,6 +27,7 @@ from farspan.cli.options import (
     said,
 )
 from farspan.cli.show import print_end, print_plans, watched
+from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
     from farspan.curves import CurveSettings
@@ -54,7 +55,7 @@ def curve(
     lengths: Annotated[
         str, typer.Option(help="512,1024,2048 or 512:16384; auto: where the curve needs them.")
     ] = "auto",
-    points: Annotated[int | None, typer.Option(min=1, max=10_000, help="Lengths in a range A:B, default 16.")] = None,
+    points: Points = None,
     spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default linear.")] = None,
     repeats: Annotated[
         int | None, typer.Option(help="Targets at each length; default 10, with auto lengths 4 or as needed.")
@@ -184,7 +185,7 @@ def measured(
         raise typer.Exit(1)
 
 
-def show_curves(rows: list["Row"], folder: Path, console: Console, as_json: bool, test: bool = False) -> int:
+def show_curves(rows: list["Row"], folder: Path, console: Terminal, as_json: bool, test: bool = False) -> int:
     """Draws and prints what a run holds; returns how many of its rows failed."""
     from farspan.display import print_memory_lengths, print_recall
     from farspan.record import latest, read_header
@@ -213,7 +214,7 @@ def show_curves(rows: list["Row"], folder: Path, console: Console, as_json: bool
     tests = _tested(folder, groups) if test and drawn else []
     differences = _differences(groups) if len(drawn) > 1 and not test else []
     for line in [*lines, *(line for _, told in [*tests, *differences] for line in told)]:
-        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+        console.print_line(line, style="dim")
     failed = print_end(rows, folder, pictures, console)
     if as_json:
         summary = {

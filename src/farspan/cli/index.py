@@ -67,6 +67,6 @@ def index(
             f"{summary['bytes'] / 2**20:,.0f} MiB, {summary['seconds']} s"
         )
         console = err if as_json else Terminal()
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print_line(line)
         if as_json:
             print(json.dumps(summary))

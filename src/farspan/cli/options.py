@@ -58,6 +58,7 @@ Scored = Annotated[
     typer.Option(min=1, max=LARGEST, help="Tokens of a probe that are scored; default 256, beyond 8,192 1,024."),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed for choosing texts.")]
+Points = Annotated[int | None, typer.Option(min=1, max=10_000, help="Lengths in a range A:B, default 16.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder; default: one under runs/.")]
 Attention = Annotated[str | None, typer.Option(help="Attention implementation of transformers.")]
 Chunk = Annotated[int | None, typer.Option(min=1, help="Tokens of one forward.")]
@@ -142,7 +143,7 @@ def said(kept: str = "") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        err.print(stopping.line(kept), markup=False, highlight=False, soft_wrap=True)
+        err.print_line(stopping.line(kept))
         raise typer.Exit(stopping.exit_code()) from error
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         message = str(error)
@@ -164,7 +165,7 @@ def said(kept: str = "") -> Iterator[None]:
         line = " ".join(f"error: {message}".splitlines())
         if len(line) > LONGEST:  # what is wrong comes first, and what to do last
             line = f"{line[: LONGEST * 2 // 3]} … {line[-LONGEST // 3 :]}"
-        err.print(line, style="red", highlight=False, soft_wrap=True)
+        err.print_line(line, style="red")
         raise typer.Exit(2) from error
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from farspan.cli.options import (
     Attention,
@@ -13,6 +12,7 @@ from farspan.cli.options import (
     Methods,
     Models,
     Out,
+    Points,
     Running,
     Seed,
     Spacing,
@@ -21,6 +21,7 @@ from farspan.cli.options import (
     said,
 )
 from farspan.cli.show import print_end, print_plans, watched
+from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
     from farspan.record import Row
@@ -33,7 +34,7 @@ def perplexity(
     lengths: Annotated[
         str, typer.Option(help="512,1024,2048 or 512:16384; auto: powers of two to twice the trained length.")
     ] = "auto",
-    points: Annotated[int | None, typer.Option(min=1, max=10_000, help="Lengths in a range A:B, default 16.")] = None,
+    points: Points = None,
     spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default log.")] = None,
     repeats: Annotated[int, typer.Option(help="Windows of the text, from as many documents as possible.")] = 10,
     targets: Annotated[
@@ -72,7 +73,7 @@ def perplexity(
             raise typer.Exit(1)
 
 
-def show_perplexity(rows: list["Row"], folder: Path, console: Console, as_json: bool) -> int:
+def show_perplexity(rows: list["Row"], folder: Path, console: Terminal, as_json: bool) -> int:
     """Draws and prints what a run holds; returns how many of its rows failed."""
     from farspan.record import read_header
     from farspan.report import perplexity as report

@@ -21,11 +21,11 @@ def report(
         from farspan.report.page import write_report
 
         def notice(line: str) -> None:
-            err.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            err.print_line(line, style="yellow")
 
         written = write_report(runs, out, notice)
         for path in written:
-            (err if as_json else Terminal()).print(str(path), markup=False, highlight=False, soft_wrap=True)
+            (err if as_json else Terminal()).print_line(str(path))
         if as_json:
             print(json.dumps({"written": [str(path) for path in written]}))
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from farspan.cli.options import err
 from farspan.terminal import Terminal
 
@@ -46,14 +44,14 @@ def watched(
         return measure(models, methods, settings, folder, watch=watch, **options), folder, console
 
 
-def print_end(rows: list["Row"], folder: Path, pictures: Sequence[Path], console: Console) -> int:
+def print_end(rows: list["Row"], folder: Path, pictures: Sequence[Path], console: Terminal) -> int:
     """Says what failed and where rows and pictures are; returns how many rows failed."""
     failed = [row for row in rows if row.status not in ("ok", "budget")]
     if failed:
         first = f"{len(failed)} of {len(rows)} rows failed, first: {failed[0].status}: {failed[0].reason}"
-        err.print(first, style="red", markup=False, highlight=False, soft_wrap=True)
+        err.print_line(first, style="red")
     for line in [f"rows: {folder / 'rows.jsonl'}", *(f"picture: {path}" for path in pictures)]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print_line(line)
     return len(failed)
 
 

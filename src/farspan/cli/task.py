@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from farspan.cli.options import (
     Attention,
@@ -13,6 +12,7 @@ from farspan.cli.options import (
     Methods,
     Models,
     Out,
+    Points,
     Running,
     Seed,
     Spacing,
@@ -21,6 +21,7 @@ from farspan.cli.options import (
     said,
 )
 from farspan.cli.show import print_end, print_plans, watched
+from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
     from farspan.record import Row
@@ -34,7 +35,7 @@ def task(
     lengths: Annotated[
         str, typer.Option(help="0,8,20 or 512:16384, in the task's unit (tokens, passages); auto: the task's own.")
     ] = "auto",
-    points: Annotated[int | None, typer.Option(min=1, max=10_000, help="Lengths in a range A:B, default 16.")] = None,
+    points: Points = None,
     spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default log.")] = None,
     repeats: Annotated[int, typer.Option(help="Examples.")] = 10,
     seed: Seed = 0,
@@ -73,7 +74,7 @@ def task(
             raise typer.Exit(1)
 
 
-def show_quality(rows: list["Row"], name: str, folder: Path, console: Console, as_json: bool) -> int:
+def show_quality(rows: list["Row"], name: str, folder: Path, console: Terminal, as_json: bool) -> int:
     """Prints what a run of one task holds; returns how many of its rows failed."""
     from farspan.report.quality import as_data, cells, print_quality
     from farspan.tasks import task as parsed

@@ -87,7 +87,7 @@ def train_distill(config: Config, overrides: Overrides = None, as_json: AsJson =
 
 def _notice(as_json: bool) -> Callable[[str], None]:
     console = Terminal(stderr=as_json, quiet=not _speaks())
-    return lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return lambda text: console.print_line(text)
 
 
 def _say(summary: dict[str, Any], what: str, out: str, as_json: bool) -> None:
