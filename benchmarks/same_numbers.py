@@ -1,11 +1,12 @@
-"""Measure a fixed set of numbers of the embedded model in fp32, and compare them with those of another version.
+"""Measure every task and method on the embedded model in fp32, and compare the rows with those of another version.
 
     PYTHONPATH=OLD/src python benchmarks/same_numbers.py --out old.json
     PYTHONPATH=NEW/src python benchmarks/same_numbers.py --out new.json --against old.json
 
-Every score of every row is compared exactly, hits and nats alike; seconds, bytes and the names of models and texts are
-not. Use the same machine, the same packages and the same text for both. One thread, batches of four: about one CPU
-minute. Exits with 1 if a number differs or is missing.
+Every value of every row is compared exactly: scores, settings, hashes of examples, tokens seen and kept. Seconds, bytes
+and the names of models are not. Use the same machine, packages and text for both, and the same --scratch folder, since
+rows name the files of their data. One thread, batches of four: about two CPU minutes. `--rates` compares scores alone,
+of rows with the same length, repeat and depth: for versions whose records differ. Exits with 1 on a difference.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -24,13 +26,16 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 SHOWN = 40  # differences that are printed
 METHODS = ("full", "sinks:window=252", "lambda_mask:window=256", "rope:type=yarn,factor=4", "topk:k=16")
+MIXED = ("full", "replug", "sinks:window=252")
+UNCOMPARED = ("model", "seconds", "peak_bytes")  # of a row
 LABELS = {"good": ("a fine day", "I like this", "well made", "what a joy", "pure delight", "it works"),
           "bad": ("a dull day", "I hate this", "badly made", "what a bore", "pure misery", "it fails"),
           "odd": ("a strange day", "I wonder", "curiously made", "what is it", "pure riddle", "it hums")}  # fmt: skip
 
 
-def commands(text: str, icl: Path) -> dict[str, list[str]]:
+def commands(text: str, data: Path) -> dict[str, list[str]]:
     """The measurements by name: the command line of each after the model's folder."""
+    icl, answers = data / "icl", ["--lengths", "480", "--repeats", "2"]
     curve = ["curve", "--repeats", "6", "--text", text, "--lengths"]
     perplexity = ["perplexity", "--repeats", "6", "--text", text, "--lengths", "256,512,1024", "--target-tokens", "64"]
     return {
@@ -48,6 +53,16 @@ def commands(text: str, icl: Path) -> dict[str, list[str]]:
         "attention": ["attention", "--repeats", "2", "--text", text, "--lengths", "128,512", "--map-bins", "16"],
         "own": ["task", "own", "--repeats", "4", "--text", text, "--lengths", "512,1024"],
         "icl": ["task", f"icl:set=sst5,data={icl},scoring=both", "--repeats", "6", "--lengths", "0,3,8"],
+        "curve auto": ["curve", "--repeats", "4", "--text", text, "--lengths", "auto"],
+        "qa": ["task", f"qa:data={data / 'qa.jsonl'},shots=1,new_tokens=4", "--repeats", "3", "--lengths", "0,2",
+               *(part for how in MIXED for part in ("--method", how))],
+        "ralm": ["task", f"ralm:index={data / 'index'},window=64,query=16", "--repeats", "3", "--lengths", "0,2",
+                 "--text", text, *(part for how in MIXED for part in ("--method", how))],
+        "zeroscrolls": ["task", f"zeroscrolls:set=qmsum,data={data / 'qmsum.jsonl'},new_tokens=4,truncate=middle",
+                        *answers],
+        "longbench": ["task", f"longbench:set=qasper,view=answers,data={data / 'qasper.jsonl'},new_tokens=4", *answers],
+        "longbench text": ["task", f"longbench:set=qasper,data={data / 'qasper.jsonl'}", "--lengths", "64,128",
+                           "--repeats", "2"],
         "compare": [
             "compare", "--no-cost", "--repeats", "4", "--text", text, "--lengths", "400,511",
             "--task", "perplexity:target_tokens=64", "--task", "curve:protocol=nested",
@@ -56,41 +71,68 @@ def commands(text: str, icl: Path) -> dict[str, list[str]]:
     }  # fmt: skip
 
 
-def write_icl(folder: Path) -> Path:
-    """A classification set of fifteen demonstrations and nine questions, in the columns of sst5."""
+def write_data(folder: Path) -> Path:
+    """A classification set of fifteen demonstrations and nine questions, in the columns of sst5; questions with
+    passages; documents with questions in the forms of SCROLLS and LongBench; and an index of the documents."""
     names = dict(zip(LABELS, ("very positive", "very negative", "neutral"), strict=True))
     rows = [{"text": text, "label": names[label]} for label, texts in LABELS.items() for text in texts]
-    folder.mkdir()
-    for split, part in (("train", slice(None)), ("validation", slice(1, None, 2))):
-        lines = [json.dumps(row | {"text": f"{row['text']}, {split}"}) + "\n" for row in rows[part]]
-        (folder / f"{split}.jsonl").write_text("".join(lines))
+    files: dict[str, list[dict[str, Any]]] = {
+        f"icl/{split}.jsonl": [row | {"text": f"{row['text']}, {split}"} for row in part]
+        for split, part in (("train", rows), ("validation", rows[1::2]))
+    }
+    towns = ("Ambleside", "Borrowdale", "Coniston", "Dunmail")
+    facts = [f"The river at {town} is {8 + i} miles long, and its bridge has {i + 2} arches. " for i, town in
+             enumerate(towns)]  # fmt: skip
+    asked = [(f"How long is the river at {town}?", f"{8 + i} miles") for i, town in enumerate(towns)]
+    ctxs = [{"title": town, "text": fact, "score": 1.0 + i} for i, (town, fact) in
+            enumerate(zip(towns, facts, strict=True))]  # fmt: skip
+    files["qa.jsonl"] = [{"question": q, "answers": [a], "ctxs": ctxs} for q, a in asked]
+    document = "".join(facts) * 6
+    files["qmsum.jsonl"] = [{"id": str(i), "input": f"{q}\n\n{document}", "output": a} for i, (q, a) in
+                            enumerate(asked)]  # fmt: skip
+    files["qasper.jsonl"] = [{"context": document, "input": q, "answers": [a], "all_classes": None, "_id": str(i),
+                              "dataset": "qasper"} for i, (q, a) in enumerate(asked)]  # fmt: skip
+    files["passages.jsonl"] = [{"text": fact * 3} for fact in facts]
+    for name, lines in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
-def measured(text: str) -> dict[str, Any]:
-    """The scores of each row, by measurement, method, task, length, repeat and depth."""
+def measured(text: str, scratch: Path) -> dict[str, Any]:
+    """The values of each row, by measurement, method, task, settings, length, repeat and depth."""
     import farspan
     from farspan.cli import app
 
     model = str(files("farspan") / "assets" / "demo")
     scores: dict[str, Any] = {}
     print(f"farspan of {Path(farspan.__file__).parent}", file=sys.stderr)
-    with tempfile.TemporaryDirectory() as scratch:
-        for name, (command, *options) in commands(text, write_icl(Path(scratch) / "data")).items():
-            started, out = time.process_time(), Path(scratch) / name.replace(" ", "-")
-            where = [options.pop(0)] if command == "task" else []
-            line = [command, *where, model, *options, "--out", str(out), "--dtype", "float32", "--batch", "4", "--json"]
-            said = io.StringIO()
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
-                app(line, standalone_mode=False)
-            lines = (out / "rows.jsonl").read_text().splitlines() if (out / "rows.jsonl").exists() else []
-            for row in map(json.loads, lines):
-                task, what = row["task"], " ".join(f"{key} {row[key]}" for key in ("length", "repeat", "depth"))
-                scores[f"{name} | {row['method']} | {task} | {what}"] = row["scores"] | {"status": row["status"]}
-            print(f"{name}: {len(lines)} rows, {time.process_time() - started:.0f} CPU s", file=sys.stderr)
-            if not lines:
-                print(said.getvalue(), file=sys.stderr)
+    data = write_data(scratch / "data")
+    shutil.rmtree(scratch / "runs", ignore_errors=True)
+    index = ["index", "--text", str(data / "passages.jsonl"), "--out", str(data / "index"), "--words", "20"]
+    quietly(app, index)
+    for name, (command, *options) in commands(text, data).items():
+        started, out = time.process_time(), scratch / "runs" / name.replace(" ", "-")
+        where = [options.pop(0)] if command == "task" else []
+        line = [command, *where, model, *options, "--out", str(out), "--dtype", "float32", "--batch", "4", "--json"]
+        said = quietly(app, line)
+        lines = (out / "rows.jsonl").read_text().splitlines() if (out / "rows.jsonl").exists() else []
+        for row in map(json.loads, lines):
+            what = " ".join(f"{key} {row[key]}" for key in ("length", "repeat", "depth"))
+            values = {key: value for key, value in row.items() if key not in UNCOMPARED}
+            scores[f"{name} | {row['method']} | {row['task']} | {what}"] = values
+        print(f"{name}: {len(lines)} rows, {time.process_time() - started:.0f} CPU s", file=sys.stderr)
+        if not lines:
+            print(said, file=sys.stderr)
     return scores
+
+
+def quietly(app: Any, line: list[str]) -> str:
+    """Run a command line and return what it prints."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+        app(line, standalone_mode=False)
+    return said.getvalue()
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -103,14 +145,16 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(part, f"{name}.{key}" if name else str(key))
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def differences(old: dict[str, Any], new: dict[str, Any], rates: bool) -> list[str]:
     """A line for each number that differs or is missing; numbers that are new are counted in one line each."""
     found, added = [], dict[str, int]()
     for row, before in old.items():
         if row not in new:
             found.append(f"{row}: row is missing")
             continue
-        was, now = dict(flat(before)), dict(flat(new[row]))
+        was, now = (dict(flat(values)) for values in (before, new[row]))
+        if rates:
+            was = {key: value for key, value in was.items() if key.startswith(("scores.", "status"))}
         for key, value in was.items():
             if key not in now or now[key] != value:
                 found.append(f"{row}: {key} was {value}, is {now.get(key, 'missing')}")
@@ -118,7 +162,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
             added[key] = added.get(key, 0) + 1
     print(f"{len(old)} rows compared, {len(new.keys() - old.keys())} rows are new")
     for key, count in sorted(added.items())[:SHOWN]:
-        print(f"score {key} is new in {count} rows")
+        print(f"value {key} is new in {count} rows")
     return found
 
 
@@ -127,10 +171,13 @@ def main() -> None:
     parser.add_argument("--text", default="builtin", help="as --text of the commands")
     parser.add_argument("--out", type=Path, required=True, help="file for the scores, JSON")
     parser.add_argument("--against", type=Path, help="file of another version")
+    parser.add_argument("--rates", action="store_true", help="compare scores alone")
+    parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "same-numbers", help="folder")
     options = parser.parse_args()
-    options.out.write_text(json.dumps(measured(options.text), indent=0))
+    options.out.write_text(json.dumps(measured(options.text, options.scratch), indent=0))
     if options.against:
-        found = differences(json.loads(options.against.read_text()), json.loads(options.out.read_text()))
+        old, new = (json.loads(path.read_text()) for path in (options.against, options.out))
+        found = differences(old, new, options.rates)
         print("\n".join(found[:SHOWN]))
         sys.exit(f"{len(found)} numbers differ" if found else 0)
 
