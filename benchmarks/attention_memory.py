@@ -40,7 +40,7 @@ def build(length: int) -> tuple[Any, Any]:
 
 def looked_at(lm: Any, text: Any, lengths: tuple[int, ...], bin: int) -> tuple[list[Any], dict[str, list[int]]]:
     """The rows of one repeat, and the tokens of each example."""
-    from farspan.measure import measure
+    from farspan.measuring.loop import measure
     from farspan.methods import method
     from farspan.record import Run
     from farspan.tasks.attention import Attention

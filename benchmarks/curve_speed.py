@@ -77,7 +77,7 @@ def naive(lm: Any, task: Any, lengths: tuple[int, ...], repeats: int) -> dict[st
 
 def ours(lm: Any, task: Any, lengths: tuple[int, ...], repeats: int, **options: Any) -> dict[str, float]:
     """The same hits by `measure`."""
-    from farspan.measure import measure
+    from farspan.measuring.loop import measure
     from farspan.methods import method
     from farspan.record import Run
 
@@ -103,7 +103,7 @@ def child(way: str, lengths: tuple[int, ...], repeats: int) -> dict[str, Any]:
     """One way of measuring, in this process."""
     from farspan.device import peak_above
     from farspan.methods import method
-    from farspan.plan import plan
+    from farspan.measuring.plan import plan
     from farspan.tasks.curve import Curve
 
     lm, corpus = build()
@@ -126,7 +126,7 @@ def child(way: str, lengths: tuple[int, ...], repeats: int) -> dict[str, Any]:
 
 
 def naive_flops(lm: Any, lengths: tuple[int, ...], repeats: int) -> float:
-    from farspan.plan import flops
+    from farspan.measuring.plan import flops
     from farspan.tasks import Work
 
     texts = [2 * length + 3 for length in lengths]
@@ -179,7 +179,7 @@ def ratio_at_8b(longest: int) -> float:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from farspan.plan import flops
+    from farspan.measuring.plan import flops
     from farspan.tasks import Work
 
     config = LlamaConfig(vocab_size=128_256, num_key_value_heads=8, tie_word_embeddings=False, **SHAPE_8B)

@@ -53,7 +53,7 @@ def naive(lm: Any, text: Any) -> list[float]:
 
 def ours(lm: Any, task: Any, length: int) -> dict[str, Any]:
     """The scores of one row by `measure`."""
-    from farspan.measure import measure
+    from farspan.measuring.loop import measure
     from farspan.methods import method
     from farspan.perplexity import default_chunk
     from farspan.record import Run

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from farspan import adaptive, stats
-from farspan.adaptive import Budget, coarse_lengths, finer_lengths, measure_adaptively, prepared, undecided
+from farspan.measuring.adaptive import Budget, coarse_lengths, finer_lengths, measure_adaptively, prepared, undecided
 from farspan.corpus import Corpus
-from farspan.measure import Watch, measure
+from farspan.measuring.loop import Watch, measure
 from farspan.record import Row, Run, read_rows
 from farspan.tasks.curve import Curve
 

@@ -18,9 +18,9 @@ from farspan import corpus, hf
 from farspan.attention_stats import AttentionSettings, measure_attention
 from farspan.corpus import Corpus
 from farspan.lm import LM, load, wrap
-from farspan.measure import measure
+from farspan.measuring.loop import measure
 from farspan.methods import method
-from farspan.plan import plan
+from farspan.measuring.plan import plan
 from farspan.record import Row, Run, read_rows
 from farspan.report import attention as report
 from farspan.tasks.attention import Attention, packed, powers, shares, spread

@@ -17,7 +17,7 @@ from farspan import device
 from farspan.cli import app
 from farspan.compare import CompareSettings, compare, plan_compare
 from farspan.lm import LM, wrap
-from farspan.measure import Watch, measure
+from farspan.measuring.loop import Watch, measure
 from farspan.methods import method
 from farspan.record import Row, Run, read_header, read_rows
 from farspan.report import compare as report

@@ -13,7 +13,7 @@ from farspan import corpus, stats
 from farspan.corpus import Corpus
 from farspan.curves import CurveSettings
 from farspan.lm import LM, load, wrap
-from farspan.measure import measure
+from farspan.measuring.loop import measure
 from farspan.methods import method
 from farspan.record import Row, Run
 from farspan.tasks.curve import Curve, overlap

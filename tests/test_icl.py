@@ -13,9 +13,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from farspan import dataset, hf
 from farspan.lm import LM, load, wrap
-from farspan.measure import measure
+from farspan.measuring.loop import measure
 from farspan.methods import method
-from farspan.plan import plan
+from farspan.measuring.plan import plan
 from farspan.reader import BaseMemory
 from farspan.record import Row, Run
 from farspan.tasks import task

@@ -11,7 +11,7 @@ import pytest
 
 from farspan import corpus, scoring
 from farspan.lm import LM
-from farspan.measure import measure
+from farspan.measuring.loop import measure
 from farspan.methods import method
 from farspan.record import Row, Run
 from farspan.tasks import task

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from farspan import stats
 from farspan.device import is_out_of_memory
 from farspan.lm import LM, wrap
-from farspan.measure import Watch, _batches, measure
+from farspan.measuring.loop import Watch, _batches, measure
 from farspan.methods import method
 from farspan.record import Row, Run, read_rows
 from farspan.tasks import Example, Result

@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerFast
 from farspan import corpus, hf, stats
 from farspan.corpus import Corpus
 from farspan.lm import LM, load, wrap
-from farspan.measure import measure
+from farspan.measuring.loop import measure
 from farspan.methods import method
 from farspan.perplexity import PerplexitySettings, default_lengths, measure_perplexity
-from farspan.plan import plan
+from farspan.measuring.plan import plan
 from farspan.reader import Scores
 from farspan.record import Row, Run, read_rows
 from farspan.report import perplexity as report

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from farspan.lm import LM
-from farspan.measure import measure
+from farspan.measuring.loop import measure
 from farspan.methods import method
-from farspan.plan import flops, plan
+from farspan.measuring.plan import flops, plan
 from farspan.record import Run
 from farspan.tasks import Work
 from farspan.tasks.curve import Curve

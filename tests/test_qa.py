@@ -12,7 +12,7 @@ from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
-from farspan.measure import measure
+from farspan.measuring.loop import measure
 from farspan.methods import method
 from farspan.questions import QuestionSettings, measure_question
 from farspan.record import Row, Run, read_examples

@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from farspan import hf
 from farspan.corpus import load
 from farspan.lm import LM, wrap
-from farspan.measure import measure
+from farspan.measuring.loop import measure
 from farspan.methods import method
-from farspan.plan import plan
+from farspan.measuring.plan import plan
 from farspan.questions import QuestionSettings, measure_question
 from farspan.record import Row, Run, read_examples
 from farspan.report.quality import cells

@@ -12,9 +12,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from farspan import scoring
 from farspan.lm import LM, load, wrap
-from farspan.measure import measure
+from farspan.measuring.loop import measure
 from farspan.methods import method
-from farspan.plan import plan
+from farspan.measuring.plan import plan
 from farspan.record import Row, Run
 from farspan.tasks import task
 from farspan.tasks.documents import Answering, Item

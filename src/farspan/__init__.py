@@ -7,35 +7,36 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from farspan.callback import CurveCallback, PerplexityCallback
-    from farspan.curves import CurveSettings, measure_curves
     from farspan.lm import LM, load, wrap
+    from farspan.measuring.grid import measure
     from farspan.methods import method
     from farspan.record import Row, Run, read_rows
+    from farspan.tasks import task
 
 _HOMES = {
     "CurveCallback": "callback",
-    "CurveSettings": "curves",
     "LM": "lm",
     "PerplexityCallback": "callback",
     "Row": "record",
     "Run": "record",
     "load": "lm",
-    "measure_curves": "curves",
+    "measure": "measuring.grid",
     "method": "methods",
     "read_rows": "record",
+    "task": "tasks",
     "wrap": "lm",
 }
 __all__ = [
     "LM",
     "CurveCallback",
-    "CurveSettings",
     "PerplexityCallback",
     "Row",
     "Run",
     "load",
-    "measure_curves",
+    "measure",
     "method",
     "read_rows",
+    "task",
     "wrap",
 ]
 

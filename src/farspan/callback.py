@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,20 +24,19 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
 from farspan import stats
-from farspan.adaptive import SHORTEST, prepared
 from farspan.corpus import Corpus
-from farspan.curves import CurveSettings
-from farspan.lengths import spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, fingerprint, wrap
-from farspan.measure import Watch, measure
+from farspan.measuring.adaptive import SHORTEST, prepared
+from farspan.measuring.grid import Grid, about
+from farspan.measuring.loop import Watch, measure_cell
+from farspan.measuring.plan import plan
 from farspan.methods.full import Full
-from farspan.perplexity import PerplexitySettings
-from farspan.plan import plan
 from farspan.reader import dense_reader, read_alike
 from farspan.record import Run
 from farspan.report.picture import draw_training
-from farspan.sweep import about
+from farspan.tasks.base import Task
 from farspan.tasks.curve import Curve, Protocol
+from farspan.tasks.lengths import spaced_lengths
 from farspan.tasks.perplexity import Perplexity
 
 REPEATS = (4, 3, 2)  # the first that the budget allows ...
@@ -60,6 +59,7 @@ class Measuring(TrainerCallback):
     _task: Any
     _text: Corpus
     _what: dict[str, Any]
+    _spec: str  # the task as text
     _record: dict[str, Any]
 
     def __init__(
@@ -80,6 +80,12 @@ class Measuring(TrainerCallback):
         """Sets `_task` and `_what`: the task, lengths, repeats and seed, the same for all steps; and `_record`, the
         settings of the run."""
         raise NotImplementedError
+
+    def _recorded(self, task: Task, text: str) -> None:
+        """Set `_spec` and `_record`."""
+        self._spec = str(task)
+        what = Grid((task,), text, cost=False, trained=(), **self._what)
+        self._record = what.header | {"methods": [str(self.method)]}
 
     def summarised(self, run: Run, step: int) -> dict[str, float]:
         """The values to log of a step that was measured; none where it failed."""
@@ -124,7 +130,7 @@ class Measuring(TrainerCallback):
             return
         started, name = time.perf_counter(), f"step-{state.global_step}"
         named = {"name": name, "fingerprint": fingerprint(self._lm.model)}
-        identity = self._lm.identity | named | about(self._text)
+        identity = self._lm.identity | named | about(self._text) | {"tasks": {self._spec: self._task.settings}}
         lm = replace(self._lm, name=name, identity=identity)
         read_alike(lm, self._lm)
         autocast = torch.autocast(lm.device.type, self._autocast) if self._autocast else nullcontext()
@@ -133,7 +139,7 @@ class Measuring(TrainerCallback):
             if name not in run.header["models"]:
                 run.add_model(identity)
             with autocast:
-                measure(self._task, self.method, lm, run, **self._what, watch=Watch(notice=logger.warning))
+                measure_cell(self._task, self.method, lm, run, **self._what, watch=Watch(notice=logger.warning))
             values = self.summarised(run, state.global_step)
         if values:
             values[self.seconds] = time.perf_counter() - started
@@ -181,25 +187,25 @@ class CurveCallback(Measuring):
     ) -> None:
         super().__init__(tokenizer, every=every, out=out, trained_length=trained_length, at_start=at_start)
         self.tokens, self.longest = tokens, longest
-        lengths = None if longest is None else (longest,)
-        self.settings = CurveSettings(text=text, lengths=lengths, protocol=protocol, seed=seed)
+        self.text, self.seed = text, seed
+        self.curve = Curve(protocol=protocol)
         self._summaries: dict[int, tuple[stats.Curve, stats.Summary]] = {}
 
     def choose(self) -> None:
         """Texts, lengths and repeats within the budget."""
         self._summaries.clear()
         trained = self._lm.trained_length or DEFAULT_TRAINED_LENGTH
-        settings = self.settings.resolved([trained])
-        (task,) = settings.tasks(self._lm)
+        curve = self.curve.resolved(None if self.longest is None else (self.longest,), (trained,))
+        task = curve.on(self._lm, self.text)
         context = min(2 * trained, self._lm.position_limit or 2 * trained)
         wanted = self.longest or max(1, task.largest_length(self._lm, context))
         self._task, longest = prepared(task, wanted, REPEATS[0])
         if longest < wanted:
-            logger.warning("text %r is too short for %d tokens: lengths end at %d", settings.text, wanted, longest)
+            logger.warning("text %r is too short for %d tokens: lengths end at %d", self.text, wanted, longest)
         shortest = min(SHORTEST, max(1, longest // 4))
         for repeats, points in ((repeats, points) for repeats in REPEATS for points in POINTS):
             lengths = spaced_lengths(shortest, longest, points, "log")
-            what: dict[str, Any] = {"lengths": lengths, "repeats": repeats, "seed": settings.seed}
+            what: dict[str, Any] = {"lengths": lengths, "repeats": repeats, "seed": self.seed}
             needed = plan(self._task, self.method, self._lm, calibrate=False, **what).tokens
             if needed <= self.tokens:
                 break
@@ -210,7 +216,7 @@ class CurveCallback(Measuring):
             )
         self._what, self._text = what, self._task.target
         self._trained_at = self._task.largest_length(self._lm, trained)
-        self._record = {"task": Curve.name, "methods": [str(self.method)], **asdict(replace(settings, **what))}
+        self._recorded(curve, self.text)
 
     def summarised(self, run: Run, step: int) -> dict[str, float]:
         for (model, _, _), curve in stats.curves(run.rows).items():
@@ -256,17 +262,17 @@ class PerplexityCallback(Measuring):
         seed: int = 0,
     ) -> None:
         super().__init__(tokenizer, every=every, out=out, trained_length=trained_length, at_start=at_start)
-        self.settings = PerplexitySettings(text, tuple(lengths) if lengths else None, repeats, seed)
+        self.text, self.lengths, self.repeats, self.seed = text, tuple(lengths) if lengths else None, repeats, seed
 
     def choose(self) -> None:
         trained = self._lm.trained_length or DEFAULT_TRAINED_LENGTH
-        lengths = self.settings.lengths or tuple(max(2, n) for n in (trained // 2, trained, 2 * trained))
-        settings = replace(self.settings, lengths=lengths).resolved([trained])
-        self._task = settings.task(self._lm)
+        lengths = self.lengths or tuple(max(2, n) for n in (trained // 2, trained, 2 * trained))
+        perplexity = Perplexity(target_tokens=None).resolved(lengths, (trained,))
+        self._task = perplexity.on(self._lm, self.text)
         self._text = self._task.text
-        self._what = {"lengths": lengths, "repeats": settings.repeats, "seed": settings.seed}
+        self._what = {"lengths": lengths, "repeats": self.repeats, "seed": self.seed}
         self._task.examples(self._lm, **self._what)  # says now that the text is too short
-        self._record = {"task": Perplexity.name, "methods": [str(self.method)], **asdict(settings)}
+        self._recorded(perplexity, self.text)
 
     def summarised(self, run: Run, step: int) -> dict[str, float]:
         found: dict[str, float] = {}

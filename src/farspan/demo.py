@@ -5,11 +5,11 @@ from pathlib import Path
 
 from rich.text import Text
 
-from farspan.curves import CurveSettings, measure_curves
 from farspan.display import Display, print_memory_lengths
 from farspan.lm import LM, load, wrap
 from farspan.loading import DEMO, folder_of
-from farspan.measure import Watch
+from farspan.measuring.grid import measure
+from farspan.measuring.loop import Watch
 from farspan.record import Row, read_header
 from farspan.report.picture import draw_curves
 from farspan.report.tables import series
@@ -28,7 +28,7 @@ def embedded_model() -> LM:
 
 
 def run_demo(out: Path, console: Terminal, *, fresh: bool = False) -> int:
-    """Measures, draws and explains; returns how many rows failed.
+    """Measure, draw and explain; return how many rows failed.
 
     Raises:
         ValueError: `out` holds something else.
@@ -38,14 +38,16 @@ def run_demo(out: Path, console: Terminal, *, fresh: bool = False) -> int:
             shutil.rmtree(out / name)
     rows: list[Row] = []
     console.print("A model of 2 M parameters reads a text, then predicts the same text again, token by token:")
-    console.print("  natural: a Python file it never saw. What it cannot guess, it must remember.")
-    console.print("  shuffled: the tokens of such files in random order. Nothing to guess; memory alone.\n")
+    console.print("  natural: a Python file it never saw. It must remember the tokens it cannot guess.")
+    console.print("  shuffled: the tokens of such files in random order. Nothing can be guessed: memory alone.\n")
     lm = embedded_model()
     with Display(console) as display:
         watch = Watch(display.start, display.row)
         for name, text in TEXTS.items():
-            settings = CurveSettings(text=text, lengths=LENGTHS, repeats=REPEATS)
-            rows += measure_curves([lm], ["full"], settings, out / name, watch=watch)
+            measured = measure(
+                [lm], ["full"], ["curve"], text=text, lengths=LENGTHS, repeats=REPEATS, out=out / name, watch=watch
+            )
+            rows += measured.rows
     curves = series(rows, read_header(out / "natural")["models"])
     drawn = [one for one in curves if one.summary is not None]
     picture, _ = draw_curves(drawn, out, "Forgetting curve of farspan's embedded model")

@@ -1,11 +1,10 @@
 """`farspan attention`."""
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
+from farspan.cli.measured import run_measurement
 from farspan.cli.options import (
     Loading,
     Methods,
@@ -19,11 +18,6 @@ from farspan.cli.options import (
     chosen_lengths,
     said,
 )
-from farspan.cli.show import print_end, print_plans, watched
-from farspan.terminal import Terminal
-
-if TYPE_CHECKING:
-    from farspan.record import Row
 
 
 def attention(
@@ -32,17 +26,17 @@ def attention(
     text: Text = "builtin",
     lengths: Annotated[
         str,
-        typer.Option(help="Where queries stand: 512,4096 or 512:16384; auto: parts of the trained length, to 8,192."),
+        typer.Option(help="Positions of queries: 512,4096 or 512:16384; auto: parts of the trained length, to 8,192."),
     ] = "auto",
     points: Points = None,
-    spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default log.")] = None,
+    spacing: Annotated[Spacing | None, typer.Option(help="Spacing of a range A:B, default log.")] = None,
     repeats: Annotated[int, typer.Option(help="Windows of the text, from as many documents as possible.")] = 10,
     layers: Annotated[str, typer.Option(help="all, or as 0,5,-1: the first, the sixth, the last.")] = "all",
-    sinks: Annotated[int, typer.Option(min=0, help="First tokens of a text that `rest` does without.")] = 8,
+    sinks: Annotated[int, typer.Option(min=0, help="First tokens of a text that `rest` leaves out.")] = 8,
     bin: Annotated[
         int | None, typer.Option(min=1, help="Tokens of distance; default 1,024, or less on short lengths.")
     ] = None,
-    map_bins: Annotated[int, typer.Option(min=0, max=512, help="Of the map's queries and keys; 0: no map.")] = 128,
+    map_bins: Annotated[int, typer.Option(min=0, max=512, help="Bins of the map, by query and key; 0: no map.")] = 128,
     seed: Seed = 0,
     out: Out = None,
     *,
@@ -51,26 +45,16 @@ def attention(
 ) -> None:
     """Where attention goes: by distance, by rank, by layer and head, with and without sinks, and a map."""
     with said(running.kept):
-        from farspan.attention_stats import AttentionSettings, measure_attention, plan_attention
+        from farspan.tasks.attention import Attention
 
         chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
-        settings = AttentionSettings(text, chosen, repeats, seed, chosen_layers(layers), sinks, bin, map_bins)
-        loader = loading.loader()
-        methods = method or ["full"]
-        if running.plan:
-            plans = plan_attention(models, methods, settings, loader=loader, batch=running.batch, chunk=running.chunk)
-            print_plans(list(plans), "", running.as_json)
-            return
-        options = {"loader": loader, "batch": running.batch, "chunk": running.chunk}
-        rows, folder, console = watched(
-            measure_attention, "attention", models, methods, settings, out, running.as_json, **options
-        )
-        if show_attention(rows, folder, console, running.as_json):
-            raise typer.Exit(1)
+        tasks = [Attention(chosen_layers(layers), sinks, bin, map_bins)]
+        what: dict[str, Any] = {"text": text, "lengths": chosen or "auto", "repeats": repeats, "seed": seed}
+        run_measurement(models, method, tasks, running=running, loader=loading.loader(), out=out, **what)
 
 
 def chosen_layers(text: str) -> tuple[int, ...] | None:
-    """What --layers says; None for `all`.
+    """Return the layers that --layers names; None for `all`.
 
     Raises:
         ValueError: neither `all` nor numbers.
@@ -80,28 +64,4 @@ def chosen_layers(text: str) -> tuple[int, ...] | None:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ValueError(f"layers {text!r} are neither all nor like 0,5,-1") from error
-
-
-def show_attention(rows: list["Row"], folder: Path, console: Terminal, as_json: bool) -> int:
-    """Draws and prints what a run holds; returns how many of its rows failed."""
-    from farspan.report import attention as report
-    from farspan.report.tables import short_names
-
-    found = report.series(rows)
-    pictures: list[Path] = []
-    if any(one.at for one in found):
-        texts = ", ".join(sorted({one.text.rstrip("/").rpartition("/")[2] or one.text for one in found}))
-        names = ", ".join(short_names(one.model for one in found).values())
-        pictures = report.draw_attention(found, folder, f"Attention of {names} ({texts})")
-        report.print_attention(found, console)
-    failed = print_end(rows, folder, pictures, console)
-    if as_json:
-        summary = {
-            "run": str(folder),
-            "attention": report.as_data(found),
-            "failed_rows": failed,
-            "pictures": [str(path) for path in pictures],
-        }
-        print(json.dumps(summary))
-    return failed
+        raise ValueError(f"layers: got {text!r}, expected all, or numbers as 0,5,-1 (--layers)") from error

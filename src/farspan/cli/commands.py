@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from farspan import __version__
-from farspan.cli import ask, attention, compare, curve, demo, doctor, index, perplexity, report, task, train
+from farspan.cli import ask, attention, curve, demo, doctor, index, perplexity, report, task, train
 from farspan.cli.options import err, spread
 
 UsageError: Any = typer.BadParameter.__base__  # of click, or of the copy of it that typer brings
@@ -44,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # in the order in which `farspan --help` lists them
-measures = (curve.curve, curve.recall, perplexity.perplexity, attention.attention, task.task, compare.compare)
+measures = (curve.curve, curve.recall, perplexity.perplexity, attention.attention, task.task, task.compare)
 for command in (demo.demo, *measures, ask.ask, index.index, doctor.doctor, report.report):
     app.command()(spread(command))
 app.command("import")(report.import_file)

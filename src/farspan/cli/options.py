@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from farspan.lm import Load
 
 err = Terminal(stderr=True)
-LARGEST = 10**12  # tokens, as in farspan.lengths, whose numpy takes long to import
+LARGEST = 10**12  # tokens, as in farspan.tasks.lengths, whose numpy takes long to import
 LONGEST = 1000  # characters of an error
 
 
@@ -170,14 +170,18 @@ def said(kept: str = "") -> Iterator[None]:
 
 
 def chosen_lengths(
-    lengths: str, points: int | None, spacing: Spacing | None, default: Spacing
+    lengths: str, points: int | None, spacing: Spacing | None, default: Spacing, *, zero: bool = False
 ) -> tuple[int, ...] | None:
-    """What --lengths, --points and --spacing say together; None for `auto`."""
-    from farspan.lengths import DEFAULT_POINTS, parse_lengths
+    """Return the lengths that --lengths, --points and --spacing give; None for `auto`. `zero`: a list may begin with 0,
+    the control of tasks that count passages or demonstrations."""
+    from farspan.tasks.lengths import DEFAULT_POINTS, parse_lengths
 
     if (points or spacing) and ":" not in lengths:
         raise ValueError("--points and --spacing belong to a range, such as --lengths 512:16384")
     if lengths == "auto":
         return None
     spaced: Literal["linear", "log"] = "log" if (spacing or default) is Spacing.log else "linear"
+    first, comma, rest = lengths.partition(",")
+    if zero and first.strip() == "0":
+        return (0, *(parse_lengths(rest, points or DEFAULT_POINTS, spaced) if comma else ()))
     return parse_lengths(lengths, points or DEFAULT_POINTS, spaced)

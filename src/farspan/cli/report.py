@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from farspan.cli.curve import show_curves
 from farspan.cli.options import AsJson, err, said
 from farspan.terminal import Terminal
 
@@ -47,4 +46,3 @@ def import_file(
             for row in rows:
                 if row.key not in known:
                     run.append(row)
-            show_curves(run.rows, out, err if as_json else Terminal(), as_json)

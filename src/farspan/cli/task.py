@@ -1,11 +1,10 @@
-"""`farspan task`."""
+"""`farspan task` and `farspan compare`: any tasks."""
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
+from farspan.cli.measured import run_measurement
 from farspan.cli.options import (
     Attention,
     Loading,
@@ -20,11 +19,6 @@ from farspan.cli.options import (
     chosen_lengths,
     said,
 )
-from farspan.cli.show import print_end, print_plans, watched
-from farspan.terminal import Terminal
-
-if TYPE_CHECKING:
-    from farspan.record import Row
 
 
 def task(
@@ -36,7 +30,7 @@ def task(
         str, typer.Option(help="0,8,20 or 512:16384, in the task's unit (tokens, passages); auto: the task's own.")
     ] = "auto",
     points: Points = None,
-    spacing: Annotated[Spacing | None, typer.Option(help="Of a range A:B, default log.")] = None,
+    spacing: Annotated[Spacing | None, typer.Option(help="Spacing of a range A:B, default log.")] = None,
     repeats: Annotated[int, typer.Option(help="Examples.")] = 10,
     seed: Seed = 0,
     out: Out = None,
@@ -45,52 +39,43 @@ def task(
     loading: Loading,
     running: Running,
 ) -> None:
-    """A long-context task by length: retrieval-augmented perplexity, question answering, tests of your own text."""
+    """Any task by length: retrieval-augmented perplexity, question answering, in-context learning, tests of a text."""
     with said(running.kept):
-        from farspan.questions import QuestionSettings, measure_question, plan_question
         from farspan.tasks import task as parsed
 
-        chosen: tuple[int, ...] | None
-        first, comma, rest = lengths.partition(",")
-        if parsed(name).unit != "tokens" and first.strip() == "0":
-            # a length of 0 is the control of tasks that count passages or demonstrations
-            if rest.strip() == "auto":
-                raise ValueError(f"lengths {lengths!r} mix numbers and auto: give one of the two")
-            chosen = (0, *((chosen_lengths(rest, points, spacing, Spacing.log) or ()) if comma else ()))
-        else:
-            chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
-        settings = QuestionSettings(name, text, chosen, repeats, seed)
-        loader = loading.loader(attention)
-        methods = method or ["full"]
-        if running.plan:
-            plans = plan_question(models, methods, settings, loader=loader, batch=running.batch, chunk=running.chunk)
-            print_plans(list(plans), "", running.as_json)
-            return
-        options = {"loader": loader, "batch": running.batch, "chunk": running.chunk}
-        rows, folder, console = watched(
-            measure_question, name.partition(":")[0], models, methods, settings, out, running.as_json, **options
-        )
-        if show_quality(rows, name, folder, console, running.as_json):
-            raise typer.Exit(1)
+        chosen = chosen_lengths(lengths, points, spacing, Spacing.log, zero=parsed(name).unit != "tokens")
+        what: dict[str, Any] = {"text": text, "lengths": chosen, "repeats": repeats, "seed": seed}
+        run_measurement(models, method, [name], running=running, loader=loading.loader(attention), out=out, **what)
 
 
-def show_quality(rows: list["Row"], name: str, folder: Path, console: Terminal, as_json: bool) -> int:
-    """Prints what a run of one task holds; returns how many of its rows failed."""
-    from farspan.report.quality import as_data, cells, print_quality
-    from farspan.tasks import task as parsed
-
-    question = parsed(name)
-    found = cells(rows, question.quality, getattr(question, "details", ()))
-    print_quality(found, str(question), question.quality, question.unit, console)
-    failed = print_end(rows, folder, [], console)
-    if as_json:
-        summary = {
-            "run": str(folder),
-            "task": str(question),
-            "quality": question.quality.name,
-            "unit": question.unit,
-            "results": as_data(found),
-            "failed_rows": failed,
+def compare(
+    models: Models,
+    method: Methods = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", help="A task with its settings, default perplexity; repeatable."),
+    ] = None,
+    text: Text = "builtin",
+    lengths: Annotated[str, typer.Option(help="512,1024,2048 or 512:16384; auto: each task's own.")] = "auto",
+    points: Points = None,
+    spacing: Annotated[Spacing | None, typer.Option(help="Spacing of a range A:B, default log.")] = None,
+    repeats: Annotated[int, typer.Option(help="Examples of each length.")] = 10,
+    cost: Annotated[bool, typer.Option(help="Also measure tokens per second and memory.")] = True,
+    seed: Seed = 0,
+    out: Out = None,
+    attention: Attention = None,
+    *,
+    loading: Loading,
+    running: Running,
+) -> None:
+    """Models and methods side by side on the same tokens: quality, paired with the first; speed; memory."""
+    with said(running.kept):
+        chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
+        what: dict[str, Any] = {"text": text, "lengths": chosen, "repeats": repeats, "seed": seed, "cost": cost}
+        options: dict[str, Any] = {
+            "running": running,
+            "loader": loading.loader(attention),
+            "out": out,
+            "refusals": True,
         }
-        print(json.dumps(summary))
-    return failed
+        run_measurement(models, method, task or ["perplexity"], **options, **what)

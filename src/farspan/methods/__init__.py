@@ -14,7 +14,7 @@ from farspan.methods.rope import Rope
 from farspan.methods.sinks import Sinks
 from farspan.methods.topk import TopK
 from farspan.reader import Reader
-from farspan.spelling import one_of
+from farspan.specs import one_of
 
 
 @runtime_checkable

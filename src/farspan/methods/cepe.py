@@ -33,7 +33,7 @@ from farspan.cepe.cost import Sizes, memory, prefill_flops
 from farspan.cepe.encoder import window_of
 from farspan.lm import LM
 from farspan.reader import BaseMemory, DenseReader, Head, Ids, Memory, Reader, dense_reader
-from farspan.spelling import closest, written
+from farspan.specs import closest, written
 
 CHUNK = 256  # tokens; what the published models were trained with
 DECODER_WINDOW = 2048  # tokens

@@ -25,7 +25,7 @@ from torch import Tensor
 from farspan import retrieve
 from farspan.lm import LM
 from farspan.reader import BaseMemory, Head, Ids, Memory, Reader, dense_reader
-from farspan.spelling import closest, written
+from farspan.specs import closest, written
 
 WEIGHTS = ("uniform", "bm25", "dense")
 QUERY = 256  # tokens behind the passages that say what fits

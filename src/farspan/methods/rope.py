@@ -29,7 +29,7 @@ from farspan import hf
 from farspan.attention import Call, angles, dense, turned
 from farspan.lm import LM
 from farspan.reader import Reader, attending, dense_reader
-from farspan.spelling import closest, written
+from farspan.specs import closest, written
 
 TYPES = ("linear", "ntk", "dynamic", "yarn")
 BETA_FAST, BETA_SLOW = 32, 1  # turns within the original length, between which YaRN's ramp lies

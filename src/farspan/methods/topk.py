@@ -20,7 +20,7 @@ from torch import Tensor
 from farspan.attention import dense
 from farspan.lm import LM
 from farspan.reader import Reader, attending
-from farspan.spelling import written
+from farspan.specs import written
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,27 @@
-"""What is asked of a memory, and how the answer is judged. One file each; this table is the only place that knows their
-names."""
+"""The tasks, one file each; this table is the only place that knows their names."""
 
-from farspan.spelling import one_of
-from farspan.tasks.base import Example, Quality, Question, Result, Task, Work
-from farspan.tasks.curve import CurveQuestion
-from farspan.tasks.icl import InContextLearningQuestion
-from farspan.tasks.longbench import LongBenchQuestion
-from farspan.tasks.own import OwnQuestion
-from farspan.tasks.perplexity import PerplexityQuestion
-from farspan.tasks.qa import QaQuestion
-from farspan.tasks.ralm import RalmQuestion
-from farspan.tasks.zeroscrolls import ZeroScrollsQuestion
+from farspan.specs import one_of
+from farspan.tasks.attention import Attention
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
+from farspan.tasks.curve import Curve
+from farspan.tasks.icl import Icl
+from farspan.tasks.longbench import LongBench
+from farspan.tasks.own import Own
+from farspan.tasks.passkey import Passkey
+from farspan.tasks.perplexity import Perplexity
+from farspan.tasks.qa import Qa
+from farspan.tasks.ralm import Ralm
+from farspan.tasks.recall import Recall
+from farspan.tasks.zeroscrolls import ZeroScrolls
 
-TASKS: dict[str, type[Question]] = {
-    "perplexity": PerplexityQuestion,
-    "curve": CurveQuestion,
-    "icl": InContextLearningQuestion,
-    "zeroscrolls": ZeroScrollsQuestion,
-    "longbench": LongBenchQuestion,
-    "ralm": RalmQuestion,
-    "qa": QaQuestion,
-    "own": OwnQuestion,
-}
+KINDS: tuple[type[Task], ...] = (
+    Perplexity, Curve, Recall, Attention, Icl, ZeroScrolls, LongBench, Ralm, Qa, Own, Passkey,
+)  # fmt: skip
+TASKS: dict[str, type[Task]] = {kind.name: kind for kind in KINDS}
 
 
-def task(text: str) -> Question:
-    """The question that `text` names, as `perplexity:targets=last`.
+def task(text: str) -> Task:
+    """Return the task that `text` names, as `perplexity:targets=last`.
 
     Raises:
         ValueError: an unknown name or setting, or a value out of range.
@@ -33,4 +29,4 @@ def task(text: str) -> Question:
     return one_of(TASKS, text, "task")
 
 
-__all__ = ["TASKS", "Example", "Quality", "Question", "Result", "Task", "Work", "task"]
+__all__ = ["TASKS", "Bound", "Example", "Quality", "Result", "Task", "Work", "task"]

@@ -17,8 +17,9 @@ the other weights divided by their sum. Nothing of [time, time] is held: weights
 import hashlib
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -26,37 +27,73 @@ from jaxtyping import Float
 from torch import Tensor
 
 from farspan import hf
-from farspan.corpus import Corpus
+from farspan.corpus import Corpus, load
 from farspan.lm import LM
 from farspan.reader import DenseReader, Memory, Reader
-from farspan.tasks.base import Example, Result, Work
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
 
 SINKS = 8  # the paper's, figure 7
 MAP_BINS = 128
 LARGEST_MAP = 512  # bins; a row of it is 0.7 MB
 DECIMALS = 7  # of the shares in a row
+LONGEST = 8192  # tokens, of default lengths: the cost of a reading grows with their square
+PARTS = (8, 4, 2, 1)  # of the longest length: 512, 1024, 2048 and 4096 of the paper's models
+BIN = 1024  # tokens; a quarter of the longest length, where that is less
+TOKENS_AT_ONCE = 8192  # of one forward, over the rows of a batch
 
 
 @dataclass(frozen=True)
-class Attention:
-    """Shares of attention by distance and by rank, at chosen queries of windows of one text, and an averaged map."""
+class Attention(Task):
+    """Shares of attention by distance and by rank, at chosen queries of windows of the text, and an averaged map."""
 
-    text: Corpus
-    bin: int  # tokens of distance
-    sinks: int = SINKS  # first tokens of a text, the separator included
     layers: tuple[int, ...] | None = None  # from 0, or from the end with -1; None: all
-    map_bins: int = MAP_BINS  # queries and keys of the map are put together into at most as many bins; 0: no map
+    sinks: int = SINKS  # first tokens of a text, the separator included
+    bin: int | None = None  # tokens of distance; None: 1,024, or less on short lengths
+    map_bins: int = MAP_BINS  # queries and keys of the map are averaged into at most as many bins; 0: no map
 
     name: ClassVar[str] = "attention"
-    version: ClassVar[int] = 1
+    quality: ClassVar[Quality] = Quality("all.pareto", "weight of the heaviest quarter", higher_is_better=None)
 
     def __post_init__(self) -> None:
-        check_numbers(self.bin, self.sinks, self.map_bins)
+        if self.bin is not None and self.bin < 1:
+            raise ValueError(f"bin = {self.bin} tokens; at least 1 is needed")
+        if self.sinks < 0:
+            raise ValueError(f"sinks = {self.sinks}; it is the number of first tokens that are left out, 0 or more")
+        if not 0 <= self.map_bins <= LARGEST_MAP:
+            raise ValueError(f"map_bins = {self.map_bins}; a map has at most {LARGEST_MAP}, and 0 is none (--map-bins)")
+
+    def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
+        quarter = max(1, (lengths or self.lengths(trained))[-1] // 4)
+        return replace(self, bin=self.bin or min(BIN, 1 << (quarter.bit_length() - 1)))
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Return an eighth, a quarter, half and all of the largest trained length, at most LONGEST."""
+        longest = min(LONGEST, max(trained))
+        return tuple(sorted({longest // part for part in PARTS} - set(range(self.sinks + 1)))) or (longest,)
+
+    def on(self, lm: LM, text: str) -> "BoundAttention":
+        return BoundAttention(**vars(self), text=load(text, lm.tokenizer))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundAttention(Attention, Bound[np.ndarray]):
+    """Attention statistics on one text. An example's payload is a window, [largest length less the separator]."""
+
+    text: Corpus
+
+    task: ClassVar[str] = "attention"
+    version: ClassVar[int] = 1
+
+    @property
+    def width(self) -> int:
+        """Tokens of distance in a bin."""
+        assert self.bin is not None, "resolve the task first"
+        return self.bin
 
     @property
     def settings(self) -> dict[str, Any]:
         return {
-            "bin": self.bin,
+            "bin": self.width,
             "sinks": self.sinks,
             "layers": list(self.layers) if self.layers is not None else None,
             "map_bins": self.map_bins,
@@ -64,12 +101,20 @@ class Attention:
             "text_hash": self.text.hash,
         }
 
-    def num_tokens(self, lm: LM, length: int) -> int:
+    @property
+    def texts(self) -> tuple[Corpus, ...]:
+        return (self.text,)
+
+    def num_tokens(self, lm: LM, example: Example[np.ndarray], length: int) -> int:
         """The separator is the first token of a length."""
         return length
 
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
-        """A window of the largest length for each repeat, from as many documents as possible.
+    def batch(self, longest: int) -> int:
+        """Return more than one repeat only where texts are short."""
+        return max(1, TOKENS_AT_ONCE // longest)
+
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[np.ndarray]]:
+        """Return a window of the largest length for each repeat, from as many documents as possible.
 
         Raises:
             ValueError: a length of no more than the sinks and the separator, or a text too short.
@@ -80,26 +125,26 @@ class Attention:
                 f"a length of {lengths[0]:,} leaves no key beside {self.sinks} sinks and a separator of {separator}: "
                 f"give lengths from {max(self.sinks, separator) + 1:,} on, or fewer --sinks"
             )
-        what = f"{self.name} {self.version} {self.bin} {self.sinks} {self.layers} {self.map_bins} {lm.separator.ids}"
+        what = f"{self.task} {self.version} {self.width} {self.sinks} {self.layers} {self.map_bins} {lm.separator.ids}"
         return [
-            Example(_digest(f"{what} {seed} {repeat}", tokens), repeat, tuple(lengths), {"text": tokens})
+            Example(_digest(f"{what} {seed} {repeat}", tokens), repeat, tuple(lengths), tokens)
             for repeat, tokens in enumerate(self.text.windows(lengths[-1] - separator, repeats, seed))
         ]
 
-    def work(self, lm: LM, example: Example) -> Iterator[Work]:
+    def work(self, lm: LM, example: Example[np.ndarray]) -> Iterator[Work]:
         read = 0
         for length in example.cuts:
             yield Work(1, read, length - read, int(length in example.lengths))
             read = length
 
-    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
-        """Results of a batch of examples that share lengths, shortest length first.
+    def run(self, reader: Reader, batch: Sequence[Example[np.ndarray]]) -> Iterator[Result]:
+        """Yield results of a batch, shortest length first.
 
         Raises:
             ValueError: what `watchable` or `hf.watch_attention` refuse.
         """
         reader = watchable(reader)
-        text = torch.from_numpy(np.stack([example.tokens["text"] for example in batch])).long()
+        text = torch.from_numpy(np.stack([example.payload for example in batch])).long()
         ids = torch.cat([torch.tensor([reader.lm.separator.ids]).expand(len(batch), -1), text], 1)
         lengths, longest = batch[0].lengths, ids.shape[1]
         picture = _Map(len(batch), longest, self.map_bins) if self.map_bins and lengths[-1] == longest else None
@@ -114,7 +159,7 @@ class Attention:
                     row = scores[:, :, at, :end].cpu().double()
                     hidden = int((row[0, 0] == -torch.inf).sum())  # before the layer's own window
                     first = int(keys[0]) + hidden
-                    found[query + 1][layer] = spread(row[..., hidden:], first, self.sinks, self.bin, query + 1)
+                    found[query + 1][layer] = spread(row[..., hidden:], first, self.sinks, self.width, query + 1)
 
         memory: Memory | None = None
         read = 0
@@ -135,9 +180,20 @@ class Attention:
                 for index, example in enumerate(batch):
                     yield self._result(example, index, length, found[length], picture, memory)
 
+    @contextmanager
+    def around(self, reader: Reader) -> Iterator[None]:
+        """Watch the attention of a plan's trial forwards, which is most of what the task costs."""
+        reader = watchable(reader)
+
+        def see(layer: int, queries: Tensor, keys: Tensor, scores: Tensor) -> None:
+            scores.softmax(-1, dtype=torch.float32).mean(1)
+
+        with hf.watch_attention(reader.lm, self.layers, None if self.map_bins else (), see):
+            yield
+
     def _result(
         self,
-        example: Example,
+        example: Example[np.ndarray],
         index: int,
         length: int,
         found: dict[int, dict[str, Any]],
@@ -261,16 +317,6 @@ def watchable(reader: Reader) -> DenseReader:
 def packed(map: np.ndarray) -> str:
     """The lower triangle of a map, row by row, as little-endian float32 in base64."""
     return b64encode(map[np.tril_indices(len(map))].astype("<f4").tobytes()).decode()
-
-
-def check_numbers(bin: int, sinks: int, map_bins: int) -> None:
-    """Raises ValueError unless there can be such bins and sinks."""
-    if bin < 1:
-        raise ValueError(f"bin = {bin} tokens; at least 1 is needed")
-    if sinks < 0:
-        raise ValueError(f"sinks = {sinks}; it is the number of first tokens that are left out, 0 or more")
-    if not 0 <= map_bins <= LARGEST_MAP:
-        raise ValueError(f"map bins = {map_bins}; a map has at most {LARGEST_MAP}, and 0 is none")
 
 
 def _digest(what: str, tokens: np.ndarray) -> str:

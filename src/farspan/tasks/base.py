@@ -1,25 +1,29 @@
-"""The nouns of a task: an example, what it gave, what it costs, and the task itself."""
+"""What a task is: its settings, bound to a text; the examples it makes; what each gives and costs."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
-import numpy as np
-
+from farspan.corpus import Corpus
 from farspan.lm import LM
 from farspan.reader import Reader
+from farspan.specs import written
+
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
-class Example:
-    """One repeat over all its lengths, asked for at some depths of each."""
+class Example(Generic[P]):
+    """One repeat, scored at several lengths and depths."""
 
-    id: str  # hash of its tokens and of what is asked
+    id: str  # hash of its tokens and settings
     repeat: int
-    lengths: tuple[int, ...]  # tokens, ascending
-    tokens: Mapping[str, np.ndarray]
+    lengths: tuple[int, ...]  # in the task's unit, ascending
+    payload: P  # the tokens, as the task needs them
     depths: tuple[float, ...] = (0.0,)  # of the text: 0 its beginning, 1 its end
-    stops: tuple[int, ...] = ()  # tokens, ascending: where a text that is read further and further is cut; see `cuts`
+    stops: tuple[int, ...] = ()  # ascending: where a text that is read step by step is cut; see `cuts`
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -30,9 +34,9 @@ class Example:
 
 @dataclass(frozen=True)
 class Result:
-    """What an example gave at one length and depth; `measure` makes a row of it."""
+    """The scores of an example at one length and depth; `measure_cell` makes a row of it."""
 
-    example: Example
+    example: Example[Any]
     length: int
     depth: float = 0.0
     scores: dict[str, Any] = field(default_factory=dict)
@@ -44,7 +48,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Work:
-    """One stretch of tokens that some rows feed behind what they have read: what a plan adds up."""
+    """Tokens that some rows feed after what they have read: a plan adds them up."""
 
     num_rows: int
     num_before: int  # tokens each row has read before
@@ -52,54 +56,124 @@ class Work:
     num_scored: int  # positions of these that need the output head
 
 
-class Task(Protocol):
-    name: ClassVar[str]
-    version: ClassVar[int]  # a change that moves numbers bumps it
-
-    @property
-    def settings(self) -> dict[str, Any]: ...  # resolved, for the record
-
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]: ...
-
-    def num_tokens(self, lm: LM, length: int) -> int: ...  # the whole context at this length
-
-    def work(self, lm: LM, example: Example) -> Iterable[Work]: ...  # what run will do, in order
-
-    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
-        ...
-        # yields a result per length, depth and example, in this order, as it gets there
-
-
 @dataclass(frozen=True)
 class Quality:
     """The number of a row that a comparison ranks by; a mean over examples."""
 
-    score: str  # its key in a row's scores
-    name: str  # as a table says it, with its unit
-    higher_is_better: bool
+    score: str  # its key in a row's scores; a dotted path into nested ones, whose mean it is
+    name: str  # as a table prints it, with its unit
+    higher_is_better: bool | None  # None: neither direction is better
     exp: bool = False  # shown as exp(mean): perplexity, of nats
+    graded: bool = False  # one example scores anything between 0 and 1 (rouge, F1, a share), not only right or wrong
+
+
+class Task(ABC):
+    """The settings of a task: a frozen dataclass that `str` writes as `perplexity:targets=last` and `task` parses.
+
+    `on` binds it to a text, as a method's `on` makes its reader.
+    """
+
+    name: ClassVar[str]
+    unit: ClassVar[str] = "tokens"  # what a length counts: tokens, passages or demonstrations
+    details: ClassVar[tuple[str, ...]] = ()  # further scores that a table shows
 
     @property
-    def graded(self) -> bool:
-        """Whether the score of one example may be anything between 0 and 1 (rouge, F1, share of tokens), not only
-        right or wrong."""
-        return self.score in ("score", "copy")
-
-
-@runtime_checkable
-class Question(Protocol):
-    """A task's settings as text writes them (`perplexity:targets=last`): a frozen dataclass that `str` writes and
-    `task` parses; `on` makes the task for one model, as a method's `on` makes its reader."""
-
-    unit: ClassVar[str]  # what a length of this task counts: tokens, passages, demonstrations
-
-    @property
+    @abstractmethod
     def quality(self) -> Quality: ...
 
-    def on(self, lm: LM, text: str) -> Task:
-        """The task, its text tokenised. A task with a data set of its own does without `text`."""
-        ...
+    @property
+    def row_task(self) -> str:
+        """The task recorded in its rows: tasks that share a measurement share the name."""
+        return self.name
 
+    @abstractmethod
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """What is asked of models trained on these lengths, where none are given; the same of all of them."""
-        ...
+        """Return the default lengths for models trained on these contexts (tokens); the same for all of them."""
+
+    @abstractmethod
+    def on(self, lm: LM, text: str) -> "Bound[Any]":
+        """Bind the task to a text, tokenised for the model. A task with a data set of its own ignores `text`.
+
+        Raises:
+            ValueError: a text or data set that cannot be read.
+        """
+
+    def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
+        """Return the task with the settings that were left open chosen for these lengths, or for models trained on
+        these contexts where no lengths are given.
+
+        Raises:
+            ValueError: settings that do not fit the lengths.
+        """
+        return self
+
+    def __str__(self) -> str:
+        return written(self.name, self)
+
+
+class Bound(ABC, Generic[P]):
+    """A task with its text or data: makes examples, and scores them on a reader."""
+
+    task: ClassVar[str]  # recorded in its rows
+    adaptive: ClassVar[bool] = False  # whether `farspan.measuring.adaptive` can choose its lengths
+    version: ClassVar[int]  # a change that moves numbers bumps it
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """All that decides the scores, for the record."""
+
+    @property
+    def texts(self) -> tuple[Corpus, ...]:
+        """The texts that are read."""
+        return ()
+
+    @abstractmethod
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[P]]: ...
+
+    @abstractmethod
+    def num_tokens(self, lm: LM, example: Example[P], length: int) -> int:
+        """Return the most tokens that are fed at this length: the whole context."""
+
+    @abstractmethod
+    def work(self, lm: LM, example: Example[P]) -> Iterable[Work]:
+        """Yield what `run` feeds for this example, in order."""
+
+    @abstractmethod
+    def run(self, reader: Reader, batch: Sequence[Example[P]]) -> Iterator[Result]:
+        """Yield a result for each length, depth and example, in this order, as soon as it is known. The examples share
+        their lengths and depths."""
+
+    def shown(self, lm: LM, example: Example[P], length: int) -> dict[str, Any] | None:
+        """Return the example in words at one length, as `farspan.report.example` reads it; None if it has none."""
+        return None
+
+    def separator(self, lm: LM) -> tuple[int, ...]:
+        """Return the token ids that begin every context."""
+        return lm.separator.ids
+
+    def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...] | None:
+        """Return the lengths for this model alone, no longer than its positions and the text allow; None: the task's
+        own `lengths`."""
+        return None
+
+    def batch(self, longest: int) -> int | None:
+        """Return how many repeats to read together, where the task knows better than an estimate of memory."""
+        return None
+
+    def chunk(self, lm: LM, longest: int) -> int | None:
+        """Return the tokens of one forward, where the task knows better than the reader."""
+        return None
+
+    def around(self, reader: Reader) -> AbstractContextManager[None]:
+        """Return a scope in which a plan's trial forwards cost what the task's cost.
+
+        Raises:
+            ValueError: a reader that the task cannot measure.
+        """
+        return nullcontext()
+
+
+def same_texts(*texts: Corpus | None) -> tuple[Corpus, ...]:
+    """Return the texts that are there, each once."""
+    return tuple({text.hash: text for text in texts if text is not None}.values())

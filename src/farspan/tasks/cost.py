@@ -1,4 +1,4 @@
-"""What reading and answering costs: time to the first token, tokens per second, and memory by what it is for.
+"""The cost of reading and answering: time to the first token, tokens per second, and memory by purpose.
 
     prefill    tokens read / seconds until the first new token is there
     decode     further new tokens / seconds they took
@@ -21,51 +21,53 @@ import torch
 from farspan.device import peak_above, wait
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
-from farspan.tasks.base import Example, Result, Work
+from farspan.tasks.base import Bound, Example, Result, Work
 
 NEW_TOKENS = 32
 WARM_UP = 64  # tokens
 
 
 @dataclass(frozen=True)
-class Cost:
+class BoundCost(Bound[np.ndarray]):
     """Seconds and bytes by the length of the context."""
 
     new_tokens: int = NEW_TOKENS  # generated behind the context; at least 2
 
-    name: ClassVar[str] = "cost"
+    task: ClassVar[str] = "cost"
     version: ClassVar[int] = 1
 
     @property
     def settings(self) -> dict[str, Any]:
         return {"new_tokens": self.new_tokens}
 
-    def num_tokens(self, lm: LM, length: int) -> int:
+    def num_tokens(self, lm: LM, example: Example[np.ndarray], length: int) -> int:
         return length + self.new_tokens - 1
 
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
+    def batch(self, longest: int) -> int:
+        return 1
+
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[np.ndarray]]:
         return [
             Example(
                 f"cost-{self.new_tokens}-{seed}-{repeat}",
                 repeat,
                 tuple(lengths),
-                {"text": np.random.default_rng([seed, repeat]).integers(3, lm.vocabulary, lengths[-1])},
+                np.random.default_rng([seed, repeat]).integers(3, lm.vocabulary, lengths[-1]),
             )
             for repeat in range(repeats)
         ]
 
-    def work(self, lm: LM, example: Example) -> Iterator[Work]:
+    def work(self, lm: LM, example: Example[np.ndarray]) -> Iterator[Work]:
         for length in example.lengths:
             yield Work(1, 0, length, 1)
             yield from (Work(1, length + i, 1, 1) for i in range(self.new_tokens - 1))
 
-    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
-        """A result per length and example, shortest length first."""
+    def run(self, reader: Reader, batch: Sequence[Example[np.ndarray]]) -> Iterator[Result]:
         weights = sum(t.numel() * t.element_size() for t in (*reader.lm.model.parameters(), *reader.lm.model.buffers()))
         for length in batch[0].lengths:
-            reader.capacity = self.num_tokens(reader.lm, length)  # no room that this length does not need
+            reader.capacity = length + self.new_tokens - 1  # no room that this length does not need
             for example in batch:
-                text = torch.from_numpy(example.tokens["text"][None, :length])
+                text = torch.from_numpy(example.payload[None, :length])
                 try:
                     self._once(reader, text[:, :WARM_UP])
                     scores, seen, kept = self._once(reader, text)
@@ -75,7 +77,7 @@ class Cost:
                 yield Result(example, length, scores=scores | {"weight_bytes": weights}, num_seen=seen, num_kept=kept)
 
     def _once(self, reader: Reader, text: torch.Tensor) -> tuple[dict[str, Any], int, int]:
-        """Seconds and bytes of one text [1, length], and the tokens seen and kept before its last."""
+        """Return seconds and bytes of one text [1, length], and the tokens seen and kept before its last."""
         device, stamps = reader.lm.device, []
 
         def stamp(token: torch.Tensor) -> None:

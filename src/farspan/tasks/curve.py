@@ -1,29 +1,29 @@
-"""The forgetting curve: how well a model copies a text it has just read, against how well it would guess it.
+"""The forgetting curve: how well a model copies a text it has just read, compared with how well it guesses that text.
 
     copy      [bos] S [bos] S        accuracy C(L) of the last ceil(L/2) tokens of the second S, teacher forcing
-    control   [bos] I [bos] S        accuracy M(L) of the same tokens behind an irrelevant text I
+    control   [bos] I [bos] S        accuracy M(L) of the same tokens after an irrelevant text I
 
 Liu et al. 2024, arXiv 2410.04727, section 3. Three protocols:
 
-`paper`   the authors' procedure: at each length and repeat a fresh target S, drawn from all but the last 2 L
+`paper`   the authors' procedure: at each length and repeat a new target S, sampled from all but the last 2 L
           tokens of the whole text; I is always the last L tokens. Texts are joined, separators between them.
-`nested`  ours: a repeat has one target, whose prefixes serve all lengths, so that each extends what was read for
-          the one before; the irrelevant text is another repeat's target, so that one reading of S serves both
+`nested`  ours: a repeat has one target, whose prefixes serve all lengths, so each length continues the reading of
+          the one before; the irrelevant text is another repeat's target, so one reading of S serves both
           halves. The same statistic with less text-to-text noise along the curve, at about half the cost.
-          With a text of its own for I, the irrelevant prefixes are read beside.
-`probe`   ours, for long texts: as `nested`, but of the second S only a slice is fed, w tokens to warm up and k that are
-          scored: [bos] S [bos] S[a : a + w + k]. It costs w + k tokens a length instead of L, and what is
-          asked for lies up to nearly the whole window back instead of half of it. The start a is 0, or at each
+          If I has a text of its own, its prefixes are read as further rows.
+`probe`   ours, for long texts: as `nested`, but only a slice of the second S is fed, w tokens to warm up and k that are
+          scored: [bos] S [bos] S[a : a + w + k]. It costs w + k tokens a length instead of L, and the scored
+          tokens are up to nearly the whole window back instead of half of it. The start a is 0, or at each
           of several depths: recall over length and depth from one reading. Lengths under w + k have
-          w = k = floor(L / 2) and so ask what `nested` asks.
+          w = k = floor(L / 2) and so score the same tokens as `nested`.
 """
 
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -31,15 +31,18 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from farspan.corpus import Corpus, join, load, report
 from farspan.files import read_json
-from farspan.lm import LM
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import Reader, Scores
 from farspan.record import Row
 from farspan.schema import check_results
-from farspan.spelling import written
-from farspan.tasks.base import Example, Quality, Result, Work
+from farspan.specs import closest
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, same_texts
+from farspan.tasks.lengths import DEFAULT_POINTS, spaced_lengths
 from farspan.tasks.prompts import token_texts
 
 Protocol = Literal["paper", "nested", "probe"]
+PROBED = (128, 256)  # tokens of a probe that warm up, and that are scored ...
+PROBED_LONG = (512, 1024)  # ... where the largest length exceeds LONG
 RING = 4  # repeats that lend each other their targets; more repeats are further rings, so that none changes
 LONG = 8192  # tokens; curves that go further are probed, and with more tokens
 RUN = 32  # tokens; texts that share so many in a row hold the same passage
@@ -48,32 +51,94 @@ AUTHORS_SEPARATOR = 1  # the authors' script writes id 1 for any model; its id 2
 
 
 @dataclass(frozen=True)
-class Curve:
+class Texts:
+    """The tokens of one repeat, [largest length] each. Either `prefix` or `other` is there."""
+
+    target: np.ndarray  # S
+    prefix: np.ndarray | None = None  # I, a text of its own
+    other: np.ndarray | None = None  # the target that the control is scored on: another repeat's
+    other_repeat: int | None = None
+
+    @property
+    def named(self) -> Iterator[tuple[str, np.ndarray]]:
+        """All of it by name, for a hash."""
+        repeat = None if self.other_repeat is None else np.array(self.other_repeat)
+        parts = {"other": self.other, "other_repeat": repeat, "prefix": self.prefix, "target": self.target}
+        yield from ((name, ids) for name, ids in parts.items() if ids is not None)
+
+
+@dataclass(frozen=True)
+class Curve(Task):
+    """The forgetting curve of the text."""
+
+    protocol: str | None = "nested"  # paper, nested or probe; None: nested, beyond LONG and with depths probe
+    warmup: int | None = field(default=None, metadata={"quiet": True})  # w, tokens; None: 128, beyond LONG 512
+    scored: int | None = field(default=None, metadata={"quiet": True})  # k, tokens; None: 256, beyond LONG 1,024
+    depths: tuple[float, ...] = field(default=(0.0,), metadata={"quiet": True})  # of the slice in its text: 0 to 1
+    target_text: str | None = None  # S; None: the text of the measurement; `shuffled`: that in shuffled order
+    prefix_text: str | None = None  # I; None: the protocol's own
+    compat: bool = field(default=False, metadata={"quiet": True})  # the authors' token ids
+
+    name: ClassVar[str] = "curve"
+    details: ClassVar[tuple[str, ...]] = ("control",)
+    quality: ClassVar[Quality] = Quality("copy", "copy accuracy", higher_is_better=True, graded=True)
+
+    def __post_init__(self) -> None:
+        if self.protocol not in (None, *get_args(Protocol)):
+            hint = closest(str(self.protocol), get_args(Protocol))
+            raise ValueError(f"protocol {self.protocol!r} is unknown{hint}; known are {', '.join(get_args(Protocol))}")
+        if self.protocol not in (None, "probe") and (self.warmup, self.scored) != (None, None):
+            raise ValueError(
+                f"warmup and scored belong to protocol=probe, not to protocol={self.protocol}: add protocol=probe, or "
+                "leave them out (--warmup, --scored, --protocol)"
+            )
+        if (self.warmup or 0) < 0 or (self.scored is not None and self.scored < 1):
+            raise ValueError(f"warmup = {self.warmup}, scored = {self.scored} tokens: at least 0 and 1 are needed")
+        if wrong := [depth for depth in self.depths if not 0 <= depth <= 1]:
+            raise ValueError(f"depth {wrong[0]} lies outside the text: 0 is its beginning, 1 its end")
+        if self.protocol is not None:
+            check_depths(self.depths, self.protocol, (), 0)
+
+    def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
+        largest = lengths[-1] if lengths else max(trained)
+        protocol = self.protocol or ("probe" if self.depths != (0.0,) or largest > LONG else "nested")
+        if protocol != "probe":
+            return replace(self, protocol=protocol)
+        context = None if lengths or self.depths == (0.0,) else 2 * max(trained)
+        warmup, scored = probe_tokens(self.warmup, self.scored, largest, context)
+        check_depths(self.depths, protocol, lengths or (), warmup + scored)
+        return replace(self, protocol=protocol, warmup=warmup, scored=scored)
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Return eight lengths, evenly spaced, to a whole context of about twice the largest trained length."""
+        return tuple(max(trained) * i // 8 for i in range(1, 9))
+
+    def on(self, lm: LM, text: str) -> "BoundCurve":
+        target = named_text(self.target_text or text, text, lm)
+        prefix = named_text(self.prefix_text, text, lm) if self.prefix_text else None
+        return BoundCurve(**vars(self), target=target, prefix=prefix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundCurve(Curve, Bound[Texts]):
     """The forgetting curve of one target text and one irrelevant text."""
 
     target: Corpus
     prefix: Corpus | None = None  # I; None: the protocol's own (another target, or the end of the text)
-    protocol: Protocol = "nested"
-    compat: bool = False  # the authors' separator
-    warmup: int = 128  # w, tokens
-    scored: int = 256  # k, tokens
-    depths: tuple[float, ...] = (0.0,)  # of the slice in its text: 0 at its beginning, 1 at its end
-    window: int | None = None  # tokens drawn for each repeat; None: the largest length
-    pool: int | None = None  # repeats drawn, of which the first are used; None: as many as asked for
+    window: int | None = None  # tokens sampled for each repeat; None: the largest length
+    pool: int | None = None  # repeats sampled, of which the first are used; None: as many as are measured
 
-    name: ClassVar[str] = "curve"
+    task: ClassVar[str] = "curve"
     version: ClassVar[int] = 3
 
-    def __post_init__(self) -> None:
-        if self.warmup < 0 or self.scored < 1:
-            raise ValueError(f"warm-up {self.warmup} and scored {self.scored} tokens: at least 0 and 1 are needed")
-        if wrong := [depth for depth in self.depths if not 0 <= depth <= 1]:
-            raise ValueError(f"depth {wrong[0]} lies outside the text: 0 is its beginning, 1 its end")
-        check_depths(self.depths, self.protocol, (), 0)
+    @property
+    def adaptive(self) -> bool:  # type: ignore[override]
+        return self.protocol != "paper"
 
     @property
     def settings(self) -> dict[str, Any]:
-        probe = {"warmup": self.warmup, "scored": self.scored} if self.protocol == "probe" else {}
+        warmup, scored = self.probe
+        probe = {"warmup": warmup, "scored": scored} if self.protocol == "probe" else {}
         return probe | {
             "protocol": self.protocol,
             "compat": self.compat,
@@ -83,29 +148,39 @@ class Curve:
             "prefix_hash": self.prefix.hash if self.prefix else None,
         }
 
+    @property
+    def texts(self) -> tuple[Corpus, ...]:
+        return same_texts(self.target, self.prefix)
+
+    @property
+    def probe(self) -> tuple[int, int]:
+        """w and k, tokens."""
+        return probe_tokens(self.warmup, self.scored, 0, None)
+
     def separator(self, lm: LM) -> tuple[int, ...]:
         return (AUTHORS_SEPARATOR,) if self.compat else lm.separator.ids
 
-    def num_tokens(self, lm: LM, length: int) -> int:
+    def num_tokens(self, lm: LM, example: Example[Texts], length: int) -> int:
         _, warmup, scored = self.slice_at(length, 0.0)
         return length + warmup + scored + 2 * len(self.separator(lm))
 
     def largest_length(self, lm: LM, context: int) -> int:
-        """The largest length whose whole context has at most that many tokens; 0 or less: none."""
+        """Return the largest length whose whole context has at most that many tokens; 0 or less: none."""
         room = context - 2 * len(self.separator(lm))
-        both = self.warmup + self.scored
+        both = sum(self.probe)
         return room - both if self.protocol == "probe" and room >= 2 * both else room // 2
 
     def slice_at(self, length: int, depth: float) -> tuple[int, int, int]:
-        """Where the second part begins in S, its tokens that are only fed, and those that are scored."""
+        """Return where the second part begins in S, the tokens of it that are only fed, and those that are scored."""
         if self.protocol != "probe":
             return 0, length - math.ceil(length / 2), math.ceil(length / 2)
-        if length < self.warmup + self.scored:
+        warmup, scored = self.probe
+        if length < warmup + scored:
             return 0, length // 2, max(1, length // 2)
-        return round(depth * (length - self.warmup - self.scored)), self.warmup, self.scored
+        return round(depth * (length - warmup - scored)), warmup, scored
 
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
-        """The examples of all repeats. Without a text of their own for I, four repeats at a time lend each other their
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Texts]]:
+        """Return the examples of all repeats. If I has no text of its own, four repeats at a time use each other's
         targets, in a ring, so that both halves are measured on the same targets.
 
         Raises:
@@ -115,33 +190,31 @@ class Curve:
         separator = self.separator(lm)
         if self.protocol == "paper":
             return self._checked(list(self._paper(lm, lengths, repeats, seed)))
-        check_depths(self.depths, self.protocol, lengths, self.warmup + self.scored)
+        check_depths(self.depths, str(self.protocol), lengths, sum(self.probe))
         window, pool = self.window or lengths[-1], max(repeats, self.pool or repeats)
         if self.prefix is None:
             if repeats < 2:
                 raise ValueError("one repeat has no other target to be its irrelevant text: use --repeats 2 or more")
             targets = self.target.windows(window, pool, seed)[:repeats]
             lent = _rings(repeats)
-            texts = [
-                {"target": s, "other": targets[j], "other_repeat": np.array(j)}
-                for s, j in zip(targets, lent, strict=True)
-            ]
+            texts = [Texts(s, other=targets[j], other_repeat=j) for s, j in zip(targets, lent, strict=True)]
         else:
-            # one text, perhaps in shuffled order: what is read as irrelevant must not be what is asked for
+            # one text, perhaps in shuffled order: the irrelevant part must not be the target
             one_text = self.prefix.source == self.target.source
             drawn = 2 * pool if one_text else pool
             targets = self.target.windows(window, drawn, seed)[:repeats]
             first = pool if one_text else 0
             prefixes = self.prefix.windows(window, drawn, seed)[first : first + repeats]
-            texts = [{"target": s, "prefix": i} for s, i in zip(targets, prefixes, strict=True)]
-        return self._checked([_example(self, seed, i, tuple(lengths), separator, **t) for i, t in enumerate(texts)])
+            texts = [Texts(s, prefix=i) for s, i in zip(targets, prefixes, strict=True)]
+        return self._checked([_example(self, seed, i, tuple(lengths), separator, t) for i, t in enumerate(texts)])
 
-    def _checked(self, examples: list[Example]) -> list[Example]:
-        """The examples; reports where a control reads most of what it asks for and so is a copy."""
+    def _checked(self, examples: list[Example[Texts]]) -> list[Example[Texts]]:
+        """Return the examples; report a control that reads most of its own targets and so is a copy."""
         for example in examples:
-            given = example.tokens
-            read, asked = (given["prefix"], given["target"]) if "prefix" in given else (given["target"], given["other"])
-            if overlap(read, asked) > MOST_OVERLAP:
+            read, scored = (texts := example.payload).target, texts.other
+            if texts.prefix is not None:
+                read, scored = texts.prefix, texts.target
+            if scored is not None and overlap(read, scored) > MOST_OVERLAP:
                 irrelevant = self.prefix.name if self.prefix else self.target.name
                 report(
                     f"warning: the irrelevant text of repeat {example.repeat} holds most of its target, so its control "
@@ -151,7 +224,7 @@ class Curve:
                 break
         return examples
 
-    def _paper(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> Iterator[Example]:
+    def _paper(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> Iterator[Example[Texts]]:
         if self.target.shuffled or (self.prefix is not None and self.prefix.shuffled):
             raise ValueError("shuffled texts go with --protocol nested: the paper's protocol has none")
 
@@ -171,10 +244,10 @@ class Curve:
                 begin = int(np.random.default_rng([seed, length, repeat]).integers(0, len(stream) - 3 * length + 1))
                 # copies: a view would keep the whole text in memory
                 target, prefix = stream[begin : begin + length].copy(), ending[len(ending) - length :].copy()
-                yield _example(self, seed, repeat, (length,), self.separator(lm), target=target, prefix=prefix)
+                yield _example(self, seed, repeat, (length,), self.separator(lm), Texts(target, prefix))
 
-    def work(self, lm: LM, example: Example) -> Iterator[Work]:
-        rows = 2 if "prefix" in example.tokens else 1
+    def work(self, lm: LM, example: Example[Texts]) -> Iterator[Work]:
+        rows = 1 if example.payload.prefix is None else 2
         separator = len(self.separator(lm))
         done = 0
         for length in example.cuts:
@@ -184,24 +257,23 @@ class Curve:
                 yield Work(2, separator + length, separator + warmup + scored - 1, scored)
             done = length
 
-    def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]:
-        """The copy half of an example at one length in words: its parts, token by token, and how many of the last are
-        scored."""
+    def shown(self, lm: LM, example: Example[Texts], length: int) -> dict[str, Any]:
+        """Return the copy half of an example in words: its parts, token by token; the last `scored` are scored."""
         _, warmup, scored = self.slice_at(length, 0.0)
         separator = token_texts(lm.tokenizer, self.separator(lm))
-        target = token_texts(lm.tokenizer, example.tokens["target"][:length])
+        target = token_texts(lm.tokenizer, example.payload.target[:length])
         parts = [["separator", separator], ["read", target], ["separator", separator]]
         asked = ["asked", target[: warmup + scored]]
         return {"length": length, "repeat": example.repeat, "parts": [*parts, asked], "scored": scored}
 
-    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
-        """Results of a batch of examples that share lengths and depths, shortest length and smallest depth first."""
+    def run(self, reader: Reader, batch: Sequence[Example[Texts]]) -> Iterator[Result]:
+        """Yield results of a batch, shortest length and smallest depth first."""
 
         def rows(name: str) -> torch.Tensor:
-            return torch.from_numpy(np.stack([example.tokens[name] for example in batch])).long()
+            return torch.from_numpy(np.stack([getattr(example.payload, name) for example in batch])).long()
 
         target = rows("target")
-        if "prefix" in batch[0].tokens:
+        if batch[0].payload.prefix is not None:
             read, asked = torch.cat([target, rows("prefix")]), torch.cat([target, target])
         else:
             read, asked = target, torch.cat([target, rows("other")])
@@ -219,9 +291,10 @@ class Curve:
                     values, failed = _judged(scores, index, index + len(batch))
                     values["context"] = separator.shape[1] + length + second.shape[1]
                     values["distance"] = separator.shape[1] + length - start
-                    values["target"] = _digest(example.tokens["target"])
-                    # whose target the control asked for: what pairs the two halves
-                    values["control_repeat"] = int(example.tokens.get("other_repeat", np.array(example.repeat)))
+                    values["target"] = _digest(example.payload.target)
+                    # whose target the control was scored on: it pairs the two halves
+                    other = example.payload.other_repeat
+                    values["control_repeat"] = example.repeat if other is None else other
                     yield Result(
                         example,
                         length,
@@ -233,37 +306,42 @@ class Curve:
                         num_kept=memory.num_kept,
                     )
 
+    def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...]:
+        """Return 16 lengths, evenly spaced, to a context of twice the trained length or to where positions end."""
+        longest = self.longest(lm, 2)
+        return spaced_lengths(max(1, longest // DEFAULT_POINTS), longest, DEFAULT_POINTS)
 
-@dataclass(frozen=True)
-class CurveQuestion:
-    """The forgetting curve of the text at chosen lengths, each of a copy alone."""
+    def longest(self, lm: LM, contexts: int) -> int:
+        """Return the largest length whose whole context fits that many trained contexts, and the positions."""
+        context = contexts * (lm.trained_length or DEFAULT_TRAINED_LENGTH)
+        return max(1, self.largest_length(lm, min(context, lm.position_limit or context)))
 
-    protocol: str = "nested"  # paper, nested or probe
-    warmup: int = field(default=128, metadata={"quiet": True})  # tokens of a probe
-    scored: int = field(default=256, metadata={"quiet": True})  # tokens of a probe
 
-    unit: ClassVar[str] = "tokens"
-    quality: ClassVar[Quality] = Quality("copy", "copy accuracy", higher_is_better=True)
+def probe_tokens(warmup: int | None, scored: int | None, largest: int, context: int | None) -> tuple[int, int]:
+    """Return the tokens of a probe that warm up and that are scored, those left open chosen for the largest length.
 
-    def __post_init__(self) -> None:
-        if self.protocol not in get_args(Protocol):
-            raise ValueError(f"protocol {self.protocol!r} is unknown; known are {', '.join(get_args(Protocol))}")
-        if self.protocol != "probe" and (self.warmup, self.scored) != (128, 256):
-            raise ValueError(
-                f"warmup and scored belong to protocol=probe, not to protocol={self.protocol}: add protocol=probe, or "
-                "leave them out"
-            )
+    Args:
+        context: tokens; of a map whose lengths are not given: they need room for depths.
 
-    def __str__(self) -> str:
-        return written("curve", self)
+    Raises:
+        ValueError: a probe that was given is longer than the largest length.
+    """
+    w, k = PROBED_LONG if largest > LONG else PROBED
+    while context is not None and w > 1 and w + k > context // 4:
+        w, k = w // 2, k // 2
+    given = warmup is not None or scored is not None
+    w, k = w if warmup is None else warmup, k if scored is None else scored
+    if given and largest and w + k > largest:
+        raise ValueError(
+            f"a probe of {w} + {k} tokens (--warmup, --scored) is longer than the longest text, {largest:,} tokens: "
+            "give smaller ones, or longer --lengths"
+        )
+    return w, k
 
-    def on(self, lm: LM, text: str) -> Curve:
-        protocol: Protocol = self.protocol  # type: ignore[assignment]
-        return Curve(load(text, lm.tokenizer), protocol=protocol, warmup=self.warmup, scored=self.scored)
 
-    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Eight, evenly spaced, to a whole context of about twice the largest trained length."""
-        return tuple(max(trained) * i // 8 for i in range(1, 9))
+def named_text(name: str, text: str, lm: LM) -> Corpus:
+    """Return a text of a curve; `shuffled` is the text of the measurement in shuffled order."""
+    return load(f"shuffled:{text}" if name == "shuffled" else name, lm.tokenizer)
 
 
 def check_depths(depths: Sequence[float], protocol: str, lengths: Sequence[int], probe: int) -> None:
@@ -300,8 +378,8 @@ def read_authors_file(path: str | Path, model: str) -> list[Row]:
         Row(
             model=model,
             method="full",
-            task=Curve.name,
-            version=Curve.version,
+            task=BoundCurve.task,
+            version=BoundCurve.version,
             settings={
                 "protocol": "paper",
                 "compat": True,
@@ -341,18 +419,13 @@ def _judged(scores: Scores, copy: int, control: int) -> tuple[dict[str, Any], in
 
 
 def _example(
-    task: Curve,
-    seed: int,
-    repeat: int,
-    lengths: tuple[int, ...],
-    separator: tuple[int, ...],
-    **tokens: np.ndarray,
-) -> Example:
-    protocol = f"{task.protocol} {task.warmup} {task.scored}" if task.protocol == "probe" else task.protocol
-    digest = hashlib.sha256(f"{task.name} {task.version} {protocol} {separator} {seed} {repeat}".encode())
-    for name, ids in sorted(tokens.items()):
+    task: BoundCurve, seed: int, repeat: int, lengths: tuple[int, ...], separator: tuple[int, ...], texts: Texts
+) -> Example[Texts]:
+    probe = " {} {}".format(*task.probe) if task.protocol == "probe" else ""
+    digest = hashlib.sha256(f"{task.task} {task.version} {task.protocol}{probe} {separator} {seed} {repeat}".encode())
+    for name, ids in texts.named:
         digest.update(name.encode() + np.asarray(ids, dtype=np.int64).tobytes())
-    return Example(digest.hexdigest()[:16], repeat, lengths, tokens, task.depths)
+    return Example(digest.hexdigest()[:16], repeat, lengths, texts, task.depths)
 
 
 def _digest(ids: np.ndarray) -> str:

@@ -1,11 +1,11 @@
-"""A document, an instruction behind it, an answer in words: what the sets of long-document understanding share.
+"""A document, then an instruction, answered in words: shared by the sets of long-document understanding.
 
-A length is all there is room for, in tokens: separator, prompt and answer. Where a document is too long for that, the
-example is counted and not asked ("too_long"), unless it was said which part of the document to leave out. What was
-left out stands in every row.
+A length is the most tokens of separator, prompt and answer together. An example whose document is too long for that is
+recorded and not measured ("too_long"), unless `truncate` names the part of the document to leave out. Every row records
+how many tokens were left out.
 
-The document is read as one passage behind the separator: how it is cut is the business of the method. The rest of the
-prompt is read behind it, and answered from there.
+The document is read as one passage after the separator: the method decides how it is cut. The rest of the prompt is
+read after it, and the answer is generated from there.
 """
 
 import hashlib
@@ -13,15 +13,15 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
-from farspan.tasks.base import Example, Result, Work
-from farspan.tasks.passages import places
+from farspan.tasks.base import Bound, Example, Result, Work
+from farspan.tasks.passages import places, row
 from farspan.tasks.prompts import behind, pieces, stops, token_texts
 
 TRUNCATE = ("none", "beginning", "middle", "end")  # what of a document is left out
@@ -51,17 +51,24 @@ class Answering:
 
 
 @dataclass(frozen=True)
-class DocumentTask:
-    """Answers to questions about documents."""
+class Prompt:
+    """One item as tokens."""
+
+    before: np.ndarray
+    document: np.ndarray
+    after: np.ndarray
+    item: Item
+
+
+@dataclass(frozen=True)
+class BoundDocuments(Bound[Prompt]):
+    """Answers to questions about the documents of one set."""
 
     set: str
     items: tuple[Item, ...] = field(repr=False)
     answering: Answering
     truncate: str = "none"  # one of TRUNCATE
     omitted: str = ""  # stands where the end of a document was left out
-
-    name: ClassVar[str]
-    version: ClassVar[int]
 
     def __post_init__(self) -> None:
         check_truncate(self.truncate)
@@ -79,11 +86,11 @@ class DocumentTask:
     def _hash(self) -> str:
         return _digest([[i.before, i.document, i.after, i.references, i.options] for i in self.items])
 
-    def num_tokens(self, lm: LM, length: int) -> int:
+    def num_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
         return length
 
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
-        """`repeats` items, drawn.
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Prompt]]:
+        """Return `repeats` items, sampled.
 
         Raises:
             ValueError: fewer items than that.
@@ -95,17 +102,17 @@ class DocumentTask:
         for repeat, index in enumerate(chosen):
             item = self.items[index]
             before, document, after = pieces(lm.tokenizer, item.before, item.document, item.after)
-            what = [self.name, self.version, self.settings, seed, item.name, item.references, item.options]
+            what = [self.task, self.version, self.settings, seed, item.name, item.references, item.options]
             prompt = [ids.tolist() for ids in (before, document, after)]
-            tokens = {"before": before, "document": document, "after": after, "item": np.array([index])}
-            examples.append(Example(_digest([*what, lm.separator.ids, prompt]), repeat, tuple(lengths), tokens))
+            given = Prompt(before, document, after, item)
+            examples.append(Example(_digest([*what, lm.separator.ids, prompt]), repeat, tuple(lengths), given))
         return examples
 
-    def kept(self, lm: LM, example: Example, length: int) -> tuple[np.ndarray, int] | None:
-        """The tokens of the document that fit, with what says that its end is missing, and how many were left out;
-        None where it must not be cut or nothing of it would be left."""
-        document = example.tokens["document"]
-        fixed = len(lm.separator.ids) + len(example.tokens["before"]) + len(example.tokens["after"])
+    def kept(self, lm: LM, example: Example[Prompt], length: int) -> tuple[np.ndarray, int] | None:
+        """Return the tokens of the document that fit, with the note that its end is missing, and how many were left
+        out; None where it must not be cut or nothing of it would be left."""
+        document = example.payload.document
+        fixed = self._fixed(lm, example)
         room = length - fixed - self.answering.new_tokens
         if len(document) <= room:
             return document, 0
@@ -117,31 +124,30 @@ class DocumentTask:
         last = len(document) - (room - first)
         return np.concatenate([document[:first], note, document[last:]]), len(document) - room
 
-    def work(self, lm: LM, example: Example) -> Iterator[Work]:
+    def work(self, lm: LM, example: Example[Prompt]) -> Iterator[Work]:
         for length in example.lengths:
             if (found := self.kept(lm, example, length)) is not None:
-                rest = len(example.tokens["before"]) + len(example.tokens["after"])
-                prompt = len(lm.separator.ids) + rest + len(found[0])
+                prompt = self._fixed(lm, example) + len(found[0])
                 yield Work(1, 0, prompt, 0)
                 yield from (Work(1, prompt + i, 1, 1) for i in range(self.answering.new_tokens))
 
-    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
-        """Results of a batch of examples that share lengths; each is read by itself, being of its own length."""
+    def run(self, reader: Reader, batch: Sequence[Example[Prompt]]) -> Iterator[Result]:
+        """Yield results of examples one by one, whose prompts differ in length."""
         stop = stops(reader.lm.tokenizer, one_line=self.answering.one_line)
         for length in batch[0].lengths:
             for example in batch:
                 yield self._answered(reader, example, length, stop)
 
-    def _answered(self, reader: Reader, example: Example, length: int, stop: Sequence[int]) -> Result:
-        lm, how, item = reader.lm, self.answering, self.items[int(example.tokens["item"][0])]
+    def _answered(self, reader: Reader, example: Example[Prompt], length: int, stop: Sequence[int]) -> Result:
+        lm, how, given = reader.lm, self.answering, example.payload
+        item = given.item
         if not any(reference.strip() for reference in item.references):
             return Result(example, length, status="no_reference", reason=f"{item.name} has no reference answer")
         if (found := self.kept(lm, example, length)) is None:
             return Result(example, length, status="too_long", reason=self._too_long(lm, example, length))
         document, left_out = found
-        passage = torch.from_numpy(np.concatenate([example.tokens["before"], document]))[None]
-        memory = reader.read(passage, head=torch.tensor([lm.separator.ids]))
-        memory.read(torch.from_numpy(example.tokens["after"])[None])
+        memory = reader.read(row(np.concatenate([given.before, document])), head=torch.tensor([lm.separator.ids]))
+        memory.read(row(given.after))
         try:
             [new] = memory.generate(
                 torch.empty(1, 0, dtype=torch.long),
@@ -162,27 +168,31 @@ class DocumentTask:
             "item": item.name,
             "prediction": prediction,
             "references": list(item.references),
-            "document": len(example.tokens["document"]),
+            "document": len(given.document),
             "left_out": left_out,
             "new": len(new),
-            "context": len(lm.separator.ids) + passage.shape[1] + len(example.tokens["after"]),
+            "context": self._fixed(lm, example) + len(document),
             **places(memory),
         }
         return Result(example, length, scores=values, num_seen=memory.num_seen, num_kept=memory.num_kept)
 
-    def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]:
-        """An example in words, with what fits of its document (all of it where it must not be cut), its parts token by
-        token; the last `scored` are an answer that would be right."""
-        tokens, item = example.tokens, self.items[int(example.tokens["item"][0])]
-        document, _ = self.kept(lm, example, length) or (tokens["document"], 0)
-        right = behind(lm.tokenizer, f" {item.references[0]}", before="x")
-        parts = [["read", token_texts(lm.tokenizer, ids)] for ids in (tokens["before"], document) if len(ids)]
-        parts.append(["asked", token_texts(lm.tokenizer, np.concatenate([tokens["after"], right]))])
+    def shown(self, lm: LM, example: Example[Prompt], length: int) -> dict[str, Any]:
+        """Return an example in words, with the part of its document that fits (all of it where it must not be cut), its
+        parts token by token; the last `scored` are a right answer."""
+        given = example.payload
+        document, _ = self.kept(lm, example, length) or (given.document, 0)
+        right = behind(lm.tokenizer, f" {given.item.references[0]}", before="x")
+        parts = [["read", token_texts(lm.tokenizer, ids)] for ids in (given.before, document) if len(ids)]
+        parts.append(["asked", token_texts(lm.tokenizer, np.concatenate([given.after, right]))])
         return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(right)}
 
-    def _too_long(self, lm: LM, example: Example, length: int) -> str:
-        rest = len(lm.separator.ids) + len(example.tokens["before"]) + len(example.tokens["after"])
-        room, document = self.answering.new_tokens, len(example.tokens["document"])
+    @staticmethod
+    def _fixed(lm: LM, example: Example[Prompt]) -> int:
+        """Return the tokens of the prompt without its document."""
+        return len(lm.separator.ids) + len(example.payload.before) + len(example.payload.after)
+
+    def _too_long(self, lm: LM, example: Example[Prompt], length: int) -> str:
+        rest, room, document = self._fixed(lm, example), self.answering.new_tokens, len(example.payload.document)
         need = f"the document has {document:,} tokens, the rest of the prompt {rest:,}, the answer {room:,}"
         if self.truncate == "none":
             return f"{need}: more than {length:,}; leave out a part of it (truncate=beginning, middle or end)"
@@ -196,7 +206,7 @@ def check_new_tokens(new_tokens: int) -> None:
 
 
 def check_truncate(truncate: str) -> None:
-    """Raises ValueError unless it is among TRUNCATE."""
+    """Raise ValueError unless it is among TRUNCATE."""
     if truncate not in TRUNCATE:
         raise ValueError(
             f"truncate = {truncate!r} is unknown, expected the part of a long document to leave out: "

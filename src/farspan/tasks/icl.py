@@ -1,4 +1,4 @@
-"""In-context learning: classification by demonstrations, the option the model expects most.
+"""In-context learning: classification by demonstrations; the answer is the option with the highest probability.
 
     option = argmax over options o of    log p(o | demonstrations, question)                          plain
                                          ... / tokens of o                                            normalized
@@ -36,10 +36,10 @@ from numpy.typing import ArrayLike
 
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
-from farspan.spelling import closest, written
-from farspan.tasks.base import Example, Quality, Result, Work
+from farspan.specs import closest
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
 from farspan.tasks.icl_sets import SETS, Labelled, load_own, load_set, own_question
-from farspan.tasks.passages import places
+from farspan.tasks.passages import places, row
 from farspan.tasks.prompts import behind, token_texts
 
 SCORINGS = ("plain", "normalized", "calibrated", "both")
@@ -49,206 +49,23 @@ DIGITS = 5  # of the numbers in a row; what is predicted is decided on what is r
 
 
 @dataclass(frozen=True)
-class InContextLearning:
-    """Accuracy on questions behind demonstrations. A length is a number of demonstrations."""
+class Prompt:
+    """One question as tokens, with its demonstrations and options."""
 
-    set: str  # one of SETS, or the folder of a data set of the user's own
-    question: str
-    options: tuple[str, ...]
-    demonstrations: tuple[Labelled, ...] = field(repr=False)
-    questions: tuple[Labelled, ...] = field(repr=False)
-    scoring: str = "plain"  # one of SCORINGS: the one in front; all are recorded
-    head: int = HEAD
+    shown: tuple[np.ndarray, ...]  # demonstrations
+    query: np.ndarray
+    alone: np.ndarray  # the query of a prompt without demonstrations
+    gold: int  # the index of the right option
+    options: tuple[np.ndarray, ...]
 
-    name: ClassVar[str] = "icl"
-    version: ClassVar[int] = 1
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {
-            "set": self.set,
-            "scoring": self.scoring,
-            "head": self.head,
-            "options": len(self.options),
-            "data_hash": self._hash,
-        }
-
-    @cached_property
-    def _hash(self) -> str:
-        return _digest([[one.text, one.label] for one in (*self.demonstrations, *self.questions)])
-
-    def num_tokens(self, lm: LM, length: int) -> int:
-        """0: examples differ, and `run` says itself which are too long."""
-        return 0
-
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
-        """`repeats` questions, each with demonstrations of its own.
-
-        Raises:
-            ValueError: fewer questions or demonstrations than asked for; options the tokenizer cannot tell apart.
-        """
-        if repeats > len(self.questions):
-            raise ValueError(
-                f"{self.set} has {len(self.questions):,} questions; {repeats:,} were asked for (--repeats)"
-            )
-        options = self.option_ids(lm)
-        chosen = np.random.default_rng([seed]).permutation(len(self.questions))[:repeats]
-        return [self._example(lm, lengths, repeat, int(index), seed, options) for repeat, index in enumerate(chosen)]
-
-    def _example(
-        self, lm: LM, lengths: Sequence[int], repeat: int, index: int, seed: int, options: list[np.ndarray]
-    ) -> Example:
-        asked = self.questions[index]
-        shown = self._drawn(lengths[-1], asked, np.random.default_rng([seed, index]))
-        texts = [f"{self.question.format(one.text)} {self.options[one.label]}" for one in shown]
-        last = self.question.format(asked.text)
-        # the empty line is at the front of what follows: some tokenizers read it in another way where a text ends
-        first, *others = texts or [""]
-        parts = [behind(lm.tokenizer, first, before="")]
-        parts += [behind(lm.tokenizer, f"\n\n{text}", before="x") for text in others]
-        query, alone = behind(lm.tokenizer, f"\n\n{last}", before="x"), behind(lm.tokenizer, last, before="")
-        what = [self.version, texts, last, self.options, self.head, *(ids.tolist() for ids in (query, *options))]
-        return Example(
-            id=_digest(what),
-            repeat=repeat,
-            lengths=tuple(lengths),
-            tokens={
-                "shown": np.concatenate(parts),
-                "ends": np.cumsum([len(part) for part in parts], dtype=np.int64),
-                "query": query,
-                "alone": alone,  # as a question without demonstrations begins
-                "gold": np.array([asked.label]),
-            },
-        )
-
-    def _drawn(self, count: int, asked: Labelled, rng: np.random.Generator) -> list[Labelled]:
-        """Demonstrations: in turns one of each class, the classes of a turn in random order."""
-        classes: dict[int, list[Labelled]] = defaultdict(list)
-        for one in self.demonstrations:
-            if one.text != asked.text:
-                classes[one.label].append(one)
-        # index -> its place in the class's own order, drawn only as far as it is needed
-        orders = {label: iter(rng.permutation(len(of_class))) for label, of_class in sorted(classes.items())}
-        drawn: list[Labelled] = []
-        while len(drawn) < count and orders:
-            for label in rng.permutation(list(orders)):
-                place = next(orders[label], None)
-                if place is None:
-                    del orders[label]
-                else:
-                    drawn.append(classes[label][place])
-        if len(drawn) < count:
-            raise ValueError(f"{self.set} has {len(drawn):,} demonstrations; {count:,} were asked for (--lengths)")
-        return drawn[:count]
-
-    def option_ids(self, lm: LM) -> list[np.ndarray]:
-        """The tokens of each option behind a question.
-
-        Raises:
-            ValueError: an option without tokens, or two with the same.
-        """
-        last = self.question.rpartition("\n")[2]
-        ids = [behind(lm.tokenizer, f" {option}", before=last) for option in self.options]
-        seen: dict[tuple[int, ...], str] = {}
-        for option, tokens in zip(self.options, ids, strict=True):
-            if not option.strip() or not len(tokens):
-                raise ValueError(f"option {option!r} of {self.set} is no token at all under the tokenizer of {lm.name}")
-            if (other := seen.setdefault(tuple(tokens), option)) != option:
-                raise ValueError(f"options {other!r} and {option!r} of {self.set} are the same tokens for {lm.name}")
-        return ids
-
-    def parts(self, example: Example, length: int) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
-        """The demonstrations in front, those that are passages, and the question, as token ids."""
-        ends = example.tokens["ends"][:length]
-        first = int(ends[: self.head][-1]) if len(ends) and self.head else 0
-        shown = example.tokens["shown"]
-        passages = np.split(shown[first : int(ends[-1])], ends[self.head : -1] - first) if len(ends) > self.head else []
-        return shown[:first], passages, example.tokens["query" if length else "alone"]
-
-    def work(self, lm: LM, example: Example) -> Iterator[Work]:
-        options = self.option_ids(lm)
-        yield from (Work(1, len(lm.separator.ids), len(ids) - 1, len(ids)) for ids in options)
-        for length in example.lengths:
-            front, passages, query = self.parts(example, length)
-            prompt = len(lm.separator.ids) + len(front) + sum(map(len, passages)) + len(query)
-            yield Work(1, 0, prompt, 0)
-            yield from (Work(1, prompt, len(ids) - 1, len(ids)) for ids in options)
-
-    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
-        """Results of a batch of examples that share lengths. Examples differ in tokens, so each is read by itself."""
-        lm = reader.lm
-        options = self.option_ids(lm)
-        separator = torch.tensor([lm.separator.ids])
-        prior = nats_of_options(reader.read(head=separator), options)
-        for length in batch[0].lengths:
-            for example in batch:
-                front, passages, query = self.parts(example, length)
-                prompt = separator.shape[1] + len(front) + sum(map(len, passages)) + len(query)
-                fed = prompt + max(map(len, options)) - 1
-                if lm.position_limit is not None and fed > lm.position_limit:
-                    reason = f"needs {fed:,} tokens, the model has {lm.position_limit:,} positions"
-                    yield Result(example, length, status="too_long", reason=reason)
-                    continue
-                memory = reader.read(
-                    *(torch.from_numpy(passage)[None] for passage in passages),
-                    head=torch.cat([separator, torch.from_numpy(front)[None]], 1),
-                )
-                memory.read(torch.from_numpy(query)[None])
-                nats = nats_of_options(memory, options)
-                counts, placed = (memory.num_seen, memory.num_kept), places(memory)
-                if not (np.isfinite(nats).all() and np.isfinite(prior).all()):
-                    reason = "an option has no finite log-probability"
-                    yield Result(example, length, status="nan", reason=reason, num_seen=counts[0], num_kept=counts[1])
-                    continue
-                values = self._judged(nats, prior, [len(ids) for ids in options], int(example.tokens["gold"][0]))
-                values["demonstrations"] = {"head": min(length, self.head), "passages": len(passages)}
-                values |= {"context": prompt, **placed}
-                yield Result(example, length, scores=values, num_seen=counts[0], num_kept=counts[1])
-
-    def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]:
-        """An example with `length` demonstrations in words, its parts token by token; the last `scored` are the right
-        option."""
-        front, passages, query = self.parts(example, length)
-        right = self.option_ids(lm)[int(example.tokens["gold"][0])]
-        parts = [["read", token_texts(lm.tokenizer, ids)] for ids in (front, *passages) if len(ids)]
-        parts.append(["asked", token_texts(lm.tokenizer, np.concatenate([query, right]))])
-        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(right)}
-
-    def _judged(self, nats: np.ndarray, prior: np.ndarray, tokens: list[int], gold: int) -> dict[str, Any]:
-        nats, prior = nats.round(DIGITS), prior.round(DIGITS)
-        predicted = predictions(nats, prior, tokens)
-        return {
-            "accuracy": float(predicted[self.scoring] == gold),
-            **{f"accuracy_{scoring}": float(index == gold) for scoring, index in predicted.items()},
-            "predicted": predicted[self.scoring],
-            "gold": gold,
-            "nats": nats.tolist(),
-            "prior": prior.tolist(),
-            "tokens": tokens,
-        }
-
-
-def nats_of_options(memory: Memory, options: Sequence[np.ndarray]) -> np.ndarray:
-    """-log p of each option behind a memory of one row, which is read once: options of one length go together."""
-    nats = np.empty(len(options))
-    by_length: dict[int, list[int]] = defaultdict(list)
-    for index, ids in enumerate(options):
-        by_length[len(ids)].append(index)
-    for indices in by_length.values():
-        rows = torch.from_numpy(np.stack([options[index] for index in indices]))
-        nats[indices] = memory.score(rows).nats.double().sum(1).cpu().numpy()
-    return nats
-
-
-def predictions(nats: ArrayLike, prior: ArrayLike, tokens: ArrayLike) -> dict[str, int]:
-    """The option each scoring chooses, the first of equals."""
-    plain, without, count = (np.asarray(values, dtype=np.float64) for values in (nats, prior, tokens))
-    costs = (plain, plain / count, plain - without, (plain - without) / count)
-    return {scoring: int(cost.argmin()) for scoring, cost in zip(SCORINGS, costs, strict=True)}
+    def parts(self, head: int, length: int) -> tuple[np.ndarray, tuple[np.ndarray, ...], np.ndarray]:
+        """Return the first `head` demonstrations joined, those that are passages, and the query."""
+        front = np.concatenate([self.query[:0], *self.shown[: min(head, length)]])
+        return front, self.shown[head:length], self.query if length else self.alone
 
 
 @dataclass(frozen=True)
-class InContextLearningQuestion:
+class Icl(Task):
     """A classification set by demonstrations, `icl:set=banking77,data=FOLDER`; or a data set of the user's own,
     `icl:data=FOLDER,text=COLUMN,label=COLUMN`."""
 
@@ -259,6 +76,7 @@ class InContextLearningQuestion:
     scoring: str | None = None  # one of SCORINGS; None: CEPE's choice for the set, else plain
     head: int = field(default=HEAD, metadata={"quiet": True})  # demonstrations in front; the others are passages
 
+    name: ClassVar[str] = "icl"
     unit: ClassVar[str] = "demonstrations"
     quality: ClassVar[Quality] = Quality("accuracy", "accuracy", higher_is_better=True)
 
@@ -285,20 +103,193 @@ class InContextLearningQuestion:
         if self.head < 0:
             raise ValueError(f"icl head: got {self.head}, expected a number of demonstrations. Give head=0 or more")
 
-    def __str__(self) -> str:
-        return written("icl", self)
-
-    def on(self, lm: LM, text: str) -> InContextLearning:
+    def on(self, lm: LM, text: str) -> "BoundIcl":
         if self.set is None:
             data, columns = str(self.data), (str(self.text), str(self.label))  # none is None: see __post_init__
-            pools = load_own(data, *columns)
-            return InContextLearning(data, own_question(*columns), *pools, self.scoring or "plain", self.head)
+            return BoundIcl(data, own_question(*columns), *load_own(data, *columns), self.scoring or "plain", self.head)
         of = SETS[self.set]
         pools = load_set(self.set, self.data)
-        return InContextLearning(self.set, of.question, *pools, self.scoring or of.scoring, self.head)
+        return BoundIcl(self.set, of.question, *pools, self.scoring or of.scoring, self.head)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         return LENGTHS
+
+
+@dataclass(frozen=True)
+class BoundIcl(Bound[Prompt]):
+    """Accuracy on the questions of one set. A length is a number of demonstrations."""
+
+    set: str  # one of SETS, or the folder of a data set of the user's own
+    question: str
+    options: tuple[str, ...]
+    demonstrations: tuple[Labelled, ...] = field(repr=False)
+    questions: tuple[Labelled, ...] = field(repr=False)
+    scoring: str = "plain"  # one of SCORINGS: its accuracy is the quality; all are recorded
+    head: int = HEAD
+
+    task: ClassVar[str] = "icl"
+    version: ClassVar[int] = 1
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "set": self.set,
+            "scoring": self.scoring,
+            "head": self.head,
+            "options": len(self.options),
+            "data_hash": self._hash,
+        }
+
+    @cached_property
+    def _hash(self) -> str:
+        return _digest([[one.text, one.label] for one in (*self.demonstrations, *self.questions)])
+
+    def num_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
+        return self._prompt_tokens(lm, example, length) + max(map(len, example.payload.options)) - 1
+
+    def _prompt_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
+        front, passages, query = example.payload.parts(self.head, length)
+        return len(lm.separator.ids) + len(front) + sum(map(len, passages)) + len(query)
+
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Prompt]]:
+        """Return `repeats` questions, each with demonstrations of its own.
+
+        Raises:
+            ValueError: fewer questions or demonstrations than needed; options the tokenizer cannot tell apart.
+        """
+        if repeats > len(self.questions):
+            raise ValueError(
+                f"{self.set} has {len(self.questions):,} questions; {repeats:,} were asked for (--repeats)"
+            )
+        options = self.option_ids(lm)
+        chosen = np.random.default_rng([seed]).permutation(len(self.questions))[:repeats]
+        return [self._example(lm, lengths, repeat, int(index), seed, options) for repeat, index in enumerate(chosen)]
+
+    def _example(
+        self, lm: LM, lengths: Sequence[int], repeat: int, index: int, seed: int, options: list[np.ndarray]
+    ) -> Example[Prompt]:
+        asked = self.questions[index]
+        shown = self._drawn(lengths[-1], asked, np.random.default_rng([seed, index]))
+        texts = [f"{self.question.format(one.text)} {self.options[one.label]}" for one in shown]
+        last = self.question.format(asked.text)
+        # the empty line is at the front of what follows: some tokenizers read it in another way where a text ends
+        first, *others = texts or [""]
+        parts = [behind(lm.tokenizer, first, before="")] if texts else []
+        parts += [behind(lm.tokenizer, f"\n\n{text}", before="x") for text in others]
+        query, alone = behind(lm.tokenizer, f"\n\n{last}", before="x"), behind(lm.tokenizer, last, before="")
+        what = [self.version, texts, last, self.options, self.head, *(ids.tolist() for ids in (query, *options))]
+        return Example(
+            id=_digest(what),
+            repeat=repeat,
+            lengths=tuple(lengths),
+            payload=Prompt(tuple(parts), query, alone, asked.label, tuple(options)),
+        )
+
+    def _drawn(self, count: int, asked: Labelled, rng: np.random.Generator) -> list[Labelled]:
+        """Return demonstrations: in turns one of each class, the classes of a turn in random order."""
+        classes: dict[int, list[Labelled]] = defaultdict(list)
+        for one in self.demonstrations:
+            if one.text != asked.text:
+                classes[one.label].append(one)
+        # index -> its place in the class's own order, drawn only as far as it is needed
+        orders = {label: iter(rng.permutation(len(of_class))) for label, of_class in sorted(classes.items())}
+        drawn: list[Labelled] = []
+        while len(drawn) < count and orders:
+            for label in rng.permutation(list(orders)):
+                place = next(orders[label], None)
+                if place is None:
+                    del orders[label]
+                else:
+                    drawn.append(classes[label][place])
+        if len(drawn) < count:
+            raise ValueError(f"{self.set} has {len(drawn):,} demonstrations; {count:,} were asked for (--lengths)")
+        return drawn[:count]
+
+    def option_ids(self, lm: LM) -> list[np.ndarray]:
+        """Return the tokens of each option after a question.
+
+        Raises:
+            ValueError: an option without tokens, or two with the same.
+        """
+        last = self.question.rpartition("\n")[2]
+        ids = [behind(lm.tokenizer, f" {option}", before=last) for option in self.options]
+        seen: dict[tuple[int, ...], str] = {}
+        for option, tokens in zip(self.options, ids, strict=True):
+            if not option.strip() or not len(tokens):
+                raise ValueError(f"option {option!r} of {self.set} is no token at all under the tokenizer of {lm.name}")
+            if (other := seen.setdefault(tuple(tokens), option)) != option:
+                raise ValueError(f"options {other!r} and {option!r} of {self.set} are the same tokens for {lm.name}")
+        return ids
+
+    def work(self, lm: LM, example: Example[Prompt]) -> Iterator[Work]:
+        options = example.payload.options
+        yield from (Work(1, len(lm.separator.ids), len(ids) - 1, len(ids)) for ids in options)
+        for length in example.lengths:
+            prompt = self._prompt_tokens(lm, example, length)
+            yield Work(1, 0, prompt, 0)
+            yield from (Work(1, prompt, len(ids) - 1, len(ids)) for ids in options)
+
+    def run(self, reader: Reader, batch: Sequence[Example[Prompt]]) -> Iterator[Result]:
+        """Yield results of examples one by one, whose prompts differ in length."""
+        lm, options = reader.lm, batch[0].payload.options
+        separator = torch.tensor([lm.separator.ids])
+        prior = nats_of_options(reader.read(head=separator), options)
+        for length in batch[0].lengths:
+            for example in batch:
+                front, passages, query = example.payload.parts(self.head, length)
+                memory = reader.read(*map(row, passages), head=torch.cat([separator, row(front)], 1))
+                memory.read(row(query))
+                nats = nats_of_options(memory, options)
+                counts, placed = (memory.num_seen, memory.num_kept), places(memory)
+                if not (np.isfinite(nats).all() and np.isfinite(prior).all()):
+                    reason = "an option has no finite log-probability"
+                    yield Result(example, length, status="nan", reason=reason, num_seen=counts[0], num_kept=counts[1])
+                    continue
+                values = self._judged(nats, prior, [len(ids) for ids in options], example.payload.gold)
+                values["demonstrations"] = {"head": min(length, self.head), "passages": len(passages)}
+                values |= {"context": self._prompt_tokens(lm, example, length), **placed}
+                yield Result(example, length, scores=values, num_seen=counts[0], num_kept=counts[1])
+
+    def shown(self, lm: LM, example: Example[Prompt], length: int) -> dict[str, Any]:
+        """Return an example with `length` demonstrations in words, its parts token by token; the last `scored` are the
+        right option."""
+        front, passages, query = example.payload.parts(self.head, length)
+        right = example.payload.options[example.payload.gold]
+        parts = [["read", token_texts(lm.tokenizer, ids)] for ids in (front, *passages) if len(ids)]
+        parts.append(["asked", token_texts(lm.tokenizer, np.concatenate([query, right]))])
+        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(right)}
+
+    def _judged(self, nats: np.ndarray, prior: np.ndarray, tokens: list[int], gold: int) -> dict[str, Any]:
+        nats, prior = nats.round(DIGITS), prior.round(DIGITS)
+        predicted = predictions(nats, prior, tokens)
+        return {
+            "accuracy": float(predicted[self.scoring] == gold),
+            **{f"accuracy_{scoring}": float(index == gold) for scoring, index in predicted.items()},
+            "predicted": predicted[self.scoring],
+            "gold": gold,
+            "nats": nats.tolist(),
+            "prior": prior.tolist(),
+            "tokens": tokens,
+        }
+
+
+def nats_of_options(memory: Memory, options: Sequence[np.ndarray]) -> np.ndarray:
+    """Return -log p of each option after a memory of one row: options of one length are scored together."""
+    nats = np.empty(len(options))
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for index, ids in enumerate(options):
+        by_length[len(ids)].append(index)
+    for indices in by_length.values():
+        rows = torch.from_numpy(np.stack([options[index] for index in indices]))
+        nats[indices] = memory.score(rows).nats.double().sum(1).cpu().numpy()
+    return nats
+
+
+def predictions(nats: ArrayLike, prior: ArrayLike, tokens: ArrayLike) -> dict[str, int]:
+    """Return the option that each scoring chooses, the first of equals."""
+    plain, without, count = (np.asarray(values, dtype=np.float64) for values in (nats, prior, tokens))
+    costs = (plain, plain / count, plain - without, (plain - without) / count)
+    return {scoring: int(cost.argmin()) for scoring, cost in zip(SCORINGS, costs, strict=True)}
 
 
 def _digest(what: Any) -> str:

@@ -11,15 +11,15 @@ The benchmark cuts a prompt that is too long out of its middle; here a document 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from farspan import corpus, scoring
 from farspan.dataset import find_table, read_table
 from farspan.lm import LM
-from farspan.spelling import closest, written
-from farspan.tasks.base import Quality, Task
-from farspan.tasks.documents import Answering, DocumentTask, Item, check_new_tokens, check_truncate
-from farspan.tasks.perplexity import Perplexity, shortest_length
+from farspan.specs import closest
+from farspan.tasks.base import Bound, Quality, Task
+from farspan.tasks.documents import Answering, BoundDocuments, Item, check_new_tokens, check_truncate
+from farspan.tasks.perplexity import BoundPerplexity, shortest_length
 from farspan.tasks.values import text_of, texts_of
 
 VIEWS = ("text", "answers")
@@ -159,20 +159,7 @@ PAPER = (  # Sparse Memory Training's twelve, its table 10
 
 
 @dataclass(frozen=True)
-class LongBench(DocumentTask):
-    """One set of LongBench, answered."""
-
-    name: ClassVar[str] = "longbench"
-    version: ClassVar[int] = 1
-
-    def judged(self, prediction: str, item: Item) -> dict[str, float]:
-        of = SETS[self.set]
-        said = prediction.lstrip("\n").split("\n")[0] if of.one_line else prediction
-        return {"score": scoring.longbench(of.scorer, said, item.references, item.options)}
-
-
-@dataclass(frozen=True)
-class LongBenchQuestion:
+class LongBench(Task):
     """One set of LongBench, `longbench:set=hotpotqa,view=answers,data=FILE,truncate=middle`."""
 
     set: str  # one of SETS; view=text: one of PAPER
@@ -181,7 +168,7 @@ class LongBenchQuestion:
     truncate: str = "none"  # the part of a long document to leave out, of view=answers
     new_tokens: int | None = None  # at most, of view=answers; None: the benchmark's
 
-    unit: ClassVar[str] = "tokens"
+    name: ClassVar[str] = "longbench"
 
     def __post_init__(self) -> None:
         known: Sequence[str] = PAPER if self.view == "text" else tuple(SETS)
@@ -196,16 +183,17 @@ class LongBenchQuestion:
         if self.view == "text" and (self.truncate != "none" or self.new_tokens is not None):
             raise ValueError("truncate and new_tokens belong to view=answers; view=text reads windows of the texts")
 
-    def __str__(self) -> str:
-        return written("longbench", self)
-
     @property
     def quality(self) -> Quality:
         if self.view == "text":
             return Quality("nats", "perplexity", higher_is_better=False, exp=True)
-        return Quality("score", SETS[self.set].scorer, higher_is_better=True)
+        return Quality("score", SETS[self.set].scorer, higher_is_better=True, graded=True)
 
-    def on(self, lm: LM, text: str) -> Task:
+    @property
+    def row_task(self) -> str:
+        return BoundPerplexity.task if self.view == "text" else self.name
+
+    def on(self, lm: LM, text: str) -> Bound[Any]:
         if self.data is None:
             raise ValueError(
                 f"{self} needs data: on the hub LongBench exists only as a script, beside the data.zip of "
@@ -219,10 +207,10 @@ class LongBenchQuestion:
                     f"data {self.data!r} is neither a file nor a folder with {self.set}.jsonl: give the unpacked "
                     "data.zip of THUDM/LongBench"
                 )
-            return Perplexity(corpus.load(f"{file}#context", lm.tokenizer), "all")
+            return BoundPerplexity(targets="all", text=corpus.load(f"{file}#context", lm.tokenizer))
         scoring.check_installed(SETS[self.set].scorer)
         how = Answering(SETS[self.set].new_tokens if self.new_tokens is None else self.new_tokens)
-        return LongBench(self.set, tuple(load_items(self.set, self.data)), how, self.truncate)
+        return BoundLongBench(self.set, tuple(load_items(self.set, self.data)), how, self.truncate)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """view=text: powers of two to twice the largest trained length; else what the models were trained on."""
@@ -230,6 +218,18 @@ class LongBenchQuestion:
             return tuple(sorted(set(trained)))
         first = shortest_length(min(trained))
         return tuple(first << i for i in range((2 * max(trained) // first).bit_length()))
+
+
+class BoundLongBench(BoundDocuments):
+    """One set of LongBench with its documents, answered."""
+
+    task: ClassVar[str] = "longbench"
+    version: ClassVar[int] = 1
+
+    def judged(self, prediction: str, item: Item) -> dict[str, float]:
+        of = SETS[self.set]
+        answer = prediction.lstrip("\n").split("\n")[0] if of.one_line else prediction
+        return {"score": scoring.longbench(of.scorer, answer, item.references, item.options)}
 
 
 def load_items(name: str, data: str) -> list[Item]:

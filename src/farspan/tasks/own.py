@@ -20,9 +20,8 @@ nothing read. Synthetic needles are as old as Kamradt 2023 and the key-value lis
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,9 +30,9 @@ import torch
 from farspan.corpus import Corpus, load
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
-from farspan.spelling import closest, written
-from farspan.tasks.base import Example, Quality, Result, Work
-from farspan.tasks.passages import joined, parted, places, row
+from farspan.specs import closest
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
+from farspan.tasks.passages import joined, places, row
 from farspan.tasks.prompts import encoded, token_texts
 
 TESTS = ("recall", "pairs", "cloze")
@@ -54,50 +53,123 @@ class UnfitError(ValueError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a memory expects of one test."""
+    """The log-probabilities and hits of one test."""
 
     nats: np.ndarray  # [answers], the right one first; NaN where the model gave no numbers
     hit: float  # of the right one: its share of greedy hits for recall, else 1 if all of it is
 
 
 @dataclass(frozen=True)
-class Own:
-    """Recall, key-value and cloze tests in windows of a text."""
+class Fact:
+    """Tokens that are inserted into the context."""
 
-    text: Corpus
-    tests: tuple[str, ...] = TESTS
-    pairs: int = PAIRS  # the one that is asked for among them
+    depth: float  # of the context: 0 its beginning, 1 its end
+    ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class Query:
+    """The question of one test, and what may answer it, the right answer first."""
+
+    ids: np.ndarray
+    answers: tuple[np.ndarray, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens that are fed for the longest answer."""
+        return len(self.ids) + max(map(len, self.answers)) - 1
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """One window of the text, the facts to insert into it, and a query for each test."""
+
+    filler: np.ndarray
+    facts: tuple[Fact, ...]
+    queries: Mapping[str, Query]
+
+    @property
+    def num_facts(self) -> int:
+        """Tokens of all facts."""
+        return sum(len(fact.ids) for fact in self.facts)
+
+    @property
+    def named(self) -> Iterator[tuple[str, np.ndarray]]:
+        """All of it by name, for a hash."""
+        facts, ends = joined([fact.ids for fact in self.facts])
+        yield from {"filler": self.filler, "facts": facts, "fact_ends": ends}.items()
+        yield "depths", np.array([fact.depth for fact in self.facts])
+        for test, query in self.queries.items():
+            whole, ends = joined([query.ids, *query.answers])
+            yield from {test: whole, f"{test}_ends": ends}.items()
+
+
+@dataclass(frozen=True)
+class Own(Task):
+    """Recall, key-value and cloze tests in windows of the text."""
+
+    tests: str = "all"  # or one of TESTS
+    pairs: int = PAIRS  # the queried one among them
 
     name: ClassVar[str] = "own"
+    quality: ClassVar[Quality] = Quality("right", "right answers", higher_is_better=True)
+    details: ClassVar[tuple[str, ...]] = ("control", *TESTS)
+
+    def __post_init__(self) -> None:
+        if self.tests not in ("all", *TESTS):
+            hint = closest(self.tests, TESTS)
+            raise ValueError(f"tests {self.tests!r} are unknown{hint}; known are all, {', '.join(TESTS)}")
+        if self.pairs < 1:
+            raise ValueError(f"pairs = {self.pairs}; at least 1 is needed")
+
+    def on(self, lm: LM, text: str) -> "BoundOwn":
+        return BoundOwn(**vars(self), text=load(text, lm.tokenizer))
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Return powers of two from a quarter of the smallest trained length to twice the largest, but at least 512."""
+        first = max(512, min(trained) // 4)
+        return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundOwn(Own, Bound[Hidden]):
+    """The tests in one text."""
+
+    text: Corpus
+
+    task: ClassVar[str] = "own"
     version: ClassVar[int] = 2
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        return TESTS if self.tests == "all" else (self.tests,)
 
     @property
     def settings(self) -> dict[str, Any]:
         return {
-            "tests": list(self.tests),
+            "tests": list(self.chosen),
             "pairs": self.pairs,
             "text": self.text.name,
             "text_hash": self.text.hash,
         }
 
-    def num_tokens(self, lm: LM, length: int) -> int:
-        """Tokens fed, with the longest question of the examples last made."""
-        return len(lm.separator.ids) + length + self._longest["question"]
+    @property
+    def texts(self) -> tuple[Corpus, ...]:
+        return (self.text,)
 
-    @cached_property
-    def _longest(self) -> dict[str, int]:
-        """Tokens of the longest question with an answer: filled by `examples`."""
-        return {}
+    def num_tokens(self, lm: LM, example: Example[Hidden], length: int) -> int:
+        longest = max(query.longest for query in example.payload.queries.values())
+        return len(lm.separator.ids) + length + longest
 
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
-        """A window of the text for each repeat, with its facts and questions. Windows without enough words are passed
-        over.
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Hidden]]:
+        """Return a window of the text for each repeat, with its facts and queries. Windows without enough words are
+        left out.
 
         Raises:
             ValueError: a text too short or with too few words, or lengths too short for the facts.
         """
         facts = min(FACTS, lengths[0])
-        examples: list[Example] = []
+        examples: list[Example[Hidden]] = []
         unfit: list[UnfitError] = []
         while len(examples) < repeats:
             first = len(examples) + len(unfit)
@@ -111,41 +183,36 @@ class Own:
                     examples.append(one)
                 except UnfitError as error:
                     unfit.append(error)
-        self._longest["question"] = max(
-            int(ends[0] + np.diff(ends).max()) - 1
-            for example in examples
-            for ends in (example.tokens[f"{test}_ends"] for test in self.tests)
-        )
         return examples
 
     def _example(
         self, lm: LM, filler: np.ndarray, source: np.ndarray, repeat: int, lengths: Sequence[int], seed: int
-    ) -> Example:
+    ) -> Example[Hidden]:
         rng = np.random.default_rng([seed, repeat])
         always = lm.tokenizer.decode(filler[: lengths[0] // 4].tolist())  # of the text, whatever the length
-        facts: list[tuple[float, np.ndarray]] = []  # depth, tokens
-        asked: dict[str, list[np.ndarray]] = {}  # the question, then what may answer it, the right one first
+        facts: list[Fact] = []
+        queries: dict[str, Query] = {}
         line = encoded(lm.tokenizer, "\n")
-        if "recall" in self.tests:
+        if "recall" in self.chosen:
             recalled = source[: CUE + TARGET]
             if len(recalled) < CUE + TARGET:
                 raise ValueError(
                     f"a length of {lengths[0]} tokens is too short: recall hides {CUE + TARGET} of them; give longer "
                     "lengths (--lengths)"
                 )
-            facts.append((rng.random(), np.concatenate([line, recalled, line])))
-            asked["recall"] = [recalled[:CUE], recalled[CUE:]]
-        if "pairs" in self.tests:
+            facts.append(Fact(rng.random(), np.concatenate([line, recalled, line])))
+            queries["recall"] = Query(recalled[:CUE], (recalled[CUE:],))
+        if "pairs" in self.chosen:
             words = rng.permutation(self._words(always, self.pairs))[: self.pairs]
             numbers = rng.choice(90_000, self.pairs, replace=False) + 10_000
             for word, number in zip(words, numbers, strict=True):
-                facts.append((rng.random(), encoded(lm.tokenizer, f"\nThe number of {word} is {number}.\n")))
+                facts.append(Fact(rng.random(), encoded(lm.tokenizer, f"\nThe number of {word} is {number}.\n")))
             whole = encoded(lm.tokenizer, f"\nThe number of {words[0]} is {numbers[0]}")
             cue = encoded(lm.tokenizer, f"\nThe number of {words[0]} is")
             # where the number's first token reaches into the question, the question ends before it
             same = int(np.argmin([*(whole[: len(cue)] == cue[: len(whole)]), False]))
-            asked["pairs"] = [whole[:same], whole[same:]]
-        if "cloze" in self.tests:
+            queries["pairs"] = Query(whole[:same], (whole[same:],))
+        if "cloze" in self.chosen:
             sentence, word = self._sentence(lm.tokenizer.decode(source[CUE + TARGET :].tolist()), rng)
             others = [other for other in self._words(always, OPTIONS) if other.lower() != word.lower()]
             like = [other for other in others if other[0].isupper() == word[0].isupper()]
@@ -153,21 +220,19 @@ class Own:
             options = [word, *rng.permutation(others if few else like)[: OPTIONS - 1]]
             blank = re.sub(rf"\b{word}\b", "____", sentence)
             question = f"\nQuestion: Which word is missing here? {blank}\nAnswer:"
-            facts.append((rng.random(), encoded(lm.tokenizer, f"\n{sentence}\n")))
-            asked["cloze"] = [encoded(lm.tokenizer, question), *(encoded(lm.tokenizer, f" {one}") for one in options)]
-        pieces, ends = joined([piece for _, piece in facts])
-        if len(pieces) > lengths[0] * 3 // 4:
+            facts.append(Fact(rng.random(), encoded(lm.tokenizer, f"\n{sentence}\n")))
+            answers = tuple(encoded(lm.tokenizer, f" {one}") for one in options)
+            queries["cloze"] = Query(encoded(lm.tokenizer, question), answers)
+        hidden = Hidden(filler, tuple(facts), queries)
+        if hidden.num_facts > lengths[0] * 3 // 4:
             raise ValueError(
-                f"a length of {lengths[0]} tokens is too short: its facts have {len(pieces)}; give lengths "
-                f"from {len(pieces) * 4 // 3 + 1} on (--lengths), or one test alone (own:tests=recall)"
+                f"a length of {lengths[0]} tokens is too short: its facts have {hidden.num_facts}; give lengths "
+                f"from {hidden.num_facts * 4 // 3 + 1} on (--lengths), or one test alone (own:tests=recall)"
             )
-        given = {"filler": filler, "facts": pieces, "fact_ends": ends, "depths": np.array([d for d, _ in facts])}
-        for test, parts in asked.items():
-            given[test], given[f"{test}_ends"] = joined(parts)
-        digest = hashlib.sha256(f"{self.name} {self.version} {lm.separator.ids}".encode())
-        for name, values in given.items():
+        digest = hashlib.sha256(f"{self.task} {self.version} {lm.separator.ids}".encode())
+        for name, values in hidden.named:
             digest.update(name.encode() + values.tobytes())
-        return Example(digest.hexdigest()[:16], repeat, tuple(lengths), given)
+        return Example(digest.hexdigest()[:16], repeat, tuple(lengths), hidden)
 
     def _words(self, text: str, least: int) -> list[str]:
         """Different words of a stretch of text, in order, without those at its ends, which may be cut."""
@@ -194,30 +259,27 @@ class Own:
         names = [word for word in words[1:] if word[0].isupper()]
         return sentence, str(rng.choice(names or words))
 
-    def work(self, lm: LM, example: Example) -> Iterator[Work]:
+    def work(self, lm: LM, example: Example[Hidden]) -> Iterator[Work]:
         separator = len(lm.separator.ids)
         for before in (separator, *(separator + length for length in example.lengths)):
             yield Work(1, 0, before, 0)
-            for test in self.tests:
-                ends = example.tokens[f"{test}_ends"]
-                for answer in np.diff(ends):
-                    yield Work(1, before, int(ends[0] + answer) - 1, int(answer))
+            for query in example.payload.queries.values():
+                yield from (Work(1, before, len(query.ids) + len(one) - 1, len(one)) for one in query.answers)
 
-    def context(self, lm: LM, example: Example, length: int) -> tuple[np.ndarray, list[int]]:
-        """The tokens of a length, and where in them each fact begins: before a word, if one begins nearby."""
-        given = example.tokens
-        facts = parted(given["facts"], given["fact_ends"], len(given["fact_ends"]))
-        filler = given["filler"][: length - len(given["facts"])]
-        places = [_before_a_word(lm, filler, round(depth * len(filler))) for depth in given["depths"]]
+    def context(self, lm: LM, example: Example[Hidden], length: int) -> tuple[np.ndarray, list[int]]:
+        """Return the tokens of a length, and where in them each fact begins: before a word, if one begins nearby."""
+        facts = example.payload.facts
+        filler = example.payload.filler[: length - example.payload.num_facts]
+        places = [_before_a_word(lm, filler, round(fact.depth * len(filler))) for fact in facts]
         parts, begins, done, total = [], [0] * len(facts), 0, 0
         for which in np.argsort(places, kind="stable"):
-            parts += [filler[done : places[which]], facts[which]]
+            parts += [filler[done : places[which]], facts[which].ids]
             begins[which] = total + places[which] - done
-            done, total = places[which], begins[which] + len(facts[which])
+            done, total = places[which], begins[which] + len(facts[which].ids)
         return np.concatenate([*parts, filler[done:]]), begins
 
-    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
-        """Results of examples one by one, shortest length first."""
+    def run(self, reader: Reader, batch: Sequence[Example[Hidden]]) -> Iterator[Result]:
+        """Yield results of examples one by one, shortest length first."""
         head = torch.tensor([reader.lm.separator.ids])
         alone = [self._answers(reader.read(head=head), example) for example in batch]
         for length in batch[0].lengths:
@@ -226,7 +288,7 @@ class Own:
                 memory = reader.read(row(tokens), head=head)
                 within = self._answers(memory, example)
                 answers = within, without
-                failed = [t for t in self.tests if not all(np.isfinite(found[t].nats).all() for found in answers)]
+                failed = [t for t in self.chosen if not all(np.isfinite(found[t].nats).all() for found in answers)]
                 scores: dict[str, Any] = {"context": head.shape[1] + length, **places(memory)}
                 if not failed:
                     judged, control = (_judged(found, without) for found in answers)
@@ -245,72 +307,40 @@ class Own:
                     num_kept=memory.num_kept,
                 )
 
-    def _answers(self, memory: Memory, example: Example) -> dict[str, Answer]:
+    def _answers(self, memory: Memory, example: Example[Hidden]) -> dict[str, Answer]:
         found = {}
-        for test in self.tests:
-            whole, ends = example.tokens[test], example.tokens[f"{test}_ends"]
-            question, *answers = parted(whole, ends, len(ends))
+        for test, query in example.payload.queries.items():
             scored = [
-                memory.score(row(np.concatenate([question, answer])), slice(len(question), None)) for answer in answers
+                memory.score(row(np.concatenate([query.ids, answer])), slice(len(query.ids), None))
+                for answer in query.answers
             ]
             hits = (scored[0].rank[0] == 0).cpu().numpy()
             nats = np.array([float(one.nats.double().sum()) for one in scored])
             found[test] = Answer(nats, float(hits.mean() if test == "recall" else hits.all()))
         return found
 
-    def _texts(self, lm: LM, example: Example) -> dict[str, list[str]]:
-        """Of each test, the question and what may answer it, the right one first."""
-        given = example.tokens
+    def _texts(self, lm: LM, example: Example[Hidden]) -> dict[str, list[str]]:
+        """Return the query of each test and what may answer it, the right answer first."""
         return {
-            test: [lm.tokenizer.decode(ids.tolist()) for ids in parted(given[test], ends, len(ends))]
-            for test, ends in ((test, given[f"{test}_ends"]) for test in self.tests)
+            test: [lm.tokenizer.decode(ids.tolist()) for ids in (query.ids, *query.answers)]
+            for test, query in example.payload.queries.items()
         }
 
     def _distances(self, length: int, begins: Sequence[int]) -> dict[str, int]:
-        """Tokens from where each fact that is asked for begins to the end of the context."""
-        where = {"recall": 0, "pairs": int("recall" in self.tests), "cloze": len(begins) - 1}
-        return {test: length - begins[where[test]] for test in self.tests}
+        """Return the tokens from where each queried fact begins to the end of the context."""
+        where = {"recall": 0, "pairs": int("recall" in self.chosen), "cloze": len(begins) - 1}
+        return {test: length - begins[where[test]] for test in self.chosen}
 
-    def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]:
-        """The last test of an example in words: its parts, token by token; the last `scored` are the right answer."""
-        test = self.tests[-1]
-        question, answer = parted(example.tokens[test], example.tokens[f"{test}_ends"], 2)
+    def shown(self, lm: LM, example: Example[Hidden], length: int) -> dict[str, Any]:
+        """Return the last test of an example in words: its parts, token by token; the last `scored` are the right
+        answer."""
+        query = example.payload.queries[self.chosen[-1]]
         parts = [
             ["separator", token_texts(lm.tokenizer, lm.separator.ids)],
             ["read", token_texts(lm.tokenizer, self.context(lm, example, length)[0])],
-            ["asked", token_texts(lm.tokenizer, np.concatenate([question, answer]))],
+            ["asked", token_texts(lm.tokenizer, np.concatenate([query.ids, query.answers[0]]))],
         ]
-        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(answer)}
-
-
-@dataclass(frozen=True)
-class OwnQuestion:
-    """Tests made of the text itself."""
-
-    tests: str = "all"  # or one of TESTS
-    pairs: int = PAIRS  # the one that is asked for among them
-
-    unit: ClassVar[str] = "tokens"
-    quality: ClassVar[Quality] = Quality("right", "right answers", higher_is_better=True)
-    details: ClassVar[tuple[str, ...]] = ("control", *TESTS)
-
-    def __post_init__(self) -> None:
-        if self.tests not in ("all", *TESTS):
-            hint = closest(self.tests, TESTS)
-            raise ValueError(f"tests {self.tests!r} are unknown{hint}; known are all, {', '.join(TESTS)}")
-        if self.pairs < 1:
-            raise ValueError(f"pairs = {self.pairs}; at least 1 is needed")
-
-    def __str__(self) -> str:
-        return written("own", self)
-
-    def on(self, lm: LM, text: str) -> Own:
-        return Own(load(text, lm.tokenizer), TESTS if self.tests == "all" else (self.tests,), self.pairs)
-
-    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Powers of two from a quarter of the smallest trained length to twice the largest, but not under 512."""
-        first = max(512, min(trained) // 4)
-        return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
+        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(query.answers[0])}
 
 
 def _judged(found: dict[str, Answer], without: dict[str, Answer]) -> dict[str, float]:

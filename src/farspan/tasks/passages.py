@@ -1,4 +1,4 @@
-"""What tasks with passages share: passages as tokens, their weights for a reader that mixes them, where they stood."""
+"""Shared by tasks with passages: passages as tokens, their weights for a reader that mixes them, and who read them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from farspan.reader import Memory
-from farspan.spelling import closest
+from farspan.specs import closest
 from farspan.tasks.prompts import encoded
 
 PASSAGE_TOKENS = 256  # at most, of each passage: what CEPE's encoder was trained on
@@ -17,32 +17,28 @@ WEIGHTS = ("method", "retriever")
 
 
 def check_weights(weights: str) -> None:
-    """Raises ValueError unless the weights are among WEIGHTS."""
+    """Raise ValueError unless the weights are among WEIGHTS."""
     if weights not in WEIGHTS:
         raise ValueError(f"weights {weights!r} are unknown{closest(weights, WEIGHTS)}; known are {', '.join(WEIGHTS)}")
 
 
 def passage_ids(tokenizer: Any, text: str, most: int) -> Int[np.ndarray, "time"]:
-    """Token ids of a passage and the blank line behind it, at most so many: what is too long loses its end."""
+    """Return the token ids of a passage and a blank line, at most `most`: a longer passage loses its end."""
     return encoded(tokenizer, text.strip() + "\n\n")[:most]
 
 
 def passage_weights(weights: str, scores: Sequence[float] | np.ndarray) -> Float[Tensor, "passages"] | None:
-    """Softmax of the retriever's scores (Shi et al. 2023, arXiv 2301.12652, section 3.2); None: the method's own."""
+    """Return the softmax of the retriever's scores (Shi et al. 2023, arXiv 2301.12652, section 3.2); None for the
+    method's own weights."""
     if weights == "method" or not len(scores):
         return None
     return torch.tensor(list(scores), dtype=torch.float32).softmax(-1)
 
 
 def joined(pieces: Sequence[np.ndarray]) -> tuple[Int[np.ndarray, "total"], Int[np.ndarray, "pieces"]]:
-    """Pieces as an example holds them: one behind the other, and where each ends."""
+    """Return pieces one after the other, and where each ends: what the hash of an example is made of."""
     whole = np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64)
     return whole, np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
-
-
-def parted(whole: np.ndarray, ends: np.ndarray, count: int) -> list[Int[np.ndarray, "time"]]:
-    """The first `count` of the pieces that `joined` joined."""
-    return np.split(whole[: ends[count - 1]], ends[: count - 1]) if count else []
 
 
 def places(memory: Memory) -> dict[str, int]:

@@ -1,97 +1,151 @@
-"""Perplexity by length: how well a model expects the tokens of a text, given how much of it.
+"""Perplexity by length: how well a model predicts the tokens of a text, by how much of it was read before.
 
     nats = mean of -log p(token | separator, context)      perplexity = exp(nats)
 
-Three choices of what is scored at a total length of T tokens, of a text x of W tokens drawn for each repeat:
+Three choices of the targets at a total length of T tokens, in a window x of W tokens sampled for each repeat:
 
-`fixed`  ours: the last n tokens of x at every length, behind the T - n tokens before them. The context grows to the
-         left and the targets stay, so that lengths differ by what was read and by nothing else.
+`fixed`  ours: the last n tokens of x at every length, after the T - n tokens before them. The context grows to the
+         left and the targets stay the same, so lengths differ only in the tokens read.
 `last`   the tokens T - n to T of x, whose context always begins where x does: "the perplexity of the last 256 tokens"
-         of Yen et al. 2024 (CEPE), arXiv 2402.16617, section 4.1. Other lengths score other tokens. One reading
+         of Yen et al. 2024 (CEPE), arXiv 2402.16617, section 4.1. Each length scores different tokens. One reading
          serves all lengths.
 `all`    the first T tokens of x, all scored in one pass, as in SMT and most reports. Most of them have a shorter
-         context than T; sums by position say how each did.
+         context than T; sums by position show the difference.
 
-No logits of more than one block are ever held. The separator stands before the text and is not counted in T.
+Logits exist for one block at a time. The separator precedes the text and is not counted in T.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from farspan.corpus import Corpus, load
-from farspan.lm import LM
-from farspan.reader import DenseReader, Memory, Reader, Scores
-from farspan.spelling import written
-from farspan.tasks.base import Example, Quality, Result, Work
+from farspan.corpus import Corpus, load, report
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
+from farspan.reader import CHUNK, DenseReader, Memory, Reader, Scores
+from farspan.specs import closest
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
 
 TARGETS = ("fixed", "last", "all")
 TARGET_TOKENS = 256  # CEPE's
 SHORTEST = 512  # tokens; a quarter of the trained length, where that is less
 FIRST_BUCKET = 64  # positions; each further one ends at twice the position of the one before
+MASK = 1 << 22  # of one forward on a CPU, where attention in chunks holds a number for each token and token read
+SMALLEST_CHUNK = 256  # tokens; smaller ones take longer
 
 
 @dataclass(frozen=True)
-class Perplexity:
-    """Nats per token and next-token accuracy on windows of one text."""
+class Perplexity(Task):
+    """Nats per token and next-token accuracy on windows of the text."""
 
-    text: Corpus
     targets: str = "fixed"  # one of TARGETS
-    target_tokens: int = TARGET_TOKENS  # n; without meaning for `all`
-    buckets: int | None = None  # equal parts of each length, for `all`; None: powers of two from FIRST_BUCKET
+    target_tokens: int | None = TARGET_TOKENS  # n; None: 256, or half of the shortest length where that is less
+    buckets: int | None = None  # equal parts of each length, of targets=all; None: powers of two from FIRST_BUCKET
 
     name: ClassVar[str] = "perplexity"
-    version: ClassVar[int] = 2
+    details: ClassVar[tuple[str, ...]] = ("accuracy",)
+    quality: ClassVar[Quality] = Quality("nats", "perplexity", higher_is_better=False, exp=True)
 
     def __post_init__(self) -> None:
-        check_targets(self.targets)
-        if self.target_tokens < 1:
-            raise ValueError(f"target tokens = {self.target_tokens}; at least 1 is needed (--target-tokens)")
+        if self.targets not in TARGETS:
+            hint = closest(self.targets, TARGETS)
+            raise ValueError(f"targets {self.targets!r} are unknown{hint}; known are {', '.join(TARGETS)}")
+        if self.target_tokens is not None and self.target_tokens < 1:
+            raise ValueError(f"target_tokens = {self.target_tokens} is not possible: give at least 1 (--target-tokens)")
+        if self.targets == "all" and self.target_tokens not in (None, TARGET_TOKENS):
+            raise ValueError(
+                f"target_tokens={self.target_tokens} belongs to targets=fixed or last; targets=all scores every token: "
+                "leave out one of the two"
+            )
         if self.buckets is not None and self.buckets < 1:
             raise ValueError(f"buckets = {self.buckets}; at least 1 is needed")
+        if self.buckets is not None and self.targets != "all":
+            raise ValueError(f"buckets belong to targets=all, not to targets={self.targets}: leave them out")
+
+    def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> "Perplexity":
+        if self.targets == "all":
+            return self
+        if self.target_tokens is not None:
+            if lengths:
+                check_target_tokens(self.target_tokens, lengths)
+            return self
+        shortest = lengths[0] if lengths else shortest_length(min(trained))
+        return replace(self, target_tokens=max(1, min(TARGET_TOKENS, shortest // 2)))
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Return powers of two from a quarter of the smallest trained length, at most 512, or from the first that
+        leaves the targets as much context, to twice the largest."""
+        first = self._shortest(min(trained))
+        return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
+
+    def _shortest(self, trained: int) -> int:
+        first = shortest_length(trained)
+        while self.targets != "all" and first < 2 * self._num_targets:
+            first *= 2
+        return first
+
+    @property
+    def _num_targets(self) -> int:
+        return TARGET_TOKENS if self.target_tokens is None else self.target_tokens
+
+    def on(self, lm: LM, text: str) -> "BoundPerplexity":
+        return BoundPerplexity(**vars(self), text=load(text, lm.tokenizer))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundPerplexity(Perplexity, Bound[np.ndarray]):
+    """Perplexity of one text. An example's payload is a window, [tokens of the largest length]."""
+
+    text: Corpus
+
+    task: ClassVar[str] = "perplexity"
+    version: ClassVar[int] = 2
 
     @property
     def settings(self) -> dict[str, Any]:
-        what = {"buckets": self.buckets} if self.targets == "all" else {"target_tokens": self.target_tokens}
+        what = {"buckets": self.buckets} if self.targets == "all" else {"target_tokens": self._num_targets}
         return {"targets": self.targets, **what, "text": self.text.name, "text_hash": self.text.hash}
 
-    def num_tokens(self, lm: LM, length: int) -> int:
-        """Tokens fed: the last one is only asked for."""
+    @property
+    def texts(self) -> tuple[Corpus, ...]:
+        return (self.text,)
+
+    def num_tokens(self, lm: LM, example: Example[np.ndarray], length: int) -> int:
+        """The last token is only a target and is not fed."""
         return len(lm.separator.ids) + length - 1
 
     def span(self, window: int, length: int) -> tuple[int, int, int]:
-        """Where in a text of `window` tokens the context begins, the targets begin, and both end."""
+        """Return where in a window of `window` tokens the context begins, the targets begin, and both end."""
         if self.targets == "fixed":
-            return window - length, window - self.target_tokens, window
-        return 0, 0 if self.targets == "all" else length - self.target_tokens, length
+            return window - length, window - self._num_targets, window
+        return 0, 0 if self.targets == "all" else length - self._num_targets, length
 
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
-        """A window of the largest length for each repeat, from as many documents as possible.
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[np.ndarray]]:
+        """Return a window of the largest length for each repeat, from as many documents as possible.
 
         Raises:
             ValueError: as many target tokens as a whole length, or a text too short.
         """
         window = lengths[-1]
         if self.targets != "all":
-            check_target_tokens(self.target_tokens, lengths, f"{self.name}:target_tokens=N")
+            check_target_tokens(self._num_targets, lengths)
         if len(self.text.tokens) < repeats * window:
             raise ValueError(
                 f"text {self.text.name!r} has {len(self.text.tokens):,} tokens; {repeats} repeats of {window:,} need "
                 f"{repeats * window:,}: give a longer text, a smaller largest length or fewer repeats"
             )
-        what = f"{self.name} {self.version} {self.targets} {self.settings.get('target_tokens')} {lm.separator.ids}"
+        what = f"{self.task} {self.version} {self.targets} {self.settings.get('target_tokens')} {lm.separator.ids}"
         return [
-            Example(_digest(f"{what} {seed} {repeat}", tokens), repeat, tuple(lengths), {"text": tokens})
+            Example(_digest(f"{what} {seed} {repeat}", tokens), repeat, tuple(lengths), tokens)
             for repeat, tokens in enumerate(self.text.windows(window, repeats, seed))
         ]
 
-    def work(self, lm: LM, example: Example) -> Iterator[Work]:
-        separator, window = len(lm.separator.ids), len(example.tokens["text"])
+    def work(self, lm: LM, example: Example[np.ndarray]) -> Iterator[Work]:
+        separator, window = len(lm.separator.ids), len(example.payload)
         read = 0
         for length in example.cuts if self.targets == "last" else example.lengths:
             begin, first, end = self.span(window, length)
@@ -102,11 +156,11 @@ class Perplexity:
                 yield Work(1, before, end - first - 1, end - first)
             read = before
 
-    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
-        """Results of a batch of examples that share lengths, shortest length first."""
-        text = torch.from_numpy(np.stack([example.tokens["text"] for example in batch])).long()
+    def run(self, reader: Reader, batch: Sequence[Example[np.ndarray]]) -> Iterator[Result]:
+        """Yield results of a batch, shortest length first."""
+        text = torch.from_numpy(np.stack([example.payload for example in batch])).long()
         head = torch.tensor([reader.lm.separator.ids]).expand(len(batch), -1)
-        # what a reader cuts or mixes must come in one piece; one that joins can go on
+        # a reader that cuts or mixes its text needs it in one piece; a dense one reads on
         goes_on = self.targets == "last" and isinstance(reader, DenseReader)
         memory: Memory | None = None
         read, layer = 0, ""
@@ -128,7 +182,7 @@ class Perplexity:
             for index, example in enumerate(batch):
                 values, failed = self._judged(scores, index)
                 values["context"] = head.shape[1] + length
-                values["target"] = _digest("", example.tokens["text"][first:end])
+                values["target"] = _digest("", example.payload[first:end])
                 yield Result(
                     example,
                     length,
@@ -163,71 +217,58 @@ class Perplexity:
         return values, 0
 
     def _not_finite(self, reader: Reader, head: torch.Tensor, text: torch.Tensor, length: int) -> str:
-        """Reads and asks again, and says where the first numbers that are not finite came from."""
+        """Read and score again, and return where the first numbers that are not finite came from."""
         begin, first, end = self.span(text.shape[1], length)
         with first_not_finite(reader.lm.model) as found:
             reader.read(text[:, begin:first], head=head).score(text[:, first:end])
         where = found() or "the output head"
         return f"at {length:,} tokens the first numbers that are not finite came out of {where}"
 
+    def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...]:
+        """Return powers of two as `lengths` does for this model, to where its positions or the text end.
 
-@dataclass(frozen=True)
-class PerplexityQuestion:
-    """Perplexity of the text at chosen lengths."""
+        Raises:
+            ValueError: more target tokens than there is room for.
+        """
+        trained = lm.trained_length or DEFAULT_TRAINED_LENGTH
+        room = 2 * trained
+        if lm.position_limit is not None:
+            room = min(room, lm.position_limit - len(lm.separator.ids) + 1)
+        first = self._shortest(trained)
+        lengths = [first << i for i in range(room.bit_length()) if first << i <= room]
+        if not lengths:
+            if self.targets != "all":
+                check_target_tokens(self._num_targets, (room,))
+            return (room,)
+        fitting = [length for length in lengths if self.text.num_windows(length, repeats) >= repeats]
+        if fitting and fitting != lengths:
+            report(f"the text is too short for lengths of {lengths[-1]:,}: they end at {fitting[-1]:,} tokens")
+        return tuple(fitting or lengths[:1])
 
-    targets: str = "fixed"  # one of TARGETS
-    target_tokens: int = TARGET_TOKENS
-
-    unit: ClassVar[str] = "tokens"
-    quality: ClassVar[Quality] = Quality("nats", "perplexity", higher_is_better=False, exp=True)
-
-    def __post_init__(self) -> None:
-        check_targets(self.targets)
-        if self.target_tokens < 1:
-            raise ValueError(f"target_tokens = {self.target_tokens} is not possible: give at least 1")
-        if self.targets == "all" and self.target_tokens != TARGET_TOKENS:
-            raise ValueError(
-                f"target_tokens={self.target_tokens} belongs to targets=fixed or last; targets=all scores every token: "
-                "leave out one of the two"
-            )
-
-    def __str__(self) -> str:
-        return written("perplexity", self)
-
-    def on(self, lm: LM, text: str) -> Perplexity:
-        return Perplexity(load(text, lm.tokenizer), self.targets, self.target_tokens)
-
-    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Powers of two from a quarter of the smallest trained length, at most 512, or from what leaves the targets as
-        much context, to twice the largest."""
-        first = shortest_length(min(trained))
-        while self.targets != "all" and first < 2 * self.target_tokens:
-            first *= 2
-        return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
+    def chunk(self, lm: LM, longest: int) -> int | None:
+        """Return fewer tokens than the reader's own where these would make the attention mask of a long text the
+        largest part of the memory used on a CPU."""
+        if lm.device.type != "cpu" or CHUNK * longest <= MASK:
+            return None
+        return max(SMALLEST_CHUNK, MASK // longest)
 
 
 def shortest_length(trained: int) -> int:
-    """The largest power of two that is no more than a quarter of the trained length, at most SHORTEST."""
+    """Return the largest power of two that is no more than a quarter of the trained length, at most SHORTEST."""
     return min(SHORTEST, 1 << (max(1, trained // 4).bit_length() - 1))
 
 
-def check_targets(targets: str) -> None:
-    """Raises ValueError unless the targets are among TARGETS."""
-    if targets not in TARGETS:
-        raise ValueError(f"targets {targets!r} are unknown; known are {', '.join(TARGETS)}")
-
-
-def check_target_tokens(target_tokens: int, lengths: Sequence[int], option: str) -> None:
-    """Raise ValueError if the targets leave no context in the shortest length. `option`: what sets their number."""
+def check_target_tokens(target_tokens: int, lengths: Sequence[int]) -> None:
+    """Raise ValueError if the targets leave no context in the shortest length."""
     if target_tokens >= lengths[0]:
         raise ValueError(
             f"{target_tokens:,} target tokens leave no context in a length of {lengths[0]:,} tokens: give fewer "
-            f"({option}), or lengths from {target_tokens + 1:,} on (--lengths)"
+            f"(perplexity:target_tokens=N or --target-tokens N), or lengths from {target_tokens + 1:,} on (--lengths)"
         )
 
 
 def bucket_ends(length: int, buckets: int | None) -> list[int]:
-    """Where the buckets of positions end: at powers of two, or so that there are as many equal ones."""
+    """Return where the buckets of positions end: at powers of two, or that many of equal size."""
     if buckets is not None:
         return sorted({length * i // buckets for i in range(1, buckets + 1)} - {0})
     ends = [FIRST_BUCKET]
@@ -238,8 +279,8 @@ def bucket_ends(length: int, buckets: int | None) -> list[int]:
 
 @contextmanager
 def first_not_finite(model: torch.nn.Module) -> Iterator[Callable[[], str]]:
-    """Within, watches what comes out of every module; gives a function that names the first one whose numbers are not
-    finite, "" if none."""
+    """Watch the output of every module; yield a function that names the first one whose numbers are not finite, "" if
+    none."""
     found: list[str] = []
 
     def watching(name: str) -> Callable[[torch.nn.Module, Any, Any], None]:

@@ -2,7 +2,7 @@
 
     {separator}{demonstration 1}{demonstration 2}{passage 1} ... {passage k}Question: {question}\\nAnswer:
 
-with `Document (Title: {title}): {text}` for a passage, a blank line behind each part, and a demonstration made of its
+with `Document (Title: {title}): {text}` for a passage, a blank line after each part, and a demonstration made of its
 first passage, its question and its first answer. Yen et al. 2024 (CEPE), arXiv 2402.16617, section 4.2, appendix C.1
 and table 7; a length of this task is k. Greedy, at most 25 tokens, to the end of the line. An answer is right when it
 equals one of the references after lower-casing and without punctuation, articles and extra blanks (Rajpurkar et al.
@@ -34,13 +34,11 @@ from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
 from farspan.retrieve import Index, open_index
 from farspan.scoring import exact_match, normalised
-from farspan.spelling import written
-from farspan.tasks.base import Example, Quality, Result, Work
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
 from farspan.tasks.passages import (
     PASSAGE_TOKENS,
     check_weights,
     joined,
-    parted,
     passage_ids,
     passage_weights,
     places,
@@ -68,7 +66,7 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """One question of a data set."""
 
     question: str
@@ -77,20 +75,62 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Qa:
-    """Exact match of answers to questions behind retrieved passages."""
+class Prompt:
+    """One question with its passages as tokens."""
 
-    data: str  # as the user wrote it
-    asked: tuple[Asked, ...]
-    pool: tuple[Asked, ...]  # of demonstrations
-    skipped: int = 0  # rows of the data without a question or a reference
-    index: Index | None = None  # where the passages come from; None: from the data
+    head: np.ndarray  # the separator and the demonstrations
+    passages: tuple[np.ndarray, ...]
+    query: np.ndarray
+    question: Question
+
+    def num_tokens(self, length: int) -> int:
+        """Tokens of the whole prompt with that many passages."""
+        return len(self.head) + sum(map(len, self.passages[:length])) + len(self.query)
+
+
+@dataclass(frozen=True)
+class Qa(Task):
+    """Exact match of answers to a data set's questions after retrieved passages."""
+
+    data: str  # FILE.jsonl, FILE.parquet or org/name@config:split
+    demos: str | None = None  # the same, for demonstrations; None: other questions of `data`
+    index: str | None = None  # a folder, as `farspan index` writes it; None: the passages that come with the data
     shots: int = SHOTS
-    passage_tokens: int = PASSAGE_TOKENS
-    new_tokens: int = NEW_TOKENS
-    weights: str = "method"
+    passage_tokens: int = field(default=PASSAGE_TOKENS, metadata={"quiet": True})  # at most
+    new_tokens: int = field(default=NEW_TOKENS, metadata={"quiet": True})  # at most
+    weights: str = field(default="method", metadata={"quiet": True})  # one of passages.WEIGHTS
 
     name: ClassVar[str] = "qa"
+    unit: ClassVar[str] = "passages"
+    quality: ClassVar[Quality] = Quality("exact_match", "exact match", higher_is_better=True)
+    details: ClassVar[tuple[str, ...]] = ("in_passages",)
+
+    def __post_init__(self) -> None:
+        check_weights(self.weights)
+        if self.shots < 0 or self.passage_tokens < 1 or self.new_tokens < 1:
+            raise ValueError(f"{self}: shots must be at least 0, passage_tokens and new_tokens at least 1")
+
+    def on(self, lm: LM, text: str) -> "BoundQa":
+        questions, skipped = read_questions(self.data)
+        pool = read_questions(self.demos)[0] if self.demos else questions
+        opened = open_index(self.index) if self.index else None
+        return BoundQa(**vars(self), questions=questions, pool=pool, skipped=skipped, opened=opened)
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Return table 7's numbers of passages that all models there can read."""
+        return 1, 5, 10, 15, 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundQa(Qa, Bound[Prompt]):
+    """The questions of one data set."""
+
+    questions: tuple[Question, ...]
+    pool: tuple[Question, ...]  # of demonstrations
+    skipped: int = 0  # rows of the data without a question or a reference
+    opened: Index | None = None  # the index; None: the passages come with the data
+
+    task: ClassVar[str] = "qa"
     version: ClassVar[int] = 2
 
     @cached_property
@@ -98,112 +138,102 @@ class Qa:
         return {
             "data": self.data,
             "data_hash": self._hash,
-            "questions": len(self.asked),
+            "questions": len(self.questions),
             "skipped": self.skipped,
             "shots": self.shots,
             "passage_tokens": self.passage_tokens,
             "new_tokens": self.new_tokens,
             "weights": self.weights,
-            "index": None if self.index is None else str(self.index.folder),
-            "index_hash": None if self.index is None else self.index.hash,
+            "index": None if self.opened is None else str(self.opened.folder),
+            "index_hash": None if self.opened is None else self.opened.hash,
         }
 
     @property
     def _hash(self) -> str:
         digest = hashlib.sha256()
-        for one in (*self.asked, *(() if self.pool is self.asked else self.pool)):
-            digest.update(repr(one).encode())
+        for one in (*self.questions, *(() if self.pool is self.questions else self.pool)):
+            digest.update(repr(one).replace("Question(", "Asked(", 1).encode())  # the class's name in older records
         return digest.hexdigest()[:16]
 
-    @cached_property
-    def _tokens(self) -> dict[int, int]:
-        """The most tokens that an example feeds at each length: filled by `examples`."""
-        return {}
+    def num_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
+        """The answer counts as long as it may be."""
+        return example.payload.num_tokens(length) + self.new_tokens - 1
 
-    def num_tokens(self, lm: LM, length: int) -> int:
-        """Tokens fed for the longest of the examples last made, its answer as long as it may be."""
-        return self._tokens[length]
-
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
-        """A question for each repeat, those of few repeats being the first of many.
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Prompt]]:
+        """Return a question for each repeat; those of few repeats are the first of many.
 
         Raises:
-            ValueError: fewer questions, or fewer with as many passages, than are asked for.
+            ValueError: fewer questions, or fewer with as many passages, than repeats.
         """
-        fitting = [i for i, one in enumerate(self.asked) if self.index or len(one.passages) >= lengths[-1]]
+        fitting = [i for i, one in enumerate(self.questions) if self.opened or len(one.passages) >= lengths[-1]]
         if len(fitting) < repeats:
             raise ValueError(
-                f"{repeats} questions with {lengths[-1]} passages are asked for (--repeats, --lengths); of the "
-                f"{len(self.asked)} questions of {self.data!r}, {len(fitting)} have as many: ask for fewer, or name "
+                f"{repeats} questions with {lengths[-1]} passages are needed (--repeats, --lengths); of the "
+                f"{len(self.questions)} questions of {self.data!r}, {len(fitting)} have as many: choose fewer, or name "
                 "an index (index=FOLDER)"
             )
         chosen = np.random.default_rng(seed).permutation(fitting)[:repeats]
-        examples = [self._example(lm, int(which), i, lengths, seed) for i, which in enumerate(chosen)]
-        for length in lengths:
-            self._tokens[length] = max(_fed(one, length) for one in examples) + self.new_tokens - 1
-        return examples
+        return [self._example(lm, int(which), i, lengths, seed) for i, which in enumerate(chosen)]
 
-    def _example(self, lm: LM, which: int, repeat: int, lengths: Sequence[int], seed: int) -> Example:
-        one = self.asked[which]
+    def _example(self, lm: LM, which: int, repeat: int, lengths: Sequence[int], seed: int) -> Example[Prompt]:
+        one = self.questions[which]
         head = [np.array(lm.separator.ids, np.int64)]
         for shot in self._demonstrations(which, seed):
             best = self._passages(shot, 1)
             head += [passage_ids(lm.tokenizer, str(passage), self.passage_tokens) for passage in best]
             head.append(encoded(lm.tokenizer, f"Question: {shot.question}\nAnswer: {shot.answers[0]}\n\n"))
-        pieces = [
-            passage_ids(lm.tokenizer, str(passage), self.passage_tokens) for passage in self._passages(one, lengths[-1])
-        ]
-        passages, ends = joined(pieces)
-        question = encoded(lm.tokenizer, f"Question: {one.question}\nAnswer:")
-        given = {"head": np.concatenate(head), "passages": passages, "ends": ends, "question": question}
-        digest = hashlib.sha256(f"{self.name} {self.version} {one.answers} {self.new_tokens} {self.weights}".encode())
-        for values in given.values():
+        passages = self._passages(one, lengths[-1])
+        pieces = tuple(passage_ids(lm.tokenizer, str(passage), self.passage_tokens) for passage in passages)
+        query = encoded(lm.tokenizer, f"Question: {one.question}\nAnswer:")
+        prompt = Prompt(np.concatenate(head), pieces, query, one)
+        digest = hashlib.sha256(f"{self.task} {self.version} {one.answers} {self.new_tokens} {self.weights}".encode())
+        for values in (prompt.head, *joined(pieces), query):
             digest.update(np.asarray(values, np.int64).tobytes())
-        return Example(digest.hexdigest()[:16], repeat, tuple(lengths), given | {"which": np.array([which])})
+        return Example(digest.hexdigest()[:16], repeat, tuple(lengths), prompt)
 
     @cached_property
     def _searched(self) -> dict[str, tuple[Passage, ...]]:
-        """What the index gave for each question."""
+        """The passages found for each question: a search takes long, and is repeated for each length."""
         return {}
 
-    def _passages(self, one: Asked, count: int) -> tuple[Passage, ...]:
-        if self.index is None:
+    def _passages(self, one: Question, count: int) -> tuple[Passage, ...]:
+        if self.opened is None:
             return one.passages[:count]
         found = self._searched.get(one.question, ())
         if len(found) < count:
-            numbers, scores = (values[0] for values in self.index.search([one.question], count))
+            numbers, scores = (values[0] for values in self.opened.search([one.question], count))
             found = tuple(
-                Passage(self.index.passage(int(n)), "", float(score), str(n))
+                Passage(self.opened.passage(int(n)), "", float(score), str(n))
                 for n, score in zip(numbers, scores, strict=True)
             )
             self._searched[one.question] = found
         return found[:count]
 
-    def _demonstrations(self, which: int, seed: int) -> list[Asked]:
-        """Other questions with their answers, the same whoever is asked."""
-        question = normalised(self.asked[which].question)
+    def _demonstrations(self, which: int, seed: int) -> list[Question]:
+        """Return other questions with their answers, the same for every model and method."""
+        question = normalised(self.questions[which].question)
         order = np.random.default_rng([seed, which]).permutation(len(self.pool))
         others = (self.pool[i] for i in order if normalised(self.pool[i].question) != question)
         found = [shot for shot, _ in zip(others, range(self.shots), strict=False)]
         if len(found) < self.shots:
-            raise ValueError(f"{self.shots} demonstrations are asked for; there are {len(found)} other questions")
+            raise ValueError(f"{self.shots} demonstrations are needed (shots); there are {len(found)} other questions")
         return found
 
-    def work(self, lm: LM, example: Example) -> Iterator[Work]:
+    def work(self, lm: LM, example: Example[Prompt]) -> Iterator[Work]:
         for length in example.lengths:
-            fed = _fed(example, length)
+            fed = example.payload.num_tokens(length)
             yield Work(1, 0, fed, 1)
             for new in range(1, self.new_tokens):  # as many as there may be
                 yield Work(1, fed + new - 1, 1, 1)
 
-    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
-        """Results of examples one by one, whose passages are of different lengths; fewest passages first."""
+    def run(self, reader: Reader, batch: Sequence[Example[Prompt]]) -> Iterator[Result]:
+        """Yield results of examples one by one, whose passages differ in length; fewest passages first."""
         tokenizer = reader.lm.tokenizer
         stop = stops(tokenizer, one_line=True)
         for length in batch[0].lengths:
             for example in batch:
-                given, one = example.tokens, self.asked[int(example.tokens["which"][0])]
-                pieces = parted(given["passages"], given["ends"], length)
+                given, one = example.payload, example.payload.question
+                pieces = given.passages[:length]
                 passages = self._passages(one, length)
                 scores = [passage.score for passage in passages]
                 weights = None
@@ -211,10 +241,10 @@ class Qa:
                     if None in scores:
                         raise ValueError(f"{self.data!r} has passages without a score, which weights=retriever needs")
                     weights = passage_weights(self.weights, [score for score in scores if score is not None])
-                memory = reader.read(*map(row, pieces), head=row(given["head"]), weights=weights)
-                memory.read(row(given["question"][:-1]))
+                memory = reader.read(*map(row, pieces), head=row(given.head), weights=weights)
+                memory.read(row(given.query[:-1]))
                 try:
-                    (new,) = memory.generate(row(given["question"][-1:]), self.new_tokens, stop=stop)
+                    (new,) = memory.generate(row(given.query[-1:]), self.new_tokens, stop=stop)
                 except NotFiniteError as error:
                     yield Result(example, length, status="nan", reason=str(error), num_seen=memory.num_seen)
                     continue
@@ -227,9 +257,9 @@ class Qa:
                         "answer": answer,
                         "answers": list(one.answers),
                         "question": one.question,
-                        "context": _fed(example, length),
+                        "context": given.num_tokens(length),
                         "new_tokens": len(new),
-                        "head_tokens": len(given["head"]),
+                        "head_tokens": len(given.head),
                         "passages": [passage.name for passage in passages],
                         "passage_scores": [None if score is None else round(score, 4) for score in scores],
                         "passage_tokens": [len(ids) for ids in pieces],
@@ -240,55 +270,19 @@ class Qa:
                     num_kept=memory.num_kept,
                 )
 
-    def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]:
-        """An example with `length` passages in words, its parts token by token; the last `scored` are an answer that
-        would be right."""
-        given, one = example.tokens, self.asked[int(example.tokens["which"][0])]
+    def shown(self, lm: LM, example: Example[Prompt], length: int) -> dict[str, Any]:
+        """Return an example with `length` passages in words, its parts token by token; the last `scored` are a right
+        answer."""
+        given, one = example.payload, example.payload.question
         answer = encoded(lm.tokenizer, " " + one.answers[0])
-        reads = [given["head"], *parted(given["passages"], given["ends"], length)]
+        reads = [given.head, *given.passages[:length]]
         parts = [["read", token_texts(lm.tokenizer, ids)] for ids in reads]
-        parts += [["asked", token_texts(lm.tokenizer, np.concatenate([given["question"], answer]))]]
+        parts += [["asked", token_texts(lm.tokenizer, np.concatenate([given.query, answer]))]]
         return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(answer)}
 
 
-@dataclass(frozen=True)
-class QaQuestion:
-    """Exact match of answers to a data set's questions."""
-
-    data: str  # FILE.jsonl, FILE.parquet or org/name@config:split
-    demos: str | None = None  # the same, for demonstrations; None: other questions of `data`
-    index: str | None = None  # a folder, as `farspan index` writes it; None: the passages that come with the data
-    shots: int = SHOTS
-    passage_tokens: int = field(default=PASSAGE_TOKENS, metadata={"quiet": True})  # at most
-    new_tokens: int = field(default=NEW_TOKENS, metadata={"quiet": True})  # at most
-    weights: str = field(default="method", metadata={"quiet": True})  # one of passages.WEIGHTS
-
-    unit: ClassVar[str] = "passages"
-    quality: ClassVar[Quality] = Quality("exact_match", "exact match", higher_is_better=True)
-    details: ClassVar[tuple[str, ...]] = ("in_passages",)
-
-    def __post_init__(self) -> None:
-        check_weights(self.weights)
-        if self.shots < 0 or self.passage_tokens < 1 or self.new_tokens < 1:
-            raise ValueError(f"{self}: shots must be at least 0, passage_tokens and new_tokens at least 1")
-
-    def __str__(self) -> str:
-        return written("qa", self)
-
-    def on(self, lm: LM, text: str) -> Qa:
-        asked, skipped = read_questions(self.data)
-        pool = read_questions(self.demos)[0] if self.demos else asked
-        index = open_index(self.index) if self.index else None
-        options = (self.shots, self.passage_tokens, self.new_tokens, self.weights)
-        return Qa(self.data, asked, pool, skipped, index, *options)
-
-    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Table 7's numbers of passages that all models there can read."""
-        return 1, 5, 10, 15, 20
-
-
-def read_questions(data: str) -> tuple[tuple[Asked, ...], int]:
-    """The questions of a data set, and how many of its rows were skipped, having no question or no reference.
+def read_questions(data: str) -> tuple[tuple[Question, ...], int]:
+    """Return the questions of a data set, and how many of its rows were skipped, having no question or no reference.
 
     Raises:
         ValueError: no such data, columns missing, or no question left.
@@ -300,7 +294,7 @@ def read_questions(data: str) -> tuple[tuple[Asked, ...], int]:
         question = "" if values[asked] is None else text_of(values[asked], f"{where}, column {asked!r}").strip()
         answers = _answers(values[references], f"{where}, column {references!r}")
         if question and answers:
-            found.append(Asked(question, answers, tuple(_passages(values.get("ctxs"), where))))
+            found.append(Question(question, answers, tuple(_passages(values.get("ctxs"), where))))
     if not found:
         raise ValueError(f"{data!r} holds no question with an answer ({len(table.rows)} rows). Give other data")
     return tuple(found), len(table.rows) - len(found)
@@ -332,13 +326,7 @@ def _passages(values: Any, where: str) -> Iterator[Passage]:
         yield Passage(text, title, None if score is None else number_of(score, f"{here}, 'score'"), title)
 
 
-def _fed(example: Example, length: int) -> int:
-    """Tokens of the whole prompt."""
-    passages = int(example.tokens["ends"][length - 1]) if length else 0
-    return len(example.tokens["head"]) + passages + len(example.tokens["question"])
-
-
 def _holds(text: str, answers: Iterable[str]) -> bool:
-    """Whether a passage holds a reference, word for word."""
+    """Return whether a passage holds a reference, word for word."""
     words = f" {normalised(text)} "
     return any(f" {normalised(answer)} " in words for answer in answers)

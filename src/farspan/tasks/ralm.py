@@ -1,4 +1,4 @@
-"""Retrieval-augmented language modelling: how well a model expects a text behind k passages that were found for it.
+"""Retrieval-augmented language modelling: how well a model predicts a text after k passages retrieved for it.
 
     nats = mean over i >= q of -log p(x_i | separator, d_1 ... d_k, x_1 ... x_{i-1})      perplexity = exp(nats)
 
@@ -28,13 +28,12 @@ from farspan.corpus import Corpus, load
 from farspan.lm import LM
 from farspan.reader import Reader
 from farspan.retrieve import Index, open_index
-from farspan.spelling import closest, written
-from farspan.tasks.base import Example, Quality, Result, Work
+from farspan.specs import closest
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
 from farspan.tasks.passages import (
     PASSAGE_TOKENS,
     check_weights,
     joined,
-    parted,
     passage_ids,
     passage_weights,
     places,
@@ -50,150 +49,19 @@ PASSAGES = ("found", "random")
 
 
 @dataclass(frozen=True)
-class Ralm:
-    """Nats per token of windows of a text behind retrieved passages."""
+class Retrieved:
+    """A window of the text with its passages, best first."""
 
-    text: Corpus
-    index: Index
-    window: int = WINDOW
-    query: int = QUERY
-    passage_tokens: int = PASSAGE_TOKENS
-    weights: str = "method"
-    overlap: int = OVERLAP  # words; 0: nothing is left out
-    passages: str = "found"  # one of PASSAGES
-
-    name: ClassVar[str] = "ralm"
-    version: ClassVar[int] = 2
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {
-            "window": self.window,
-            "query": self.query,
-            "passage_tokens": self.passage_tokens,
-            "weights": self.weights,
-            "overlap": self.overlap,
-            "passages": self.passages,
-            "text": self.text.name,
-            "text_hash": self.text.hash,
-            "index": str(self.index.folder),
-            "index_hash": self.index.hash,
-            "retriever": self.index.about["encoder"] or self.index.about["kind"],
-        }
-
-    def num_tokens(self, lm: LM, length: int) -> int:
-        """Tokens fed, where every passage is as long as it may be."""
-        return len(lm.separator.ids) + length * self.passage_tokens + self.window - 1
-
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example]:
-        """A window for each repeat, from as many documents as possible, with its passages.
-
-        Raises:
-            ValueError: a text too short, or an index with too few passages.
-        """
-        windows = self.text.windows(self.window, repeats, seed)
-        queries = [lm.tokenizer.decode(tokens[: self.query].tolist()) for tokens in windows]
-        what = f"{self.name} {self.version} {self.query} {lm.separator.ids} {seed}"
-        found = []
-        for repeat, (tokens, query) in enumerate(zip(windows, queries, strict=True)):
-            window, rng = lm.tokenizer.decode(tokens.tolist()), np.random.default_rng([seed, repeat])
-            numbers, scores, excluded = self._chosen(query, window, lengths[-1], rng)
-            pieces = [passage_ids(lm.tokenizer, self.index.passage(n), self.passage_tokens) for n in numbers]
-            passages, ends = joined(pieces)
-            given = {"text": tokens, "passages": passages, "ends": ends, "numbers": numbers}
-            digest = hashlib.sha256(f"{what} {repeat} {self.index.hash} {self.weights} {self.passages}".encode())
-            for values in given.values():
-                digest.update(np.asarray(values, np.int64).tobytes())
-            given |= {"scores": scores, "excluded": np.array([excluded])}
-            found.append(Example(digest.hexdigest()[:16], repeat, tuple(lengths), given))
-        return found
-
-    def _chosen(
-        self, query: str, window: str, count: int, rng: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray, int]:
-        """The first passages that are not the window itself, their scores, and how many before them were."""
-        itself, excluded = _runs(window, self.overlap), 0
-        order, chosen = self._in_order(query, count, rng), list[tuple[int, float]]()
-        while len(chosen) < count:
-            number, score = next(order, (None, 0.0))
-            if number is None:
-                raise ValueError(
-                    f"{count} passages are asked for; index {self.index.folder} holds {len(self.index):,}, of which "
-                    f"{excluded} share {self.overlap} words in a row with the text they are for: "
-                    "index more documents, or ask for fewer passages"
-                )
-            if _runs(self.index.passage(number), self.overlap).isdisjoint(itself):
-                chosen.append((number, score))
-            else:
-                excluded += 1
-        numbers, scores = ([one[i] for one in chosen] for i in (0, 1))
-        return np.array(numbers, np.int64), np.array(scores, np.float32), excluded
-
-    def _in_order(self, query: str, count: int, rng: np.random.Generator) -> Iterator[tuple[int, float]]:
-        """All passages, best first, with their scores; or drawn, all of score 0."""
-        if self.passages == "random":
-            yield from ((int(number), 0.0) for number in rng.permutation(len(self.index)))
-            return
-        given: set[int] = set()
-        wanted = min(count + SPARE, len(self.index))
-        while len(given) < len(self.index):
-            numbers, scores = (values[0].tolist() for values in self.index.search([query], wanted))
-            yield from (one for one in zip(numbers, scores, strict=True) if one[0] not in given)
-            given, wanted = given | set(numbers), min(2 * wanted, len(self.index))
-
-    def work(self, lm: LM, example: Example) -> Iterator[Work]:
-        for length in example.lengths:
-            passages = int(example.tokens["ends"][length - 1]) if length else 0
-            before = len(lm.separator.ids) + passages + self.query
-            yield Work(1, 0, before, 0)
-            yield Work(1, before, self.window - self.query - 1, self.window - self.query)
-
-    def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
-        """Results of examples one by one, whose passages are of different lengths; fewest passages first."""
-        head = torch.tensor([reader.lm.separator.ids])
-        for length in batch[0].lengths:
-            for example in batch:
-                given = example.tokens
-                passages = parted(given["passages"], given["ends"], length)
-                weights = passage_weights(self.weights, given["scores"][:length])
-                memory = reader.read(*map(row, passages), head=head, weights=weights)
-                memory.read(row(given["text"][: self.query]))
-                scores = memory.score(row(given["text"][self.query :]))
-                nats = scores.nats[0].cpu().double().numpy()
-                failed = int((~np.isfinite(nats)).sum())
-                hits = (scores.rank[0] == 0).cpu().numpy()
-                yield Result(
-                    example,
-                    length,
-                    scores={
-                        "nats": None if failed else float(nats.mean()),
-                        **({} if failed else {"accuracy": float(hits.mean())}),
-                        "scored": len(nats),
-                        "context": head.shape[1] + sum(map(len, passages)) + self.window,
-                        "passages": given["numbers"][:length].tolist(),
-                        "passage_scores": [round(float(score), 4) for score in given["scores"][:length]],
-                        "passage_tokens": [len(ids) for ids in passages],
-                        "excluded": int(given["excluded"][0]),
-                        **places(memory),
-                    },
-                    status="nan" if failed else "ok",
-                    reason=f"{failed} scored tokens have no finite log-probability" if failed else "",
-                    num_seen=memory.num_seen,
-                    num_kept=memory.num_kept,
-                )
-
-    def shown(self, lm: LM, example: Example, length: int) -> dict[str, Any]:
-        """An example with `length` passages in words: its parts, token by token; the last `scored` are scored."""
-        given = example.tokens
-        parts = [["separator", token_texts(lm.tokenizer, lm.separator.ids)]]
-        parts += [["read", token_texts(lm.tokenizer, ids)] for ids in parted(given["passages"], given["ends"], length)]
-        parts += [["asked", token_texts(lm.tokenizer, given["text"])]]
-        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": self.window - self.query}
+    text: np.ndarray
+    passages: tuple[np.ndarray, ...]
+    numbers: np.ndarray  # of the passages in the index
+    scores: np.ndarray  # the retriever's
+    excluded: int  # passages left out because they hold part of the window
 
 
 @dataclass(frozen=True)
-class RalmQuestion:
-    """Perplexity of the text behind passages of an index."""
+class Ralm(Task):
+    """Nats per token of windows of the text after passages of an index."""
 
     index: str  # a folder, as `farspan index` writes it
     window: int = field(default=WINDOW, metadata={"quiet": True})  # tokens
@@ -203,6 +71,7 @@ class RalmQuestion:
     overlap: int = field(default=OVERLAP, metadata={"quiet": True})  # words; 0: nothing is left out
     passages: str = field(default="found", metadata={"quiet": True})  # one of PASSAGES
 
+    name: ClassVar[str] = "ralm"
     unit: ClassVar[str] = "passages"
     quality: ClassVar[Quality] = Quality("nats", "perplexity", higher_is_better=False, exp=True)
     details: ClassVar[tuple[str, ...]] = ("accuracy",)
@@ -221,27 +90,155 @@ class RalmQuestion:
         if self.passage_tokens < 1 or self.overlap < 0:
             raise ValueError(f"{self}: passage_tokens must be at least 1, overlap at least 0")
 
-    def __str__(self) -> str:
-        return written("ralm", self)
-
-    def on(self, lm: LM, text: str) -> Ralm:
-        return Ralm(
-            load(text, lm.tokenizer),
-            open_index(self.index),
-            self.window,
-            self.query,
-            self.passage_tokens,
-            self.weights,
-            self.overlap,
-            self.passages,
-        )
+    def on(self, lm: LM, text: str) -> "BoundRalm":
+        return BoundRalm(**vars(self), text=load(text, lm.tokenizer), opened=open_index(self.index))
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Table 2's numbers of passages."""
+        """Return table 2's numbers of passages."""
         return 0, 8, 20, 50
 
 
+@dataclass(frozen=True, kw_only=True)
+class BoundRalm(Ralm, Bound[Retrieved]):
+    """Perplexity of one text after passages of one index."""
+
+    text: Corpus
+    opened: Index
+
+    task: ClassVar[str] = "ralm"
+    version: ClassVar[int] = 2
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "window": self.window,
+            "query": self.query,
+            "passage_tokens": self.passage_tokens,
+            "weights": self.weights,
+            "overlap": self.overlap,
+            "passages": self.passages,
+            "text": self.text.name,
+            "text_hash": self.text.hash,
+            "index": str(self.opened.folder),
+            "index_hash": self.opened.hash,
+            "retriever": self.opened.about["encoder"] or self.opened.about["kind"],
+        }
+
+    @property
+    def texts(self) -> tuple[Corpus, ...]:
+        return (self.text,)
+
+    def num_tokens(self, lm: LM, example: Example[Retrieved], length: int) -> int:
+        """Every passage counts as long as it may be."""
+        return len(lm.separator.ids) + length * self.passage_tokens + self.window - 1
+
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Retrieved]]:
+        """Return a window for each repeat, from as many documents as possible, with its passages.
+
+        Raises:
+            ValueError: a text too short, or an index with too few passages.
+        """
+        windows = self.text.windows(self.window, repeats, seed)
+        queries = [lm.tokenizer.decode(tokens[: self.query].tolist()) for tokens in windows]
+        what = f"{self.task} {self.version} {self.query} {lm.separator.ids} {seed}"
+        found = []
+        for repeat, (tokens, query) in enumerate(zip(windows, queries, strict=True)):
+            window, rng = lm.tokenizer.decode(tokens.tolist()), np.random.default_rng([seed, repeat])
+            numbers, scores, excluded = self._chosen(query, window, lengths[-1], rng)
+            pieces = tuple(passage_ids(lm.tokenizer, self.opened.passage(n), self.passage_tokens) for n in numbers)
+            digest = hashlib.sha256(f"{what} {repeat} {self.opened.hash} {self.weights} {self.passages}".encode())
+            for values in (tokens, *joined(pieces), numbers):
+                digest.update(np.asarray(values, np.int64).tobytes())
+            given = Retrieved(tokens, pieces, numbers, scores, excluded)
+            found.append(Example(digest.hexdigest()[:16], repeat, tuple(lengths), given))
+        return found
+
+    def _chosen(
+        self, query: str, window: str, count: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return the numbers of the first passages that hold no part of the window, their scores, and how many were
+        left out before them."""
+        itself, excluded = _runs(window, self.overlap), 0
+        order, chosen = self._in_order(query, count, rng), list[tuple[int, float]]()
+        while len(chosen) < count:
+            number, score = next(order, (None, 0.0))
+            if number is None:
+                raise ValueError(
+                    f"{count} passages are needed (--lengths); index {self.opened.folder} holds {len(self.opened):,}, "
+                    f"of which {excluded} share {self.overlap} words in a row with the text they are for: "
+                    "index more documents, or choose fewer passages"
+                )
+            if _runs(self.opened.passage(number), self.overlap).isdisjoint(itself):
+                chosen.append((number, score))
+            else:
+                excluded += 1
+        numbers, scores = ([one[i] for one in chosen] for i in (0, 1))
+        return np.array(numbers, np.int64), np.array(scores, np.float32), excluded
+
+    def _in_order(self, query: str, count: int, rng: np.random.Generator) -> Iterator[tuple[int, float]]:
+        """Yield all passages, best first, with their scores; or in random order, all of score 0."""
+        if self.passages == "random":
+            yield from ((int(number), 0.0) for number in rng.permutation(len(self.opened)))
+            return
+        given: set[int] = set()
+        wanted = min(count + SPARE, len(self.opened))
+        while len(given) < len(self.opened):
+            numbers, scores = (values[0].tolist() for values in self.opened.search([query], wanted))
+            yield from (one for one in zip(numbers, scores, strict=True) if one[0] not in given)
+            given, wanted = given | set(numbers), min(2 * wanted, len(self.opened))
+
+    def work(self, lm: LM, example: Example[Retrieved]) -> Iterator[Work]:
+        for length in example.lengths:
+            passages = sum(map(len, example.payload.passages[:length]))
+            before = len(lm.separator.ids) + passages + self.query
+            yield Work(1, 0, before, 0)
+            yield Work(1, before, self.window - self.query - 1, self.window - self.query)
+
+    def run(self, reader: Reader, batch: Sequence[Example[Retrieved]]) -> Iterator[Result]:
+        """Yield results of examples one by one, whose passages differ in length; fewest passages first."""
+        head = torch.tensor([reader.lm.separator.ids])
+        for length in batch[0].lengths:
+            for example in batch:
+                given = example.payload
+                passages = given.passages[:length]
+                weights = passage_weights(self.weights, given.scores[:length])
+                memory = reader.read(*map(row, passages), head=head, weights=weights)
+                memory.read(row(given.text[: self.query]))
+                scores = memory.score(row(given.text[self.query :]))
+                nats = scores.nats[0].cpu().double().numpy()
+                failed = int((~np.isfinite(nats)).sum())
+                hits = (scores.rank[0] == 0).cpu().numpy()
+                yield Result(
+                    example,
+                    length,
+                    scores={
+                        "nats": None if failed else float(nats.mean()),
+                        **({} if failed else {"accuracy": float(hits.mean())}),
+                        "scored": len(nats),
+                        "context": head.shape[1] + sum(map(len, passages)) + self.window,
+                        "passages": given.numbers[:length].tolist(),
+                        "passage_scores": [round(float(score), 4) for score in given.scores[:length]],
+                        "passage_tokens": [len(ids) for ids in passages],
+                        "excluded": given.excluded,
+                        **places(memory),
+                    },
+                    status="nan" if failed else "ok",
+                    reason=f"{failed} scored tokens have no finite log-probability" if failed else "",
+                    num_seen=memory.num_seen,
+                    num_kept=memory.num_kept,
+                )
+
+    def shown(self, lm: LM, example: Example[Retrieved], length: int) -> dict[str, Any]:
+        """Return an example with `length` passages in words: its parts, token by token; the last `scored` are
+        scored."""
+        given = example.payload
+        parts = [["separator", token_texts(lm.tokenizer, lm.separator.ids)]]
+        parts += [["read", token_texts(lm.tokenizer, ids)] for ids in given.passages[:length]]
+        parts += [["asked", token_texts(lm.tokenizer, given.text)]]
+        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": self.window - self.query}
+
+
 def _runs(text: str, count: int) -> set[tuple[str, ...]]:
-    """All runs of `count` words of a text, lower-cased."""
+    """Return all runs of `count` words of a text, lower-cased."""
     words = re.findall(r"\w+", text.lower())
     return set(zip(*(words[first:] for first in range(count)), strict=False)) if count else set()

@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 from farspan import scoring
 from farspan.dataset import Table, hub_table, read_table
 from farspan.lm import LM
-from farspan.spelling import closest, written
-from farspan.tasks.base import Quality
-from farspan.tasks.documents import Answering, DocumentTask, Item, check_new_tokens, check_truncate
+from farspan.specs import closest
+from farspan.tasks.base import Quality, Task
+from farspan.tasks.documents import Answering, BoundDocuments, Item, check_new_tokens, check_truncate
 from farspan.tasks.values import inside, rows_of, text_of, texts_of
 
 QUESTION = Answering(new_tokens=50, one_line=True)
@@ -113,10 +113,43 @@ SETS = {
 
 
 @dataclass(frozen=True)
-class ZeroScrolls(DocumentTask):
-    """One set of ZeroSCROLLS."""
+class ZeroScrolls(Task):
+    """One set of ZeroSCROLLS, `zeroscrolls:set=qmsum,data=FILE,truncate=beginning`."""
+
+    set: str  # one of SETS
+    data: str | None = None  # a file, or a folder with validation.SUFFIX; None: tau/scrolls from the hub
+    truncate: str = "none"  # the part of a long document to leave out
+    new_tokens: int | None = None  # at most; None: CEPE's
 
     name: ClassVar[str] = "zeroscrolls"
+
+    def __post_init__(self) -> None:
+        if self.set not in SETS:
+            hint = closest(self.set, SETS)
+            raise ValueError(f"zeroscrolls set {self.set!r} is unknown{hint}; known: {', '.join(SETS)}")
+        check_truncate(self.truncate)
+        if self.new_tokens is not None:
+            check_new_tokens(self.new_tokens)
+
+    @property
+    def quality(self) -> Quality:
+        return Quality("score", SETS[self.set].quality, higher_is_better=True, graded=True)
+
+    def on(self, lm: LM, text: str) -> "BoundZeroScrolls":
+        of = SETS[self.set]
+        how = of.answering if self.new_tokens is None else replace(of.answering, new_tokens=self.new_tokens)
+        omitted = f"... [The rest of the {of.noun} is omitted]"
+        return BoundZeroScrolls(self.set, tuple(load_items(self.set, self.data)), how, self.truncate, omitted)
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Return the trained lengths: all of the context for prompt and answer."""
+        return tuple(sorted(set(trained)))
+
+
+class BoundZeroScrolls(BoundDocuments):
+    """One set of ZeroSCROLLS with its documents."""
+
+    task: ClassVar[str] = "zeroscrolls"
     version: ClassVar[int] = 1
 
     def judged(self, prediction: str, item: Item) -> dict[str, float]:
@@ -128,43 +161,6 @@ class ZeroScrolls(DocumentTask):
             case _:
                 each = scoring.rouge(prediction, item.references)
                 return {"score": each["rougeL"], **each}
-
-
-@dataclass(frozen=True)
-class ZeroScrollsQuestion:
-    """One set of ZeroSCROLLS, `zeroscrolls:set=qmsum,data=FILE,truncate=beginning`."""
-
-    set: str  # one of SETS
-    data: str | None = None  # a file, or a folder with validation.SUFFIX; None: tau/scrolls from the hub
-    truncate: str = "none"  # the part of a long document to leave out
-    new_tokens: int | None = None  # at most; None: CEPE's
-
-    unit: ClassVar[str] = "tokens"
-
-    def __post_init__(self) -> None:
-        if self.set not in SETS:
-            hint = closest(self.set, SETS)
-            raise ValueError(f"zeroscrolls set {self.set!r} is unknown{hint}; known: {', '.join(SETS)}")
-        check_truncate(self.truncate)
-        if self.new_tokens is not None:
-            check_new_tokens(self.new_tokens)
-
-    def __str__(self) -> str:
-        return written("zeroscrolls", self)
-
-    @property
-    def quality(self) -> Quality:
-        return Quality("score", SETS[self.set].quality, higher_is_better=True)
-
-    def on(self, lm: LM, text: str) -> ZeroScrolls:
-        of = SETS[self.set]
-        how = of.answering if self.new_tokens is None else replace(of.answering, new_tokens=self.new_tokens)
-        omitted = f"... [The rest of the {of.noun} is omitted]"
-        return ZeroScrolls(self.set, tuple(load_items(self.set, self.data)), how, self.truncate, omitted)
-
-    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """What the models were trained on: all of that for prompt and answer."""
-        return tuple(sorted(set(trained)))
 
 
 def load_items(name: str, data: str | None) -> list[Item]:

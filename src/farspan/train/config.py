@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, fie
 
 from farspan import files
 from farspan.record import refuse_differences
-from farspan.spelling import closest
+from farspan.specs import closest
 
 MOST_WHOLE = 2**31 - 1  # of a whole number: products of two still fit where counts are kept
 MOST = 1e30  # of a number: float32 holds what optimizers make of it

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Int
 
-from farspan.spelling import one_of
+from farspan.specs import one_of
 
 
 def levels(

@@ -1,26 +1,27 @@
-"""A method or a task as text: `name:setting=value,setting=value`."""
+"""A method or a task as text: `name:setting=value,setting=value`; the values of a list are joined by `+`."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
-from typing import Any, TypeVar, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 M = TypeVar("M")
 
 
 def written(name: str, settings: Any) -> str:
-    """The settings, a dataclass, as they are parsed again. Those that are None, or that say of themselves that they
-    matter only when changed (`metadata={"quiet": True}`), are left out."""
+    """Return the settings, a dataclass, as text that `one_of` parses. Settings that are None are left out, and those
+    with `metadata={"quiet": True}` while they have their default."""
     given = {field.name: getattr(settings, field.name) for field in fields(settings)}
     quiet = {
         field.name for field in fields(settings) if field.metadata.get("quiet") and given[field.name] == field.default
     }
-    said = ",".join(f"{key}={_plain(v)}" for key, v in given.items() if v is not None and key not in quiet)
-    return f"{name}:{said}" if said else name
+    listed = ",".join(f"{key}={_plain(v)}" for key, v in given.items() if v is not None and key not in quiet)
+    return f"{name}:{listed}" if listed else name
 
 
 def one_of(known: Mapping[str, type[M]], text: str, noun: str) -> M:
-    """What `text` names among the known, with its settings. `noun` is what they are, for errors.
+    """Return what `text` names among the known, with its settings. `noun` is what they are, for errors.
 
     Raises:
         ValueError: an unknown name or setting, or a value out of range.
@@ -32,7 +33,7 @@ def one_of(known: Mapping[str, type[M]], text: str, noun: str) -> M:
 
 
 def _parsed(kind: type[M], noun: str, name: str, settings: str) -> M:
-    """One of this kind with these settings.
+    """Return one of this kind with these settings.
 
     Raises:
         ValueError: an unknown or repeated setting, one that is missing, a value of another type or out of range.
@@ -60,15 +61,21 @@ def _parsed(kind: type[M], noun: str, name: str, settings: str) -> M:
 
 
 def closest(given: str, known: Iterable[str]) -> str:
-    """A hint at what was meant, to stand behind a name that is unknown; nothing if it resembles none."""
+    """Return a suggestion to follow the name that is unknown; nothing if it resembles none of the known."""
     match = get_close_matches(given, list(known), n=1, cutoff=0.5)
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 
 def _read(noun: str, key: str, value: str, hint: Any) -> Any:
-    kind = next(kind for kind in (get_args(hint) or (hint,)) if kind is not type(None))
+    kind = next(kind for kind in (get_args(hint) if get_origin(hint) is UnionType else (hint,)) if kind is not NoneType)
+    if get_origin(kind) is tuple:
+        return tuple(_read(noun, key, part, get_args(kind)[0]) for part in value.split("+"))
     if kind is str or isinstance(kind, str):
         return value
+    if kind is bool:
+        if value.lower() not in ("true", "false"):
+            raise ValueError(f"setting {key} of {noun} must be true or false, not {value!r}")
+        return value.lower() == "true"
     try:
         return kind(value.replace("_", ""))
     except ValueError as error:
@@ -77,4 +84,8 @@ def _read(noun: str, key: str, value: str, hint: Any) -> Any:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "+".join(map(_plain, value))
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,61 +1,74 @@
-"""What commands show in the same way: a plan, a measurement's progress and its end."""
+"""The body of the commands that measure: plan, or measure with progress, draw and print."""
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farspan.cli.options import err
+import typer
+
+from farspan.cli.options import Running, err
 from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
-    from farspan.plan import Plan
-    from farspan.record import Row
+    from farspan.lm import Load
+    from farspan.measuring.plan import Plan
+    from farspan.tasks import Task
 
 
-def watched(
-    measure: Callable[..., "list[Row]"],
-    command: str,
+def run_measurement(
     models: list[str],
-    methods: list[str],
-    settings: Any,
+    methods: list[str] | None,
+    tasks: "Sequence[str | Task]",
+    *,
+    running: Running,
+    loader: "Load",
     out: Path | None,
-    as_json: bool,
-    **options: Any,
-) -> tuple[list["Row"], Path, Terminal]:
-    """Measures with a progress line; returns all rows, the run's folder and where to print.
+    refusals: bool = False,
+    minutes: float | None = None,
+    test_texts: bool = False,
+    **what: Any,
+) -> None:
+    """Plan or measure the tasks.
 
     Args:
-        measure: called with models, methods, settings, the folder and `options`.
-        command: names the folder, where none is given.
-        settings: a dataclass, of which the folder's name has a hash.
+        test_texts: test whether several texts of a forgetting curve give the same results.
+        what: text, lengths, repeats, seed and cost, as of `farspan.measure`.
     """
-    from dataclasses import asdict
-
     from farspan.display import Display
-    from farspan.measure import Watch
-    from farspan.record import default_folder
+    from farspan.measuring.grid import grid, measure, plans
+    from farspan.measuring.loop import Watch
 
-    folder = out or default_folder(command, models, [methods, asdict(settings)])
-    console = err if as_json else Terminal()
+    methods = methods or ["full"]
+    options: dict[str, Any] = {
+        "loader": loader, "refusals": refusals, "batch": running.batch, "chunk": running.chunk,
+    }  # fmt: skip
+    if running.plan:
+        planned = grid(models, tasks, loader=loader, **what)
+        first = planned.adaptive * "; the first round of --lengths auto, about two thirds of all"
+        print_plans(list(plans(models, methods, planned, **options)), first, running.as_json)
+        return
+    console = err if running.as_json else Terminal()
     with Display(console) as display:
         watch = Watch(display.start, display.row, display.notice)
-        return measure(models, methods, settings, folder, watch=watch, **options), folder, console
-
-
-def print_end(rows: list["Row"], folder: Path, pictures: Sequence[Path], console: Terminal) -> int:
-    """Says what failed and where rows and pictures are; returns how many rows failed."""
-    failed = [row for row in rows if row.status not in ("ok", "budget")]
-    if failed:
-        first = f"{len(failed)} of {len(rows)} rows failed, first: {failed[0].status}: {failed[0].reason}"
-        err.print_line(first, style="red")
-    for line in [f"rows: {folder / 'rows.jsonl'}", *(f"picture: {path}" for path in pictures)]:
+        measured = measure(models, methods, tasks, out=out, minutes=minutes, watch=watch, **what, **options)
+    results = measured.results
+    results.print(console, test_texts=test_texts)
+    pictures = results.draw()
+    if results.failed:
+        err.print_line(results.failed, style="red")
+    for line in [f"rows: {measured.folder / 'rows.jsonl'}", *(f"picture: {path}" for path in pictures)]:
         console.print_line(line)
-    return len(failed)
+    console.print_line(f"page: farspan report {measured.folder}")
+    if running.as_json:
+        print(json.dumps(results.as_data(test_texts=test_texts) | {"pictures": [str(path) for path in pictures]}))
+    if results.num_failed:
+        raise typer.Exit(1)
 
 
 def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str, as_json: bool) -> None:
+    """Print a table of predicted costs, then each refusal and fallback."""
     from dataclasses import asdict
 
     from rich.table import Table
@@ -63,8 +76,8 @@ def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str,
     from farspan.report.tables import short_names
 
     table = Table(title=f"plan: nothing is measured yet{first}", title_justify="left")
-    for column in ("model", "method", "asked", "examples", "tokens", "TFLOP", "memory", "time"):
-        left = column in ("model", "method", "asked")
+    for column in ("model", "method", "task", "examples", "tokens", "TFLOP", "memory", "time"):
+        left = column in ("model", "method", "task")
         table.add_column(column, justify="left" if left else "right", no_wrap=not left, overflow="fold")
     short = short_names(model for model, *_ in plans)
     for model, method, what, cost in plans:

@@ -1,4 +1,4 @@
-"""Lengths as a user writes them, and the grids that farspan takes by itself."""
+"""Parse lengths and depths, and make grids of lengths."""
 
 import math
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ MOST_DEPTHS = 1000
 
 
 def authors_lengths(longest: int) -> tuple[int, ...]:
-    """The grid of the authors' script, as their Table 3 used it: linspace(8, longest, 32)."""
+    """Return the grid of the authors' script, as their Table 3 used it: linspace(8, longest, 32)."""
     return spaced_lengths(AUTHORS_SHORTEST, longest, AUTHORS_POINTS)
 
 
 def spaced_lengths(
     shortest: int, longest: int, points: int, spacing: Literal["linear", "log"] = "linear"
 ) -> tuple[int, ...]:
-    """`points` lengths from the shortest to the longest, rounded down, without repetitions.
+    """Return `points` lengths from the shortest to the longest, rounded down, without repetitions.
 
     Raises:
         ValueError: an impossible range.
@@ -41,7 +41,7 @@ def spaced_lengths(
 
 
 def parse_lengths(text: str, points: int, spacing: Literal["linear", "log"]) -> tuple[int, ...]:
-    """Lengths as the command line writes them: `512,1024,2048`, or `512:16384` with points and spacing.
+    """Return lengths from the text of an option: `512,1024,2048`, or `512:16384` with points and spacing.
 
     Raises:
         ValueError: not numbers, not ascending, not positive.
@@ -61,7 +61,7 @@ def parse_lengths(text: str, points: int, spacing: Literal["linear", "log"]) -> 
 
 
 def check_lengths(lengths: Sequence[int]) -> None:
-    """Raises ValueError unless the lengths are positive and ascend."""
+    """Raise ValueError unless the lengths are positive and ascend."""
     if not lengths or any(length <= 0 for length in lengths):
         raise ValueError(f"lengths {list(lengths)} must be positive numbers of tokens")
     if max(lengths) > LARGEST:
@@ -73,7 +73,7 @@ def check_lengths(lengths: Sequence[int]) -> None:
 
 
 def parse_depths(text: str) -> tuple[float, ...]:
-    """Depths as the command line writes them: `5`, evenly spaced from 0 to 1, or `0,0.5,1`.
+    """Return depths from the text of an option: `5`, evenly spaced from 0 to 1, or `0,0.5,1`.
 
     Raises:
         ValueError: not numbers, not ascending, or outside of 0 to 1.

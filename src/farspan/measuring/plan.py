@@ -1,4 +1,4 @@
-"""What a measurement will cost, said before it runs: tokens, floating-point operations, memory, time."""
+"""The cost of a measurement before it runs: tokens, floating-point operations, memory, time."""
 
 import math
 import time
@@ -10,10 +10,10 @@ import torch
 
 from farspan.device import wait
 from farspan.lm import LM
-from farspan.measure import batch_that_fits, key_bytes, within_positions
+from farspan.measuring.loop import batch_that_fits, key_bytes, within_positions
 from farspan.methods import Method
 from farspan.reader import Reader, logits_at_once
-from farspan.tasks import Task, Work
+from farspan.tasks.base import Bound, Work
 
 CALIBRATION_CONTEXT = 2048  # tokens, at most
 CALIBRATION_RUNS = 3
@@ -33,7 +33,7 @@ class Plan:
 
 
 def plan(
-    task: Task,
+    bound: Bound[Any],
     method: Method,
     lm: LM,
     *,
@@ -44,7 +44,7 @@ def plan(
     chunk: int | None = None,
     calibrate: bool = True,
 ) -> Plan:
-    """The cost of `measure` with the same arguments.
+    """Return the cost of `measure_cell` with the same arguments.
 
     The time is a sum over chunks of (constant + a · tokens + b · tokens · context) + c · scored positions, whose
     four numbers are measured on the model with the run's own batch and chunk, in a few forwards.
@@ -52,14 +52,14 @@ def plan(
     Raises:
         ValueError: a text too short for the lengths.
     """
-    examples = within_positions(task, lm, task.examples(lm, lengths, repeats, seed))
-    work = [w for example in examples for w in task.work(lm, example)]
+    examples = within_positions(bound, lm, bound.examples(lm, lengths, repeats, seed))
+    work = [w for example in examples for w in bound.work(lm, example)]
     if not work:
         raise ValueError(f"{lm.name} has {lm.position_limit:,} positions; every length needs more: give smaller ones")
-    batch = min(repeats, batch or batch_that_fits(task, method, lm, examples))
+    batch = min(repeats, batch or batch_that_fits(bound, method, lm, examples))
     rows = batch * max(w.num_rows for w in work)
     longest = max(w.num_before + w.num_tokens for w in work)
-    with method.on(lm) as reader:
+    with method.on(lm) as reader, bound.around(reader):
         chunk = reader.chunk = chunk or reader.chunk
         known: Any = reader  # what some methods know of their cost
         parts = known.bytes_needed(rows, longest) if hasattr(reader, "bytes_needed") else None

@@ -25,11 +25,11 @@ import numpy as np
 
 from farspan import stats
 from farspan.lm import LM
-from farspan.measure import Watch, measure
+from farspan.measuring.loop import Watch, measure_cell
+from farspan.measuring.plan import Plan, plan
 from farspan.methods import Method
-from farspan.plan import Plan, plan
 from farspan.record import Row, Run
-from farspan.tasks.curve import RING, Curve
+from farspan.tasks.curve import RING, BoundCurve
 
 MOST_REPEATS = 32
 SHORTEST = 63  # tokens; 32 of them are scored, enough to judge a threshold by
@@ -65,13 +65,13 @@ def coarse_lengths(longest: int, shortest: int = SHORTEST) -> tuple[int, ...]:
     return tuple(sorted(length for length in even | halves if length >= min(shortest, longest)))
 
 
-def round_one(task: Curve, longest: int, repeats: int | None) -> tuple[tuple[int, ...], int]:
+def round_one(task: BoundCurve, longest: int, repeats: int | None) -> tuple[tuple[int, ...], int]:
     """Lengths and repeats of the first round."""
-    shortest = task.warmup + task.scored + 1 if task.depths != (0.0,) else SHORTEST
+    shortest = sum(task.probe) + 1 if task.depths != (0.0,) else SHORTEST
     return coarse_lengths(longest, shortest), repeats or RING
 
 
-def prepared(task: Curve, longest: int, repeats: int | None) -> tuple[Curve, int]:
+def prepared(task: BoundCurve, longest: int, repeats: int | None) -> tuple[BoundCurve, int]:
     """The task with its texts drawn once for all rounds, and its longest length: no longer than the text allows.
 
     Raises:
@@ -90,7 +90,7 @@ def prepared(task: Curve, longest: int, repeats: int | None) -> tuple[Curve, int
 
 
 def measure_adaptively(
-    task: Curve,
+    task: BoundCurve,
     method: Method,
     lm: LM,
     run: Run,
@@ -211,7 +211,7 @@ def end_of_amnesia(curve: stats.Curve) -> int | None:
 class _Rounds:
     """What the calls of `measure` have in common, and the time they take."""
 
-    task: Curve
+    task: BoundCurve
     method: Method
     lm: LM
     run: Run
@@ -229,7 +229,7 @@ class _Rounds:
         return [
             row
             for row in self.run.of(self.lm.name, str(self.method))
-            if row.task == self.task.name and row.settings == self.task.settings
+            if row.task == self.task.task and row.settings == self.task.settings
         ]
 
     def curve(self, lengths: set[int], repeats: int) -> stats.Curve:
@@ -276,7 +276,7 @@ class _Rounds:
         )
 
     def measure(
-        self, task: Curve, lengths: tuple[int, ...], repeats: int, title: str, *, to_amnesia: bool = False
+        self, task: BoundCurve, lengths: tuple[int, ...], repeats: int, title: str, *, to_amnesia: bool = False
     ) -> bool:
         """One call of `measure`; False when there is no time for it."""
 
@@ -293,7 +293,7 @@ class _Rounds:
             return False
         self.watch.start(f"{self.lm.name} {self.method}{title}", len(lengths) * repeats * len(task.depths))
         started = time.monotonic()
-        measure(
+        measure_cell(
             task,
             self.method,
             self.lm,
@@ -319,7 +319,7 @@ class _Rounds:
                 Row(
                     model=self.lm.name,
                     method=str(self.method),
-                    task=self.task.name,
+                    task=self.task.task,
                     version=self.task.version,
                     settings=self.task.settings,
                     length=length,
@@ -331,7 +331,7 @@ class _Rounds:
                 )
             )
 
-    def _missing_tokens(self, task: Curve, lengths: tuple[int, ...], repeats: int) -> int:
+    def _missing_tokens(self, task: BoundCurve, lengths: tuple[int, ...], repeats: int) -> int:
         done = {(row.example, row.length, row.depth) for row in self.rows if row.status == "ok"}
         total = 0
         for example in task.examples(self.lm, lengths, repeats, self.seed):

@@ -1,0 +1,385 @@
+"""Measure models × methods × tasks × lengths on the same tokens, in one run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal
+
+from farspan.corpus import UNKNOWN_SHARE, Corpus
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
+from farspan.measuring.adaptive import Budget, measure_adaptively, prepared, round_one
+from farspan.measuring.loop import Watch, measure_cell
+from farspan.measuring.plan import Plan, plan
+from farspan.measuring.result import Measured
+from farspan.methods import Method, method
+from farspan.record import Row, Run, default_folder
+from farspan.tasks import Bound, Task, task
+from farspan.tasks.cost import BoundCost
+from farspan.tasks.curve import RING, BoundCurve, Curve
+from farspan.tasks.lengths import check_lengths
+from farspan.tasks.perplexity import Perplexity
+
+DEFAULT_REPEATS = 10
+COST_REPEATS = 3  # of which a table takes the median
+Lengths = Sequence[int] | Literal["auto"] | None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One task, as it is measured on one model."""
+
+    bound: Bound[Any]
+    what: str  # names it in plans, notices and beside its first example
+    lengths: tuple[int, ...] | None  # in the task's unit; None: adaptive
+    repeats: int | None
+    longest: int = 0  # tokens, of adaptive lengths
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is measured: the same for all models and methods of a run."""
+
+    tasks: tuple[Task, ...]
+    text: str
+    lengths: Lengths
+    repeats: int | None
+    seed: int
+    cost: bool
+    trained: tuple[int, ...]  # tokens, of each model
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether lengths are chosen while measuring."""
+        return self.lengths == "auto" and any(isinstance(one, Curve) and one.protocol != "paper" for one in self.tasks)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What run.json records of it."""
+        tasks = {
+            str(one): {"task": one.row_task, "unit": one.unit, "quality": asdict(one.quality), "details": one.details}
+            for one in self.tasks
+        }
+        same = {"text": self.text, "lengths": self.lengths, "repeats": self.repeats, "seed": self.seed}
+        return {"tasks": tasks, **same, "cost": self.cost}
+
+    def setups(self, lm: LM, watch: Watch) -> list[Setup]:
+        """Bind the tasks to one model.
+
+        Raises:
+            ValueError: a text that cannot be read, or tasks whose rows cannot be told apart.
+        """
+        setups = [self._setup(one, lm, watch) for one in self.tasks]
+        for a, b in combinations(setups, 2):
+            if (a.bound.task, a.bound.settings) == (b.bound.task, b.bound.settings):
+                raise ValueError(
+                    f"{a.what} and {b.what} measure the same rows of the task {a.bound.task}: measure them in two runs"
+                )
+        if self.cost:
+            # the contexts of the tasks that count tokens
+            contexts = {n for one, asked in zip(setups, self.tasks, strict=True) if asked.unit == "tokens"
+                        for n in one.lengths or ()}  # fmt: skip
+            lengths = tuple(sorted(contexts)) or Perplexity().lengths(self.trained)
+            setups.append(Setup(BoundCost(), BoundCost.task, lengths, COST_REPEATS))
+        return setups
+
+    def _setup(self, one: Task, lm: LM, watch: Watch) -> Setup:
+        bound = one.on(lm, self.text)
+        if isinstance(bound, BoundCurve) and bound.adaptive and self.lengths == "auto":
+            longest = bound.longest(lm, 2)
+            bound, possible = prepared(bound, longest, self.repeats)
+            if possible < longest:
+                watch.notice(f"the text is too short for lengths of {longest:,}: they end at {possible:,} tokens")
+            return Setup(bound, str(one), None, self.repeats, possible)
+        repeats = self.repeats or DEFAULT_REPEATS
+        chosen = bound.auto_lengths(lm, repeats) if self.lengths == "auto" else self.lengths
+        lengths = tuple(int(n) for n in chosen or one.lengths(self.trained))
+        return Setup(bound, str(one), lengths, repeats)
+
+
+def grid(
+    models: Sequence[str | LM],
+    tasks: Sequence[str | Task],
+    *,
+    text: str = "builtin",
+    lengths: Lengths = None,
+    repeats: int | None = None,
+    seed: int = 0,
+    cost: bool = False,
+    loader: Load | None = None,
+) -> Grid:
+    """Return what `measure` measures with these arguments, with everything chosen that was left open.
+
+    Raises:
+        ValueError: unknown tasks, the same task twice, or lengths or repeats that cannot be.
+    """
+    loader = loader or Load()
+    if repeats is not None and repeats < 1:
+        raise ValueError(f"repeats = {repeats}; at least 1 is needed (--repeats)")
+    chosen = [task(one) if isinstance(one, str) else one for one in tasks]
+    given = None if lengths is None or isinstance(lengths, str) else tuple(lengths)
+    for one in chosen:
+        if given is not None:
+            # a length of 0 passages or demonstrations is the control of the tasks that count them
+            check_lengths(given[1:] if one.unit != "tokens" and given[0] == 0 and len(given) > 1 else given)
+    trained = tuple(loader.trained(model) or DEFAULT_TRAINED_LENGTH for model in models)
+    resolved = tuple(one.resolved(given, trained) for one in chosen)
+    if twice := [str(a) for a, b in combinations(resolved, 2) if str(a) == str(b)]:
+        raise ValueError(f"task {twice[0]} is given twice: name each once (--task)")
+    return Grid(resolved, text, given or lengths, repeats, seed, cost, trained)
+
+
+def measure(
+    models: Sequence[str | LM],
+    methods: Sequence[str] = ("full",),
+    tasks: Sequence[str | Task] = ("perplexity",),
+    *,
+    text: str = "builtin",
+    lengths: Lengths = None,
+    repeats: int | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    cost: bool = False,
+    minutes: float | None = None,
+    refusals: bool = False,
+    loader: Load | None = None,
+    batch: int | None = None,
+    chunk: int | None = None,
+    watch: Watch | None = None,
+) -> Measured:
+    """Measure every task on every model under every method, on the same tokens, into the run folder `out`.
+
+    Models are loaded one after another. Repeating the call continues where it stopped.
+
+    Args:
+        models: folders, hub ids, or models that are loaded already.
+        methods: as `farspan.method` parses them.
+        tasks: as `farspan.tasks.task` parses them, or tasks.
+        text: for tasks on a text: a file, a folder, a hub data set or `builtin`.
+        lengths: ascending, of every task, in its unit. None: each task's own, the same for all models. "auto": chosen
+            for each model: adaptively for forgetting curves, to where positions and the text end for perplexity.
+        repeats: examples; default 10, for adaptive lengths as many as needed.
+        out: the run folder; default: one under runs/, the same for the same arguments.
+        cost: also measure seconds and memory, apart from the tasks.
+        minutes: a budget of time, for adaptive lengths. Lengths left out for it get rows of status "budget".
+        refusals: record what a model or method refuses as rows of status "refused" with the reason, and measure the
+            rest, instead of raising.
+        batch, chunk: repeats read together, and tokens of one forward; default: what fits.
+
+    Raises:
+        ValueError: settings, texts or models that cannot be used; a folder with another run; too small a budget.
+        OSError: the disk is full.
+    """
+    watch, loader = watch or Watch(), loader or Load()
+    chosen = [method(one) for one in methods]
+    what = grid(models, tasks, text=text, lengths=lengths, repeats=repeats, seed=seed, cost=cost, loader=loader)
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"minutes: got {minutes:g}, expected a positive number (--minutes)")
+    if minutes is not None and not what.adaptive:
+        raise ValueError("a budget in minutes goes with --lengths auto, which has something to choose")
+    header = what.header | {"methods": [str(how) for how in chosen]}
+    names = [model if isinstance(model, str) else model.name for model in models]
+    command = what.tasks[0].name if len(what.tasks) == 1 and not cost else "compare"
+    folder = Path(out) if out is not None else default_folder(command, names, header)
+    budget = Budget() if minutes is None else Budget(60 * minutes)
+    with Run.open(folder, header) as run:
+        for done, model in enumerate(models):
+            share = Budget(budget.left / (len(models) - done))
+            # a call each, so that a model is gone before the next is loaded
+            _measure_model(loader(model), chosen, what, run, refusals, share, batch, chunk, watch)
+    return Measured(folder)
+
+
+def _measure_model(
+    lm: LM,
+    methods: Sequence[Method],
+    what: Grid,
+    run: Run,
+    refusals: bool,
+    budget: Budget,
+    batch: int | None,
+    chunk: int | None,
+    watch: Watch,
+) -> None:
+    setups = what.setups(lm, watch)
+    tasks = {one.what: one.bound.settings for one in setups if one.what != BoundCost.task}
+    run.add_model(lm.identity | about(*(text for one in setups for text in one.bound.texts)) | {"tasks": tasks})
+    for one in setups:
+        run.refuse_other_version(one.bound.task, one.bound.version)
+    for number, one in enumerate(setups):
+        if one.what != BoundCost.task:
+            watch.notice(f"{one.what}, separator: {lm.separator.kind} {list(one.bound.separator(lm))}")
+        if refusals:
+            one, reasons = _possible(lm, one, what.seed)
+            for reason in dict.fromkeys(reasons.values()):
+                at = [f"{length:,}" for length, why in reasons.items() if why == reason]
+                watch.notice(f"{lm.name}, {one.what} at {', '.join(at)}: refused: {reason}")
+            for how in methods:
+                _refuse(run, lm, how, one, what.seed, reasons)
+        for done, how in enumerate(methods if one.lengths != () else ()):
+            try:
+                left = budget.left / (len(methods) * (len(setups) - number) - done)
+                _measure_setup(one, how, lm, run, what.seed, Budget(left), batch, chunk, watch)
+            except ValueError as error:
+                if not refusals:
+                    raise
+                watch.notice(f"{lm.name} {how}, {one.what}: refused: {error}")
+                _refuse(run, lm, how, one, what.seed, dict.fromkeys(one.lengths or (one.longest,), str(error)))
+        keep_first(run, lm, one, what.seed)
+
+
+def _measure_setup(
+    one: Setup,
+    how: Method,
+    lm: LM,
+    run: Run,
+    seed: int,
+    budget: Budget,
+    batch: int | None,
+    chunk: int | None,
+    watch: Watch,
+) -> None:
+    if one.lengths is None:
+        assert isinstance(one.bound, BoundCurve)
+        measure_adaptively(
+            one.bound,
+            how,
+            lm,
+            run,
+            longest=one.longest,
+            repeats=one.repeats,
+            seed=seed,
+            batch=batch,
+            chunk=chunk,
+            budget=budget,
+            watch=watch,
+        )
+        return
+    repeats, longest = one.repeats or DEFAULT_REPEATS, one.lengths[-1]
+    watch.start(f"{lm.name} {how} {one.what}", len(one.lengths) * repeats)
+    measure_cell(
+        one.bound,
+        how,
+        lm,
+        run,
+        lengths=one.lengths,
+        repeats=repeats,
+        seed=seed,
+        batch=batch or one.bound.batch(longest),
+        chunk=chunk or one.bound.chunk(lm, longest),
+        watch=watch,
+    )
+
+
+def plans(
+    models: Sequence[str | LM],
+    methods: Sequence[str],
+    what: Grid,
+    *,
+    refusals: bool = False,
+    loader: Load | None = None,
+    batch: int | None = None,
+    chunk: int | None = None,
+) -> Iterator[tuple[str, str, str, Plan | str]]:
+    """Yield what `measure` would cost, by model, method and task: of adaptive lengths the first round; with refusals
+    length by length, and the reason where one is refused."""
+    loader, chosen = loader or Load(), [method(text) for text in methods]
+    for model in models:
+        lm = loader(model)
+        for one in what.setups(lm, Watch()):
+            if one.lengths is None and isinstance(one.bound, BoundCurve):
+                lengths, repeats = round_one(one.bound, one.longest, one.repeats)
+                one = replace(one, lengths=lengths, repeats=repeats)
+            parts = [one]
+            if refusals:
+                parts = [replace(one, lengths=(n,), what=f"{one.what} {n:,}") for n in one.lengths or ()]
+            for how, part in ((how, part) for how in chosen for part in parts):
+                cost: Plan | str
+                try:
+                    cost = _plan(part, how, lm, what.seed, batch, chunk)
+                except ValueError as error:
+                    if not refusals:
+                        raise
+                    cost = str(error)
+                yield lm.name, str(how), part.what, cost
+
+
+def _plan(part: Setup, how: Method, lm: LM, seed: int, batch: int | None, chunk: int | None) -> Plan:
+    assert part.lengths is not None
+    return plan(
+        part.bound,
+        how,
+        lm,
+        lengths=part.lengths,
+        repeats=part.repeats or DEFAULT_REPEATS,
+        seed=seed,
+        batch=batch or part.bound.batch(part.lengths[-1]),
+        chunk=chunk or part.bound.chunk(lm, part.lengths[-1]),
+    )
+
+
+def about(*texts: Corpus) -> dict[str, Any]:
+    """Return what is recorded of texts with a model: another tokenizer's numbers need it for a comparison."""
+    per_token = {text.hash: text.characters_per_token for text in texts}
+    unknown = {text.hash: round(text.unknown, 4) for text in texts if text.unknown > UNKNOWN_SHARE}
+    return {"texts": sorted(per_token), "characters_per_token": per_token} | ({"unknown": unknown} if unknown else {})
+
+
+def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
+    """Keep the first example that was measured, at its shortest length above 0, in words beside the rows."""
+    if run.has_example(lm.name, one.what):
+        return
+    bound, lengths = one.bound, one.lengths or (one.longest,)
+    repeats = one.repeats or (getattr(bound, "pool", None) or RING if one.lengths is None else DEFAULT_REPEATS)
+    mine = [row for row in run.rows if (row.model, row.settings, row.status) == (lm.name, bound.settings, "ok")]
+    if not mine:
+        return
+    examples = {example.id: example for example in bound.examples(lm, lengths, repeats, seed)}
+    if found := [row for row in mine if row.example in examples]:
+        first = min(found, key=lambda row: (row.repeat, row.length == 0, row.length, row.depth))
+        if words := bound.shown(lm, examples[first.example], first.length):
+            named = {"model": lm.name, "what": one.what, "task": bound.task, "settings": bound.settings}
+            run.add_example(named | words)
+
+
+def _possible(lm: LM, one: Setup, seed: int) -> tuple[Setup, dict[int, str]]:
+    """Return the setup with the lengths that examples can be made for, and the reason for each of the others.
+
+    Lengths are tried alone only if all together fail: one may be as short as the targets, or longer than the text.
+    """
+    reasons: dict[int, str] = {}
+
+    def possible(lengths: tuple[int, ...]) -> bool:
+        try:
+            one.bound.examples(lm, lengths, one.repeats or DEFAULT_REPEATS, seed)
+        except ValueError as error:
+            reasons.update(dict.fromkeys(lengths, str(error)))
+            return False
+        return True
+
+    if one.lengths is None or possible(one.lengths):
+        return one, {}
+    reasons.clear()
+    rest = tuple(length for length in one.lengths if possible((length,)))
+    return replace(one, lengths=rest if rest and possible(rest) else ()), reasons
+
+
+def _refuse(run: Run, lm: LM, how: Method, one: Setup, seed: int, reasons: Mapping[int, str]) -> None:
+    """Record the refused lengths, each once: one row of status "refused" in place of the rows of its examples."""
+    known = {(row.key, row.reason) for row in run.rows if row.status == "refused"}
+    for length, reason in reasons.items():
+        row = Row(
+            model=lm.name,
+            method=str(how),
+            task=one.bound.task,
+            version=one.bound.version,
+            settings=one.bound.settings,
+            length=length,
+            repeat=0,
+            seed=seed,
+            example=f"{one.bound.task} refused",  # Row.key tells two tasks apart by their settings
+            status="refused",
+            reason=reason,
+        )
+        if (row.key, row.reason) not in known:
+            run.append(row)

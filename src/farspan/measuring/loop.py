@@ -1,0 +1,328 @@
+"""The evaluation loop of one task on one model under one method. Resumes; reads less at once when memory runs out."""
+
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from farspan import hf
+from farspan.device import free_bytes, is_out_of_memory, peak_bytes
+from farspan.lm import LM
+from farspan.methods import Method
+from farspan.reader import CHUNK, Reader
+from farspan.record import Row, Run
+from farspan.tasks.base import Bound, Example, Result, Work
+
+SMALLEST_CHUNK = 64  # tokens; below that the overhead of each forward outweighs what it frees
+TOKENS_AT_ONCE = 8192  # of one forward, over the rows of a batch
+TRIED_AGAIN = ("oom", "budget")  # statuses
+MEMORY_SHARE = 0.3  # of what is free, for the keys of one batch
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Callbacks on the progress of a measurement. All optional."""
+
+    start: Callable[[str, int], None] = lambda title, total: None  # a title, and how many rows it will have
+    row: Callable[[Row, int, int], None] = lambda row, done, total: None  # a new row, how many exist, will exist
+    notice: Callable[[str], None] = lambda text: None  # a line that a user should read
+
+
+class Ledger:
+    """The rows of one task, model and method in a run: which are done, which are missing; and writes new ones."""
+
+    def __init__(
+        self,
+        run: Run,
+        bound: Bound[Any],
+        method: Method,
+        lm: LM,
+        examples: Sequence[Example[Any]],
+        seed: int,
+        watch: Watch,
+    ) -> None:
+        self.run, self.bound, self.method, self.lm, self.seed, self.watch = run, bound, method, lm, seed, watch
+        self.examples = examples
+        self._wanted = {(e.id, length, depth) for e in examples for length in e.lengths for depth in e.depths}
+        # rows that ran out of memory or time are measured again: there may be more of it now, or a smaller batch
+        self._done = {_place(row) for row in self.rows if row.status not in TRIED_AGAIN}
+        self._end = math.inf  # tokens: the largest length still wanted
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows of these examples, of this and earlier sessions."""
+        return [row for row in self.run.of(self.lm.name, str(self.method)) if _place(row) in self._wanted]
+
+    def missing(self, example: Example[Any]) -> tuple[int, ...]:
+        """Return the lengths at which the example lacks a row."""
+
+        def lacks(length: int) -> bool:
+            return any((example.id, length, depth) not in self._done for depth in example.depths)
+
+        return tuple(length for length in example.lengths if length <= self._end and lacks(length))
+
+    def any_missing(self) -> bool:
+        return any(self.missing(example) for example in self.examples)
+
+    def leave_out(self, beyond: int) -> None:
+        """Leave out lengths beyond this one."""
+        self._end = min(self._end, beyond)
+
+    def goes_on(self, after: int) -> bool:
+        """Return whether lengths above this one are still wanted."""
+        return after < self._end
+
+    def write(self, result: Result, seconds: float = 0.0, reading: dict[str, Any] | None = None) -> None:
+        """Append the row of a result, unless it is done: a batch that an earlier session began is read as a whole, so
+        that its other examples are read as they were."""
+        place = result.example.id, result.length, result.depth
+        if place in self._done:
+            return
+        row = Row(
+            model=self.lm.name,
+            method=str(self.method),
+            task=self.bound.task,
+            version=self.bound.version,
+            settings=self.bound.settings,
+            length=result.length,
+            repeat=result.example.repeat,
+            seed=self.seed,
+            example=result.example.id,
+            depth=result.depth,
+            status=result.status,
+            reason=result.reason,
+            scores=result.scores,
+            num_seen=result.num_seen,
+            num_kept=result.num_kept,
+            seconds=round(seconds, 4),
+            peak_bytes=peak_bytes(self.lm.device),
+            reading=reading or {},
+        )
+        self.run.append(row)
+        self._done.add(place)
+        self.watch.row(row, len(self._done), len(self._wanted))
+
+    def fail(self, example: Example[Any], length: int, status: str, reason: str) -> None:
+        """Append a row for each depth of a length that cannot be measured."""
+        for depth in example.depths:
+            self.write(Result(example, length, depth, status=status, reason=reason))
+
+
+def _place(row: Row) -> tuple[str, int, float]:
+    return row.example, row.length, row.depth
+
+
+def measure_cell(
+    bound: Bound[Any],
+    method: Method,
+    lm: LM,
+    run: Run,
+    *,
+    lengths: Sequence[int],
+    repeats: int,
+    seed: int = 0,
+    batch: int | None = None,
+    chunk: int | None = None,
+    longest: Callable[[], int] | None = None,
+    watch: Watch | None = None,
+) -> list[Row]:
+    """Measure what the run does not hold yet of one task on one model under one method; return all its rows.
+
+    Args:
+        lengths: in the task's unit, ascending.
+        batch: repeats read together; default: what fits by estimate.
+        chunk: tokens of one forward; default: the reader's own. Both are halved when memory runs out, the chunk
+            first; what fails with the smallest of both is a row with status "oom".
+        longest: called at the start and after each length of a batch: returns the largest length still worth measuring.
+            Longer ones get no row.
+        watch: gets each new row, and notices such as a fallback.
+
+    Raises:
+        ValueError: a text too short for the lengths.
+        OSError: the disk is full.
+    """
+    watch = watch or Watch()
+    ledger = Ledger(run, bound, method, lm, bound.examples(lm, lengths, repeats, seed), seed, watch)
+    if lm.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(lm.device)
+    for example in ledger.examples:
+        for length in ledger.missing(example):
+            if not _within_positions(bound, lm, example, length):
+                tokens = bound.num_tokens(lm, example, length)
+                reason = f"needs {tokens:,} tokens, the model has {lm.position_limit:,} positions"
+                ledger.fail(example, length, "too_long", reason)
+    if longest is not None:
+        ledger.leave_out(longest())
+    if not ledger.any_missing():
+        return ledger.rows
+    with method.on(lm) as reader:
+        fitting = within_positions(bound, lm, ledger.examples)
+        if fallback := getattr(reader, "fallback", None):
+            watch.notice(f"{lm.name} is read with plain forwards, slower and without a cache: {fallback}")
+        else:
+            free = free_bytes(lm.device)
+            for example in fitting:
+                for length in ledger.missing(example):
+                    if reason := _cannot_fit(bound, method, lm, replace(example, lengths=(length,)), free):
+                        ledger.fail(example, length, "oom", reason)
+        reader.capacity = max((bound.num_tokens(lm, e, n) for e in fitting for n in e.lengths), default=0)
+        size = batch or batch_that_fits(bound, method, lm, fitting)
+        _measure_batches(reader, ledger, fitting, size, chunk or reader.chunk, longest)
+    return ledger.rows
+
+
+def _measure_batches(
+    reader: Reader,
+    ledger: Ledger,
+    examples: Sequence[Example[Any]],
+    size: int,
+    largest_chunk: int,
+    longest: Callable[[], int] | None,
+) -> None:
+    """Measure what is missing, in batches of at most `size`; when memory runs out, in smaller chunks, then in smaller
+    batches."""
+    queue = _batches(examples, ledger.missing, ledger.rows, size)
+    while queue:
+        group = queue[0]
+        unmeasured = tuple(sorted({length for example in group.examples for length in ledger.missing(example)}))
+        if not unmeasured:
+            queue.popleft()
+            continue
+        reader.chunk = min(largest_chunk, group.chunk or largest_chunk)
+        try:
+            _measure_batch(reader, ledger, group.examples, unmeasured, longest)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            problem = str(error).partition("\n")[0]
+        else:
+            continue
+        # outside of the `except`, whose traceback keeps the tensors alive
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        reader.capacity = 0  # space for the longest length may be what was too much for the others
+        notice = ledger.watch.notice
+        if reader.chunk > SMALLEST_CHUNK:
+            largest_chunk = max(SMALLEST_CHUNK, reader.chunk // 2)
+            notice(f"out of memory: continuing with chunks of {largest_chunk} tokens")
+        elif len(group.examples) > 1:
+            size = max(1, len(group.examples) // 2)
+            queue = _batches(examples, ledger.missing, [], size)
+            notice(f"out of memory: continuing with {size} repeats together")
+        else:
+            failing, at = group.examples[0], unmeasured[0]
+            notice(f"out of memory at length {at:,} even with one repeat and the smallest chunk")
+            for example in ledger.examples:
+                tried = example.id == failing.id
+                reason = problem if tried else f"not tried: repeat {failing.repeat} failed at {at:,} tokens"
+                for length in ledger.missing(example):
+                    if length >= at:
+                        ledger.fail(example, length, "oom", reason)
+
+
+def _measure_batch(
+    reader: Reader,
+    ledger: Ledger,
+    batch: Sequence[Example[Any]],
+    lengths: tuple[int, ...],
+    longest: Callable[[], int] | None,
+) -> None:
+    """Measure a batch at some of its lengths. The results of one length come together, so the time between is divided
+    among them."""
+    started = time.perf_counter()
+    ready: list[Result] = []
+    how = {"repeats": [example.repeat for example in batch], "chunk": reader.chunk}
+    cuts = tuple(length for length in batch[0].lengths if length <= lengths[-1])
+    for result in ledger.bound.run(reader, [replace(example, lengths=lengths, stops=cuts) for example in batch]):
+        ready.append(result)
+        if len(ready) == len(batch) * len(batch[0].depths):
+            now = time.perf_counter()
+            reading = how | {"cuts": [cut for cut in cuts if cut <= result.length]}
+            for finished in ready:
+                ledger.write(finished, (now - started) / len(ready), reading)
+            ready, started = [], now
+            if longest is not None:
+                ledger.leave_out(longest())
+            if not ledger.goes_on(result.length):
+                return
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Examples that are read together."""
+
+    examples: tuple[Example[Any], ...]
+    chunk: int | None = None  # tokens of one forward, where an earlier session began this batch
+
+
+def _batches(
+    examples: Sequence[Example[Any]], missing: Callable[[Example[Any]], tuple[int, ...]], rows: Sequence[Row], size: int
+) -> deque[_Batch]:
+    """Return what is missing in batches of at most `size` examples of the same lengths. A batch that `rows` show to be
+    begun is read as a whole again: in low precision, a row depends on what is read with it."""
+    alike: dict[tuple[int, ...], dict[int, Example[Any]]] = defaultdict(dict)
+    lengths_of = {}
+    for example in examples:
+        alike[example.lengths][example.repeat] = example
+        lengths_of[example.id] = example.lengths
+    begun: dict[tuple[tuple[int, ...], int], tuple[tuple[int, ...], int]] = {}
+    for row in rows:
+        if row.reading and row.example in lengths_of:
+            repeats = tuple(row.reading["repeats"])
+            begun |= {(lengths_of[row.example], repeat): (repeats, row.reading["chunk"]) for repeat in repeats}
+    batches: deque[_Batch] = deque()
+    for lengths, by_repeat in alike.items():
+        fresh, placed = list[Example[Any]](), set[int]()
+        for repeat, example in by_repeat.items():
+            if repeat in placed or not missing(example):
+                continue
+            repeats, chunk = begun.get((lengths, repeat), ((), None))
+            if repeats and len(repeats) <= size and by_repeat.keys() >= set(repeats):
+                batches.append(_Batch(tuple(by_repeat[one] for one in repeats), chunk))
+                placed |= set(repeats)
+            else:
+                fresh.append(example)
+        batches += [_Batch(tuple(fresh[first : first + size])) for first in range(0, len(fresh), size)]
+    return batches
+
+
+def within_positions(bound: Bound[Any], lm: LM, examples: Sequence[Example[Any]]) -> list[Example[Any]]:
+    """Return the examples without the lengths that a model with learned positions cannot read."""
+    shortened = [
+        replace(e, lengths=tuple(n for n in e.lengths if _within_positions(bound, lm, e, n))) for e in examples
+    ]
+    return [example for example in shortened if example.lengths]
+
+
+def _within_positions(bound: Bound[Any], lm: LM, example: Example[Any], length: int) -> bool:
+    return lm.position_limit is None or bound.num_tokens(lm, example, length) <= lm.position_limit
+
+
+def key_bytes(method: Method, lm: LM, work: Work, chunk: int) -> int:
+    """Return the bytes of the keys of some work, over its rows: those that the method keeps, and those of a chunk."""
+    before = method.kept(work.num_before)
+    return work.num_rows * hf.key_bytes_per_token(lm.model) * (before + min(work.num_tokens, chunk))
+
+
+def _cannot_fit(bound: Bound[Any], method: Method, lm: LM, example: Example[Any], free: int) -> str:
+    """Return why an example cannot be read even alone, if its keys are more than the free memory (bytes); else ""."""
+    keys = max((key_bytes(method, lm, w, SMALLEST_CHUNK) for w in set(bound.work(lm, example))), default=0)
+    return f"keys of {keys / 2**30:,.1f} GiB alone, {free / 2**30:,.1f} GiB are free" if keys > free else ""
+
+
+def batch_that_fits(bound: Bound[Any], method: Method, lm: LM, examples: Sequence[Example[Any]]) -> int:
+    """Return how many repeats to read together: enough to keep the device busy, with their keys in a share of the free
+    memory."""
+    work = {w for example in examples for w in bound.work(lm, example)}  # thousands of repeats have the same
+    if not work:
+        return 1
+    longest = max(w.num_before + w.num_tokens for w in work)
+    keys = max(key_bytes(method, lm, w, CHUNK) for w in work)
+    return max(
+        1,
+        min(TOKENS_AT_ONCE // max(1, min(longest, 1024)), int(free_bytes(lm.device) * MEMORY_SHARE / max(1, keys))),
+    )

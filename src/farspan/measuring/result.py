@@ -1,0 +1,38 @@
+"""The result of a measurement: its rows, tables and pictures."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from farspan.corpus import optional_import
+from farspan.record import Row, latest, read_header, read_rows
+from farspan.report.results import Results, results
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run folder holds."""
+
+    folder: Path
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """All rows; of a measurement that was repeated, the last."""
+        return latest(read_rows(self.folder))
+
+    @cached_property
+    def results(self) -> Results:
+        return results(self.rows, read_header(self.folder), self.folder)
+
+    def table(self) -> Any:
+        """Return a pandas.DataFrame: a line for each model, method, task and length.
+
+        Raises:
+            ValueError: pandas is not installed.
+        """
+        return optional_import("pandas", "table").DataFrame([vars(cell) for cell in self.results.cells])
+
+    def plot(self) -> list[Path]:
+        """Draw the pictures of the run into its folder and return their paths."""
+        return self.results.draw()

@@ -1,0 +1,166 @@
+"""Passkey retrieval: a number hidden at a depth of a long, monotonous text, and queried at the end.
+
+    {description}{filler}The pass key is 71432. Remember it. 71432 is the pass key.{filler}{question} The pass key is
+
+Mohtashami and Jaggi 2023 (Landmark Attention), arXiv 2305.16300, section 4.2 and appendix: their wording, a number of
+five digits, a filler of five short sentences repeated to the length. Right if every token of the number has the highest
+probability after the ones before it, which is what greedy decoding needs. A length is all tokens of the prompt; the
+separator is not counted. The depth is that of the number in the filler, rounded to whole repetitions. The numbers are
+the same at all lengths and depths of an example.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from farspan.lm import LM
+from farspan.reader import Reader
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
+from farspan.tasks.passages import places, row
+from farspan.tasks.prompts import encoded, pieces, token_texts
+
+DESCRIPTION = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you "
+    "about the important information there.\n"
+)
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
+KEY = "The pass key is {key}. Remember it. {key} is the pass key.\n"
+QUESTION = "What is the pass key? The pass key is"
+MOST_DIGITS = 15
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The parts of a prompt as tokens."""
+
+    description: np.ndarray
+    filler: np.ndarray  # one repetition
+    key: np.ndarray  # the sentences with the number
+    question: np.ndarray
+    answer: np.ndarray
+
+    @property
+    def fixed(self) -> int:
+        """Tokens of a prompt without its filler."""
+        return len(self.description) + len(self.key) + len(self.question)
+
+    def context(self, length: int, depth: float) -> np.ndarray:
+        """Return the prompt of a length in tokens, without the question."""
+        count, rest = divmod(length - self.fixed, len(self.filler))
+        before = round(depth * count)
+        parts = [self.description, *[self.filler] * before, self.key, *[self.filler] * (count - before)]
+        return np.concatenate([*parts, self.filler[:rest]])
+
+
+@dataclass(frozen=True)
+class Passkey(Task):
+    """A number hidden in a monotonous text."""
+
+    depths: int = 5  # evenly spaced from the beginning of the text to its end
+    digits: int = 5  # of the number
+
+    name: ClassVar[str] = "passkey"
+    quality: ClassVar[Quality] = Quality("right", "right answers", higher_is_better=True)
+    details: ClassVar[tuple[str, ...]] = ("digits",)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.depths <= 1000:
+            raise ValueError(f"depths = {self.depths}; give 1 to 1,000 of them")
+        if not 1 <= self.digits <= MOST_DIGITS:
+            raise ValueError(f"digits = {self.digits}; give 1 to {MOST_DIGITS}")
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Return powers of two from a quarter of the smallest trained length to twice the largest, but at least 256."""
+        first = max(256, min(trained) // 4)
+        return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
+
+    def on(self, lm: LM, text: str) -> "BoundPasskey":
+        return BoundPasskey(**vars(self))
+
+
+@dataclass(frozen=True)
+class BoundPasskey(Passkey, Bound[Prompt]):
+    """The task itself: it needs no text."""
+
+    task: ClassVar[str] = "passkey"
+    version: ClassVar[int] = 1
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"depths": self.depths, "digits": self.digits}
+
+    def num_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
+        return len(lm.separator.ids) + length + len(example.payload.answer) - 1
+
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Prompt]]:
+        """Return a number for each repeat.
+
+        Raises:
+            ValueError: a length too short for the number and its question.
+        """
+        return [self._example(lm, tuple(lengths), repeat, seed) for repeat in range(repeats)]
+
+    def _example(self, lm: LM, lengths: tuple[int, ...], repeat: int, seed: int) -> Example[Prompt]:
+        lowest = 10 ** (self.digits - 1)
+        key = int(np.random.default_rng([seed, repeat]).integers(lowest, 10 * lowest))
+        question, answer = pieces(lm.tokenizer, QUESTION, f" {key}")
+        given = DESCRIPTION, FILLER, KEY.format(key=key)
+        description, filler, hidden = (encoded(lm.tokenizer, text) for text in given)
+        prompt = Prompt(description, filler, hidden, question, answer)
+        if lengths[0] < prompt.fixed:
+            raise ValueError(
+                f"a length of {lengths[0]} tokens is too short: the prompt has {prompt.fixed} without its filler; give "
+                f"lengths from {prompt.fixed} on (--lengths)"
+            )
+        digest = hashlib.sha256(f"{self.task} {self.version} {self.depths} {lm.separator.ids} {seed} {repeat}".encode())
+        for ids in vars(prompt).values():
+            digest.update(np.asarray(ids, np.int64).tobytes())
+        depths = tuple(float(depth) for depth in np.linspace(0, 1, self.depths).round(6)) if self.depths > 1 else (0.5,)
+        return Example(digest.hexdigest()[:16], repeat, lengths, prompt, depths)
+
+    def work(self, lm: LM, example: Example[Prompt]) -> Iterator[Work]:
+        prompt = example.payload
+        asked = len(prompt.question) + len(prompt.answer)
+        for length in example.lengths:
+            before = len(lm.separator.ids) + length - len(prompt.question)
+            for _ in example.depths:
+                yield Work(1, 0, before, 0)
+                yield Work(1, before, asked - 1, len(prompt.answer))
+
+    def run(self, reader: Reader, batch: Sequence[Example[Prompt]]) -> Iterator[Result]:
+        """Yield results of examples one by one, shortest length and smallest depth first."""
+        head = torch.tensor([reader.lm.separator.ids])
+        for length in batch[0].lengths:
+            for depth in batch[0].depths:
+                for example in batch:
+                    prompt = example.payload
+                    memory = reader.read(row(prompt.context(length, depth)), head=head)
+                    asked = row(np.concatenate([prompt.question, prompt.answer]))
+                    scores = memory.score(asked, slice(len(prompt.question), None))
+                    hits, nats = (scores.rank[0] == 0).cpu().numpy(), float(scores.nats[0].double().sum())
+                    failed = not np.isfinite(nats)
+                    values = {"right": float(hits.all()), "digits": float(hits.mean()), "nats": nats}
+                    yield Result(
+                        example,
+                        length,
+                        depth,
+                        scores=({} if failed else values) | {"context": head.shape[1] + length, **places(memory)},
+                        status="nan" if failed else "ok",
+                        reason="the number has no finite log-probability" if failed else "",
+                        num_seen=memory.num_seen,
+                        num_kept=memory.num_kept,
+                    )
+
+    def shown(self, lm: LM, example: Example[Prompt], length: int) -> dict[str, Any]:
+        """Return an example at its first depth in words, its parts token by token; the last `scored` are the number."""
+        prompt = example.payload
+        parts = [
+            ["separator", token_texts(lm.tokenizer, lm.separator.ids)],
+            ["read", token_texts(lm.tokenizer, prompt.context(length, example.depths[0]))],
+            ["asked", token_texts(lm.tokenizer, np.concatenate([prompt.question, prompt.answer]))],
+        ]
+        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(prompt.answer)}

@@ -1,0 +1,68 @@
+"""Recall by distance: how well a model copies from near and from far, in texts of one length.
+
+The probe protocol of the forgetting curve (`farspan.tasks.curve`) at evenly spaced depths of one length. Its rows are
+rows of the task `curve`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+import numpy as np
+
+from farspan.lm import LM
+from farspan.tasks.base import Quality, Task
+from farspan.tasks.curve import BoundCurve, named_text, probe_tokens
+
+
+@dataclass(frozen=True)
+class Recall(Task):
+    """Copy accuracy by depth in texts of one length."""
+
+    points: int = 16  # depths, evenly spaced from the beginning of the text to its end
+    warmup: int | None = field(default=None, metadata={"quiet": True})  # tokens of a probe, as of the curve
+    scored: int | None = field(default=None, metadata={"quiet": True})
+    target_text: str | None = None  # as of the curve
+    prefix_text: str | None = None
+
+    name: ClassVar[str] = "recall"
+    details: ClassVar[tuple[str, ...]] = ("control",)
+    quality: ClassVar[Quality] = Quality("copy", "copy accuracy", higher_is_better=True, graded=True)
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.points <= 1000:
+            raise ValueError(f"points = {self.points}; give 2 to 1,000 depths (--points)")
+
+    def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
+        context = None if lengths else max(trained)
+        warmup, scored = probe_tokens(self.warmup, self.scored, lengths[-1] if lengths else max(trained) // 2, context)
+        return replace(self, warmup=warmup, scored=scored)
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Return the longest length whose whole context all models were trained on, separators of one token."""
+        task = self.resolved(None, trained)
+        return (max(2, min(trained) - 2 - (task.warmup or 0) - (task.scored or 0)),)
+
+    @property
+    def row_task(self) -> str:
+        return BoundCurve.task
+
+    def on(self, lm: LM, text: str) -> "BoundRecall":
+        return BoundRecall(
+            protocol="probe",
+            warmup=self.warmup,
+            scored=self.scored,
+            depths=tuple(float(depth) for depth in np.linspace(0, 1, self.points).round(6)),
+            target=named_text(self.target_text or text, text, lm),
+            prefix=named_text(self.prefix_text, text, lm) if self.prefix_text else None,
+        )
+
+
+class BoundRecall(BoundCurve):
+    """Recall by distance in one text."""
+
+    adaptive: ClassVar[bool] = False
+
+    def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...]:
+        """Return the longest length whose whole context the model was trained on."""
+        return (self.longest(lm, 1),)
