@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from farspan.perplexity import PerplexitySettings, measure_perplexity
 
 from farspan.demo import embedded_model
-from farspan.perplexity import PerplexitySettings, measure_perplexity
 from farspan.report.perplexity import draw_perplexity, series
 from farspan.stats import interval, measured_mean
 

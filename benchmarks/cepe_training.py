@@ -109,8 +109,9 @@ def interval(values: np.ndarray) -> tuple[float, float, float]:
 
 def alone(place: Path, lengths: tuple[int, ...], repeats: int) -> dict[str, dict[int, np.ndarray]]:
     """Perplexities without what was trained."""
-    from farspan.demo import embedded_model
     from farspan.perplexity import PerplexitySettings, measure_perplexity
+
+    from farspan.demo import embedded_model
 
     settings, base = PerplexitySettings(TEXT, lengths, repeats, target_tokens=TARGETS), embedded_model()
     rows = measure_perplexity([base], list(READERS.values()), settings, place)
@@ -119,8 +120,9 @@ def alone(place: Path, lengths: tuple[int, ...], repeats: int) -> dict[str, dict
 
 def with_context(model: Path, lengths: tuple[int, ...], repeats: int) -> dict[int, np.ndarray]:
     """Perplexity of a trained model."""
-    from farspan.lm import load
     from farspan.perplexity import PerplexitySettings, measure_perplexity
+
+    from farspan.lm import load
 
     settings = PerplexitySettings(TEXT, lengths, repeats, target_tokens=TARGETS)
     lm = load(model, dtype="float32", device="cpu")
@@ -136,8 +138,9 @@ def written(method: str) -> str:
 
 def spans(folder: Path, lengths: tuple[int, ...], repeats: int) -> dict[str, Any]:
     """Forgetting curves: what of a text is copied beyond what can be guessed, by its length, text by text."""
-    from farspan import stats
     from farspan.curves import CurveSettings, measure_curves
+
+    from farspan import stats
     from farspan.demo import embedded_model
     from farspan.lm import load
 

@@ -102,8 +102,8 @@ WAYS = {
 def child(way: str, lengths: tuple[int, ...], repeats: int) -> dict[str, Any]:
     """One way of measuring, in this process."""
     from farspan.device import peak_above
-    from farspan.methods import method
     from farspan.measuring.plan import plan
+    from farspan.methods import method
     from farspan.tasks.curve import Curve
 
     lm, corpus = build()
@@ -135,8 +135,9 @@ def naive_flops(lm: Any, lengths: tuple[int, ...], repeats: int) -> float:
 
 def automatic(quick: bool) -> dict[str, Any]:
     """Tokens that `--lengths auto` feeds, against 32 lengths x 10 repeats, and whether both say the same."""
-    from farspan import hf, stats
     from farspan.curves import CurveSettings, measure_curves
+
+    from farspan import hf, stats
     from farspan.demo import embedded_model
 
     fed = 0

@@ -15,7 +15,8 @@ between two lengths is not a line), one that needs warm-up, plateaus just above 
 curve of Llama-3-8B, and models without any memory. Noise has a standard deviation of 0.017 in accuracy (of the gap
 in the published data) unless the world says another.
 
-Designs: 8, 16 and 32 lengths with 4, 10 and 32 repeats, and `--lengths auto`, by the functions of farspan.measuring.adaptive.
+Designs: 8, 16 and 32 lengths with 4, 10 and 32 repeats, and `--lengths auto`, by the functions of
+farspan.measuring.adaptive.
 With --check the script fails where fewer than 90 % of the intervals of fine, coarse, half-life or reach hold the truth,
 or where, without memory, fewer than 90 % of fine, coarse, half-life, reach, span, paper fine and paper coarse are 0
 or have an interval that holds 0. The bound is the same for all. Last line: the figures as JSON.
@@ -36,8 +37,8 @@ from common import end
 from scipy.optimize import isotonic_regression
 
 from farspan import stats
+from farspan.lengths import spaced_lengths
 from farspan.measuring.adaptive import coarse_lengths, end_of_amnesia, finer_lengths, undecided
-from farspan.tasks.lengths import spaced_lengths
 
 PUBLISHED = Path(__file__).parent.parent / "tests" / "data" / "llama3_8b_forgetting_curve.json"
 LONGEST = 16_384

@@ -53,9 +53,10 @@ def naive(lm: Any, text: Any) -> list[float]:
 
 def ours(lm: Any, task: Any, length: int) -> dict[str, Any]:
     """The scores of one row by `measure`."""
+    from farspan.perplexity import default_chunk
+
     from farspan.measuring.loop import measure
     from farspan.methods import method
-    from farspan.perplexity import default_chunk
     from farspan.record import Run
 
     chunk = default_chunk(lm, length)

@@ -124,11 +124,11 @@ def worth(
 ) -> tuple[dict[str, Any], list[str]]:
     """Nats by method, index and k, with paired differences to no passages and to random ones."""
     import torch
+    from farspan.questions import QuestionSettings, measure_question
 
     from farspan.demo import embedded_model
     from farspan.lm import load
     from farspan.paired import student_mean
-    from farspan.questions import QuestionSettings, measure_question
 
     torch.set_num_threads(1)
     lm = load(model, dtype="float32", device="cpu") if model else embedded_model()

@@ -35,13 +35,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from common import end
+from farspan.perplexity import PerplexitySettings, measure_perplexity
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 
 from farspan import LM, CurveSettings, Row, load, measure_curves, method, stats
 from farspan.loading import DEMO, folder_of
 from farspan.paired import student_mean
-from farspan.perplexity import PerplexitySettings, measure_perplexity
 from farspan.report import perplexity as report
 from farspan.report.picture import COLOURS
 from farspan.train import smt

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from farspan.questions import QuestionSettings, measure_question
 
 from farspan.demo import embedded_model
 from farspan.lm import LM, load
 from farspan.paired import holm, student_mean
-from farspan.questions import QuestionSettings, measure_question
 from farspan.record import Row
 from farspan.report.quality import Cell, cells
 from farspan.retrieve import build

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from farspan.perplexity import PerplexitySettings, measure_perplexity
 from matplotlib.figure import Figure
 
 from farspan.demo import embedded_model
 from farspan.lm import Load
-from farspan.perplexity import PerplexitySettings, measure_perplexity
 from farspan.report.perplexity import Series, series
 from farspan.report.picture import COLOURS, MARKERS
 from farspan.stats import bands, interval, measured_mean

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from farspan import adaptive, stats
-from farspan.measuring.adaptive import Budget, coarse_lengths, finer_lengths, measure_adaptively, prepared, undecided
 from farspan.corpus import Corpus
-from farspan.measuring.loop import Watch, measure
+from farspan.measuring.adaptive import Budget, coarse_lengths, finer_lengths, measure_adaptively, prepared, undecided
+from farspan.measuring.loop import Watch, measure_cell
 from farspan.record import Row, Run, read_rows
-from farspan.tasks.curve import Curve
+from farspan.tasks.curve import BoundCurve
 
-from toys import ToyMethod, copier, counting_text, fading, toy_lm
+from toys import ToyMethod, copier, counting_text, curve_of, fading, toy_lm
 
 LONGEST = 512
 
@@ -26,13 +26,13 @@ LONGEST = 512
 def adaptively(
     folder: Path,
     rule: Any,
-    task: Curve | None = None,
+    task: BoundCurve | None = None,
     longest: int = LONGEST,
     repeats: int | None = None,
     budget: Budget | None = None,
     watch: Watch | None = None,
 ) -> list[Row]:
-    task, longest = prepared(task or Curve(counting_text(40, 2000)), longest, repeats)
+    task, longest = prepared(task or curve_of(counting_text(40, 2000)), longest, repeats)
     with Run.open(folder, {}) as run:
         return measure_adaptively(
             task,
@@ -49,7 +49,7 @@ def adaptively(
         )
 
 
-def tokens(rows: Sequence[Row], task: Curve) -> int:
+def tokens(rows: Sequence[Row], task: BoundCurve) -> int:
     """What was fed, each reading of a text counted once."""
     repeats = task.pool or 10
     examples = {e.id: e for e in task.examples(toy_lm(), (LONGEST,), repeats, 0)}
@@ -122,12 +122,12 @@ def test_given_repeats_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_third_of_the_tokens_of_a_fixed_grid_gives_the_same_lengths(tmp_path: Path) -> None:
-    task = Curve(counting_text(40, 2000))
+    task = curve_of(counting_text(40, 2000))
     rule = fading(300, noise=0.06)
     rows = adaptively(tmp_path / "auto", rule, task)
     grid = tuple(LONGEST * i // 32 for i in range(1, 33))
     with Run.open(tmp_path / "fixed", {}) as run:
-        fixed = measure(task, ToyMethod(rule), toy_lm(), run, lengths=grid, repeats=10, batch=5)
+        fixed = measure_cell(task, ToyMethod(rule), toy_lm(), run, lengths=grid, repeats=10, batch=5)
     assert 3 * tokens(rows, prepared(task, LONGEST, None)[0]) < tokens(fixed, task)
     ours, theirs = (stats.summarise(stats.curve(found)) for found in (rows, fixed))
     for name in ("half_life", "reach"):
@@ -166,7 +166,7 @@ def test_what_ran_out_of_memory_at_every_length_is_measured_by_the_next_run(tmp_
 
 
 def test_a_map_has_every_depth_at_every_length(tmp_path: Path) -> None:
-    task = Curve(counting_text(40, 2000), protocol="probe", warmup=8, scored=24, depths=(0.0, 0.5, 1.0))
+    task = curve_of(counting_text(40, 2000), protocol="probe", warmup=8, scored=24, depths=(0.0, 0.5, 1.0))
     rows = adaptively(tmp_path, copier(150), task)
     found = stats.memory_map(rows)
     assert set(coarse_lengths(LONGEST, 33)[:4]) < set(found.lengths.tolist())
@@ -212,7 +212,7 @@ def test_more_time_measures_what_was_left_out(tmp_path: Path, monkeypatch: pytes
 def test_the_plan_says_how_many_lengths_a_budget_allows(
     left: float, lengths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def planned(task: Curve, *_: Any, lengths: tuple[int, ...], **__: Any) -> Any:
+    def planned(task: BoundCurve, *_: Any, lengths: tuple[int, ...], **__: Any) -> Any:
         return SimpleNamespace(flops=float(sum(lengths)), seconds=sum(lengths) / 5)
 
     monkeypatch.setattr(adaptive, "plan", planned)
@@ -226,7 +226,7 @@ def test_the_plan_says_how_many_lengths_a_budget_allows(
 
 
 def test_what_is_measured_already_costs_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def planned(task: Curve, *_: Any, lengths: tuple[int, ...], **__: Any) -> Any:
+    def planned(task: BoundCurve, *_: Any, lengths: tuple[int, ...], **__: Any) -> Any:
         return SimpleNamespace(flops=float(len(lengths)), seconds=float(len(lengths)))
 
     monkeypatch.setattr(adaptive, "plan", planned)
@@ -239,14 +239,14 @@ def test_what_is_measured_already_costs_no_budget(tmp_path: Path, monkeypatch: p
 
 
 def test_a_short_text_ends_the_lengths() -> None:
-    task, longest = prepared(Curve(counting_text(1, 400)), LONGEST, None)
+    task, longest = prepared(curve_of(counting_text(1, 400)), LONGEST, None)
     assert longest == 100  # four windows
     assert len(task.examples(toy_lm(), (longest,), 4, 0)) == 4
 
 
 def test_one_text_in_front_of_itself_needs_twice_as_much() -> None:
     text = counting_text(1, 400)
-    task, longest = prepared(Curve(text, prefix=text), LONGEST, None)
+    task, longest = prepared(curve_of(text, prefix=text), LONGEST, None)
     assert longest == 50
     assert len(task.examples(toy_lm(), (longest,), 4, 0)) == 4
 
@@ -254,11 +254,11 @@ def test_one_text_in_front_of_itself_needs_twice_as_much() -> None:
 def test_an_empty_text_is_refused() -> None:
     empty = Corpus("empty", "empty", np.arange(2), np.array([0, 2]))
     with pytest.raises(ValueError, match="too short"):
-        prepared(Curve(empty), LONGEST, None)
+        prepared(curve_of(empty), LONGEST, None)
 
 
 def test_more_repeats_keep_the_targets_of_the_first() -> None:
-    task, longest = prepared(Curve(counting_text(40, 2000)), LONGEST, None)
+    task, longest = prepared(curve_of(counting_text(40, 2000)), LONGEST, None)
     few, many = (task.examples(toy_lm(), (100, longest), repeats, 0) for repeats in (4, 12))
     assert [example.id for example in few] == [example.id for example in many[:4]]
     other_lengths = task.examples(toy_lm(), (30,), 4, 0)

@@ -15,12 +15,12 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan import attention as maths
 from farspan import corpus, hf
-from farspan.attention_stats import AttentionSettings, measure_attention
 from farspan.corpus import Corpus
 from farspan.lm import LM, load, wrap
-from farspan.measuring.loop import measure
-from farspan.methods import method
+from farspan.measuring.grid import grid, measure
+from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
+from farspan.methods import method
 from farspan.record import Row, Run, read_rows
 from farspan.report import attention as report
 from farspan.tasks.attention import Attention, packed, powers, shares, spread
@@ -42,7 +42,7 @@ def looked_at(
 ) -> list[Row]:
     with Run.open(folder, {}) as run:
         how = method(more.pop("how", "full"))
-        return measure(task, how, lm, run, lengths=lengths, repeats=repeats, **({"batch": 2, "chunk": 23} | more))
+        return measure_cell(task, how, lm, run, lengths=lengths, repeats=repeats, **({"batch": 2, "chunk": 23} | more))
 
 
 def eager(lm: LM, ids: list[int]) -> Tensor:
@@ -93,7 +93,7 @@ def largest_difference(row: Row, weights: Tensor, sinks: int = SINKS) -> float:
 
 
 def ids_of(task: Attention, lm: LM, repeats: int, lengths: tuple[int, ...] = LENGTHS) -> dict[str, list[int]]:
-    return {e.id: [*lm.separator.ids, *e.tokens["text"].tolist()] for e in task.examples(lm, lengths, repeats, 0)}
+    return {e.id: [*lm.separator.ids, *e.payload.tolist()] for e in task.examples(lm, lengths, repeats, 0)}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -101,7 +101,7 @@ def test_shares_and_map_equal_those_of_the_models_own_weights(
     architecture: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     lm = wrap(tiny_model(architecture), tokenizer, "tiny")
-    task = Attention(some_text(), BIN, SINKS, map_bins=7)
+    task = attention_of(some_text(), BIN, SINKS, map_bins=7)
     rows = looked_at(tmp_path, lm, task)
     assert {(row.length, row.repeat, row.status) for row in rows} == {(n, r, "ok") for n in LENGTHS for r in (0, 1)}
     ids = ids_of(task, lm, 2)
@@ -124,7 +124,7 @@ def test_shares_equal_those_of_a_real_models_own_weights_on_a_real_book(shared_d
     lm = load(shared_data / "models" / "stories260K", dtype="float32", device="cpu")
     lm.model.double()  # in float32 the model's own weights are 6e-6 from these
     book = corpus.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer)
-    task = Attention(book, BIN, SINKS)
+    task = attention_of(book, BIN, SINKS)
     rows = looked_at(tmp_path, lm, task, lengths=(64, 500), repeats=1, chunk=200)
     ids = ids_of(task, lm, 1, (64, 500))
     assert max(largest_difference(row, eager(lm, ids[row.example])) for row in rows) <= 1e-6
@@ -133,7 +133,7 @@ def test_shares_equal_those_of_a_real_models_own_weights_on_a_real_book(shared_d
 def test_numbers_do_not_depend_on_chunk_batch_or_the_size_of_blocks(
     lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = Attention(some_text(), BIN, SINKS, map_bins=7)
+    task = attention_of(some_text(), BIN, SINKS, map_bins=7)
     (first, second), *others = (
         looked_at(tmp_path / str(i), lm, task, (100,), **way)
         for i, way in enumerate([{"chunk": 1024, "batch": 1}, {"chunk": 7, "batch": 2}, {"chunk": 1, "batch": 1}])
@@ -162,7 +162,7 @@ def test_numbers_do_not_depend_on_chunk_batch_or_the_size_of_blocks(
 
 
 def test_a_reading_that_goes_on_gives_what_a_reading_of_one_length_gives(lm: LM, tmp_path: Path) -> None:
-    task = Attention(some_text(), BIN, SINKS)
+    task = attention_of(some_text(), BIN, SINKS)
     looked_at(tmp_path, lm, task)
     path = tmp_path / "rows.jsonl"
     whole = {row.key: row.scores for row in read_rows(tmp_path)}
@@ -181,7 +181,7 @@ def test_models_that_chunks_mislead_are_watched_in_plain_forwards(
 ) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
     lm = wrap(tiny_model(rope_parameters=rope, max_position_embeddings=40), tokenizer, "dynamic")
-    task = Attention(some_text(), BIN, SINKS)
+    task = attention_of(some_text(), BIN, SINKS)
     rows = looked_at(tmp_path, lm, task, repeats=1)
     ids = ids_of(task, lm, 1)
     for row in rows:
@@ -250,7 +250,7 @@ def test_attention_that_is_not_a_softmax_over_keys_is_refused_by_name(
 ) -> None:
     lm = wrap(tiny_model(architecture), tokenizer, "tiny")
     with pytest.raises(ValueError, match=f"watching attention cannot be used with {said}"):
-        looked_at(tmp_path, lm, Attention(some_text(), BIN, SINKS))
+        looked_at(tmp_path, lm, attention_of(some_text(), BIN, SINKS))
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_attention_that_is_not_a_softmax_over_keys_is_refused_by_name(
 )
 def test_methods_with_attention_of_their_own_or_several_passes_are_refused(how: str, lm: LM, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="tiny-llama itself attends to one text, and this method brings"):
-        looked_at(tmp_path, lm, Attention(some_text(), BIN, SINKS), how=how)
+        looked_at(tmp_path, lm, attention_of(some_text(), BIN, SINKS), how=how)
 
 
 def test_attention_that_a_method_has_taken_over_cannot_be_watched(lm: LM) -> None:
@@ -272,7 +272,7 @@ def test_attention_that_a_method_has_taken_over_cannot_be_watched(lm: LM) -> Non
 
 
 def test_rope_methods_are_looked_at(lm: LM, tmp_path: Path) -> None:
-    task = Attention(some_text(), BIN, SINKS)
+    task = attention_of(some_text(), BIN, SINKS)
     full, scaled = (
         looked_at(tmp_path / str(i), lm, task, how=how)[-1].scores["all"]["distance"]
         for i, how in enumerate(("full", "rope:type=ntk,factor=4"))
@@ -307,9 +307,9 @@ def test_only_the_layers_and_queries_asked_for_are_shown(lm: LM, tmp_path: Path)
             stream.step(part)
     assert shown == [(1, [3], list(range(6))), (1, [8, 11], list(range(12)))]
     with pytest.raises(ValueError, match="tiny-llama has no attention layer 2: its layers are 0 to 1"):
-        looked_at(tmp_path, lm, Attention(some_text(), BIN, SINKS, layers=(0, 2)))
-    rows = looked_at(tmp_path / "last", lm, Attention(some_text(), BIN, SINKS, layers=(-1,)))
-    every = looked_at(tmp_path / "all", lm, Attention(some_text(), BIN, SINKS))
+        looked_at(tmp_path, lm, attention_of(some_text(), BIN, SINKS, layers=(0, 2)))
+    rows = looked_at(tmp_path / "last", lm, attention_of(some_text(), BIN, SINKS, layers=(-1,)))
+    every = looked_at(tmp_path / "all", lm, attention_of(some_text(), BIN, SINKS))
     assert rows[0].scores["layers"] == [1]
     assert rows[0].scores["all"]["rank"] == every[0].scores["all"]["rank"][1:]
 
@@ -322,7 +322,7 @@ def test_weights_that_are_no_numbers_are_rows_that_name_the_layer(
     text.tokens[75:][text.tokens[75:] == 2] = 3
     with torch.no_grad():
         model.model.embed_tokens.weight[2] = torch.nan
-    rows = looked_at(tmp_path, wrap(model, tokenizer, "broken"), Attention(text, BIN, 0), repeats=4)
+    rows = looked_at(tmp_path, wrap(model, tokenizer, "broken"), attention_of(text, BIN, 0), repeats=4)
     broken = [row for row in rows if row.status == "nan"]
     assert {row.reason for row in broken if row.length == 100} == {
         "at 100 tokens layer 0 has attention weights that are not numbers"
@@ -337,12 +337,12 @@ def test_the_last_position_is_used_and_what_is_beyond_is_a_row(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     lm = wrap(tiny_model("gpt2", n_positions=64), tokenizer, "tiny-gpt2")
-    rows = looked_at(tmp_path, lm, Attention(some_text(), BIN, SINKS), lengths=(32, 64, 65), chunk=1024)
+    rows = looked_at(tmp_path, lm, attention_of(some_text(), BIN, SINKS), lengths=(32, 64, 65), chunk=1024)
     assert {(row.length, row.status) for row in rows} == {(32, "ok"), (64, "ok"), (65, "too_long")}
 
 
 def test_the_tokens_of_a_plan_are_those_that_are_fed(lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Attention(some_text(), BIN, SINKS)
+    task = attention_of(some_text(), BIN, SINKS)
     cost = plan(task, method("full"), lm, lengths=LENGTHS, repeats=2, batch=2, calibrate=False)
     looked_at(tmp_path / "warm", lm, task)  # the self-check
     fed, step = 0, hf.Stream.step
@@ -370,9 +370,10 @@ def test_the_tokens_of_a_plan_are_those_that_are_fed(lm: LM, tmp_path: Path, mon
 def test_lengths_are_parts_of_the_longest_trained_length(
     trained: list[int | None], sinks: int, lengths: tuple[int, ...], bin: int
 ) -> None:
-    settings = AttentionSettings(sinks=sinks).resolved(trained)
-    assert (settings.lengths, settings.bin) == (lengths, bin)
-    assert AttentionSettings(lengths=(40, 32_768), bin=7).resolved(trained).bin == 7
+    task = Attention(sinks=sinks)
+    chosen = task.lengths([length or DEFAULT_TRAINED_LENGTH for length in trained])
+    assert (chosen, task.resolved(chosen, ()).bin) == (lengths, bin)
+    assert Attention(bin=7).resolved((40, 32_768), ()).bin == 7
 
 
 @pytest.mark.parametrize(
@@ -386,14 +387,15 @@ def test_lengths_are_parts_of_the_longest_trained_length(
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
+    what = {key: options.pop(key) for key in ("lengths", "repeats") if key in options}
     with pytest.raises(ValueError, match=said):
-        AttentionSettings(**options)
+        grid([], [Attention(**options)], **what)
 
 
 def test_lengths_without_a_key_beside_the_sinks_are_refused(lm: LM) -> None:
     with pytest.raises(ValueError, match=r"a length of 5 leaves no key beside 5 sinks and a separator of 1: give leng"):
-        Attention(some_text(), BIN, SINKS).examples(lm, (5, 100), 1, 0)
-    assert Attention(some_text(), BIN, SINKS).examples(lm, (6, 100), 1, 0)
+        attention_of(some_text(), BIN, SINKS).examples(lm, (5, 100), 1, 0)
+    assert attention_of(some_text(), BIN, SINKS).examples(lm, (6, 100), 1, 0)
 
 
 # several models and methods, the pictures, the command
@@ -495,8 +497,8 @@ def test_failed_rows_end_the_command_with_an_error(tmp_path: Path, tokenizer: Pr
 
 def test_one_run_holds_models_that_are_in_memory(lm: LM, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox " * 200)
-    settings = AttentionSettings(str(tmp_path / "text.txt"), (16, 64), 2)
-    rows = measure_attention([lm], ["full"], settings, tmp_path / "run")
+    options = {"text": str(tmp_path / "text.txt"), "lengths": (16, 64), "repeats": 2, "out": tmp_path / "run"}
+    rows = measure([lm], ["full"], ["attention"], **options).rows
     assert len(rows) == 4
-    assert measure_attention([lm], ["full"], settings, tmp_path / "run") == rows
+    assert measure([lm], ["full"], ["attention"], **options).rows == rows
     assert SimpleNamespace(**rows[0].settings).layers is None

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from farspan.curves import CurveSettings
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 import farspan.callback
 from farspan import CurveCallback, hf, measure_curves, read_rows
-from farspan.curves import CurveSettings
 from farspan.lm import wrap
 from farspan.reader import dense_reader
 from farspan.record import read_header

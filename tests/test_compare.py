@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from farspan.compare import CompareSettings, compare, plan_compare
 from rich.console import Console
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
 from farspan import device
 from farspan.cli import app
-from farspan.compare import CompareSettings, compare, plan_compare
 from farspan.lm import LM, wrap
-from farspan.measuring.loop import Watch, measure
+from farspan.measuring.loop import Watch, measure_cell
 from farspan.methods import method
 from farspan.record import Row, Run, read_header, read_rows
 from farspan.report import compare as report
@@ -186,7 +186,7 @@ def test_what_is_recorded_is_not_measured_again(lm: LM, text: str, tmp_path: Pat
 def test_cost_splits_what_is_held_from_what_is_passing(lm: LM, tmp_path: Path) -> None:
     with Run.open(tmp_path, {}) as run:
         for text in ("full", "sinks:window=40,sinks=4"):
-            measure(Cost(new_tokens=4), method(text), lm, run, lengths=(64, 256), repeats=1, batch=1)
+            measure_cell(Cost(new_tokens=4), method(text), lm, run, lengths=(64, 256), repeats=1, batch=1)
         found = {(row.method, row.length): row.scores for row in run.rows}
     weights = sum(p.numel() * p.element_size() for p in [*lm.model.parameters(), *lm.model.buffers()])
     for scores in found.values():
@@ -218,7 +218,7 @@ def test_what_cannot_fit_is_a_row_that_says_so_without_being_tried(
     lm: LM, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     per_token = 2 * 2 * 2 * 8 * 4
-    monkeypatch.setattr("farspan.measure.free_bytes", lambda device: 30 * per_token)
+    monkeypatch.setattr("farspan.measuring.loop.free_bytes", lambda device: 30 * per_token)
     found = compared([lm], text, tmp_path, ["full", "sinks:window=12,sinks=2"], tasks=("perplexity:target_tokens=8",))
     failed = {(cell.method, cell.length): cell.reason for cell in found if cell.failed}
     assert set(failed) == {("full", 32), ("sinks:window=12,sinks=2", 32)} or set(failed) == {("full", 32)}

@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from farspan.curves import CurveSettings
 from transformers import PreTrainedTokenizerFast
 
 from farspan import corpus, stats
 from farspan.corpus import Corpus
-from farspan.curves import CurveSettings
 from farspan.lm import LM, load, wrap
-from farspan.measuring.loop import measure
+from farspan.measuring.loop import measure_cell
 from farspan.methods import method
 from farspan.record import Row, Run
-from farspan.tasks.curve import Curve, overlap
+from farspan.tasks.curve import BoundCurve, overlap
 
 from naive import naive_half
 from tiny import tiny_model
-from toys import ToyMethod, copier, counting_text, every, toy_lm
+from toys import ToyMethod, copier, counting_text, curve_of, every, toy_lm
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma2", "mamba2", "rwkv", "falcon_h1", "mamba"]
 LENGTHS = (5, 24, 60, 101)
@@ -41,13 +41,15 @@ def hit_prone(model: Any) -> Any:
 
 
 def run_curve(
-    folder: Path, lm: Any, task: Curve, how: Any, lengths: tuple[int, ...] = LENGTHS, repeats: int = 3, **more: Any
+    folder: Path, lm: Any, task: BoundCurve, how: Any, lengths: tuple[int, ...] = LENGTHS, repeats: int = 3, **more: Any
 ) -> list[Row]:
     with Run.open(folder, {}) as run:
-        return measure(task, how, lm, run, lengths=lengths, repeats=repeats, **({"batch": 2} | more))
+        return measure_cell(task, how, lm, run, lengths=lengths, repeats=repeats, **({"batch": 2} | more))
 
 
-def assert_equals_the_naive_twin(rows: list[Row], lm: LM, task: Curve, lengths: tuple[int, ...], repeats: int) -> float:
+def assert_equals_the_naive_twin(
+    rows: list[Row], lm: LM, task: BoundCurve, lengths: tuple[int, ...], repeats: int
+) -> float:
     """Every hit token for token, ties aside; returns the share of hits."""
     examples = {example.id: example for example in task.examples(lm, lengths, repeats, 0)}
     separator = task.separator(lm)
@@ -83,7 +85,7 @@ def test_hits_equal_the_naive_twin_token_for_token(
     architecture: str, protocol: Any, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     lm = wrap(hit_prone(tiny_model(architecture)), tokenizer, "tiny")
-    task = Curve(repetitive_text(), protocol=protocol, **PROBES)
+    task = curve_of(repetitive_text(), protocol=protocol, **PROBES)
     rows = run_curve(tmp_path, lm, task, method("full"), chunk=23)
     assert len(rows) == 12
     share = assert_equals_the_naive_twin(rows, lm, task, LENGTHS, 3)
@@ -94,14 +96,14 @@ def test_hits_equal_the_naive_twin_with_an_irrelevant_text_of_its_own(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     lm = wrap(hit_prone(tiny_model()), tokenizer, "tiny")
-    task = Curve(repetitive_text(), prefix=repetitive_text(1))
+    task = curve_of(repetitive_text(), prefix=repetitive_text(1))
     rows = run_curve(tmp_path, lm, task, method("full"), chunk=23)
     assert_equals_the_naive_twin(rows, lm, task, LENGTHS, 3)
 
 
 def test_hits_at_every_depth_equal_the_naive_twin(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     lm = wrap(hit_prone(tiny_model()), tokenizer, "tiny")
-    task = Curve(repetitive_text(), protocol="probe", depths=(0.0, 0.3, 1.0), **PROBES)
+    task = curve_of(repetitive_text(), protocol="probe", depths=(0.0, 0.3, 1.0), **PROBES)
     rows = run_curve(tmp_path, lm, task, method("full"), lengths=(26, 60, 101), chunk=23)
     assert {(row.length, row.depth) for row in rows} == {(n, d) for n in (26, 60, 101) for d in (0.0, 0.3, 1.0)}
     assert_equals_the_naive_twin(rows, lm, task, (26, 60, 101), 3)
@@ -109,20 +111,20 @@ def test_hits_at_every_depth_equal_the_naive_twin(tokenizer: PreTrainedTokenizer
 
 def test_hits_equal_the_naive_twin_on_a_real_model(shared_data: Path, tmp_path: Path) -> None:
     lm = load(shared_data / "models" / "stories260K", dtype="float32")
-    task = Curve(corpus.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer))
+    task = curve_of(corpus.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer))
     rows = run_curve(tmp_path, lm, task, method("full"), lengths=(32, 150, 300), repeats=2, chunk=100)
     assert assert_equals_the_naive_twin(rows, lm, task, (32, 150, 300), 2) > 0.1
 
 
 def test_bf16_accuracies_are_within_half_a_point_of_the_naive_twin(shared_data: Path, tmp_path: Path) -> None:
     lm = load(shared_data / "models" / "stories260K", dtype="bfloat16")
-    task = Curve(corpus.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer))
+    task = curve_of(corpus.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer))
     rows = run_curve(tmp_path, lm, task, method("full"), lengths=(200, 400), repeats=4, chunk=100)
     examples = {example.id: example for example in task.examples(lm, (200, 400), 4, 0)}
     for length in (200, 400):
         ours, theirs = [], []
         for row in (row for row in rows if row.length == length):
-            target = examples[row.example].tokens["target"][:length].tolist()
+            target = examples[row.example].payload.target[:length].tolist()
             ours.append(row.scores["copy"])
             theirs.append(float(naive_half(lm.model, task.separator(lm), target, target)[0].float().mean()))
         assert abs(np.mean(ours) - np.mean(theirs)) <= 0.005
@@ -132,7 +134,7 @@ def test_the_authors_ids_stand_where_their_script_writes_them(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     lm = wrap(hit_prone(tiny_model()), tokenizer, "tiny")
-    task = Curve(repetitive_text(), protocol="paper", compat=True)
+    task = curve_of(repetitive_text(), protocol="paper", compat=True)
     assert task.separator(lm) == (1,)
     rows = run_curve(tmp_path, lm, task, method("full"))
     # the twin feeds their last id 2 as well: nothing that is scored depends on it
@@ -141,44 +143,44 @@ def test_the_authors_ids_stand_where_their_script_writes_them(
 
 def test_the_papers_protocol_draws_fresh_targets_and_ends_of_the_text_as_irrelevant() -> None:
     text, lm = counting_text(), toy_lm()
-    examples = Curve(text, protocol="paper").examples(lm, (10, 20), 4, seed=3)
+    examples = curve_of(text, protocol="paper").examples(lm, (10, 20), 4, seed=3)
     stream = corpus.join((text.document(i) for i in range(text.num_documents)), (0,))
     assert len(examples) == 8
     for example in examples:
         (length,) = example.lengths
-        assert np.array_equal(example.tokens["prefix"], stream[-length:])
-        start = int(np.flatnonzero(stream == example.tokens["target"][0])[0])
+        assert np.array_equal(example.payload.prefix, stream[-length:])
+        start = int(np.flatnonzero(stream == example.payload.target[0])[0])
         assert start <= len(stream) - 3 * length
-    assert len({example.tokens["target"].tobytes() for example in examples}) == 8
+    assert len({example.payload.target.tobytes() for example in examples}) == 8
 
 
 def test_half_of_an_odd_length_is_rounded_up(tmp_path: Path) -> None:
-    rows = run_curve(tmp_path, toy_lm(), Curve(counting_text()), ToyMethod(copier(10**6)), lengths=(7,))
+    rows = run_curve(tmp_path, toy_lm(), curve_of(counting_text()), ToyMethod(copier(10**6)), lengths=(7,))
     assert rows[0].scores["scored"] == 4
 
 
 def test_nested_lengths_are_prefixes_and_controls_go_round_the_targets() -> None:
-    examples = Curve(counting_text()).examples(toy_lm(), (10, 20), 3, seed=0)
-    targets = [example.tokens["target"] for example in examples]
+    examples = curve_of(counting_text()).examples(toy_lm(), (10, 20), 3, seed=0)
+    targets = [example.payload.target for example in examples]
     for i, example in enumerate(examples):
-        assert np.array_equal(example.tokens["other"], targets[i - 1])
-        assert example.tokens["other_repeat"] == (i - 1) % 3
+        assert np.array_equal(example.payload.other, targets[i - 1])
+        assert example.payload.other_repeat == (i - 1) % 3
 
 
 def test_nested_needs_another_target_for_its_control() -> None:
     with pytest.raises(ValueError, match="--repeats 2"):
-        Curve(counting_text()).examples(toy_lm(), (10,), 1, seed=0)
+        curve_of(counting_text()).examples(toy_lm(), (10,), 1, seed=0)
 
 
 def test_a_text_too_short_for_the_papers_protocol_says_what_it_needs() -> None:
     with pytest.raises(ValueError, match="needs 3,000 of it for a length of 1,000"):
-        Curve(counting_text(2, 400), protocol="paper").examples(toy_lm(), (1000,), 2, seed=0)
+        curve_of(counting_text(2, 400), protocol="paper").examples(toy_lm(), (1000,), 2, seed=0)
 
 
 def test_shuffled_text_belongs_to_nested() -> None:
     shuffled = Corpus("s", "s", counting_text().tokens, counting_text().starts, shuffled=True)
     with pytest.raises(ValueError, match="--protocol nested"):
-        Curve(shuffled, protocol="paper").examples(toy_lm(), (10,), 2, seed=0)
+        curve_of(shuffled, protocol="paper").examples(toy_lm(), (10,), 2, seed=0)
 
 
 @pytest.mark.parametrize("protocol", ["nested", "paper"])
@@ -186,7 +188,7 @@ def test_a_perfect_copier_to_a_distance_has_exactly_its_memory_lengths(protocol:
     # the copied token is one separator and L tokens back: 120 is the last length within a distance of 121
     text = counting_text() if protocol == "nested" else counting_text(1, 5000)  # the paper's has documents joined
     lengths = (70, 100, 120, 130, 200)
-    rows = run_curve(tmp_path, toy_lm(), Curve(text, protocol=protocol), ToyMethod(copier(121)), lengths)
+    rows = run_curve(tmp_path, toy_lm(), curve_of(text, protocol=protocol), ToyMethod(copier(121)), lengths)
     s = stats.summarise(stats.curve(rows))
     assert s.paper_fine.value == s.paper_coarse.value == 120
     assert not s.paper_fine.censored
@@ -198,7 +200,7 @@ def test_a_perfect_copier_to_a_distance_has_exactly_its_memory_lengths(protocol:
 
 
 def test_a_copier_without_end_is_censored(tmp_path: Path) -> None:
-    rows = run_curve(tmp_path, toy_lm(), Curve(counting_text()), ToyMethod(copier(10**6)), (70, 100, 200))
+    rows = run_curve(tmp_path, toy_lm(), curve_of(counting_text()), ToyMethod(copier(10**6)), (70, 100, 200))
     s = stats.summarise(stats.curve(rows))
     for length in (s.fine, s.coarse, s.half_life, s.reach, s.paper_fine):
         assert (length.value, length.censored) == (200, True)
@@ -207,7 +209,7 @@ def test_a_copier_without_end_is_censored(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_recalls_every_fifth_token_reaches_far_but_has_no_half_life(tmp_path: Path) -> None:
-    rows = run_curve(tmp_path, toy_lm(), Curve(counting_text()), ToyMethod(every(5)), (100, 200, 300))
+    rows = run_curve(tmp_path, toy_lm(), curve_of(counting_text()), ToyMethod(every(5)), (100, 200, 300))
     curve = stats.curve(rows)
     assert np.allclose(curve.copy, 0.2)
     assert np.allclose(curve.control, 0.0)
@@ -220,7 +222,7 @@ def test_a_reader_that_recalls_every_fifth_token_reaches_far_but_has_no_half_lif
 
 @pytest.mark.parametrize("length", [2, 3, 20, 24])
 def test_a_short_probe_asks_what_nested_asks(length: int) -> None:
-    nested, probe = (Curve(counting_text(), protocol=p, **PROBES) for p in ("nested", "probe"))
+    nested, probe = (curve_of(counting_text(), protocol=p, **PROBES) for p in ("nested", "probe"))
     start, warmup, scored = probe.slice_at(length, 0.0)
     assert (start, warmup, scored) == (0, length // 2, length // 2)
     if length % 2 == 0:
@@ -228,7 +230,7 @@ def test_a_short_probe_asks_what_nested_asks(length: int) -> None:
 
 
 def test_a_probe_reaches_nearly_the_whole_window() -> None:
-    nested, probe = (Curve(counting_text(), protocol=p) for p in ("nested", "probe"))
+    nested, probe = (curve_of(counting_text(), protocol=p) for p in ("nested", "probe"))
     assert nested.largest_length(toy_lm(), 4096) == 2047
     assert probe.largest_length(toy_lm(), 4096) == 4096 - 128 - 256 - 2
     for task in (nested, probe):
@@ -238,12 +240,12 @@ def test_a_probe_reaches_nearly_the_whole_window() -> None:
 
 
 def test_depths_move_the_slice_from_the_beginning_to_the_end() -> None:
-    task = Curve(counting_text(), protocol="probe", **PROBES)
+    task = curve_of(counting_text(), protocol="probe", **PROBES)
     assert [task.slice_at(125, depth)[0] for depth in (0.0, 0.5, 1.0)] == [0, 50, 100]
 
 
 def test_recall_follows_distance_where_memory_does(tmp_path: Path) -> None:
-    task = Curve(counting_text(), protocol="probe", depths=(0.0, 0.25, 0.5, 0.75, 1.0), **PROBES)
+    task = curve_of(counting_text(), protocol="probe", depths=(0.0, 0.25, 0.5, 0.75, 1.0), **PROBES)
     rows = run_curve(tmp_path, toy_lm(), task, ToyMethod(copier(121)), lengths=(100, 225))
     for row in rows:
         assert row.scores["distance"] == row.length + 1 - task.slice_at(row.length, row.depth)[0]
@@ -255,7 +257,7 @@ def test_recall_follows_distance_where_memory_does(tmp_path: Path) -> None:
 
 
 def test_a_killed_map_goes_on_at_the_depth_it_lacks(tmp_path: Path) -> None:
-    task = Curve(counting_text(), protocol="probe", depths=(0.0, 0.5, 1.0), **PROBES)
+    task = curve_of(counting_text(), protocol="probe", depths=(0.0, 0.5, 1.0), **PROBES)
     whole = run_curve(tmp_path, toy_lm(), task, ToyMethod(copier(121)), lengths=(100, 225))
     file = tmp_path / "rows.jsonl"
     lines = file.read_text().splitlines(keepends=True)
@@ -274,20 +276,20 @@ def test_a_killed_map_goes_on_at_the_depth_it_lacks(tmp_path: Path) -> None:
 )
 def test_probes_that_cannot_be_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Curve(counting_text(), **({"protocol": "probe"} | given))
+        curve_of(counting_text(), **({"protocol": "probe"} | given))
 
 
 def test_depths_need_lengths_with_room_for_them() -> None:
-    task = Curve(counting_text(), protocol="probe", depths=(0.0, 1.0), **PROBES)
+    task = curve_of(counting_text(), protocol="probe", depths=(0.0, 1.0), **PROBES)
     with pytest.raises(ValueError, match="use lengths from 26 on"):
         task.examples(toy_lm(), (25, 100), 2, seed=0)
 
 
 @pytest.mark.parametrize("repeats", range(2, 14))
 def test_rings_of_four_give_every_target_one_control_and_keep_it(repeats: int) -> None:
-    task = Curve(counting_text(20))
+    task = curve_of(counting_text(20))
     examples = task.examples(toy_lm(), (10,), repeats, seed=0)
-    lent = [int(example.tokens["other_repeat"]) for example in examples]
+    lent = [int(example.payload.other_repeat) for example in examples]
     assert sorted(lent) == list(range(repeats))
     assert all(other != example.repeat for other, example in zip(lent, examples, strict=True))
     if repeats % 4 == 0:
@@ -308,9 +310,9 @@ def test_other_targets_are_chosen_by_name(text: str, kept: bool, lm: LM, tmp_pat
 
 def test_an_irrelevant_text_from_the_same_corpus_never_overlaps_its_target() -> None:
     text = counting_text(3, 1000)
-    examples = Curve(text, prefix=text).examples(toy_lm(), (200,), 5, seed=0)
+    examples = curve_of(text, prefix=text).examples(toy_lm(), (200,), 5, seed=0)
     for example in examples:
-        assert not set(example.tokens["target"]) & set(example.tokens["prefix"])
+        assert not set(example.payload.target) & set(example.payload.prefix)
 
 
 def shuffled(text: Corpus) -> Corpus:
@@ -320,25 +322,25 @@ def shuffled(text: Corpus) -> Corpus:
 def test_a_text_and_itself_shuffled_are_the_texts_that_rows_name() -> None:
     text = counting_text(3, 1000)
     for target, prefix in ((text, shuffled(text)), (shuffled(text), text), (shuffled(text), shuffled(text))):
-        task = Curve(target, prefix=prefix)
+        task = curve_of(target, prefix=prefix)
         assert (task.settings["target_hash"] == task.settings["prefix_hash"]) == (target.shuffled == prefix.shuffled)
         for example in task.examples(toy_lm(), (200,), 5, seed=0):
             drawn = {"target": target, "prefix": prefix}
             for name, of in drawn.items():
                 in_order = bool((np.diff(example.tokens[name]) == 1).all())
                 assert in_order is not of.shuffled, (target.name, prefix.name, name)
-            assert not set(example.tokens["target"]) & set(example.tokens["prefix"])
+            assert not set(example.payload.target) & set(example.payload.prefix)
 
 
 def test_examples_of_ordinary_texts_are_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Curve, "version", 2)  # under which they were recorded; later versions draw the same texts
+    monkeypatch.setattr(BoundCurve, "version", 2)  # under which they were recorded; later versions draw the same texts
     text, other = counting_text(3, 1000), repetitive_text()
     ids = {
-        "plain": Curve(text),
-        "same": Curve(text, prefix=text),
-        "other": Curve(text, prefix=other),
-        "shuffled": Curve(replace(text, shuffled=True)),
-        "both shuffled": Curve(shuffled(text), prefix=shuffled(text)),
+        "plain": curve_of(text),
+        "same": curve_of(text, prefix=text),
+        "other": curve_of(text, prefix=other),
+        "shuffled": curve_of(replace(text, shuffled=True)),
+        "both shuffled": curve_of(shuffled(text), prefix=shuffled(text)),
     }
     found = {name: task.examples(toy_lm(), (50, 200), 3, seed=1)[2].id for name, task in ids.items()}
     assert found == {
@@ -356,11 +358,11 @@ def test_a_control_that_reads_its_target_is_reported(prefix: str | None, capsys:
     fresh = np.random.default_rng(1).integers(1, 1000, 400)
     twice = Corpus("twice", f"twice {prefix}", np.concatenate([document, document]), np.array([0, 400, 800]))
     once = Corpus("once", f"once {prefix}", np.concatenate([document, fresh]), np.array([0, 400, 800]))
-    Curve(once, prefix and Corpus("fresh", "fresh", np.arange(5000), np.array([0, 5000]))).examples(
+    curve_of(once, prefix and Corpus("fresh", "fresh", np.arange(5000), np.array([0, 5000]))).examples(
         toy_lm(), (300,), 2, seed=0
     )
     assert capsys.readouterr().err == ""
-    task = Curve(once, twice) if prefix else Curve(twice)
+    task = curve_of(once, twice) if prefix else curve_of(twice)
     task.examples(toy_lm(), (300,), 2, seed=0)
     task.examples(toy_lm(), (300,), 2, seed=0)
     said = capsys.readouterr().err

@@ -4,16 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from farspan.measuring.grid import measure
 from transformers import PreTrainedTokenizerFast
 
 from farspan import stats
-from farspan.curves import CurveSettings, default_lengths, measure_curves
-from farspan.lm import wrap
+from farspan.lm import DEFAULT_TRAINED_LENGTH, wrap
 from farspan.record import read_examples, read_header
-from farspan.tasks.curve import Curve
 
 from tiny import tiny_model
-from toys import counting_text
+from toys import counting_text, curve_of
 
 
 @pytest.fixture
@@ -28,21 +27,21 @@ def test_default_lengths_go_to_twice_the_trained_length_or_where_positions_end(
     architecture: str, longest: int, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     lm = wrap(tiny_model(architecture), tokenizer, "tiny")
-    lengths = default_lengths(lm, Curve(counting_text()))
+    curve = curve_of(counting_text())
+    lengths = curve.auto_lengths(lm, 10)
     assert (len(lengths), lengths[-1]) == (16, longest)
-    assert Curve(counting_text()).num_tokens(lm, longest) <= 1024
+    assert curve.num_tokens(lm, curve.examples(lm, (10,), 2, 0)[0], longest) <= 1024
 
 
 @pytest.mark.parametrize("wrong", [{"repeats": 0}, {"protocol": "mine"}, {"lengths": (20, 10)}])
 def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"repeats|protocol|lengths"):
-        CurveSettings(**wrong)
+        measure([], ["full"], ["curve:protocol=" + wrong.pop("protocol", "nested")], **wrong)
 
 
 def test_several_models_share_a_run(text: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     models = [wrap(tiny_model(name), tokenizer, name) for name in ("llama", "qwen3")]
-    settings = CurveSettings(text=text, lengths=(10, 20), repeats=2)
-    rows = measure_curves(models, ["full"], settings, tmp_path / "run")
+    rows = measure(models, ["full"], ["curve"], text=text, lengths=(10, 20), repeats=2, out=tmp_path / "run").rows
     assert {(row.model, row.length) for row in rows} == {(m, n) for m in ("llama", "qwen3") for n in (10, 20)}
     assert set(read_header(tmp_path / "run")["models"]) == {"llama", "qwen3"}
 
@@ -50,11 +49,11 @@ def test_several_models_share_a_run(text: str, tmp_path: Path, tokenizer: PreTra
 def test_another_model_under_the_same_name_does_not_continue_a_run(
     text: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    settings = CurveSettings(text=text, lengths=(10, 20), repeats=2)
-    measure_curves([wrap(tiny_model(), tokenizer, "m")], ["full"], settings, tmp_path / "run")
+    options = {"text": text, "lengths": (10, 20), "repeats": 2, "out": tmp_path / "run"}
+    measure([wrap(tiny_model(), tokenizer, "m")], ["full"], ["curve"], **options)
     other = wrap(tiny_model(num_hidden_layers=1), tokenizer, "m")
     with pytest.raises(ValueError, match="fingerprint was"):
-        measure_curves([other], ["full"], settings, tmp_path / "run")
+        measure([other], ["full"], ["curve"], **options)
 
 
 LONG_LLAMA, SHORT_LLAMA = 131_072, 4096  # trained lengths
@@ -81,26 +80,32 @@ LONG_LLAMA, SHORT_LLAMA = 131_072, 4096  # trained lengths
 def test_the_protocol_follows_the_largest_length(
     given: dict[str, Any], trained: list[int | None], protocol: str, asked: tuple[int | None, int | None]
 ) -> None:
-    settings = CurveSettings(**given).resolved(trained)
-    assert (settings.protocol, settings.warmup, settings.scored) == (protocol, *asked)
+    lengths = given.get("lengths")
+    task: Any = Recall() if "whole_window" in given else Curve(**{"protocol": None} | _without_lengths(given))
+    task = task.resolved(lengths, [length or DEFAULT_TRAINED_LENGTH for length in trained])
+    assert (getattr(task, "protocol", "probe"), task.warmup, task.scored) == (protocol, *asked)
+
+
+def _without_lengths(given: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if key != "lengths"}
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"warmup": 300, "scored": 300, "protocol": "probe", "lengths": (64, 500)}, "300 \\+ 300 tokens.*500 tokens"),
-        ({"warmup": 30, "protocol": "nested"}, "belong to --protocol probe"),
+        ({"warmup": 30, "protocol": "nested"}, "belong to protocol=probe"),
     ],
 )
 def test_probes_that_cannot_be_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        CurveSettings(**given).resolved([512])
+        Curve(**_without_lengths(given)).resolved(given.get("lengths"), (512,))
 
 
 def test_a_budget_needs_something_to_choose(text: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     lm = wrap(tiny_model(), tokenizer, "tiny")
     with pytest.raises(ValueError, match="lengths auto"):
-        measure_curves([lm], ["full"], CurveSettings(text=text, lengths=(10, 20)), tmp_path / "run", minutes=1)
+        measure([lm], ["full"], ["curve"], text=text, lengths=(10, 20), out=tmp_path / "run", minutes=1)
 
 
 def test_every_pair_of_texts_is_a_curve_of_its_own(
@@ -108,8 +113,9 @@ def test_every_pair_of_texts_is_a_curve_of_its_own(
 ) -> None:
     other = tmp_path / "other.txt"
     other.write_text("pack my box with five dozen liquor jugs " * 300)
-    settings = CurveSettings(text=text, prefix_texts=(text, str(other)), lengths=(10, 20), repeats=4)
-    rows = measure_curves([wrap(tiny_model(), tokenizer, "m")], ["full"], settings, tmp_path / "run")
+    tasks = [Curve(prefix_text=prefix) for prefix in (text, str(other))]
+    options = {"text": text, "lengths": (10, 20), "repeats": 4, "out": tmp_path / "run"}
+    rows = measure([wrap(tiny_model(), tokenizer, "m")], ["full"], tasks, **options).rows
     found = stats.curves(rows)
     assert {what for _, _, what in found} == {"nested, text.txt behind text.txt", "nested, text.txt behind other.txt"}
     one, two = found.values()
@@ -119,9 +125,9 @@ def test_every_pair_of_texts_is_a_curve_of_its_own(
 def test_the_first_example_is_kept_in_words(text: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     lm = wrap(tiny_model(), tokenizer, "m")
     for _ in range(2):  # repeating a command adds no second one
-        measure_curves([lm], ["full"], CurveSettings(text=text, lengths=(10, 20), repeats=4), tmp_path / "run")
+        measure([lm], ["full"], ["curve"], text=text, lengths=(10, 20), repeats=4, out=tmp_path / "run")
     (example,) = read_examples(tmp_path / "run")
-    assert (example["model"], example["what"], example["length"], example["scored"]) == ("m", "nested, text.txt", 10, 5)
+    assert (example["model"], example["what"], example["length"], example["scored"]) == ("m", "curve:protocol=nested", 10, 5)
     parts = dict(example["parts"])
     assert "".join(parts["asked"]) in (tmp_path / "text.txt").read_text()
     assert parts["asked"] == parts["read"]

@@ -13,13 +13,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from farspan import dataset, hf
 from farspan.lm import LM, load, wrap
-from farspan.measuring.loop import measure
-from farspan.methods import method
+from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
+from farspan.methods import method
 from farspan.reader import BaseMemory
 from farspan.record import Row, Run
 from farspan.tasks import task
-from farspan.tasks.icl import SCORINGS, InContextLearning, InContextLearningQuestion, predictions
+from farspan.tasks.icl import SCORINGS, BoundIcl, Icl, predictions
 from farspan.tasks.icl_sets import SETS, TREC_FINE, Labelled, load_own, load_set
 
 from cepe_models import tiny_cepe
@@ -46,12 +46,16 @@ def made(scoring: str = "plain", head: int = 2, options: tuple[str, ...] = ("red
     """Three classes of three demonstrations, nine questions."""
     shown = tuple(Labelled(f"a fox number {i} of kind {i % 3}", i % 3) for i in range(9))
     asked = tuple(Labelled(f"which dog is {i}", i % 3) for i in range(9))
-    return InContextLearning("made", "Query: {}\nKind:", options, shown, asked, scoring, head)
+    return BoundIcl("made", "Query: {}\nKind:", options, shown, asked, scoring, head)
+
+
+def parts(what: BoundIcl, example: Any, length: int) -> Any:
+    return example.payload.parts(what.head, length)
 
 
 def measured(folder: Path, lm: LM, what: Any, how: str = "full", **more: Any) -> list[Row]:
     with Run.open(folder, {}) as run:
-        return measure(what, method(how), lm, run, **({"lengths": LENGTHS, "repeats": 4} | more))
+        return measure_cell(what, method(how), lm, run, **({"lengths": LENGTHS, "repeats": 4} | more))
 
 
 def text_of(tokenizer: Any, ids: np.ndarray) -> str:
@@ -76,7 +80,7 @@ def test_every_option_is_expected_as_in_a_plain_forward_of_the_whole_prompt(
     options = [ids.tolist() for ids in what.option_ids(lm)]
     assert len(rows) == 12
     for row in rows:
-        front, passages, query = what.parts(examples[row.example], row.length)
+        front, passages, query = parts(what, examples[row.example], row.length)
         prompt = [*lm.separator.ids, *np.concatenate([front, *passages, query]).tolist()]
         assert row.num_seen == row.scores["context"] == len(prompt)
         for index, option in enumerate(options):
@@ -87,7 +91,7 @@ def test_every_option_is_expected_as_in_a_plain_forward_of_the_whole_prompt(
 def test_the_prompt_is_the_papers_two_demonstrations_in_front(lm: LM) -> None:
     what = made()
     [example] = what.examples(lm, (4,), 1, 0)
-    front, passages, query = what.parts(example, 4)
+    front, passages, query = parts(what, example, 4)
     shown = [text_of(lm.tokenizer, ids) for ids in passages]
     assert text_of(lm.tokenizer, front).count("Query: ") == 2
     assert len(shown) == 2
@@ -105,7 +109,7 @@ def test_pieces_are_the_tokens_of_the_joined_prompt(shared_data: Path) -> None:
         lm = SimpleNamespace(tokenizer=known, separator=SimpleNamespace(ids=()), name=name)
         what = made()
         [example] = what.examples(lm, (5,), 1, 0)
-        front, passages, query = what.parts(example, 5)
+        front, passages, query = parts(what, example, 5)
         whole = np.concatenate([front, *passages, query, what.option_ids(lm)[0]])
         assert known(text_of(known, whole), add_special_tokens=False)["input_ids"] == whole.tolist(), name
 
@@ -114,8 +118,8 @@ def test_no_demonstrations_ask_the_question_alone(lm: LM, tmp_path: Path) -> Non
     what = made()
     [row] = measured(tmp_path, lm, what, lengths=(0,), repeats=1)
     [example] = what.examples(lm, (0,), 1, 0)
-    assert text_of(lm.tokenizer, what.parts(example, 0)[2]).startswith("Query: which")
-    assert row.num_seen == 1 + len(what.parts(example, 0)[2])
+    assert text_of(lm.tokenizer, parts(what, example, 0)[2]).startswith("Query: which")
+    assert row.num_seen == 1 + len(parts(what, example, 0)[2])
 
 
 @pytest.mark.parametrize("head", [0, 1, 2, 3, 9])
@@ -123,7 +127,7 @@ def test_all_demonstrations_are_shown_once_wherever_they_stand(head: int, lm: LM
     what = made(head=head)
     [example] = what.examples(lm, (7,), 1, 0)
     for length in (0, 1, 2, 3, 7):
-        front, passages, _ = what.parts(example, length)
+        front, passages, _ = parts(what, example, length)
         assert len(passages) == max(0, length - head)
         assert sum(text_of(lm.tokenizer, ids).count("Query") for ids in (front, *passages)) == length
 
@@ -131,7 +135,7 @@ def test_all_demonstrations_are_shown_once_wherever_they_stand(head: int, lm: LM
 def test_demonstrations_are_balanced_at_every_number(lm: LM) -> None:
     what = made()
     for example in what.examples(lm, (9,), 9, 0):
-        kinds = [text[-1] for text in text_of(lm.tokenizer, example.tokens["shown"]).split("\nKind")[:-1]]
+        kinds = [text[-1] for text in text_of(lm.tokenizer, np.concatenate(example.payload.shown)).split("\nKind")[:-1]]
         assert len(kinds) == 9
         for count in range(1, 10):
             numbers = Counter(kinds[:count])
@@ -148,18 +152,20 @@ def test_every_model_is_shown_the_same_whatever_else_is_asked(lm: LM, shared_dat
 
     def shown(of: Any, repeats: int, longest: int) -> list[str]:
         examples = what.examples(of, (2, longest), repeats, 3)
-        return [text_of(of.tokenizer, e.tokens["shown"][: e.tokens["ends"][1]]) for e in examples[:2]]
+        return [text_of(of.tokenizer, np.concatenate(e.payload.shown[:2])) for e in examples[:2]]
 
     assert shown(lm, 2, 4) == shown(other, 5, 9)
-    assert shown(lm, 2, 4) != [text_of(lm.tokenizer, e.tokens["shown"]) for e in what.examples(lm, (2,), 2, 4)]
+    assert shown(lm, 2, 4) != [
+        text_of(lm.tokenizer, np.concatenate(e.payload.shown)) for e in what.examples(lm, (2,), 2, 4)
+    ]
 
 
 def test_a_question_is_never_its_own_demonstration(lm: LM) -> None:
     same = tuple(Labelled(f"text {i}", i % 2) for i in range(6))
-    what = InContextLearning("made", "{}\n:", ("dog", "fox"), same, same)
+    what = BoundIcl("made", "{}\n:", ("dog", "fox"), same, same)
     for example in what.examples(lm, (5,), 6, 0):
-        asked = text_of(lm.tokenizer, example.tokens["alone"]).partition("\n")[0]
-        assert asked not in text_of(lm.tokenizer, example.tokens["shown"])
+        asked = text_of(lm.tokenizer, example.payload.alone).partition("\n")[0]
+        assert asked not in text_of(lm.tokenizer, np.concatenate(example.payload.shown))
 
 
 def test_the_four_scorings_are_what_they_say() -> None:
@@ -200,7 +206,7 @@ def test_it_runs_under_every_method_and_resumes(how: str, lm: LM, tmp_path: Path
 def test_replug_reads_a_pass_for_each_demonstration_behind_the_first_two(lm: LM, tmp_path: Path) -> None:
     what = made()
     [row] = measured(tmp_path, lm, what, "replug", lengths=(5,), repeats=1)
-    front, passages, query = what.parts(what.examples(lm, (5,), 1, 0)[0], 5)
+    front, passages, query = parts(what, what.examples(lm, (5,), 1, 0)[0], 5)
     assert row.num_kept == 3 * (1 + len(front) + len(query)) + sum(map(len, passages))
     assert row.scores["context"] == 1 + len(front) + len(query) + sum(map(len, passages))
 
@@ -214,7 +220,7 @@ def test_an_encoder_reads_the_demonstrations_behind_the_first_two_and_a_row_says
     rows = measured(tmp_path, lm, what, "cepe:chunk=16,decoder_window=400")
     examples = {example.id: example for example in what.examples(lm, LENGTHS, 4, 0)}
     for row in rows:
-        front, passages, query = what.parts(examples[row.example], row.length)
+        front, passages, query = parts(what, examples[row.example], row.length)
         encoded = passages if len(passages) > 1 else []  # one passage is a document
         assert row.scores["demonstrations"] == {"head": min(head, row.length), "passages": len(passages)}
         assert row.scores["in_encoder"] == sum(map(len, encoded))
@@ -257,7 +263,7 @@ def test_options_are_scored_in_one_forward_for_each_of_their_lengths(lm: LM, mon
         monkeypatch.setattr(hf.Stream, "step", lambda self, ids: (fed.append(tuple(ids.shape)), step(self, ids))[1])
         monkeypatch.setattr(hf.Stream, "branch", lambda self, ids: (fed.append(tuple(ids.shape)), branch(self, ids))[1])
         list(what.run(reader, [example]))
-    front, _, query = what.parts(example, 2)
+    front, _, query = parts(what, example, 2)
     lengths = Counter(len(ids) - 1 for ids in what.option_ids(lm))
     asked = [shape for fed, n in lengths.items() if fed for shape in ([(n, 1, fed)] if n > 2 else n * [(1, fed)])]
     assert max(lengths.values()) > 2
@@ -268,7 +274,7 @@ def test_the_plan_counts_what_is_fed(lm: LM) -> None:
     what = made()
     cost = plan(what, method("full"), lm, lengths=(2,), repeats=1, calibrate=False)
     [example] = what.examples(lm, (2,), 1, 0)
-    front, _, query = what.parts(example, 2)
+    front, _, query = parts(what, example, 2)
     options = sum(len(ids) - 1 for ids in what.option_ids(lm))
     assert cost.tokens == 2 * options + 1 + len(front) + len(query)
 
@@ -278,8 +284,8 @@ def test_what_the_positions_do_not_hold_is_a_row_that_says_so(
 ) -> None:
     lm = wrap(tiny_model("gpt2", n_positions=80), tokenizer, "tiny")
     rows = measured(tmp_path, lm, made(), lengths=(0, 9))
-    assert [row.status for row in rows] == ["ok"] * 4 + ["too_long"] * 4
-    assert "the model has 80 positions" in rows[-1].reason
+    assert {(row.length, row.status) for row in rows} == {(0, "ok"), (9, "too_long")}
+    assert "the model has 80 positions" in rows[0].reason
 
 
 def test_no_finite_numbers_are_a_row_that_says_so(lm: LM, tmp_path: Path) -> None:
@@ -332,7 +338,7 @@ def test_ten_made_rows_of_each_set_are_read(name: str, tmp_path: Path, lm: LM) -
         rows = [{of.text[0]: f"{split} text {i}", of.label[0]: words[i % len(words)]} for i in range(10)]
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     what = task(f"icl:set={name},data={tmp_path}").on(lm, "")
-    assert isinstance(what, InContextLearning)
+    assert isinstance(what, BoundIcl)
     assert what.options == (
         of.options or tuple(word.replace("_", " ") for word in sorted(words))
         if not of.names
@@ -463,7 +469,7 @@ def test_a_data_set_of_ones_own_is_read_by_the_names_of_its_columns(suffix: str,
     (tmp_path / "data").mkdir()
     folder = write_own(tmp_path / "data", suffix, asked="test" if suffix == ".csv" else "validation")
     what = task(f"icl:data={folder},text=utterance,label=intent").on(lm, "")
-    assert isinstance(what, InContextLearning)
+    assert isinstance(what, BoundIcl)
     assert what.options == ("play film", "play music", "stop film", "stop music")
     assert (what.question.format("x"), what.scoring) == ("Utterance: x\nIntent:", "plain")
     assert [(one.text, what.options[one.label]) for one in what.questions[:2]] == [
@@ -530,7 +536,7 @@ def test_a_question_prints_as_it_parses() -> None:
     for text in ("icl:set=mr", "icl:set=trec_fine,data=a/b,scoring=both", "icl:set=mr,head=0", own):
         assert str(task(text)) == text
     question = task("icl:set=mr")
-    assert isinstance(question, InContextLearningQuestion)
+    assert isinstance(question, Icl)
     assert question.lengths([512]) == (2, 20, 40)
     assert question.quality.score == "accuracy"
 
@@ -549,7 +555,7 @@ def test_real_sets_are_read_and_measured(
 ) -> None:
     lm = load(shared_data / "models" / "stories260K", dtype="float32", device="cpu")
     what = task(f"icl:set={name},data={shared_data / 'icl' / folder}").on(lm, "")
-    assert isinstance(what, InContextLearning)
+    assert isinstance(what, BoundIcl)
     assert (len(what.options), len(what.demonstrations), len(what.questions)) == (options, shown, asked)
     assert len({one.label for one in what.demonstrations}) == options
     rows = measured(tmp_path, lm, what, lengths=(2, 5), repeats=3)
@@ -573,7 +579,7 @@ def test_the_first_example_is_kept_in_words(lm: LM) -> None:
     example = what.examples(lm, LENGTHS, 1, 0)[0]
     shown = what.shown(lm, example, 5)
     text = "".join("".join(words) for _, words in shown["parts"])
-    right = what.options[int(example.tokens["gold"][0])]
+    right = what.options[example.payload.gold]
     assert text.endswith(f"\nKind: {right}")
     assert text.count("\nKind:") == 6
     asked = shown["parts"][-1][1]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from farspan.tasks.lengths import authors_lengths, parse_depths, parse_lengths, spaced_lengths
+from farspan.lengths import authors_lengths, parse_depths, parse_lengths, spaced_lengths
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import pytest
 
 from farspan import corpus, scoring
 from farspan.lm import LM
-from farspan.measuring.loop import measure
+from farspan.measuring.loop import measure_cell
 from farspan.methods import method
 from farspan.record import Row, Run
 from farspan.tasks import task
 from farspan.tasks.documents import Answering
-from farspan.tasks.longbench import PAPER, SETS, LongBench, LongBenchQuestion, load_items
+from farspan.tasks.longbench import PAPER, SETS, BoundLongBench, LongBench, load_items
 from farspan.tasks.perplexity import Perplexity
 
 INSTALLED = {name for name in ("rouge", "jieba") if importlib.util.find_spec(name)}
@@ -51,7 +51,7 @@ def write(folder: Path, name: str, rows: list[Any]) -> str:
 
 def measured(folder: Path, lm: LM, what: Any, how: str = "full", **more: Any) -> list[Row]:
     with Run.open(folder, {}) as run:
-        return measure(what, method(how), lm, run, **({"lengths": (900,), "repeats": 10} | more))
+        return measure_cell(what, method(how), lm, run, **({"lengths": (900,), "repeats": 10} | more))
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -91,11 +91,11 @@ def test_lengths_of_answers_and_scorers_are_the_benchmarks() -> None:
 
 def test_few_shot_sets_are_judged_by_their_first_line(tmp_path: Path) -> None:
     items = tuple(load_items("trec", write(tmp_path, "trec", rows_of("trec"))))
-    what = LongBench("trec", items, Answering(5))
+    what = BoundLongBench("trec", items, Answering(5))
     assert what.judged("\nFood\nColor", items[0]) == {"score": 1.0}
     assert what.judged("Color\nFood", items[0]) == {"score": 0.0}
     counted = tuple(load_items("passage_count", write(tmp_path, "passage_count", rows_of("passage_count"))))
-    assert LongBench("passage_count", counted, Answering(5)).judged("\n3\n4", counted[0]) == {"score": 0.5}
+    assert BoundLongBench("passage_count", counted, Answering(5)).judged("\n3\n4", counted[0]) == {"score": 0.5}
 
 
 def test_a_document_is_cut_in_the_middle_where_that_was_said(lm: LM, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_papers_view_is_perplexity_of_the_contexts(lm: LM, tmp_path: Path) -
     assert what.targets == "all"
     assert what.text.num_documents == 10
     rows = measured(tmp_path / "a", lm, what, lengths=(20, 40), repeats=5)
-    same = Perplexity(corpus.load(f"{data}/hotpotqa.jsonl#context", lm.tokenizer), "all")
+    same = perplexity_of(corpus.load(f"{data}/hotpotqa.jsonl#context", lm.tokenizer), "all")
     again = measured(tmp_path / "b", lm, same, lengths=(20, 40), repeats=5)
     assert [row.scores for row in rows] == [row.scores for row in again]
     assert np.isfinite([row.scores["nats"] for row in rows]).all()
@@ -183,7 +183,7 @@ def test_without_data_the_way_to_it_is_named(view: str, lm: LM) -> None:
 def test_a_question_prints_as_it_parses() -> None:
     text = "longbench:set=lcc,view=answers,data=a/b,truncate=middle,new_tokens=8"
     question = task(text)
-    assert isinstance(question, LongBenchQuestion)
+    assert isinstance(question, LongBench)
     assert str(question) == text
     assert question.lengths([512, 4096]) == (512, 4096)
     assert question.quality.name == "edit similarity"

@@ -19,21 +19,19 @@ from transformers import PreTrainedTokenizerFast
 from farspan import stats
 from farspan.device import is_out_of_memory
 from farspan.lm import LM, wrap
-from farspan.measuring.loop import Watch, _batches, measure
+from farspan.measuring.loop import Watch, _batches, measure_cell
 from farspan.methods import method
 from farspan.record import Row, Run, read_rows
 from farspan.tasks import Example, Result
-from farspan.tasks.attention import Attention
-from farspan.tasks.curve import Curve
-from farspan.tasks.perplexity import Perplexity
+from farspan.tasks.curve import BoundCurve
 
 from tiny import tiny_model
-from toys import ToyMethod, ToyReader, copier, counting_text, toy_lm
+from toys import ToyMethod, ToyReader, attention_of, copier, counting_text, curve_of, perplexity_of, toy_lm
 
 LENGTHS = (10, 40, 80)
 
 
-class Failing(Curve):
+class Failing(BoundCurve):
     """A curve that runs out of memory where `fails` says so."""
 
     fails: Any = None
@@ -47,14 +45,14 @@ class Failing(Curve):
             yield result
 
 
-def failing(fails: Any) -> Curve:
+def failing(fails: Any) -> BoundCurve:
     kind = type("Failing", (Failing,), {"fails": staticmethod(fails), "calls": []})
     return kind(counting_text())
 
 
 def measured(folder: Path, task: Any, repeats: int = 4, **more: Any) -> list[Row]:
     with Run.open(folder, {}) as run:
-        return measure(
+        return measure_cell(
             task, ToyMethod(copier(50)), toy_lm(more.pop("limit", None)), run, lengths=LENGTHS, repeats=repeats, **more
         )
 
@@ -65,9 +63,9 @@ def scores(rows: list[Row]) -> list[tuple[int, int, Any]]:
 
 def test_a_row_says_everything_about_itself(lm: LM, tmp_path: Path) -> None:
     with Run.open(tmp_path, {}) as run:
-        measure(Curve(counting_text(2, 140)), method("full"), lm, run, lengths=(10, 20), repeats=2, seed=7)
+        measure_cell(curve_of(counting_text(2, 140)), method("full"), lm, run, lengths=(10, 20), repeats=2, seed=7)
     row = read_rows(tmp_path)[0]
-    assert (row.model, row.method, row.task, row.version) == ("tiny-llama", "full", "curve", Curve.version)
+    assert (row.model, row.method, row.task, row.version) == ("tiny-llama", "full", "curve", BoundCurve.version)
     assert (row.length, row.seed) == (10, 7)
     assert row.settings["protocol"] == "nested"
     assert (row.num_seen, row.num_kept, row.status) == (11, 11, "ok")
@@ -77,13 +75,13 @@ def test_a_row_says_everything_about_itself(lm: LM, tmp_path: Path) -> None:
 
 
 def test_results_do_not_depend_on_the_batch(tmp_path: Path) -> None:
-    task = Curve(counting_text())
+    task = curve_of(counting_text())
     together, alone = (measured(tmp_path / str(b), task, batch=b) for b in (4, 1))
     assert scores(together) == scores(alone)
 
 
 def test_a_finished_run_measures_nothing_again(tmp_path: Path) -> None:
-    first = measured(tmp_path, Curve(counting_text()), batch=2)
+    first = measured(tmp_path, curve_of(counting_text()), batch=2)
     task = failing(lambda *_: False)
     again = measured(tmp_path, task, batch=2)
     assert type(task).calls == []
@@ -92,12 +90,12 @@ def test_a_finished_run_measures_nothing_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [1, 5, 8, 11])
 def test_a_stopped_run_goes_on_to_the_same_rows(kept: int, tmp_path: Path) -> None:
-    whole = measured(tmp_path / "whole", Curve(counting_text()), batch=2)
-    measured(tmp_path / "cut", Curve(counting_text()), batch=2)
+    whole = measured(tmp_path / "whole", curve_of(counting_text()), batch=2)
+    measured(tmp_path / "cut", curve_of(counting_text()), batch=2)
     file = tmp_path / "cut" / "rows.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:kept]) + lines[kept][:40])
-    assert scores(measured(tmp_path / "cut", Curve(counting_text()), batch=2)) == scores(whole)
+    assert scores(measured(tmp_path / "cut", curve_of(counting_text()), batch=2)) == scores(whole)
     assert len(read_rows(tmp_path / "cut")) == len(whole)
 
 
@@ -177,7 +175,7 @@ def test_out_of_memory_is_told_from_other_errors(error: BaseException, expected:
 
 
 def test_lengths_beyond_the_positions_are_rows_and_the_others_are_measured(tmp_path: Path) -> None:
-    rows = measured(tmp_path, Curve(counting_text()), limit=100, batch=2)
+    rows = measured(tmp_path, curve_of(counting_text()), limit=100, batch=2)
     by_length = {length: {r.status for r in rows if r.length == length} for length in LENGTHS}
     assert by_length == {10: {"ok"}, 40: {"ok"}, 80: {"too_long"}}
     assert "needs 162 tokens, the model has 100 positions" in [row.reason for row in rows]
@@ -189,7 +187,9 @@ def test_nan_logits_are_rows_and_the_run_goes_on(tokenizer: PreTrainedTokenizerF
         model.model.norm.weight.fill_(torch.nan)
     text = counting_text(2, 100)
     with Run.open(tmp_path, {}) as run:
-        rows = measure(Curve(text), method("full"), wrap(model, tokenizer, "nan"), run, lengths=(10, 20), repeats=2)
+        rows = measure_cell(
+            curve_of(text), method("full"), wrap(model, tokenizer, "nan"), run, lengths=(10, 20), repeats=2
+        )
     assert [row.status for row in rows] == ["nan"] * 4
     assert rows[0].reason == "10 scored tokens have no finite log-probability"
     assert rows[0].scores["copy"] == 0.0
@@ -200,8 +200,8 @@ def test_a_fallback_is_said(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) 
     lm = wrap(tiny_model("mamba"), tokenizer, "tiny-mamba")
     said: list[str] = []
     with Run.open(tmp_path, {}) as run:
-        measure(
-            Curve(counting_text(2, 100)),
+        measure_cell(
+            curve_of(counting_text(2, 100)),
             method("full"),
             lm,
             run,
@@ -214,12 +214,15 @@ def test_a_fallback_is_said(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) 
 
 
 def test_progress_counts_what_was_already_there(tmp_path: Path) -> None:
-    measured(tmp_path, Curve(counting_text()), batch=2)
+    measured(tmp_path, curve_of(counting_text()), batch=2)
     file = tmp_path / "rows.jsonl"
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:9]))
     told: list[tuple[int, int]] = []
     measured(
-        tmp_path, Curve(counting_text()), batch=2, watch=Watch(row=lambda row, done, total: told.append((done, total)))
+        tmp_path,
+        curve_of(counting_text()),
+        batch=2,
+        watch=Watch(row=lambda row, done, total: told.append((done, total))),
     )
     assert told == [(10, 12), (11, 12), (12, 12)]
 
@@ -233,7 +236,7 @@ def test_a_toy_reader_keeps_the_protocol() -> None:
 
 def test_what_ran_out_of_memory_is_tried_again_when_the_command_is_repeated(tmp_path: Path) -> None:
     measured(tmp_path, failing(lambda chunk, size, length: length >= 40), batch=2)
-    rows = measured(tmp_path, Curve(counting_text()), batch=2)
+    rows = measured(tmp_path, curve_of(counting_text()), batch=2)
     assert [row.status for row in rows] == ["ok"] * 12
     assert stats.summarise(stats.curve(read_rows(tmp_path))).failed == {}
 
@@ -243,10 +246,10 @@ class StoppedError(Exception):
 
 
 TEXT_TASKS = {
-    "nested": lambda text: Curve(text),
-    "probe": lambda text: Curve(text, protocol="probe", warmup=4, scored=8, depths=(0.0, 0.5)),
-    "perplexity": lambda text: Perplexity(text, "last", 8),
-    "attention": lambda text: Attention(text, bin=8, map_bins=0),
+    "nested": lambda text: curve_of(text),
+    "probe": lambda text: curve_of(text, protocol="probe", warmup=4, scored=8, depths=(0.0, 0.5)),
+    "perplexity": lambda text: perplexity_of(text, "last", 8),
+    "attention": lambda text: attention_of(text, bin=8, map_bins=0),
 }
 
 
@@ -264,7 +267,9 @@ def test_in_bfloat16_a_run_stopped_anywhere_ends_with_the_same_rows(
                 raise StoppedError
 
         with Run.open(folder, {}) as run:
-            return measure(task, method("full"), lm, run, lengths=lengths, repeats=6, batch=4, watch=Watch(row=row))
+            return measure_cell(
+                task, method("full"), lm, run, lengths=lengths, repeats=6, batch=4, watch=Watch(row=row)
+            )
 
     def compared(rows: list[Row]) -> list[tuple[Any, ...]]:
         return sorted((row.repeat, row.length, row.depth, json.dumps((row.scores, row.reading))) for row in rows)
@@ -301,9 +306,9 @@ def test_free_memory_is_looked_up_once_for_a_measurement_and_not_for_each_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[torch.device] = []
-    monkeypatch.setattr("farspan.measure.free_bytes", lambda device: looked.append(device) or 2**40)
-    assert len(measured(tmp_path, Curve(counting_text()), repeats=8)) == 24
+    monkeypatch.setattr("farspan.measuring.loop.free_bytes", lambda device: looked.append(device) or 2**40)
+    assert len(measured(tmp_path, curve_of(counting_text()), repeats=8)) == 24
     assert len(looked) <= 2  # for what cannot fit, and for the batch
     before = len(looked)
-    measured(tmp_path, Curve(counting_text()), repeats=8)
+    measured(tmp_path, curve_of(counting_text()), repeats=8)
     assert len(looked) == before

@@ -12,15 +12,14 @@ from transformers import PreTrainedTokenizerFast
 from farspan import hf
 from farspan.corpus import load
 from farspan.lm import LM, wrap
-from farspan.measuring.loop import measure
-from farspan.methods import method
+from farspan.measuring.grid import measure
+from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
-from farspan.questions import QuestionSettings, measure_question
+from farspan.methods import method
 from farspan.reader import Scores
 from farspan.record import Row, Run, read_examples
 from farspan.tasks import task
-from farspan.tasks.own import CUE, TARGET, TESTS, Own
-from farspan.tasks.passages import parted
+from farspan.tasks.own import CUE, TARGET, TESTS, BoundOwn
 
 from tiny import tiny_model
 
@@ -41,13 +40,13 @@ def text(tmp_path: Path) -> str:
     return str(tmp_path / "documents")
 
 
-def own(text: str, lm: LM, **changes: Any) -> Own:
-    return Own(load(text, lm.tokenizer), **changes)
+def own(text: str, lm: LM, **changes: Any) -> BoundOwn:
+    return BoundOwn(text=load(text, lm.tokenizer), **changes)
 
 
-def measured(folder: Path, lm: LM, asked: Own, how: str = "full", **more: Any) -> list[Row]:
+def measured(folder: Path, lm: LM, asked: BoundOwn, how: str = "full", **more: Any) -> list[Row]:
     with Run.open(folder, {}) as run:
-        return measure(asked, method(how), lm, run, **({"lengths": LENGTHS, "repeats": 3, "chunk": 97} | more))
+        return measure_cell(asked, method(how), lm, run, **({"lengths": LENGTHS, "repeats": 3, "chunk": 97} | more))
 
 
 class Knowing:
@@ -77,7 +76,7 @@ class KnowingMemory:
         return Scores(rank.float() + 0.5, rank)
 
 
-def answers(asked: Own, lm: LM, reach: int, lengths: tuple[int, ...] = LENGTHS, repeats: int = 4) -> list[Any]:
+def answers(asked: BoundOwn, lm: LM, reach: int, lengths: tuple[int, ...] = LENGTHS, repeats: int = 4) -> list[Any]:
     examples = asked.examples(lm, lengths, repeats, 0)
     return list(asked.run(Knowing(lm, reach), examples))  # type: ignore[arg-type]
 
@@ -88,8 +87,8 @@ def answers(asked: Own, lm: LM, reach: int, lengths: tuple[int, ...] = LENGTHS, 
 def test_a_context_has_its_length_and_holds_all_facts(text: str, lm: LM) -> None:
     asked = own(text, lm)
     for example in asked.examples(lm, LENGTHS, 4, 0):
-        given = example.tokens
-        facts = parted(given["facts"], given["fact_ends"], len(given["fact_ends"]))
+        given = example.payload
+        facts = [fact.ids for fact in given.facts]
         assert len(facts) == 1 + 4 + 1
         for length in LENGTHS:
             tokens, begins = asked.context(lm, example, length)
@@ -98,7 +97,7 @@ def test_a_context_has_its_length_and_holds_all_facts(text: str, lm: LM) -> None
             for fact, begin in zip(facts, begins, strict=True):
                 assert tokens[begin : begin + len(fact)].tolist() == fact.tolist()
                 inside[begin : begin + len(fact)] = False
-            assert tokens[inside].tolist() == given["filler"][: inside.sum()].tolist()  # and the rest is the text
+            assert tokens[inside].tolist() == given.filler[: inside.sum()].tolist()  # and the rest is the text
 
 
 def test_facts_keep_their_depth_at_every_length(text: str, lm: LM) -> None:
@@ -107,9 +106,10 @@ def test_facts_keep_their_depth_at_every_length(text: str, lm: LM) -> None:
     for example in asked.examples(lm, LENGTHS, 6, 0):
         for length in LENGTHS:
             _, begins = asked.context(lm, example, length)
-            others = len(example.tokens["facts"])
-            assert begins == pytest.approx(example.tokens["depths"] * (length - others), abs=others + 16)
-        depths += example.tokens["depths"].tolist()
+            others = example.payload.num_facts
+            given = np.array([fact.depth for fact in example.payload.facts])
+            assert begins == pytest.approx(given * (length - others), abs=others + 16)
+        depths += given.tolist()
     assert min(depths) < 0.1
     assert max(depths) > 0.9
 
@@ -137,9 +137,8 @@ def test_wrong_options_stand_in_the_shortest_context_too(text: str, lm: LM) -> N
 
 
 def test_other_pairs_have_other_words_and_numbers(text: str, lm: LM) -> None:
-    for example in own(text, lm, tests=("pairs",), pairs=7).examples(lm, LENGTHS, 4, 0):
-        given = example.tokens
-        lines = [lm.tokenizer.decode(ids.tolist()) for ids in parted(given["facts"], given["fact_ends"], 7)]
+    for example in own(text, lm, tests="pairs", pairs=7).examples(lm, LENGTHS, 4, 0):
+        lines = [lm.tokenizer.decode(fact.ids.tolist()) for fact in example.payload.facts]
         assert len({line.split()[3] for line in lines}) == len({line.split()[5] for line in lines}) == 7
 
 
@@ -199,8 +198,7 @@ def test_numbers_equal_one_forward_over_everything(
         example = examples[row.example]
         context = asked.context(lm, example, row.length)[0].tolist()
         for test in TESTS:
-            ends = example.tokens[f"{test}_ends"]
-            question, *options = parted(example.tokens[test], ends, len(ends))
+            question, options = example.payload.queries[test].ids, example.payload.queries[test].answers
             within = [naive(context, question, option) for option in options]
             without = [naive([], question, option) for option in options]
             assert row.scores["nats"][test] == pytest.approx([nats for nats, _ in within], abs=1e-3)
@@ -218,9 +216,9 @@ def test_other_methods_answer_as_well(how: str, text: str, lm: LM, tmp_path: Pat
     assert all(0 <= row.scores["right"] <= 1 for row in rows)
 
 
-@pytest.mark.parametrize("tests", [TESTS, ("recall",), ("cloze",)])
+@pytest.mark.parametrize("tests", ["all", "recall", "cloze"])
 def test_the_tokens_of_a_plan_are_those_that_are_fed(
-    tests: tuple[str, ...], text: str, lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tests: str, text: str, lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = own(text, lm, tests=tests)
     cost = plan(asked, method("full"), lm, lengths=LENGTHS, repeats=3, calibrate=False)
@@ -268,7 +266,7 @@ def test_windows_without_words_are_passed_over(lm: LM, tmp_path: Path) -> None:
     asked = own(str(tmp_path), lm)
     examples = asked.examples(lm, (512, 700), 3, 0)
     assert [example.repeat for example in examples] == [0, 1, 2]
-    texts = [lm.tokenizer.decode(example.tokens["filler"].tolist()) for example in examples]
+    texts = [lm.tokenizer.decode(example.payload.filler.tolist()) for example in examples]
     assert all("quick" in text for text in texts)
     assert len({example.id for example in examples}) == 3
     assert [example.id for example in asked.examples(lm, (512, 700), 2, 0)] == [example.id for example in examples[:2]]
@@ -278,7 +276,7 @@ def test_a_text_without_words_can_only_be_recalled(lm: LM, tmp_path: Path) -> No
     (tmp_path / "a.txt").write_text("1 2 3 4 5 6 7 8 9 " * 500)
     with pytest.raises(ValueError, match="0 different words of four letters"):
         own(str(tmp_path), lm).examples(lm, (400,), 1, 0)
-    assert own(str(tmp_path), lm, tests=("recall",)).examples(lm, (400,), 1, 0)
+    assert own(str(tmp_path), lm, tests="recall").examples(lm, (400,), 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +303,7 @@ def test_the_command_asks_about_a_folder(text: str, lm: LM, tmp_path: Path, monk
 
 
 def test_the_first_example_is_kept_whole(text: str, lm: LM, tmp_path: Path) -> None:
-    rows = measure_question([lm], ["full"], QuestionSettings("own", text, (400,), 2), tmp_path / "run")
+    rows = measure([lm], ["full"], ["own"], text=text, lengths=(400,), repeats=2, out=tmp_path / "run").rows
     (shown,) = read_examples(tmp_path / "run")
     first = next(row for row in rows if row.repeat == 0).scores
     separator, read, asked = ("".join(tokens) for _, tokens in shown["parts"])

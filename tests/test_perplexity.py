@@ -15,17 +15,17 @@ from transformers import PreTrainedTokenizerFast
 from farspan import corpus, hf, stats
 from farspan.corpus import Corpus
 from farspan.lm import LM, load, wrap
-from farspan.measuring.loop import measure
-from farspan.methods import method
-from farspan.perplexity import PerplexitySettings, default_lengths, measure_perplexity
+from farspan.measuring.grid import grid, measure
+from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
+from farspan.methods import method
 from farspan.reader import Scores
 from farspan.record import Row, Run, read_rows
 from farspan.report import perplexity as report
-from farspan.tasks.perplexity import Perplexity, bucket_ends
+from farspan.tasks.perplexity import BoundPerplexity, Perplexity, bucket_ends
 
 from tiny import tiny_model
-from toys import counting_text, toy_lm
+from toys import counting_text, perplexity_of, toy_lm
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma2", "mamba2", "rwkv", "falcon_h1", "mamba"]
 LENGTHS = (20, 33, 100)
@@ -46,11 +46,11 @@ def hit_prone(model: Any) -> Any:
 
 
 def measured(
-    folder: Path, lm: LM, task: Perplexity, lengths: tuple[int, ...] = LENGTHS, repeats: int = 3, **more: Any
+    folder: Path, lm: LM, task: BoundPerplexity, lengths: tuple[int, ...] = LENGTHS, repeats: int = 3, **more: Any
 ) -> list[Row]:
     with Run.open(folder, {}) as run:
         how = method(more.pop("how", "full"))
-        return measure(task, how, lm, run, lengths=lengths, repeats=repeats, **({"batch": 2} | more))
+        return measure_cell(task, how, lm, run, lengths=lengths, repeats=repeats, **({"batch": 2} | more))
 
 
 def naive_nats(lm: LM, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -66,10 +66,10 @@ def naive_nats(lm: LM, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor, torc
     return nats, expected.argmax(-1) == target, best[:, 0] - best[:, 1]
 
 
-def assert_equals_the_naive_pass(rows: list[Row], lm: LM, task: Perplexity, lengths: tuple[int, ...]) -> float:
+def assert_equals_the_naive_pass(rows: list[Row], lm: LM, task: BoundPerplexity, lengths: tuple[int, ...]) -> float:
     """Every mean, hit and bucket; returns the share of hits."""
     repeats = 1 + max(row.repeat for row in rows)
-    texts = {example.id: example.tokens["text"].tolist() for example in task.examples(lm, lengths, repeats, 0)}
+    texts = {example.id: example.payload.tolist() for example in task.examples(lm, lengths, repeats, 0)}
     hits = []
     for row in rows:
         text = texts[row.example]
@@ -100,7 +100,7 @@ def test_numbers_equal_the_naive_pass(
     architecture: str, targets: str, buckets: int | None, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     lm = wrap(hit_prone(tiny_model(architecture)), tokenizer, "tiny")
-    task = Perplexity(few_tokens(), targets, target_tokens=15, buckets=buckets)
+    task = perplexity_of(few_tokens(), targets, target_tokens=15, buckets=buckets)
     rows = measured(tmp_path, lm, task, chunk=23)
     assert len(rows) == 9
     share = assert_equals_the_naive_pass(rows, lm, task, LENGTHS)
@@ -112,14 +112,14 @@ def test_numbers_equal_the_naive_pass_on_a_real_model_and_a_real_book(
     targets: str, shared_data: Path, tmp_path: Path
 ) -> None:
     lm = load(shared_data / "models" / "stories260K", dtype="float32", device="cpu")
-    task = Perplexity(corpus.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer), targets, 64)
+    task = perplexity_of(corpus.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer), targets, 64)
     rows = measured(tmp_path, lm, task, lengths=(128, 500), repeats=2, chunk=100)
     assert assert_equals_the_naive_pass(rows, lm, task, (128, 500)) > 0.1
 
 
 @pytest.mark.parametrize("targets", ["fixed", "last", "all"])
 def test_numbers_do_not_depend_on_the_chunk_or_the_batch(targets: str, lm: LM, tmp_path: Path) -> None:
-    task = Perplexity(few_tokens(), targets, target_tokens=15)
+    task = perplexity_of(few_tokens(), targets, target_tokens=15)
     ways = [{"chunk": 1024, "batch": 1}, {"chunk": 7, "batch": 3}, {"chunk": 1, "batch": 2}]
     first, *others = (measured(tmp_path / str(i), lm, task, **way) for i, way in enumerate(ways))
     for rows in others:
@@ -132,7 +132,7 @@ def test_numbers_do_not_depend_on_the_chunk_or_the_batch(targets: str, lm: LM, t
 @pytest.mark.parametrize("how", ["sinks:window=25,sinks=2", "lambda_mask:window=25", "topk:k=10", "replug:piece=30"])
 def test_other_methods_say_the_same_whatever_lengths_were_read_before(how: str, lm: LM, tmp_path: Path) -> None:
     for targets in ("fixed", "last"):
-        task = Perplexity(few_tokens(), targets, target_tokens=15)
+        task = perplexity_of(few_tokens(), targets, target_tokens=15)
         together = measured(tmp_path / targets, lm, task, how=how)
         path = tmp_path / targets / "rows.jsonl"
         lines = path.read_text().splitlines(keepends=True)
@@ -161,24 +161,24 @@ def at_100(rows: list[Row]) -> list[Row]:
 
 def test_fixed_targets_are_the_same_tokens_at_all_lengths(lm: LM, tmp_path: Path) -> None:
     for targets, different in (("fixed", 1), ("last", 3)):
-        rows = measured(tmp_path / targets, lm, Perplexity(few_tokens(), targets, target_tokens=15))
+        rows = measured(tmp_path / targets, lm, perplexity_of(few_tokens(), targets, target_tokens=15))
         for repeat in range(3):
             assert len({row.scores["target"] for row in rows if row.repeat == repeat}) == different
 
 
 def test_more_context_never_changes_where_fixed_targets_end() -> None:
-    task = Perplexity(few_tokens(), target_tokens=15)
+    task = perplexity_of(few_tokens(), target_tokens=15)
     assert [task.span(100, length) for length in LENGTHS] == [(80, 85, 100), (67, 85, 100), (0, 85, 100)]
 
 
 def test_the_last_tokens_of_lengths_that_begin_together() -> None:
-    task = Perplexity(few_tokens(), "last", target_tokens=15)
+    task = perplexity_of(few_tokens(), "last", target_tokens=15)
     assert [task.span(100, length) for length in LENGTHS] == [(0, 5, 20), (0, 18, 33), (0, 85, 100)]
 
 
 def test_at_the_largest_length_fixed_and_last_are_the_same(lm: LM, tmp_path: Path) -> None:
     fixed, last = (
-        at_100(measured(tmp_path / targets, lm, Perplexity(few_tokens(), targets, target_tokens=15)))
+        at_100(measured(tmp_path / targets, lm, perplexity_of(few_tokens(), targets, target_tokens=15)))
         for targets in ("fixed", "last")
     )
     assert [row.scores["target"] for row in fixed] == [row.scores["target"] for row in last]
@@ -188,7 +188,7 @@ def test_at_the_largest_length_fixed_and_last_are_the_same(lm: LM, tmp_path: Pat
 
 def test_positions_sum_to_the_whole_and_do_not_see_what_comes(lm: LM, tmp_path: Path) -> None:
     lengths = (64, 100, 130)
-    rows = measured(tmp_path, lm, Perplexity(few_tokens(), "all"), lengths=lengths, repeats=2)
+    rows = measured(tmp_path, lm, perplexity_of(few_tokens(), "all"), lengths=lengths, repeats=2)
     first: dict[int, set[float]] = {}
     for row in rows:
         buckets = row.scores["buckets"]
@@ -225,7 +225,7 @@ def test_a_model_that_halves_its_doubt_gains_log_two(tmp_path: Path) -> None:
         def read(self, *passages: Any, head: Any) -> Guess:
             return Guess(head.shape[1] + sum(part.shape[1] for part in passages))
 
-    task = Perplexity(counting_text(), target_tokens=4)
+    task = perplexity_of(counting_text(), target_tokens=4)
     examples = task.examples(toy_lm(), (20, 40), 3, 0)
     results = list(task.run(Reader(), examples))  # type: ignore[arg-type]
     assert [(r.length, r.num_seen) for r in results] == [(20, 17)] * 3 + [(40, 37)] * 3
@@ -253,7 +253,7 @@ def test_intervals_are_over_repeats() -> None:
 @pytest.mark.parametrize("targets", ["fixed", "last", "all"])
 @pytest.mark.parametrize("kept", [1, 4, 8])
 def test_a_stopped_run_goes_on_to_the_same_numbers(kept: int, targets: str, lm: LM, tmp_path: Path) -> None:
-    task = Perplexity(few_tokens(), targets, target_tokens=15)
+    task = perplexity_of(few_tokens(), targets, target_tokens=15)
     whole = {row.key: row.scores for row in measured(tmp_path, lm, task)}
     path = tmp_path / "rows.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -269,7 +269,7 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(kept: int, targets: str, lm: 
 def test_the_tokens_of_a_plan_are_those_that_are_fed(
     targets: str, lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = Perplexity(few_tokens(), targets, target_tokens=15)
+    task = perplexity_of(few_tokens(), targets, target_tokens=15)
     cost = plan(task, method("full"), lm, lengths=LENGTHS, repeats=3, batch=2, calibrate=False)
     fed, step = 0, hf.Stream.step
 
@@ -294,7 +294,9 @@ def test_numbers_that_are_not_finite_are_rows_that_name_the_layer_and_the_length
     rare.tokens[:75] = 7  # in one document only
     with torch.no_grad():
         model.model.embed_tokens.weight[7] = torch.nan
-    rows = measured(tmp_path, wrap(model, tokenizer, "broken"), Perplexity(rare, target_tokens=15), lengths=(20, 140))
+    rows = measured(
+        tmp_path, wrap(model, tokenizer, "broken"), perplexity_of(rare, target_tokens=15), lengths=(20, 140)
+    )
     assert {row.status for row in rows} == {"ok", "nan"}
     broken = [row for row in rows if row.status == "nan"]
     assert broken[0].reason.startswith("15 scored tokens have no finite log-probability; at 140 tokens the first")
@@ -313,7 +315,7 @@ def test_the_first_layer_that_breaks_is_named(tokenizer: PreTrainedTokenizerFast
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3] = torch.inf
     lm = wrap(model, tokenizer, "broken")
-    rows = measured(tmp_path, lm, Perplexity(few_tokens(), "last", target_tokens=15))
+    rows = measured(tmp_path, lm, perplexity_of(few_tokens(), "last", target_tokens=15))
     assert {row.status for row in rows} == {"nan"}
     assert {row.reason.partition("; ")[2] for row in rows} == {
         "at 20 tokens the first numbers that are not finite came out of model.layers.1.mlp.up_proj"
@@ -324,7 +326,7 @@ def test_lengths_beyond_the_positions_are_rows_and_the_last_position_is_used(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     lm = wrap(tiny_model("gpt2", n_positions=64), tokenizer, "tiny-gpt2")
-    rows = measured(tmp_path, lm, Perplexity(few_tokens(), target_tokens=15), lengths=(32, 64, 65))
+    rows = measured(tmp_path, lm, perplexity_of(few_tokens(), target_tokens=15), lengths=(32, 64, 65))
     assert {(row.length, row.status) for row in rows} == {(32, "ok"), (64, "ok"), (65, "too_long")}
 
 
@@ -345,18 +347,18 @@ def test_lengths_beyond_the_positions_are_rows_and_the_last_position_is_used(
 def test_lengths_are_powers_of_two_to_twice_the_trained_length(
     trained: int, limit: int | None, tokens: int | None, expected: tuple[int, ...]
 ) -> None:
-    settings = PerplexitySettings(targets="all" if trained == 2 else "fixed", target_tokens=tokens).resolved([trained])
-    task = Perplexity(counting_text(100, 9000), settings.targets, settings.target_tokens or 1)
+    task = Perplexity("all" if trained == 2 else "fixed", tokens).resolved(None, (trained,))
     lm: Any = SimpleNamespace(**vars(toy_lm(limit)) | {"trained_length": trained})
-    assert default_lengths(lm, task, 10, SimpleNamespace(notice=print)) == expected  # type: ignore[arg-type]
-    assert settings.targets == "all" or settings.target_tokens == (tokens or min(256, expected[0] // 2))
+    bound = BoundPerplexity(**vars(task), text=counting_text(100, 9000))
+    assert bound.auto_lengths(lm, 10) == expected
+    assert task.targets == "all" or task.target_tokens == (tokens or min(256, expected[0] // 2))
 
 
-def test_a_text_too_short_for_the_default_lengths_ends_them_and_says_so(lm: LM) -> None:
-    said: list[str] = []
-    watch: Any = SimpleNamespace(notice=said.append)
-    assert default_lengths(lm, Perplexity(few_tokens(4, 300), target_tokens=64), 4, watch) == (128, 256)
-    assert said == ["the text is too short for lengths of 1,024: they end at 256 tokens"]
+def test_a_text_too_short_for_the_default_lengths_ends_them_with_a_notice(
+    lm: LM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert perplexity_of(few_tokens(4, 300), target_tokens=64).auto_lengths(lm, 4) == (128, 256)
+    assert capsys.readouterr().err == "the text is too short for lengths of 1,024: they end at 256 tokens\n"
 
 
 @pytest.mark.parametrize(
@@ -367,21 +369,22 @@ def test_a_text_too_short_for_the_default_lengths_ends_them_and_says_so(lm: LM) 
         ({"repeats": 0}, "repeats = 0; at least 1 is needed"),
         ({"lengths": (64, 128), "target_tokens": 64}, "64 target tokens leave no context in a length of 64"),
         ({"targets": "all", "target_tokens": 64}, "all scores every token"),
-        ({"buckets": 4}, "--buckets belongs to --targets all"),
+        ({"buckets": 4}, "buckets belong to targets=all"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
+    what = {key: options.pop(key) for key in ("lengths", "repeats") if key in options}
     with pytest.raises(ValueError, match=said):
-        PerplexitySettings(**options)
+        grid([], [Perplexity(**options)], **what)
 
 
 def test_the_task_refuses_what_the_settings_cannot_know() -> None:
     with pytest.raises(ValueError, match=r"has 600 tokens; 7 repeats of 100 need 700: give a longer text"):
-        Perplexity(few_tokens(), target_tokens=15).examples(toy_lm(), (50, 100), 7, 0)
+        perplexity_of(few_tokens(), target_tokens=15).examples(toy_lm(), (50, 100), 7, 0)
     with pytest.raises(ValueError, match=r"20 target tokens leave no context in a length of 20"):
-        Perplexity(few_tokens(), target_tokens=20).examples(toy_lm(), (20, 30), 2, 0)
+        perplexity_of(few_tokens(), target_tokens=20).examples(toy_lm(), (20, 30), 2, 0)
     with pytest.raises(ValueError, match=r"target tokens = 0"):
-        Perplexity(few_tokens(), target_tokens=0)
+        perplexity_of(few_tokens(), target_tokens=0)
 
 
 # several models and methods, the picture, the command
@@ -488,7 +491,8 @@ def test_lengths_that_fail_are_said_and_drawn_and_end_the_command_in_failure(
 def test_two_models_stand_under_their_names(lm: LM, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     other = wrap(tiny_model("qwen3"), tokenizer, "tiny-qwen3")
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 200)
-    settings = PerplexitySettings(text=str(tmp_path / "text.txt"), lengths=(32, 64), repeats=2)
-    rows = measure_perplexity([lm, other], ["full"], settings, tmp_path / "run")
+    tasks = [Perplexity(target_tokens=None)]
+    options = {"text": str(tmp_path / "text.txt"), "lengths": (32, 64), "repeats": 2, "out": tmp_path / "run"}
+    rows = measure([lm, other], ["full"], tasks, **options).rows
     assert [one.name for one in report.series(rows)] == ["tiny-llama", "tiny-qwen3"]
     assert {row.settings["target_tokens"] for row in rows} == {16}

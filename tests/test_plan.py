@@ -7,29 +7,29 @@ import pytest
 import torch
 
 from farspan.lm import LM
-from farspan.measuring.loop import measure
-from farspan.methods import method
+from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import flops, plan
+from farspan.methods import method
 from farspan.record import Run
 from farspan.tasks import Work
-from farspan.tasks.curve import Curve
+from farspan.tasks.curve import BoundCurve
 
 from tiny import tiny_model
-from toys import counting_text
+from toys import counting_text, curve_of
 
 LENGTHS = (20, 50, 110)
 
 
-def few_words() -> Curve:
+def few_words() -> BoundCurve:
     text = counting_text(4, 150)
-    return Curve(type(text)("few", "few", text.tokens % 250 + 1, text.starts))
+    return curve_of(type(text)("few", "few", text.tokens % 250 + 1, text.starts))
 
 
 @pytest.mark.parametrize("protocol", ["nested", "paper"])
 def test_the_tokens_of_a_plan_are_those_that_are_fed(
     protocol: Any, lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = Curve(few_words().target, protocol=protocol)
+    task = curve_of(few_words().target, protocol=protocol)
     cost = plan(task, method("full"), lm, lengths=LENGTHS, repeats=3, batch=2, calibrate=False)
     fed = 0
     decoder = lm.model.get_decoder()
@@ -41,7 +41,7 @@ def test_the_tokens_of_a_plan_are_those_that_are_fed(
 
     with method("full").on(lm), Run.open(tmp_path, {}) as run:  # the self-check is not part of the plan
         handle = decoder.register_forward_pre_hook(count, with_kwargs=True)
-        measure(task, method("full"), lm, run, lengths=LENGTHS, repeats=3, batch=2)
+        measure_cell(task, method("full"), lm, run, lengths=LENGTHS, repeats=3, batch=2)
         handle.remove()
     separators = 3 if protocol == "nested" else 2 * 3 * len(LENGTHS)  # each memory begins with one
     assert fed - separators == cost.tokens

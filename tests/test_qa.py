@@ -12,14 +12,14 @@ from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
-from farspan.measuring.loop import measure
+from farspan.measuring.grid import measure
+from farspan.measuring.loop import measure_cell
 from farspan.methods import method
-from farspan.questions import QuestionSettings, measure_question
 from farspan.record import Row, Run, read_examples
 from farspan.retrieve import build
 from farspan.tasks import task
 from farspan.tasks.prompts import encoded, stops
-from farspan.tasks.qa import Asked, Passage, Qa, exact_match, read_questions
+from farspan.tasks.qa import BoundQa, Passage, Question, exact_match, read_questions
 
 from cepe_models import tiny_cepe
 from naive import naive_greedy
@@ -74,14 +74,14 @@ def data(tmp_path: Path) -> str:
     return jsonl(tmp_path / "nq.jsonl", NQ)
 
 
-def qa(data: str, **changes: Any) -> Qa:
+def qa(data: str, **changes: Any) -> BoundQa:
     asked, skipped = read_questions(data)
-    return Qa(data, asked, asked, skipped, **({"new_tokens": 6} | changes))
+    return BoundQa(data=data, questions=asked, pool=asked, skipped=skipped, **({"new_tokens": 6} | changes))
 
 
-def measured(folder: Path, lm: LM, asked: Qa, how: str = "full", **more: Any) -> list[Row]:
+def measured(folder: Path, lm: LM, asked: BoundQa, how: str = "full", **more: Any) -> list[Row]:
     with Run.open(folder / "run", {}) as run:
-        return measure(asked, method(how), lm, run, **({"lengths": (0, 1, 3), "repeats": 3, "chunk": 23} | more))
+        return measure_cell(asked, method(how), lm, run, **({"lengths": (0, 1, 3), "repeats": 3, "chunk": 23} | more))
 
 
 # what is right
@@ -192,7 +192,7 @@ def test_what_is_wrong_with_a_row_is_named(line: str, said: str, tmp_path: Path)
 def test_the_prompt_is_the_one_of_the_paper(data: str, lm: LM) -> None:
     asked = qa(data)
     for example in asked.examples(lm, (2,), 3, 0):
-        which = int(example.tokens["which"][0])
+        which = PEOPLE.index(example.payload.question.answers[0])
         shots = [PEOPLE.index(shot.answers[0]) for shot in asked._demonstrations(which, 0)]
         assert len({which, *shots}) == 3
         expected = "".join(
@@ -205,7 +205,7 @@ def test_the_prompt_is_the_one_of_the_paper(data: str, lm: LM) -> None:
             f"Document (Title: {name} 0): {name} has 0 dogs.\n\nDocument (Title: {name} 1): {name} has 1 dogs.\n\n"
         )
         expected += f"Question: who is {name}\nAnswer:"
-        ids = np.concatenate([example.tokens[part] for part in ("head", "passages", "question")])
+        ids = np.concatenate([example.payload.head, *example.payload.passages, example.payload.query])
         assert ids[0] == lm.separator.ids[0]
         assert lm.tokenizer.decode(ids[1:].tolist()) == expected
 
@@ -222,26 +222,26 @@ def test_a_question_is_never_its_own_demonstration(data: str, lm: LM) -> None:
     asked = qa(data, shots=9)
     for which in range(10):
         assert {shot.question for shot in asked._demonstrations(which, 0)} == {
-            one.question for i, one in enumerate(asked.asked) if i != which
+            one.question for i, one in enumerate(asked.questions) if i != which
         }
-    twice = Qa("x", (Asked("Who?", ("a",)),), (Asked("who", ("b",)),), shots=1)
-    with pytest.raises(ValueError, match="1 demonstrations are asked for; there are 0 other questions"):
+    twice = BoundQa(data="x", questions=(Question("Who?", ("a",)),), pool=(Question("who", ("b",)),), shots=1)
+    with pytest.raises(ValueError, match="1 demonstrations are needed \\(shots\\); there are 0 other questions"):
         twice.examples(lm, (0,), 1, 0)
 
 
 def test_long_passages_lose_their_end(data: str, lm: LM) -> None:
     example = qa(data, passage_tokens=12).examples(lm, (1,), 1, 0)[0]
-    name = PEOPLE[int(example.tokens["which"][0])]
+    name = example.payload.question.answers[0]
     whole = encoded(lm.tokenizer, f"Document (Title: {name} 0): {name} has 0 dogs.\n\n")
-    assert example.tokens["passages"].tolist() == whole[:12].tolist()
+    assert np.concatenate(example.payload.passages).tolist() == whole[:12].tolist()
 
 
 def test_questions_with_too_few_passages_are_not_asked(tmp_path: Path, lm: LM) -> None:
     rows = [row | {"ctxs": row["ctxs"][: 2 + i % 3]} for i, row in enumerate(NQ)]
     asked = qa(jsonl(tmp_path / "a.jsonl", rows))
-    chosen = {int(one.tokens["which"][0]) for one in asked.examples(lm, (1, 4), 3, 0)}
+    chosen = {asked.questions.index(one.payload.question) for one in asked.examples(lm, (1, 4), 3, 0)}
     assert chosen == {2, 5, 8}
-    with pytest.raises(ValueError, match=r"4 questions with 4 passages are asked for .* 3 have as many"):
+    with pytest.raises(ValueError, match=r"4 questions with 4 passages are needed .* 3 have as many"):
         asked.examples(lm, (1, 4), 4, 0)
 
 
@@ -249,7 +249,7 @@ def test_passages_of_an_index_are_those_that_fit_the_question(tmp_path: Path, lm
     for name in PEOPLE:
         (tmp_path / f"{name}.txt").write_text(f"all that is known of {name.lower()} " * 5)
     index = build(str(tmp_path), tmp_path / "index", words=30)
-    asked = qa(jsonl(tmp_path / "nq.jsonl", NQ_OPEN), index=index, shots=0)
+    asked = qa(jsonl(tmp_path / "nq.jsonl", NQ_OPEN), index=str(index.folder), opened=index, shots=0)
     rows = measured(tmp_path, lm, asked, lengths=(1,), repeats=10)
     assert {row.scores["in_passages"] for row in rows} == {1.0}
     assert {index.passage(int(row.scores["passages"][0])).split()[5].title() for row in rows} == set(PEOPLE)
@@ -264,11 +264,10 @@ def test_answers_are_greedy(architecture: str, data: str, tokenizer: PreTrainedT
     asked = qa(data, shots=1)
     ends = stops(tokenizer, one_line=True)
     rows = measured(tmp_path, lm, asked)
-    examples = {example.id: example.tokens for example in asked.examples(lm, (0, 1, 3), 3, 0)}
+    examples = {example.id: example.payload for example in asked.examples(lm, (0, 1, 3), 3, 0)}
     for row in rows:
         given = examples[row.example]
-        end = int(given["ends"][row.length - 1]) if row.length else 0
-        prompt = np.concatenate([given["head"], given["passages"][:end], given["question"]])
+        prompt = np.concatenate([given.head, *given.passages[: row.length], given.query])
         new = naive_greedy(lm.model, torch.from_numpy(prompt)[None], 6)[0].tolist()
         ended = next((i for i, token in enumerate(new) if token in ends), 6)
         answer = tokenizer.decode(new[:ended], skip_special_tokens=True).partition("\n")[0].strip()
@@ -301,7 +300,7 @@ class Answering:
 def test_the_first_line_is_the_answer(text: str, right: float, data: str, lm: LM) -> None:
     asked = qa(data)
     (example,) = asked.examples(lm, (2,), 1, 0)
-    name = PEOPLE[int(example.tokens["which"][0])]
+    name = example.payload.question.answers[0]
     reader = Answering(lm, text.format(name))
     (result,) = asked.run(reader, [example])  # type: ignore[arg-type]
     assert result.scores["exact_match"] == right
@@ -355,9 +354,8 @@ def test_prompts_that_do_not_fit_are_rows_that_say_so(
 
 
 def test_the_first_example_is_kept_whole(data: str, lm: LM, tmp_path: Path) -> None:
-    rows = measure_question(
-        [lm], ["full"], QuestionSettings(f"qa:data={data},new_tokens=3", lengths=(1,), repeats=2), tmp_path / "run"
-    )
+    options = {"lengths": (1,), "repeats": 2, "out": tmp_path / "run"}
+    rows = measure([lm], ["full"], [f"qa:data={data},new_tokens=3"], **options).rows
     (shown,) = read_examples(tmp_path / "run")
     text = "".join(token for _, tokens in shown["parts"] for token in tokens)
     first = next(row for row in rows if row.repeat == 0).scores
@@ -403,6 +401,8 @@ def test_a_model_without_finite_numbers_answers_nothing_and_its_rows_say_so(
         model.model.norm.weight.fill_(torch.nan)
     lm = wrap(model, tokenizer, "broken")
     with Run.open(tmp_path / "run", {}) as run:
-        rows = measure(task(f"qa:data={data},shots=0").on(lm, ""), method("full"), lm, run, lengths=(1, 2), repeats=2)
+        rows = measure_cell(
+            task(f"qa:data={data},shots=0").on(lm, ""), method("full"), lm, run, lengths=(1, 2), repeats=2
+        )
     assert [(row.status, row.scores) for row in rows] == [("nan", {})] * 4
     assert "logits that are not finite" in rows[0].reason

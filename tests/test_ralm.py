@@ -13,16 +13,15 @@ from transformers import PreTrainedTokenizerFast
 from farspan import hf
 from farspan.corpus import load
 from farspan.lm import LM, wrap
-from farspan.measuring.loop import measure
-from farspan.methods import method
+from farspan.measuring.grid import measure
+from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
-from farspan.questions import QuestionSettings, measure_question
+from farspan.methods import method
 from farspan.record import Row, Run, read_examples
 from farspan.report.quality import cells
 from farspan.retrieve import build
 from farspan.tasks import task
-from farspan.tasks.passages import parted
-from farspan.tasks.ralm import Ralm
+from farspan.tasks.ralm import BoundRalm
 
 from cepe_models import tiny_cepe
 from tiny import tiny_model
@@ -44,14 +43,15 @@ def documents(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ralm(documents: Path, lm: LM, found: str = "found", **changes: Any) -> Ralm:
+def ralm(documents: Path, lm: LM, found: str = "found", **changes: Any) -> BoundRalm:
     index = build(str(documents / found), documents / f"index-{found}", words=10)
-    return Ralm(load(str(documents / "asked"), lm.tokenizer), index, **(SMALL | changes))
+    text = load(str(documents / "asked"), lm.tokenizer)
+    return BoundRalm(index=str(index.folder), opened=index, text=text, **(SMALL | changes))
 
 
-def measured(folder: Path, lm: LM, asked: Ralm, how: str = "full", **more: Any) -> list[Row]:
+def measured(folder: Path, lm: LM, asked: BoundRalm, how: str = "full", **more: Any) -> list[Row]:
     with Run.open(folder, {}) as run:
-        return measure(asked, method(how), lm, run, **({"lengths": LENGTHS, "repeats": 3, "chunk": 23} | more))
+        return measure_cell(asked, method(how), lm, run, **({"lengths": LENGTHS, "repeats": 3, "chunk": 23} | more))
 
 
 def naive(lm: LM, before: list[int], scored: list[int]) -> torch.Tensor:
@@ -62,10 +62,10 @@ def naive(lm: LM, before: list[int], scored: list[int]) -> torch.Tensor:
     return logits[-len(scored) - 1 : -1].log_softmax(-1)
 
 
-def passages_of(asked: Ralm, lm: LM, row: Row) -> tuple[list[list[int]], list[int]]:
+def passages_of(asked: BoundRalm, lm: LM, row: Row) -> tuple[list[list[int]], list[int]]:
     example = next(one for one in asked.examples(lm, LENGTHS, 3, 0) if one.id == row.example)
-    given = example.tokens
-    return [ids.tolist() for ids in parted(given["passages"], given["ends"], row.length)], given["text"].tolist()
+    given = example.payload
+    return [ids.tolist() for ids in given.passages[: row.length]], given.text.tolist()
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2", "mamba"])
@@ -119,8 +119,8 @@ def test_passages_come_best_first_and_few_are_the_first_of_many(documents: Path,
 def test_the_query_is_the_beginning_of_the_window_alone(documents: Path, lm: LM) -> None:
     asked = ralm(documents, lm)
     example = asked.examples(lm, LENGTHS, 3, 0)[0]
-    query = lm.tokenizer.decode(example.tokens["text"][:20].tolist())
-    assert asked.index.search([query], 3)[0][0].tolist() == example.tokens["numbers"].tolist()
+    query = lm.tokenizer.decode(example.payload.text[:20].tolist())
+    assert asked.opened.search([query], 3)[0][0].tolist() == example.payload.numbers.tolist()
 
 
 def test_the_text_itself_is_not_found_and_what_was_left_out_is_counted(documents: Path, lm: LM) -> None:
@@ -129,13 +129,13 @@ def test_the_text_itself_is_not_found_and_what_was_left_out_is_counted(documents
 
     asked, anything = (ralm(documents, lm, "both", overlap=overlap) for overlap in (5, 0))
     for clean, leaking in zip(asked.examples(lm, (3,), 3, 0), anything.examples(lm, (3,), 3, 0), strict=True):
-        window = words(lm.tokenizer.decode(clean.tokens["text"].tolist()))
-        itself = [words(asked.index.passage(int(n)))[10:40] in window for n in leaking.tokens["numbers"]]
+        window = words(lm.tokenizer.decode(clean.payload.text.tolist()))
+        itself = [words(asked.opened.passage(int(n)))[10:40] in window for n in leaking.payload.numbers]
         assert any(itself)
-        assert int(clean.tokens["excluded"][0]) >= sum(itself)
-        assert int(leaking.tokens["excluded"][0]) == 0
-        for number in clean.tokens["numbers"]:
-            parts = words(asked.index.passage(int(number))).split()
+        assert clean.payload.excluded >= sum(itself)
+        assert leaking.payload.excluded == 0
+        for number in clean.payload.numbers:
+            parts = words(asked.opened.passage(int(number))).split()
             assert not any(" ".join(parts[i : i + 5]) in window for i in range(len(parts) - 4))
 
 
@@ -150,9 +150,9 @@ def test_random_passages_are_the_control(documents: Path, lm: LM) -> None:
         assert len(set(own)) == row.length
         assert row.scores["passage_scores"] == [0.0] * row.length
         assert row.length < 30 or set(own) != set(best[row.repeat])
-        window = next(e for e in drawn.examples(lm, (0, 1, 30), 6, 0) if e.id == row.example).tokens["text"]
+        window = next(e for e in drawn.examples(lm, (0, 1, 30), 6, 0) if e.id == row.example).payload.text
         for number in own:
-            assert _shared(drawn.index.passage(number), lm.tokenizer.decode(window.tolist())) < 5
+            assert _shared(drawn.opened.passage(number), lm.tokenizer.decode(window.tolist())) < 5
     long = [tuple(row.scores["passages"]) for row in rows if row.length == 30]
     assert len(set(long)) == 6  # each window has its own
     assert any(row.scores["excluded"] for row in rows)
@@ -178,10 +178,10 @@ def _shared(text: str, other: str) -> int:
 
 def test_passages_of_an_index_may_all_be_asked_for(documents: Path, lm: LM) -> None:
     asked = ralm(documents, lm, overlap=0)
-    [example] = asked.examples(lm, (len(asked.index),), 1, 0)  # more than are searched at first
-    assert sorted(example.tokens["numbers"]) == list(range(len(asked.index)))
-    query = lm.tokenizer.decode(example.tokens["text"][:20].tolist())
-    assert example.tokens["numbers"].tolist() == asked.index.search([query], len(asked.index))[0][0].tolist()
+    [example] = asked.examples(lm, (len(asked.opened),), 1, 0)  # more than are searched at first
+    assert sorted(example.payload.numbers) == list(range(len(asked.opened)))
+    query = lm.tokenizer.decode(example.payload.text[:20].tolist())
+    assert example.payload.numbers.tolist() == asked.opened.search([query], len(asked.opened))[0][0].tolist()
 
 
 @pytest.mark.parametrize("decoder", [0, 1, 2])
@@ -203,17 +203,17 @@ def test_what_was_left_out_is_made_up_for_from_further_down(
 ) -> None:
     asked = ralm(documents, lm, "both", overlap=2)
     enough = asked.examples(lm, (12,), 3, 0)
-    assert all(example.tokens["excluded"][0] for example in enough)
+    assert all(example.payload.excluded for example in enough)
     monkeypatch.setattr("farspan.tasks.ralm.SPARE", 0)  # so that the index is asked again, for more
     for one, other in zip(enough, asked.examples(lm, (12,), 3, 0), strict=True):
-        assert one.tokens["numbers"].tolist() == other.tokens["numbers"].tolist()
-        assert len(set(one.tokens["numbers"].tolist())) == 12
-        assert one.tokens["excluded"] == other.tokens["excluded"]
+        assert one.payload.numbers.tolist() == other.payload.numbers.tolist()
+        assert len(set(one.payload.numbers.tolist())) == 12
+        assert one.payload.excluded == other.payload.excluded
 
 
 def test_too_few_passages_are_an_error_that_counts_them(documents: Path, lm: LM) -> None:
     asked = ralm(documents, lm, "asked", overlap=1)  # every passage shares a word with every window
-    with pytest.raises(ValueError, match=r"3 passages are asked for; index .* holds 40, of which 40 share 1 words"):
+    with pytest.raises(ValueError, match=r"3 passages are needed .*; index .* holds 40, of which 40 share 1 words"):
         asked.examples(lm, (3,), 1, 0)
 
 
@@ -263,9 +263,8 @@ def test_numbers_that_are_not_finite_are_rows_that_say_so(documents: Path, lm: L
 def test_the_first_example_is_kept_whole(documents: Path, lm: LM) -> None:
     asked = ralm(documents, lm)
     text = f"ralm:index={documents / 'index-found'},window=60,query=20,passage_tokens=25"
-    rows = measure_question(
-        [lm], ["full"], QuestionSettings(text, str(documents / "asked"), LENGTHS, 2), documents / "run"
-    )
+    options = {"text": str(documents / "asked"), "lengths": LENGTHS, "repeats": 2, "out": documents / "run"}
+    rows = measure([lm], ["full"], [text], **options).rows
     (shown,) = read_examples(documents / "run")
     passages, ids = passages_of(asked, lm, next(row for row in rows if row.repeat == 0 and row.length == 1))
     assert shown["what"] == text
@@ -346,10 +345,10 @@ def test_the_command_refuses_what_is_not_there(documents: Path, lm: LM, monkeypa
 
 def test_a_run_with_another_index_is_refused(documents: Path, lm: LM) -> None:
     text = f"ralm:index={documents / 'index'},window=60,query=20"
-    settings = QuestionSettings(text, str(documents / "asked"), (1,), 2)
+    options = {"text": str(documents / "asked"), "lengths": (1,), "repeats": 2, "out": documents / "run"}
     build(str(documents / "found"), documents / "index", words=10)
-    measure_question([lm], ["full"], settings, documents / "run")
+    measure([lm], ["full"], [text], **options)
     (documents / "index").rename(documents / "before")
     build(str(documents / "both"), documents / "index", words=10)
     with pytest.raises(ValueError, match="index_hash was"):
-        measure_question([lm], ["full"], settings, documents / "run")
+        measure([lm], ["full"], [text], **options)

@@ -12,14 +12,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from farspan import scoring
 from farspan.lm import LM, load, wrap
-from farspan.measuring.loop import measure
-from farspan.methods import method
+from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
+from farspan.methods import method
 from farspan.record import Row, Run
 from farspan.tasks import task
 from farspan.tasks.documents import Answering, Item
 from farspan.tasks.prompts import line_ends, pieces
-from farspan.tasks.zeroscrolls import SETS, ZeroScrolls, ZeroScrollsQuestion, load_items
+from farspan.tasks.zeroscrolls import SETS, BoundZeroScrolls, ZeroScrolls, load_items
 
 from cepe_models import tiny_cepe
 from tiny import tiny_model
@@ -51,15 +51,15 @@ def write(path: Path, rows: list[Any]) -> str:
     return str(path)
 
 
-def made(documents: list[str] | None = None, truncate: str = "none", omitted: str = "", **how: Any) -> ZeroScrolls:
+def made(documents: list[str] | None = None, truncate: str = "none", omitted: str = "", **how: Any) -> BoundZeroScrolls:
     texts = documents or [f"the quick brown fox {i} jumps over the lazy dog. " * (i + 1) for i in range(4)]
     items = tuple(Item(f"item {i}", "Story:\n", t, "\n\nWho?\nAnswer:\n", ("fox",)) for i, t in enumerate(texts))
-    return ZeroScrolls("qasper", items, Answering(**({"new_tokens": 6} | how)), truncate, omitted)
+    return BoundZeroScrolls("qasper", items, Answering(**({"new_tokens": 6} | how)), truncate, omitted)
 
 
 def measured(folder: Path, lm: LM, what: Any, how: str = "full", **more: Any) -> list[Row]:
     with Run.open(folder, {}) as run:
-        return measure(what, method(how), lm, run, **({"lengths": (300,), "repeats": 4} | more))
+        return measure_cell(what, method(how), lm, run, **({"lengths": (300,), "repeats": 4} | more))
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -154,7 +154,7 @@ def test_the_choice_is_the_equal_option_not_the_first_that_contains_it(tmp_path:
 
 def test_a_gold_a_is_not_met_by_an_empty_answer() -> None:
     item = Item("x", "", "", "", ("A",), ("The sea", "A ship", "a", "None"))
-    what = ZeroScrolls("quality", (item,), Answering(5))
+    what = BoundZeroScrolls("quality", (item,), Answering(5))
     right = ["A", " A", "(A) The sea", "the sea"]
     wrong = ["", "the", "B", "A ship"]
     assert [what.judged(text, item)["score"] for text in right + wrong] == [1.0] * 4 + [0.0] * 4
@@ -166,13 +166,13 @@ def test_all_references_of_a_question_count(tmp_path: Path) -> None:
     ]
     [item] = load_items("qasper", write(tmp_path / "x.jsonl", rows))
     assert item.references == ("fox", "dog")
-    what = ZeroScrolls("qasper", (item,), Answering(5))
+    what = BoundZeroScrolls("qasper", (item,), Answering(5))
     assert what.judged("the dog", item) == {"score": 1.0}
 
 
 def test_summaries_are_judged_by_rouge_l_with_the_others_beside_it() -> None:
     item = Item("x", "", "", "", ("the cat sat on the mat", "nothing"))
-    scores = ZeroScrolls("qmsum", (item,), Answering(5)).judged("a cat on a mat", item)
+    scores = BoundZeroScrolls("qmsum", (item,), Answering(5)).judged("a cat on a mat", item)
     assert scores == {"score": scoring.rouge("a cat on a mat", item.references)["rougeL"], **scoring.rouge(
         "a cat on a mat", item.references
     )}  # fmt: skip
@@ -408,7 +408,7 @@ def test_no_room_for_an_answer_and_too_few_examples_are_refused(lm: LM) -> None:
 def test_a_question_prints_as_it_parses() -> None:
     text = "zeroscrolls:set=qmsum,data=a/b,truncate=end,new_tokens=64"
     question = task(text)
-    assert isinstance(question, ZeroScrollsQuestion)
+    assert isinstance(question, ZeroScrolls)
     assert str(question) == text
     assert question.lengths([2048, 512, 2048]) == (512, 2048)
     assert question.quality.name == "ROUGE-L"
@@ -437,7 +437,7 @@ def test_a_model_without_an_end_of_text_can_be_asked(tokenizer: PreTrainedTokeni
 
 def test_the_first_example_is_kept_in_words_with_what_fits_of_its_document(lm: LM) -> None:
     what = made(truncate="end")
-    example = max(what.examples(lm, (60,), 4, 0), key=lambda one: len(one.tokens["document"]))
+    example = max(what.examples(lm, (60,), 4, 0), key=lambda one: len(one.payload.document))
     whole, cut = (what.shown(lm, example, length) for length in (900, 60))
     text = "".join("".join(words) for _, words in whole["parts"])
     assert text.startswith("Story:\nthe quick brown fox")

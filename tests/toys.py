@@ -14,6 +14,9 @@ from transformers import PreTrainedConfig
 from farspan.corpus import Corpus
 from farspan.lm import Separator
 from farspan.reader import Scores
+from farspan.tasks.attention import SINKS, BoundAttention
+from farspan.tasks.curve import BoundCurve
+from farspan.tasks.perplexity import TARGET_TOKENS, BoundPerplexity
 
 SEPARATOR = 0
 
@@ -121,3 +124,20 @@ def counting_text(num_documents: int = 12, length: int = 400) -> Corpus:
     """Documents in which no token ever comes twice, so that nothing can be guessed."""
     tokens = np.arange(1, num_documents * length + 1)
     return Corpus("counting", "counting", tokens, np.arange(num_documents + 1) * length)
+
+
+def curve_of(target: Corpus, prefix: Corpus | None = None, protocol: str = "nested", **options: Any) -> BoundCurve:
+    """The forgetting curve of texts that are there."""
+    return BoundCurve(target=target, prefix=prefix, protocol=protocol, **options)
+
+
+def perplexity_of(
+    text: Corpus, targets: str = "fixed", target_tokens: int = TARGET_TOKENS, buckets: int | None = None
+) -> BoundPerplexity:
+    """Perplexity of a text that is there."""
+    return BoundPerplexity(text=text, targets=targets, target_tokens=target_tokens, buckets=buckets)
+
+
+def attention_of(text: Corpus, bin: int, sinks: int = SINKS, **options: Any) -> BoundAttention:
+    """Attention statistics of a text that is there."""
+    return BoundAttention(text=text, bin=bin, sinks=sinks, **options)

@@ -25,6 +25,7 @@ from transformers.trainer_callback import CallbackHandler
 
 from farspan import stats
 from farspan.corpus import Corpus
+from farspan.lengths import spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, fingerprint, wrap
 from farspan.measuring.adaptive import SHORTEST, prepared
 from farspan.measuring.grid import Grid, about
@@ -36,7 +37,6 @@ from farspan.record import Run
 from farspan.report.picture import draw_training
 from farspan.tasks.base import Task
 from farspan.tasks.curve import Curve, Protocol
-from farspan.tasks.lengths import spaced_lengths
 from farspan.tasks.perplexity import Perplexity
 
 REPEATS = (4, 3, 2)  # the first that the budget allows ...

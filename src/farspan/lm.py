@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from farspan import cepe, hf
 from farspan.corpus import expanded, tokenizer_hash
+from farspan.lengths import LARGEST
 from farspan.loading import load_config, load_tokenizer, load_weights
-from farspan.tasks.lengths import LARGEST
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from transformers.utils import cached_file
 from farspan.corpus import expanded, offline
 from farspan.device import is_out_of_memory
 from farspan.files import parse_json
-from farspan.tasks.lengths import LARGEST
+from farspan.lengths import LARGEST
 
 logger = logging.getLogger(__name__)
 

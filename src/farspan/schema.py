@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
 
-from farspan.tasks.lengths import LARGEST
+from farspan.lengths import LARGEST
 
 MOST_BYTES = 2**63
 # where pydantic's own words name its types or a pattern

@@ -498,8 +498,8 @@ def check_task(folder: Path, text: str) -> None:
 
 
 def check_lengths(folder: Path, value: tuple[str, int, Any]) -> None:
-    from farspan.tasks.lengths import check_lengths as checked
-    from farspan.tasks.lengths import parse_depths, parse_lengths
+    from farspan.lengths import check_lengths as checked
+    from farspan.lengths import parse_depths, parse_lengths
 
     text, points, spacing = value
     try:

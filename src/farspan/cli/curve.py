@@ -77,8 +77,8 @@ def curve(
 ) -> None:
     """The forgetting curve: how long a text a model can copy from memory, with its memory lengths and a picture."""
     with said(running.kept):
+        from farspan.lengths import authors_lengths, parse_depths
         from farspan.tasks.curve import Curve
-        from farspan.tasks.lengths import authors_lengths, parse_depths
 
         chosen = chosen_lengths(lengths, points, spacing, Spacing.linear)
         if compat is not None and (points or spacing or not lengths.startswith("8:")):

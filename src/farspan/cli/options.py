@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from farspan.lm import Load
 
 err = Terminal(stderr=True)
-LARGEST = 10**12  # tokens, as in farspan.tasks.lengths, whose numpy takes long to import
+LARGEST = 10**12  # tokens, as in farspan.lengths, whose numpy takes long to import
 LONGEST = 1000  # characters of an error
 
 
@@ -174,7 +174,7 @@ def chosen_lengths(
 ) -> tuple[int, ...] | None:
     """Return the lengths that --lengths, --points and --spacing give; None for `auto`. `zero`: a list may begin with 0,
     the control of tasks that count passages or demonstrations."""
-    from farspan.tasks.lengths import DEFAULT_POINTS, parse_lengths
+    from farspan.lengths import DEFAULT_POINTS, parse_lengths
 
     if (points or spacing) and ":" not in lengths:
         raise ValueError("--points and --spacing belong to a range, such as --lengths 512:16384")
@@ -183,5 +183,7 @@ def chosen_lengths(
     spaced: Literal["linear", "log"] = "log" if (spacing or default) is Spacing.log else "linear"
     first, comma, rest = lengths.partition(",")
     if zero and first.strip() == "0":
+        if rest.strip() == "auto":
+            raise ValueError(f"lengths {lengths!r} mix numbers and auto: give one of the two")
         return (0, *(parse_lengths(rest, points or DEFAULT_POINTS, spaced) if comma else ()))
     return parse_lengths(lengths, points or DEFAULT_POINTS, spaced)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from farspan.corpus import UNKNOWN_SHARE, Corpus
+from farspan.lengths import check_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
 from farspan.measuring.adaptive import Budget, measure_adaptively, prepared, round_one
 from farspan.measuring.loop import Watch, measure_cell
@@ -17,7 +18,6 @@ from farspan.record import Row, Run, default_folder
 from farspan.tasks import Bound, Task, task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING, BoundCurve, Curve
-from farspan.tasks.lengths import check_lengths
 from farspan.tasks.perplexity import Perplexity
 
 DEFAULT_REPEATS = 10

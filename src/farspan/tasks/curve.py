@@ -31,13 +31,13 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from farspan.corpus import Corpus, join, load, report
 from farspan.files import read_json
+from farspan.lengths import DEFAULT_POINTS, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import Reader, Scores
 from farspan.record import Row
 from farspan.schema import check_results
 from farspan.specs import closest
 from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, same_texts
-from farspan.tasks.lengths import DEFAULT_POINTS, spaced_lengths
 from farspan.tasks.prompts import token_texts
 
 Protocol = Literal["paper", "nested", "probe"]
