@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from farspan.corpus import Corpus
 from farspan.lm import Separator
-from farspan.reader import Scores
+from farspan.reader import Reader, Scores
 
 SEPARATOR = 0
 
@@ -77,7 +76,7 @@ class ToyMemory:
 
 
 @dataclass
-class ToyReader:
+class ToyReader(Reader):
     lm: Any
     rule: Rule
     chunk: int = 1024
@@ -109,7 +108,7 @@ def toy_lm(position_limit: int | None = None) -> Any:
     return SimpleNamespace(
         name="toy",
         separator=Separator((SEPARATOR,), "bos"),
-        model=SimpleNamespace(config=PreTrainedConfig()),  # of no heads, so of no keys
+        key_bytes_per_token=0,
         position_limit=position_limit,
         trained_length=None,
         device=torch.device("cpu"),

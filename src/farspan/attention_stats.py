@@ -25,7 +25,7 @@ from farspan.sweep import (
     sweep_plans,
     trained_lengths,
 )
-from farspan.tasks.attention import MAP_BINS, SINKS, Attention, check_numbers, watchable
+from farspan.tasks.attention import MAP_BINS, SINKS, Attention, check_numbers, check_watchable
 
 LONGEST = 8192  # tokens, of lengths that are chosen by themselves: what a reading takes grows with their square
 PARTS = (8, 4, 2, 1)  # lengths are these parts of the longest: 512, 1024, 2048 and 4096 of the paper's models
@@ -111,6 +111,6 @@ def plan_attention(
         lm = loader(model)
         for how in methods:
             with method(how).on(lm) as reader:
-                watchable(reader)
+                check_watchable(reader)
         with hf.watch_attention(lm, settings.layers, None if settings.map_bins else (), see):
             yield from sweep_plans([lm], methods, settings.asking, **options)

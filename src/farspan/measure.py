@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from farspan import hf
 from farspan.device import free_bytes, is_out_of_memory, peak_bytes
 from farspan.lm import LM
 from farspan.methods import Method
@@ -129,8 +128,8 @@ def measure(
     if not any(missing(example) for example in examples):
         return mine()
     with method.on(lm) as reader:
-        if fallback := getattr(reader, "fallback", None):
-            watch.notice(f"{lm.name} is read with plain forwards, slower and without a cache: {fallback}")
+        if reader.fallback:
+            watch.notice(f"{lm.name} is read with plain forwards, slower and without a cache: {reader.fallback}")
         else:
             free = free_bytes(lm.device)
             for example in within_positions(task, lm, examples):
@@ -259,7 +258,7 @@ def _within_positions(task: Task, lm: LM, length: int) -> bool:
 def key_bytes(method: Method, lm: LM, work: Work, chunk: int) -> int:
     """What the keys of one stretch of work take, over its rows: those that the method keeps, and those of a chunk."""
     before = method.kept(work.num_before)
-    return work.num_rows * hf.key_bytes_per_token(lm.model) * (before + min(work.num_tokens, chunk))
+    return work.num_rows * lm.key_bytes_per_token * (before + min(work.num_tokens, chunk))
 
 
 def _cannot_fit(task: Task, method: Method, lm: LM, example: Example, free: int) -> str:

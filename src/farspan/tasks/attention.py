@@ -28,7 +28,7 @@ from torch import Tensor
 from farspan import hf
 from farspan.corpus import Corpus
 from farspan.lm import LM
-from farspan.reader import DenseReader, Memory, Reader
+from farspan.reader import Memory, Reader
 from farspan.tasks.base import Example, Result, Work
 
 SINKS = 8  # the paper's, figure 7
@@ -96,9 +96,9 @@ class Attention:
         """Results of a batch of examples that share lengths, shortest length first.
 
         Raises:
-            ValueError: what `watchable` or `hf.watch_attention` refuse.
+            ValueError: what `check_watchable` or `hf.watch_attention` refuse.
         """
-        reader = watchable(reader)
+        check_watchable(reader)
         text = torch.from_numpy(np.stack([example.tokens["text"] for example in batch])).long()
         ids = torch.cat([torch.tensor([reader.lm.separator.ids]).expand(len(batch), -1), text], 1)
         lengths, longest = batch[0].lengths, ids.shape[1]
@@ -244,18 +244,13 @@ class _Map:
         return (self.sums[index] / (counts[:, None] * layers)).numpy()
 
 
-def watchable(reader: Reader) -> DenseReader:
-    """The reader, under which the model itself attends to a text that is read as one.
-
-    Raises:
-        ValueError: it does not.
-    """
-    if not isinstance(reader, DenseReader) or reader.attention is not None:
+def check_watchable(reader: Reader) -> None:
+    """Raise ValueError unless the model itself attends to a text that is read as one."""
+    if not reader.watchable:
         raise ValueError(
             f"attention is watched where {reader.lm.name} itself attends to one text, and this method brings attention "
             "of its own or reads in several passes: use full, or rope of a type other than dynamic"
         )
-    return reader
 
 
 def packed(map: np.ndarray) -> str:

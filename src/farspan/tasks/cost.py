@@ -61,7 +61,7 @@ class Cost:
 
     def run(self, reader: Reader, batch: Sequence[Example]) -> Iterator[Result]:
         """A result per length and example, shortest length first."""
-        weights = sum(t.numel() * t.element_size() for t in (*reader.lm.model.parameters(), *reader.lm.model.buffers()))
+        weights = reader.lm.num_bytes
         for length in batch[0].lengths:
             reader.capacity = self.num_tokens(reader.lm, length)  # no room that this length does not need
             for example in batch:

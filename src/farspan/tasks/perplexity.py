@@ -16,8 +16,7 @@ No logits of more than one block are ever held. The separator stands before the 
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,7 +25,7 @@ import torch
 
 from farspan.corpus import Corpus, load
 from farspan.lm import LM
-from farspan.reader import DenseReader, Memory, Reader, Scores
+from farspan.reader import Memory, Reader, Scores
 from farspan.spelling import written
 from farspan.tasks.base import Example, Quality, Result, Work
 
@@ -107,7 +106,7 @@ class Perplexity:
         text = torch.from_numpy(np.stack([example.tokens["text"] for example in batch])).long()
         head = torch.tensor([reader.lm.separator.ids]).expand(len(batch), -1)
         # what a reader cuts or mixes must come in one piece; one that joins can go on
-        goes_on = self.targets == "last" and isinstance(reader, DenseReader)
+        goes_on = self.targets == "last" and reader.incremental
         memory: Memory | None = None
         read, layer = 0, ""
         for length in batch[0].cuts if goes_on else batch[0].lengths:
@@ -165,7 +164,7 @@ class Perplexity:
     def _not_finite(self, reader: Reader, head: torch.Tensor, text: torch.Tensor, length: int) -> str:
         """Reads and asks again, and says where the first numbers that are not finite came from."""
         begin, first, end = self.span(text.shape[1], length)
-        with first_not_finite(reader.lm.model) as found:
+        with reader.lm.first_not_finite() as found:
             reader.read(text[:, begin:first], head=head).score(text[:, first:end])
         where = found() or "the output head"
         return f"at {length:,} tokens the first numbers that are not finite came out of {where}"
@@ -234,38 +233,6 @@ def bucket_ends(length: int, buckets: int | None) -> list[int]:
     while ends[-1] < length:
         ends.append(2 * ends[-1])
     return [*ends[:-1], length]
-
-
-@contextmanager
-def first_not_finite(model: torch.nn.Module) -> Iterator[Callable[[], str]]:
-    """Within, watches what comes out of every module; gives a function that names the first one whose numbers are not
-    finite, "" if none."""
-    found: list[str] = []
-
-    def watching(name: str) -> Callable[[torch.nn.Module, Any, Any], None]:
-        def watch(module: torch.nn.Module, given: Any, result: Any) -> None:
-            if not found and any(not bool(t.isfinite().all()) for t in _floats(result)):
-                found.append(name)
-
-        return watch
-
-    hooks = [module.register_forward_hook(watching(name)) for name, module in model.named_modules() if name]
-    try:
-        yield lambda: found[0] if found else ""
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _floats(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _floats(item)
-    elif isinstance(value, Mapping):
-        yield from _floats(list(value.values()))
 
 
 def _digest(what: str, tokens: np.ndarray) -> str:
