@@ -19,7 +19,6 @@ import math
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -126,11 +125,8 @@ def child(way: str, lengths: tuple[int, ...], repeats: int) -> dict[str, Any]:
 
 
 def naive_flops(lm: Any, lengths: tuple[int, ...], repeats: int) -> float:
-    from farspan.measuring.plan import flops
-    from farspan.tasks import Work
-
     texts = [2 * length + 3 for length in lengths]
-    return 2.0 * repeats * sum(flops(lm, Work(1, 0, tokens, tokens)) for tokens in texts)
+    return 2.0 * repeats * sum(lm.flops(0, tokens, tokens) for tokens in texts)
 
 
 def automatic(quick: bool) -> dict[str, Any]:
@@ -180,19 +176,17 @@ def ratio_at_8b(longest: int) -> float:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from farspan.measuring.plan import flops
-    from farspan.tasks import Work
+    from farspan import hf
 
     config = LlamaConfig(vocab_size=128_256, num_key_value_heads=8, tie_word_embeddings=False, **SHAPE_8B)
     with torch.device("meta"):
-        lm: Any = SimpleNamespace(model=LlamaForCausalLM(config), vocabulary=config.vocab_size)
+        per_token, per_pair, per_scored = hf.flops(LlamaForCausalLM(config))
     lengths = [8 + (longest - 8) * i // (AUTHORS_POINTS - 1) for i in range(AUTHORS_POINTS)]
 
     def causal(before: int, tokens: int, scored: int) -> float:
-        # the rectangle that `flops` counts, less the half of the last square that causality leaves out
+        # without the half of the last square that causality leaves out
         pairs = tokens * (before + tokens) - tokens * tokens / 2
-        rest = flops(lm, Work(1, 0, tokens, scored)) - 4.0 * config.num_hidden_layers * config.hidden_size * tokens**2
-        return rest + 4.0 * config.num_hidden_layers * config.hidden_size * pairs
+        return per_token * tokens + per_pair * pairs + per_scored * scored
 
     authors = sum(2 * causal(0, 2 * length + 3, 2 * length + 3) for length in lengths)
     probe = causal(0, longest, 0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from farspan.compare import CompareSettings, compare, plan_compare
+from farspan.measuring.grid import grid, measure, plans
 from rich.console import Console
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
@@ -23,13 +23,14 @@ from farspan.record import Row, Run, read_header, read_rows
 from farspan.report import compare as report
 from farspan.report.page import write_report
 from farspan.tasks import Quality, task
-from farspan.tasks.cost import Cost
+from farspan.tasks.cost import BoundCost
 
 from tiny import tiny_model
 
 TEXT = "the quick brown fox jumps over the lazy dog and back again, over and over. " * 40
 METHODS = ["full", "sinks:window=12,sinks=2", "topk:k=4"]
 LENGTHS = (16, 32)
+TASKS = ("perplexity:target_tokens=8", "curve")
 
 
 @pytest.fixture
@@ -38,19 +39,26 @@ def text(tmp_path: Path) -> str:
     return str(tmp_path / "text.txt")
 
 
-def settings(text: str, **changes: Any) -> CompareSettings:
-    what = CompareSettings(tasks=("perplexity:target_tokens=8", "curve"), text=text, lengths=LENGTHS, repeats=4)
-    return replace(what, **changes)
+def settings(text: str, **changes: Any) -> dict[str, Any]:
+    return {"text": text, "lengths": LENGTHS, "repeats": 4, "cost": True} | changes
 
 
-def compared(lms: list[LM], text: str, folder: Path, methods: list[str] = METHODS, **changes: Any) -> list[report.Cell]:
-    rows = compare(lms, methods, settings(text, **changes), folder / "run")
+def compare(
+    lms: list[Any], methods: list[str], folder: Path, what: dict[str, Any], tasks: tuple[str, ...] = TASKS
+) -> list[Row]:
+    return measure(lms, methods, tasks, out=folder / "run", refusals=True, **what).rows
+
+
+def compared(
+    lms: list[Any], text: str, folder: Path, methods: list[str] = METHODS, tasks: tuple[str, ...] = TASKS, **changes: Any
+) -> list[report.Cell]:
+    rows = compare(lms, methods, folder, settings(text, **changes), tasks)
     return report.cells(rows, read_header(folder / "run"))
 
 
 def test_all_cells_are_asked_for_the_same_tokens(lm: LM, tokenizer: Any, text: str, tmp_path: Path) -> None:
     other = wrap(tiny_model("qwen2"), tokenizer, "tiny-other")
-    rows = compare([lm, other], METHODS, settings(text), tmp_path / "run")
+    rows = compare([lm, other], METHODS, tmp_path, settings(text))
     examples = {(row.model, row.method, row.task): set() for row in rows if row.task != "cost"}
     for row in rows:
         if row.task != "cost":
@@ -121,13 +129,8 @@ def test_what_a_model_or_method_refuses_is_a_row_that_says_so_and_the_others_go_
 ) -> None:
     gpt2 = wrap(tiny_model("gpt2"), tokenizer, "tiny-gpt2")
     said: list[str] = []
-    rows = compare(
-        [lm, gpt2],
-        ["full", "rope:type=yarn,factor=2"],
-        settings(text),
-        tmp_path / "run",
-        watch=Watch(notice=said.append),
-    )
+    what = settings(text) | {"watch": Watch(notice=said.append)}
+    rows = compare([lm, gpt2], ["full", "rope:type=yarn,factor=2"], tmp_path, what)
     found = report.cells(rows, read_header(tmp_path / "run"))
     refused = [cell for cell in found if cell.failed]
     assert {(cell.model, cell.method, cell.failed) for cell in refused} == {
@@ -186,7 +189,7 @@ def test_what_is_recorded_is_not_measured_again(lm: LM, text: str, tmp_path: Pat
 def test_cost_splits_what_is_held_from_what_is_passing(lm: LM, tmp_path: Path) -> None:
     with Run.open(tmp_path, {}) as run:
         for text in ("full", "sinks:window=40,sinks=4"):
-            measure_cell(Cost(new_tokens=4), method(text), lm, run, lengths=(64, 256), repeats=1, batch=1)
+            measure_cell(BoundCost(new_tokens=4), method(text), lm, run, lengths=(64, 256), repeats=1, batch=1)
         found = {(row.method, row.length): row.scores for row in run.rows}
     weights = sum(p.numel() * p.element_size() for p in [*lm.model.parameters(), *lm.model.buffers()])
     for scores in found.values():
@@ -226,12 +229,13 @@ def test_what_cannot_fit_is_a_row_that_says_so_without_being_tried(
 
 
 def test_a_plan_has_a_line_for_each_cell(tmp_path: Path, text: str, saved: Path) -> None:
-    plans = list(plan_compare([str(saved)], ["full", "sinks:window=9000"], settings(text, cost=False)))
-    assert [what for _, how, what, _ in plans if how == "full"] == [
+    what = grid([str(saved)], TASKS, refusals=True, **settings(text, cost=False))
+    planned = list(plans([str(saved)], ["full", "sinks:window=9000"], what, refusals=True))
+    assert [what for _, how, what, _ in planned if how == "full"] == [
         "perplexity:targets=fixed,target_tokens=8 16", "perplexity:targets=fixed,target_tokens=8 32",
         "curve:protocol=nested 16", "curve:protocol=nested 32",
     ]  # fmt: skip
-    assert all(isinstance(cost, str) == how.startswith("sinks") for _, how, _, cost in plans)
+    assert all(isinstance(cost, str) == how.startswith("sinks") for _, how, _, cost in planned)
 
 
 @pytest.fixture
@@ -260,7 +264,7 @@ def test_the_command_prints_tables_draws_and_ends_with_what_failed(saved: Path, 
 
 def test_the_page_shows_the_table_and_why_cells_failed(lm: LM, tokenizer: Any, text: str, tmp_path: Path) -> None:
     gpt2 = wrap(tiny_model("gpt2"), tokenizer, "<b>gpt2</b>")
-    compare([lm, gpt2], ["full", "topk:k=4", "rope:type=yarn,factor=2"], settings(text), tmp_path / "run")
+    compare([lm, gpt2], ["full", "topk:k=4", "rope:type=yarn,factor=2"], tmp_path, settings(text))
     write_report([tmp_path / "run"], tmp_path / "page")
     page = (tmp_path / "page" / "report.html").read_text()
     assert "Comparison: curve:protocol=nested: copy accuracy by tokens" in page
@@ -304,7 +308,8 @@ def test_default_lengths_leave_the_targets_context(lm: LM, tmp_path: Path) -> No
     assert task("perplexity:target_tokens=100").lengths([512, 4096]) == (256, 512, 1024, 2048, 4096, 8192)
     assert task("perplexity:targets=all").lengths([64]) == (16, 32, 64, 128)
     (tmp_path / "text.txt").write_text(4 * TEXT)
-    rows = compare([lm], ["full"], CompareSettings(text=str(tmp_path / "text.txt"), repeats=2), tmp_path / "run")
+    what = settings(str(tmp_path / "text.txt"), lengths=None, repeats=2)
+    rows = compare([lm], ["full"], tmp_path, what, ("perplexity",))
     assert {row.status for row in rows} == {"ok"}
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from farspan.measuring.grid import measure
 from transformers import PreTrainedTokenizerFast
 
 from farspan import stats
 from farspan.lm import DEFAULT_TRAINED_LENGTH, wrap
+from farspan.measuring.grid import measure
 from farspan.record import read_examples, read_header
 
 from tiny import tiny_model
@@ -127,7 +127,12 @@ def test_the_first_example_is_kept_in_words(text: str, tmp_path: Path, tokenizer
     for _ in range(2):  # repeating a command adds no second one
         measure([lm], ["full"], ["curve"], text=text, lengths=(10, 20), repeats=4, out=tmp_path / "run")
     (example,) = read_examples(tmp_path / "run")
-    assert (example["model"], example["what"], example["length"], example["scored"]) == ("m", "curve:protocol=nested", 10, 5)
+    assert (example["model"], example["what"], example["length"], example["scored"]) == (
+        "m",
+        "curve:protocol=nested",
+        10,
+        5,
+    )
     parts = dict(example["parts"])
     assert "".join(parts["asked"]) in (tmp_path / "text.txt").read_text()
     assert parts["asked"] == parts["read"]

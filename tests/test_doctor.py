@@ -88,15 +88,14 @@ def test_a_model_that_cannot_copy_is_not_blamed_on_the_method(lm: LM) -> None:
 
 
 @dataclass
-class Spoilt:
+class Spoilt(Reader):
     """A reader whose memories score as `spoil` makes of it."""
 
     inner: Reader
     spoil: Callable[["SpoiltMemory", Tensor, Scores], Scores]
 
-    @property
-    def lm(self) -> LM:
-        return self.inner.lm
+    def __post_init__(self) -> None:
+        self.lm = self.inner.lm
 
     @property
     def chunk(self) -> int:

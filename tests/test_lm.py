@@ -2,6 +2,8 @@
 
 import copy
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -451,3 +453,34 @@ def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:
 def test_the_embedded_model_is_called_demo() -> None:
     lm = load("demo", device="cpu")
     assert (lm.name, lm.identity["name"], Load().trained("demo")) == ("demo", "demo", lm.trained_length)
+
+
+# what measuring needs to know of a model
+
+
+def test_a_model_reports_what_its_tokens_cost(lm: LM) -> None:
+    assert lm.key_bytes_per_token == 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, dimension, bytes
+    assert lm.num_bytes == sum(t.nbytes for t in (*lm.model.parameters(), *lm.model.buffers()))
+    assert lm.flops(90, 20, 3) - lm.flops(90, 20, 0) == 2 * 32 * VOCABULARY * 3
+    assert lm.flops(90, 20, 0) - 2 * lm.flops(0, 10, 0) == 4 * 2 * 32 * (20 * 110 - 2 * 10 * 10)
+
+
+def test_the_stop_tokens_are_those_of_generation_and_of_the_tokenizer(lm: LM) -> None:
+    lm.model.generation_config.eos_token_id = 7
+    assert lm.stop_tokens == [0, 7]
+    lm.model.generation_config.eos_token_id = [9, 8]
+    assert lm.stop_tokens == [8, 9]
+
+
+def test_a_model_type_of_its_own_is_imported_when_the_first_such_model_is_loaded() -> None:
+    code = """
+import sys
+from types import SimpleNamespace as Config
+from farspan.loading import own_loader
+import farspan.lm
+assert "farspan.cepe" not in sys.modules
+assert own_loader(Config(do_cross_attention=True)) is None
+assert own_loader(Config(do_cross_attention=True, encoder_config={"model_type": "llama"})) is not None
+assert "farspan.cepe" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -61,6 +61,8 @@ class Knowing:
 
 
 class KnowingMemory:
+    num_encoded = 0
+
     def __init__(self, lm: LM, known: list[int]) -> None:
         self.lm, self.known, self.num_seen, self.num_kept = lm, known, len(known), len(known)
 

@@ -8,10 +8,9 @@ import torch
 
 from farspan.lm import LM
 from farspan.measuring.loop import measure_cell
-from farspan.measuring.plan import flops, plan
+from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.record import Run
-from farspan.tasks import Work
 from farspan.tasks.curve import BoundCurve
 
 from tiny import tiny_model
@@ -53,7 +52,7 @@ def test_flops_equal_a_count_by_hand(lm: LM) -> None:
     matrices = layers * (2 * hidden * hidden + 2 * hidden * hidden // 2 + 3 * hidden * feed_forward)
     norms = (2 * layers + 1) * hidden
     attention = 4 * layers * hidden * 10 * (90 + 10)
-    assert flops(lm, Work(1, 90, 10, 7)) == 2 * (matrices + norms) * 10 + attention + 2 * hidden * vocabulary * 7
+    assert lm.flops(90, 10, 7) == 2 * (matrices + norms) * 10 + attention + 2 * hidden * vocabulary * 7
 
 
 def test_a_calibrated_plan_says_a_time_that_grows_with_the_work(lm: LM) -> None:

@@ -287,7 +287,7 @@ class Answering:
 
     def read(self, *passages: torch.Tensor, head: torch.Tensor, weights: torch.Tensor | None) -> Any:
         self.given = SimpleNamespace(passages=passages, head=head, weights=weights)
-        return SimpleNamespace(num_seen=1, num_kept=1, read=lambda ids: None, generate=self.generate)
+        return SimpleNamespace(num_seen=1, num_kept=1, num_encoded=0, read=lambda ids: None, generate=self.generate)
 
     def generate(self, ids: torch.Tensor, max_new_tokens: int, *, stop: list[int]) -> list[torch.Tensor]:
         self.given.stop = stop

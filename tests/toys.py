@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from farspan.corpus import Corpus
 from farspan.lm import Separator
-from farspan.reader import Scores
+from farspan.reader import Reader, Scores
 from farspan.tasks.attention import SINKS, BoundAttention
 from farspan.tasks.curve import BoundCurve
 from farspan.tasks.perplexity import TARGET_TOKENS, BoundPerplexity
@@ -80,7 +79,7 @@ class ToyMemory:
 
 
 @dataclass
-class ToyReader:
+class ToyReader(Reader):
     lm: Any
     rule: Rule
     chunk: int = 1024
@@ -112,7 +111,7 @@ def toy_lm(position_limit: int | None = None) -> Any:
     return SimpleNamespace(
         name="toy",
         separator=Separator((SEPARATOR,), "bos"),
-        model=SimpleNamespace(config=PreTrainedConfig()),  # of no heads, so of no keys
+        key_bytes_per_token=0,
         position_limit=position_limit,
         trained_length=None,
         device=torch.device("cpu"),

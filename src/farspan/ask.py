@@ -97,7 +97,7 @@ class Conversation:
         self.memory.generate(
             _ids(self.lm, self._between + question.strip() + self._after),
             max_new_tokens,
-            stop=_stops(self.lm),
+            stop=self.lm.stop_tokens,
             on_token=stream,
             temperature=temperature,
             top_p=top_p,
@@ -105,7 +105,7 @@ class Conversation:
         )
         text = self.lm.tokenizer.decode(ids, skip_special_tokens=True)
         on_text(text[len(shown) :])
-        encoded = getattr(self.memory, "num_encoded", 0)
+        encoded = self.memory.num_encoded
         return Answer(
             text=text.strip(),
             num_tokens=len(ids),
@@ -183,14 +183,6 @@ def _bounded(most: int) -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
-
-
-def _stops(lm: LM) -> list[int]:
-    """The tokens that end an answer."""
-    config: Any = getattr(lm.model, "generation_config", None)
-    ids = getattr(config, "eos_token_id", None)
-    known = ids if isinstance(ids, list) else [ids, lm.tokenizer.eos_token_id]
-    return sorted({one for one in known if one is not None})
 
 
 def _ids(lm: LM, text: str) -> Tensor:

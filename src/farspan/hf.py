@@ -742,6 +742,39 @@ def key_bytes_per_token(model: Any) -> int:
     return 2 * config.num_hidden_layers * key_value_heads * dim * model.dtype.itemsize
 
 
+def flops(model: Any) -> tuple[float, float, float]:
+    """Return the multiplications and additions for a token fed, for a pair of query and key, and for a position at
+    which the output head runs. Matrices and attention count; norms and activations do not."""
+    config = model.config.get_text_config(decoder=True)
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    embeddings = {id(p) for module in ends if module for p in module.parameters()}
+    body = sum(p.numel() for p in model.parameters() if id(p) not in embeddings)
+    vocabulary = ends[0].num_embeddings
+    return 2.0 * body, 4.0 * config.num_hidden_layers * config.hidden_size, 2.0 * config.hidden_size * vocabulary
+
+
+@contextmanager
+def first_not_finite(model: nn.Module) -> Iterator[Callable[[], str]]:
+    """Watch the outputs of every module inside the `with`. Yield a function that returns the name of the first module
+    whose output is not finite, "" if there is none."""
+    found: list[str] = []
+
+    def watching(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def watch(module: nn.Module, given: Any, result: Any) -> None:
+            tensors = (t for t in _tensors(result) if t.is_floating_point())
+            if not found and any(not bool(t.isfinite().all()) for t in tensors):
+                found.append(name)
+
+        return watch
+
+    hooks = [module.register_forward_hook(watching(name)) for name, module in model.named_modules() if name]
+    try:
+        yield lambda: found[0] if found else ""
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def decoder_of(model: Any) -> Any:
     """Return the module that turns token ids into the last hidden states, without a vision tower or an encoder."""
     found = model.get_decoder()

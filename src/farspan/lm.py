@@ -3,17 +3,20 @@
 import hashlib
 import logging
 import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from farspan import cepe, hf
+from farspan import hf
 from farspan.corpus import expanded, tokenizer_hash
 from farspan.lengths import LARGEST
-from farspan.loading import load_config, load_tokenizer, load_weights
+from farspan.loading import load_config, load_tokenizer, load_weights, own_loader
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +51,40 @@ class LM:
 
     @property
     def vocabulary(self) -> int:
+        """Entries of the model's embedding, which can be more than the tokenizer's."""
         return self.model.get_input_embeddings().num_embeddings
+
+    @property
+    def stop_tokens(self) -> list[int]:
+        """Ids of the tokens that end an answer, ascending."""
+        ids = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        known = ids if isinstance(ids, list) else [ids, self.tokenizer.eos_token_id]
+        return sorted({one for one in known if one is not None})
+
+    @property
+    def key_bytes_per_token(self) -> int:
+        """Bytes of the keys and values of one token over all layers; an upper bound for layers with a window."""
+        return hf.key_bytes_per_token(self.model)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the parameters and buffers."""
+        return sum(t.numel() * t.element_size() for t in (*self.model.parameters(), *self.model.buffers()))
+
+    @cached_property
+    def _flops(self) -> tuple[float, float, float]:
+        return hf.flops(self.model)
+
+    def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
+        """Return the multiplications and additions of one forward of one row: `num_tokens` after `num_before` others,
+        attention computed over the whole rectangle, and the output head at `num_scored` positions."""
+        per_token, per_pair, per_scored = self._flops
+        num_pairs = num_tokens * (num_before + num_tokens)
+        return per_token * num_tokens + per_pair * num_pairs + per_scored * num_scored
+
+    def first_not_finite(self) -> AbstractContextManager[Callable[[], str]]:
+        """Watch the outputs of every module inside the `with`; see `hf.first_not_finite`."""
+        return hf.first_not_finite(self.model)
 
 
 def load(
@@ -106,8 +142,8 @@ def load(
         **hub,
     }
     left_out: dict[str, int] = {}
-    if cepe.is_cepe(config):
-        network = cepe.from_pretrained(name, **options)
+    if (own := own_loader(config)) is not None:
+        network = own(name, **options)
     else:
         network, left_out = load_weights(AutoModelForCausalLM, name, config, **options)
     tokenizer = load_tokenizer(name, **common)

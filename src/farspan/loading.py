@@ -12,7 +12,8 @@ everywhere:
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,9 @@ BROKEN = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, RuntimeError, StrictDataclassError,
     TypeError, ValueError,
 )  # fmt: skip
+# Models that transformers does not know: the fields of config.json that mark them, and the module whose
+# `from_pretrained` loads them. It is imported when the first such model is loaded.
+LOADERS = {("do_cross_attention", "encoder_config"): "farspan.cepe"}
 # Buffers that older versions of transformers saved, and newer ones compute.
 COMPUTED = re.compile(
     r"(^|\.)(inv_freq|rotary_emb\.(cos|sin)_cached|position_ids|embed_positions(\.weights)?"
@@ -109,6 +113,14 @@ def load_tokenizer(
     place = place_of(name)
     with explained(name, what, "tokenizer", trust_remote_code):
         return AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=bool(trust_remote_code))
+
+
+def own_loader(config: PreTrainedConfig) -> Callable[..., Any] | None:
+    """Return the `from_pretrained` of a model that transformers does not know; None for models that it knows."""
+    for fields, module in LOADERS.items():
+        if all(getattr(config, field, None) for field in fields):
+            return import_module(module).from_pretrained
+    return None
 
 
 def load_weights(

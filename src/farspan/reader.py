@@ -8,9 +8,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -53,13 +53,18 @@ class NotFiniteError(ValueError):
 
 @runtime_checkable
 class Memory(Protocol):
-    """What a reader keeps of what it has read."""
+    """What a reader keeps of the tokens it has read."""
 
     @property
     def num_seen(self) -> int: ...  # tokens read
 
     @property
     def num_kept(self) -> int: ...  # tokens still held, largest over layers
+
+    @property
+    def num_encoded(self) -> int:
+        """Tokens read by an encoder instead of the decoder, as of the last question."""
+        return 0
 
     @property
     def num_bytes(self) -> int: ...  # held for this memory
@@ -84,40 +89,103 @@ class Memory(Protocol):
 
 @runtime_checkable
 class Reader(Protocol):
-    """An LM under a method."""
+    """An LM under a method. Members with a body are defaults for classes that name `Reader` as their base."""
 
-    @property
-    def lm(self) -> LM: ...
-
+    lm: LM
     chunk: int  # tokens of one forward; a smaller one needs less memory
     capacity: int  # tokens a memory makes room for at once; 0 where it is not known how many will come
+
+    @property
+    def fallback(self) -> str | None:
+        """Why the model is read with plain forwards, slower and without a cache; None where it is read in chunks."""
+        return None
+
+    @property
+    def incremental(self) -> bool:
+        """Whether a memory that was scored can be read further with the numbers of reading the whole text at once.
+        Otherwise tasks read each longer text from its beginning."""
+        return False
+
+    @property
+    def watchable(self) -> bool:
+        """Whether the model's own attention reads the text as one sequence, so that its weights can be measured."""
+        return False
+
+    def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
+        """Return the multiplications and additions of one row that feeds `num_tokens` after `num_before` others, with
+        the output head at `num_scored` positions."""
+        return self.lm.flops(num_before, num_tokens, num_scored)
+
+    def bytes_needed(self, num_rows: int, num_tokens: int) -> dict[str, int] | None:
+        """Return the bytes for reading rows of up to `num_tokens`, by purpose, the model's `weights` among them and
+        logits excluded; None: the keys that `Method.kept` counts are the best estimate."""
+        return None
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory: ...
 
 
 @dataclass
-class DenseReader:
+class DenseReader(Reader):
     """Reads in chunks, with full attention unless a method brings another. Passages are joined; `weights` has no
     meaning here."""
 
     lm: LM
     chunk: int = CHUNK
     capacity: int = 0
-    fallback: str | None = None  # why this model is read with plain forwards instead, if it is
+    fallback: str | None = None
     attention: hf.Attention | None = None  # what a method has put in the place of full attention
     scope: hf.Scope | None = None  # outside of which what was read cannot be used
+    incremental: ClassVar[bool] = True
 
-    def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
+    @property
+    def watchable(self) -> bool:
+        return self.attention is None
+
+    def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
+        """As `Reader.flops`. Attention is computed over the whole rectangle of a chunk and the keys up to its end."""
+        if self.fallback is not None:  # each question is one forward over everything
+            return self.lm.flops(0, num_before + num_tokens, num_scored) if num_scored else 0.0
+        sizes = [min(self.chunk, num_tokens - first) for first in range(0, num_tokens, self.chunk)]
+        fed = (self.lm.flops(num_before + self.chunk * i, size, 0) for i, size in enumerate(sizes))
+        return sum(fed) + self.lm.flops(0, 0, min(num_scored, num_tokens))
+
+    def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> "BaseMemory":
         """Reads `head` and the passages, in order, each [batch, time] of one batch size.
 
         Raises:
             ValueError: padding, different batch sizes, or more tokens than the model has positions.
         """
-        memory = PlainMemory(self.lm) if self.fallback else CachedMemory(self.lm, self)
+        memory: BaseMemory = PlainMemory(self.lm) if self.fallback else CachedMemory(self.lm, self)
         memory.scope = self.attention or self.scope
         for part in ([head] if head is not None else []) + list(passages):
             memory.read(part)
         return memory
+
+
+@dataclass
+class OuterReader(Reader):
+    """A reader that reads with another one."""
+
+    inner: DenseReader
+    lm: LM = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lm = self.inner.lm
+
+    @property
+    def fallback(self) -> str | None:
+        return self.inner.fallback
+
+    @property
+    def chunk(self) -> int:
+        return self.inner.chunk
+
+    @chunk.setter
+    def chunk(self, num_tokens: int) -> None:
+        self.inner.chunk = num_tokens
+
+    def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
+        return self.inner.flops(num_before, num_tokens, num_scored)
 
 
 def dense_reader(lm: LM) -> DenseReader:
@@ -212,6 +280,10 @@ class BaseMemory(ABC):
     @property
     @abstractmethod
     def num_kept(self) -> int: ...
+
+    @property
+    def num_encoded(self) -> int:
+        return 0
 
     @property
     @abstractmethod

@@ -33,7 +33,6 @@ def ask(
     with said():
         from dataclasses import asdict
 
-        from farspan import hf
         from farspan.ask import Conversation, num_tokens, read_texts
         from farspan.methods import method as parsed
         from farspan.reader import check_sampling
@@ -45,7 +44,7 @@ def ask(
         loader = loading.loader(attention)
         console, lm = err if as_json else Terminal(), loader(model)
         tokens = num_tokens(lm, texts)
-        keys = how.kept(tokens) * hf.key_bytes_per_token(lm.model)
+        keys = how.kept(tokens) * lm.key_bytes_per_token
         files = f"{len(texts)} {'file' if len(texts) == 1 else 'files'}"
         say = f"{files}, {tokens:,} tokens; keys of {how.kept(tokens):,} tokens: {keys / 2**20:,.1f} MiB"
         err.print(say, style="dim", highlight=False)

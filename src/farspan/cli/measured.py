@@ -45,7 +45,7 @@ def run_measurement(
         "loader": loader, "refusals": refusals, "batch": running.batch, "chunk": running.chunk,
     }  # fmt: skip
     if running.plan:
-        planned = grid(models, tasks, loader=loader, **what)
+        planned = grid(models, tasks, refusals=refusals, loader=loader, **what)
         first = planned.adaptive * "; the first round of --lengths auto, about two thirds of all"
         print_plans(list(plans(models, methods, planned, **options)), first, running.as_json)
         return

@@ -106,6 +106,7 @@ def grid(
     repeats: int | None = None,
     seed: int = 0,
     cost: bool = False,
+    refusals: bool = False,
     loader: Load | None = None,
 ) -> Grid:
     """Return what `measure` measures with these arguments, with everything chosen that was left open.
@@ -124,6 +125,9 @@ def grid(
             check_lengths(given[1:] if one.unit != "tokens" and given[0] == 0 and len(given) > 1 else given)
     trained = tuple(loader.trained(model) or DEFAULT_TRAINED_LENGTH for model in models)
     resolved = tuple(one.resolved(given, trained) for one in chosen)
+    for one in resolved:
+        if given is not None and not refusals:
+            one.check(given)
     if twice := [str(a) for a, b in combinations(resolved, 2) if str(a) == str(b)]:
         raise ValueError(f"task {twice[0]} is given twice: name each once (--task)")
     return Grid(resolved, text, given or lengths, repeats, seed, cost, trained)
@@ -172,7 +176,8 @@ def measure(
     """
     watch, loader = watch or Watch(), loader or Load()
     chosen = [method(one) for one in methods]
-    what = grid(models, tasks, text=text, lengths=lengths, repeats=repeats, seed=seed, cost=cost, loader=loader)
+    options: dict[str, Any] = {"text": text, "lengths": lengths, "repeats": repeats, "seed": seed, "cost": cost}
+    what = grid(models, tasks, refusals=refusals, loader=loader, **options)
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes: got {minutes:g}, expected a positive number (--minutes)")
     if minutes is not None and not what.adaptive:

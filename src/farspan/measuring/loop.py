@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from farspan import hf
 from farspan.device import free_bytes, is_out_of_memory, peak_bytes
 from farspan.lm import LM
 from farspan.methods import Method
@@ -161,8 +160,8 @@ def measure_cell(
         return ledger.rows
     with method.on(lm) as reader:
         fitting = within_positions(bound, lm, ledger.examples)
-        if fallback := getattr(reader, "fallback", None):
-            watch.notice(f"{lm.name} is read with plain forwards, slower and without a cache: {fallback}")
+        if reader.fallback:
+            watch.notice(f"{lm.name} is read with plain forwards, slower and without a cache: {reader.fallback}")
         else:
             free = free_bytes(lm.device)
             for example in fitting:
@@ -305,7 +304,7 @@ def _within_positions(bound: Bound[Any], lm: LM, example: Example[Any], length: 
 def key_bytes(method: Method, lm: LM, work: Work, chunk: int) -> int:
     """Return the bytes of the keys of some work, over its rows: those that the method keeps, and those of a chunk."""
     before = method.kept(work.num_before)
-    return work.num_rows * hf.key_bytes_per_token(lm.model) * (before + min(work.num_tokens, chunk))
+    return work.num_rows * lm.key_bytes_per_token * (before + min(work.num_tokens, chunk))
 
 
 def _cannot_fit(bound: Bound[Any], method: Method, lm: LM, example: Example[Any], free: int) -> str:

@@ -3,8 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -61,10 +60,9 @@ def plan(
     longest = max(w.num_before + w.num_tokens for w in work)
     with method.on(lm) as reader, bound.around(reader):
         chunk = reader.chunk = chunk or reader.chunk
-        known: Any = reader  # what some methods know of their cost
-        parts = known.bytes_needed(rows, longest) if hasattr(reader, "bytes_needed") else None
-        needed = known.flops if hasattr(reader, "flops") else None
-        fallback = getattr(reader, "fallback", None)
+        parts = reader.bytes_needed(rows, longest)
+        flops = sum(w.num_rows * reader.flops(w.num_before, w.num_tokens, w.num_scored) for w in work)
+        fallback = reader.fallback
         if fallback:  # every question reads everything again, in one forward
             work = [Work(w.num_rows, 0, w.num_before + w.num_tokens, w.num_scored) for w in work if w.num_scored]
             chunk = max(w.num_tokens for w in work)
@@ -78,35 +76,17 @@ def plan(
     return Plan(
         num_examples=len(examples),
         tokens=sum(w.num_rows * w.num_tokens for w in work),
-        flops=sum(w.num_rows * needed(w.num_before, w.num_tokens, w.num_scored) for w in work)
-        if needed
-        else sum(s.num_rows * flops(lm, s) for s in steps),
-        extra_bytes=(parts.total - parts.weights if parts else keys) + 3 * 4 * logits_at_once(lm),
+        flops=flops,
+        extra_bytes=(sum(parts.values()) - parts["weights"] if parts else keys) + 3 * 4 * logits_at_once(lm),
         seconds=seconds,
         fallback=fallback,
-        parts=asdict(parts) if parts else None,
+        parts=parts,
     )
 
 
 def _mask_bytes(method: Method, step: Work) -> int:
     """Of the mask of one chunk: a byte for each token of it and each that it may see."""
     return step.num_rows * step.num_tokens * (method.kept(step.num_before) + step.num_tokens)
-
-
-def flops(lm: LM, step: Work) -> float:
-    """Multiplications and additions of one row's step: matrices, attention over the whole rectangle, head."""
-    config = lm.model.config.get_text_config(decoder=True)
-    embeddings = {
-        id(p) for m in (lm.model.get_input_embeddings(), lm.model.get_output_embeddings()) if m for p in m.parameters()
-    }
-    body = sum(p.numel() for p in lm.model.parameters() if id(p) not in embeddings)
-    pairs = step.num_tokens * (step.num_before + step.num_tokens)
-    hidden = config.hidden_size
-    return (
-        2.0 * body * step.num_tokens
-        + 4.0 * config.num_hidden_layers * hidden * pairs
-        + 2.0 * hidden * lm.vocabulary * step.num_scored
-    )
 
 
 def _chunks(work: Work, chunk: int) -> list[Work]:

@@ -69,7 +69,7 @@ class Composed:
             reader: Reader | None = None
             for part in self.parts:
                 if isinstance(part, Replug) and reader is not None:
-                    reader = part.around(reader)
+                    reader = part.around(reader)  # type: ignore[arg-type]  # what composes reads densely
                 else:
                     reader = stack.enter_context(part.on(lm if reader is None else reader.lm))
             assert reader is not None

@@ -19,7 +19,7 @@ the base. Trained (farspan train cepe).
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -28,11 +28,10 @@ from torch import Tensor
 from farspan import hf
 from farspan.cepe import MODES, Context
 from farspan.cepe import Cepe as Model
-from farspan.cepe.cost import Memory as Bytes
 from farspan.cepe.cost import Sizes, memory, prefill_flops
 from farspan.cepe.encoder import window_of
 from farspan.lm import LM
-from farspan.reader import BaseMemory, DenseReader, Head, Ids, Memory, Reader, dense_reader
+from farspan.reader import BaseMemory, Head, Ids, Memory, OuterReader, Reader, dense_reader
 from farspan.specs import closest, written
 
 CHUNK = 256  # tokens; what the published models were trained with
@@ -93,31 +92,14 @@ class Cepe:
 
 
 @dataclass
-class CepeReader:
-    """Keeps ids, and runs encoder and decoder when something is asked."""
+class CepeReader(OuterReader):
+    """Keeps ids, and runs the encoder and `inner`, the decoder, for each question."""
 
-    inner: DenseReader  # of what stands in the decoder
     size: int  # tokens of a chunk of the context
     window: int  # tokens in the decoder
     decoder_passages: int
     mode: str
     scope: hf.Scope
-
-    @property
-    def lm(self) -> LM:
-        return self.inner.lm
-
-    @property
-    def fallback(self) -> str | None:
-        return self.inner.fallback
-
-    @property
-    def chunk(self) -> int:
-        return self.inner.chunk
-
-    @chunk.setter
-    def chunk(self, tokens: int) -> None:
-        self.inner.chunk = tokens
 
     @property
     def capacity(self) -> int:
@@ -127,29 +109,30 @@ class CepeReader:
     def capacity(self, tokens: int) -> None:
         self.inner.capacity = min(tokens, self.window)
 
-    def bytes_needed(self, rows: int, longest: int) -> Bytes:
-        """What reading rows of up to `longest` tokens takes, in parts; logits apart."""
-        model, tokens = self.lm.model, min(longest, self.window)
-        return memory(
+    def bytes_needed(self, num_rows: int, num_tokens: int) -> dict[str, int]:
+        model, in_decoder = self.lm.model, min(num_tokens, self.window)
+        needed = memory(
             Sizes.of(model.config),
             Sizes.of(model.encoder.config),
             weights=sum(p.nbytes for p in model.parameters()),
-            context=longest - tokens,
-            tokens=tokens,
-            rows=rows,
+            context=num_tokens - in_decoder,
+            tokens=in_decoder,
+            rows=num_rows,
             at_once=self.chunk,
             kept=0,
             itemsize=model.dtype.itemsize,
         )
+        return asdict(needed)
 
-    def flops(self, before: int, tokens: int, scored: int) -> float:
-        """Of feeding tokens behind others. Nothing runs before something is asked; then the decoder's window does, and
-        what has not been encoded is."""
-        if not scored:
+    def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
+        """As `Reader.flops`. Nothing runs before the first question; then the decoder reads its window, and the encoder
+        the chunks before it."""
+        if not num_scored:
             return 0.0
-        own = min(before + tokens, self.window)
+        total = num_before + num_tokens
+        own = min(total, self.window)
         sizes = Sizes.of(self.lm.model.config), Sizes.of(self.lm.model.encoder.config)
-        return prefill_flops(*sizes, context=before + tokens - own, tokens=own, kept=scored, chunk=self.size)
+        return prefill_flops(*sizes, context=total - own, tokens=own, kept=num_scored, chunk=self.size)
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
         """One passage is a document, whose end stands in the decoder. Several are encoded, but for the first
@@ -188,7 +171,7 @@ class CepeMemory(BaseMemory):
 
     @property
     def num_encoded(self) -> int:
-        """Tokens that stand in the encoder and not in the decoder, as things were when last something was asked."""
+        """Tokens read by the encoder instead of the decoder, as of the last question."""
         return self.passage_tokens + (self.decoder[0] * self.reader.size if self.decoder else 0)
 
     @property
@@ -332,7 +315,6 @@ class CepeMemory(BaseMemory):
             context = self._context(chunks)
             with self.model.attending(context):
                 rest = self.reader.inner.read(head=self.head)
-            assert isinstance(rest, BaseMemory)
             self.decoder = chunks, context, rest
         _, context, rest = self.decoder
         if self.document is not None:

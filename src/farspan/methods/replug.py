@@ -24,7 +24,7 @@ from torch import Tensor
 
 from farspan import retrieve
 from farspan.lm import LM
-from farspan.reader import BaseMemory, Head, Ids, Memory, Reader, dense_reader
+from farspan.reader import BaseMemory, DenseReader, Head, Ids, Memory, OuterReader, Reader, dense_reader
 from farspan.specs import closest, written
 
 WEIGHTS = ("uniform", "bm25", "dense")
@@ -57,33 +57,16 @@ class Replug:
     def on(self, lm: LM) -> Iterator[Reader]:
         yield self.around(dense_reader(lm))
 
-    def around(self, reader: Reader) -> Reader:
+    def around(self, reader: DenseReader) -> Reader:
         """Passes by another method's reader."""
         return MixtureReader(reader, self)
 
 
 @dataclass
-class MixtureReader:
+class MixtureReader(OuterReader):
     """Reads each passage by itself."""
 
-    inner: Reader
     how: Replug
-
-    @property
-    def lm(self) -> LM:
-        return self.inner.lm
-
-    @property
-    def fallback(self) -> str | None:
-        return getattr(self.inner, "fallback", None)
-
-    @property
-    def chunk(self) -> int:
-        return self.inner.chunk
-
-    @chunk.setter
-    def chunk(self, tokens: int) -> None:
-        self.inner.chunk = tokens
 
     @property
     def capacity(self) -> int:
@@ -121,12 +104,11 @@ class MixtureMemory(BaseMemory):
     """The memories of all passes, which are asked together."""
 
     def __init__(
-        self, reader: MixtureReader, passes: Sequence[Memory], passages: Sequence[Ids], weights: Tensor | None
+        self, reader: MixtureReader, passes: Sequence[BaseMemory], passages: Sequence[Ids], weights: Tensor | None
     ) -> None:
         super().__init__(reader.lm)
-        assert all(isinstance(one, BaseMemory) for one in passes)
         self.how = reader.how
-        self.passes: list[BaseMemory] = list(passes)  # type: ignore[arg-type]
+        self.passes = passes
         self.passages = passages
         self.batch, self.scope = self.passes[0].batch, self.passes[0].scope
         before = self.longest - (passages[0].shape[1] if len(passages) == 1 else max(map(_time, passages), default=0))

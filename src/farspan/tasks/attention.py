@@ -29,7 +29,7 @@ from torch import Tensor
 from farspan import hf
 from farspan.corpus import Corpus, load
 from farspan.lm import LM
-from farspan.reader import DenseReader, Memory, Reader
+from farspan.reader import Memory, Reader
 from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
 
 SINKS = 8  # the paper's, figure 7
@@ -141,9 +141,9 @@ class BoundAttention(Attention, Bound[np.ndarray]):
         """Yield results of a batch, shortest length first.
 
         Raises:
-            ValueError: what `watchable` or `hf.watch_attention` refuse.
+            ValueError: what `check_watchable` or `hf.watch_attention` refuse.
         """
-        reader = watchable(reader)
+        check_watchable(reader)
         text = torch.from_numpy(np.stack([example.payload for example in batch])).long()
         ids = torch.cat([torch.tensor([reader.lm.separator.ids]).expand(len(batch), -1), text], 1)
         lengths, longest = batch[0].lengths, ids.shape[1]
@@ -183,7 +183,7 @@ class BoundAttention(Attention, Bound[np.ndarray]):
     @contextmanager
     def around(self, reader: Reader) -> Iterator[None]:
         """Watch the attention of a plan's trial forwards, which is most of what the task costs."""
-        reader = watchable(reader)
+        check_watchable(reader)
 
         def see(layer: int, queries: Tensor, keys: Tensor, scores: Tensor) -> None:
             scores.softmax(-1, dtype=torch.float32).mean(1)
@@ -300,18 +300,13 @@ class _Map:
         return (self.sums[index] / (counts[:, None] * layers)).numpy()
 
 
-def watchable(reader: Reader) -> DenseReader:
-    """The reader, under which the model itself attends to a text that is read as one.
-
-    Raises:
-        ValueError: it does not.
-    """
-    if not isinstance(reader, DenseReader) or reader.attention is not None:
+def check_watchable(reader: Reader) -> None:
+    """Raise ValueError unless the model itself attends to a text that is read as one."""
+    if not reader.watchable:
         raise ValueError(
             f"attention is watched where {reader.lm.name} itself attends to one text, and this method brings attention "
             "of its own or reads in several passes: use full, or rope of a type other than dynamic"
         )
-    return reader
 
 
 def packed(map: np.ndarray) -> str:

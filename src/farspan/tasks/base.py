@@ -99,13 +99,12 @@ class Task(ABC):
         """
 
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
-        """Return the task with the settings that were left open chosen for these lengths, or for models trained on
-        these contexts where no lengths are given.
-
-        Raises:
-            ValueError: settings that do not fit the lengths.
-        """
+        """Return the task with the settings that were left open chosen for these lengths; where no lengths are given,
+        for models trained on these contexts."""
         return self
+
+    def check(self, lengths: Sequence[int]) -> None:
+        """Raise ValueError if the task cannot be measured at one of these lengths, whatever the text."""
 
     def __str__(self) -> str:
         return written(self.name, self)

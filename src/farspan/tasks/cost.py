@@ -63,7 +63,7 @@ class BoundCost(Bound[np.ndarray]):
             yield from (Work(1, length + i, 1, 1) for i in range(self.new_tokens - 1))
 
     def run(self, reader: Reader, batch: Sequence[Example[np.ndarray]]) -> Iterator[Result]:
-        weights = sum(t.numel() * t.element_size() for t in (*reader.lm.model.parameters(), *reader.lm.model.buffers()))
+        weights = reader.lm.num_bytes
         for length in batch[0].lengths:
             reader.capacity = length + self.new_tokens - 1  # no room that this length does not need
             for example in batch:

@@ -106,8 +106,10 @@ class Curve(Task):
             return replace(self, protocol=protocol)
         context = None if lengths or self.depths == (0.0,) else 2 * max(trained)
         warmup, scored = probe_tokens(self.warmup, self.scored, largest, context)
-        check_depths(self.depths, protocol, lengths or (), warmup + scored)
         return replace(self, protocol=protocol, warmup=warmup, scored=scored)
+
+    def check(self, lengths: Sequence[int]) -> None:
+        check_depths(self.depths, str(self.protocol), lengths, (self.warmup or 0) + (self.scored or 0))
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return eight lengths, evenly spaced, to a whole context of about twice the largest trained length."""

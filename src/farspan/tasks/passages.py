@@ -44,8 +44,7 @@ def joined(pieces: Sequence[np.ndarray]) -> tuple[Int[np.ndarray, "total"], Int[
 def places(memory: Memory) -> dict[str, int]:
     """For a row: the tokens that stood in the decoder, and those that an encoder read instead, when a memory was last
     asked. What is encoded is the last of several passages, or the beginning of a document."""
-    encoded = getattr(memory, "num_encoded", 0)
-    return {"in_decoder": memory.num_seen - encoded, "in_encoder": encoded}
+    return {"in_decoder": memory.num_seen - memory.num_encoded, "in_encoder": memory.num_encoded}
 
 
 def row(ids: np.ndarray) -> Int[Tensor, "1 time"]:

@@ -16,8 +16,7 @@ Logits exist for one block at a time. The separator precedes the text and is not
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -26,7 +25,7 @@ import torch
 
 from farspan.corpus import Corpus, load, report
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
-from farspan.reader import CHUNK, DenseReader, Memory, Reader, Scores
+from farspan.reader import CHUNK, Memory, Reader, Scores
 from farspan.specs import closest
 from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
 
@@ -70,11 +69,13 @@ class Perplexity(Task):
         if self.targets == "all":
             return self
         if self.target_tokens is not None:
-            if lengths:
-                check_target_tokens(self.target_tokens, lengths)
             return self
         shortest = lengths[0] if lengths else shortest_length(min(trained))
         return replace(self, target_tokens=max(1, min(TARGET_TOKENS, shortest // 2)))
+
+    def check(self, lengths: Sequence[int]) -> None:
+        if self.targets != "all":
+            check_target_tokens(self._num_targets, lengths)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return powers of two from a quarter of the smallest trained length, at most 512, or from the first that
@@ -160,8 +161,8 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
         """Yield results of a batch, shortest length first."""
         text = torch.from_numpy(np.stack([example.payload for example in batch])).long()
         head = torch.tensor([reader.lm.separator.ids]).expand(len(batch), -1)
-        # a reader that cuts or mixes its text needs it in one piece; a dense one reads on
-        goes_on = self.targets == "last" and isinstance(reader, DenseReader)
+        # a reader that cuts or mixes its text needs it in one piece; an incremental one reads on
+        goes_on = self.targets == "last" and reader.incremental
         memory: Memory | None = None
         read, layer = 0, ""
         for length in batch[0].cuts if goes_on else batch[0].lengths:
@@ -219,7 +220,7 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
     def _not_finite(self, reader: Reader, head: torch.Tensor, text: torch.Tensor, length: int) -> str:
         """Read and score again, and return where the first numbers that are not finite came from."""
         begin, first, end = self.span(text.shape[1], length)
-        with first_not_finite(reader.lm.model) as found:
+        with reader.lm.first_not_finite() as found:
             reader.read(text[:, begin:first], head=head).score(text[:, first:end])
         where = found() or "the output head"
         return f"at {length:,} tokens the first numbers that are not finite came out of {where}"
@@ -275,38 +276,6 @@ def bucket_ends(length: int, buckets: int | None) -> list[int]:
     while ends[-1] < length:
         ends.append(2 * ends[-1])
     return [*ends[:-1], length]
-
-
-@contextmanager
-def first_not_finite(model: torch.nn.Module) -> Iterator[Callable[[], str]]:
-    """Watch the output of every module; yield a function that names the first one whose numbers are not finite, "" if
-    none."""
-    found: list[str] = []
-
-    def watching(name: str) -> Callable[[torch.nn.Module, Any, Any], None]:
-        def watch(module: torch.nn.Module, given: Any, result: Any) -> None:
-            if not found and any(not bool(t.isfinite().all()) for t in _floats(result)):
-                found.append(name)
-
-        return watch
-
-    hooks = [module.register_forward_hook(watching(name)) for name, module in model.named_modules() if name]
-    try:
-        yield lambda: found[0] if found else ""
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _floats(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _floats(item)
-    elif isinstance(value, Mapping):
-        yield from _floats(list(value.values()))
 
 
 def _digest(what: str, tokens: np.ndarray) -> str:
