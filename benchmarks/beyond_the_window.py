@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from farspan.perplexity import PerplexitySettings, measure_perplexity
 
+from farspan import measure
 from farspan.demo import embedded_model
 from farspan.report.perplexity import draw_perplexity, series
 from farspan.stats import interval, measured_mean
@@ -43,9 +43,9 @@ def main() -> None:
     lengths, repeats = (LENGTHS[:-1], 3) if options.quick else (LENGTHS, 48)
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out or Path(scratch)
-        settings = PerplexitySettings(text=TEXT, lengths=lengths, repeats=repeats, target_tokens=TARGETS)
+        task = f"perplexity:target_tokens={TARGETS}"
         methods = [text.format(factor=options.factor) for text in METHODS]
-        rows = measure_perplexity([embedded_model()], methods, settings, out)
+        rows = measure([embedded_model()], methods, [task], text=TEXT, lengths=lengths, repeats=repeats, out=out).rows
         found = series(rows)
         title = f"Beyond the window: the embedded model ({found[0].what})"
         print(draw_perplexity(found, out, title, [TRAINED])[0])

@@ -31,6 +31,7 @@ LENGTHS = (512, 1024, 2048, 4096, 8192)
 CLAIMED_FROM = 2048  # tokens; from here on CEPE is claimed to be ahead of every reader without training
 CURVE = (64, 128, 250, 500, 1000, 2000)  # tokens of a text to be copied; half of what is read
 TARGETS = 256
+TASK = f"perplexity:target_tokens={TARGETS}"
 READERS = {
     "embedded model": "full",
     "+ sinks": "sinks:window=508",
@@ -109,24 +110,22 @@ def interval(values: np.ndarray) -> tuple[float, float, float]:
 
 def alone(place: Path, lengths: tuple[int, ...], repeats: int) -> dict[str, dict[int, np.ndarray]]:
     """Perplexities without what was trained."""
-    from farspan.perplexity import PerplexitySettings, measure_perplexity
-
+    from farspan import measure
     from farspan.demo import embedded_model
 
-    settings, base = PerplexitySettings(TEXT, lengths, repeats, target_tokens=TARGETS), embedded_model()
-    rows = measure_perplexity([base], list(READERS.values()), settings, place)
+    base = embedded_model()
+    what: dict[str, Any] = {"text": TEXT, "lengths": lengths, "repeats": repeats}
+    rows = measure([base], list(READERS.values()), [TASK], out=place, **what).rows
     return {name: nats(rows, base.name, written(how), repeats) for name, how in READERS.items()}
 
 
 def with_context(model: Path, lengths: tuple[int, ...], repeats: int) -> dict[int, np.ndarray]:
     """Perplexity of a trained model."""
-    from farspan.perplexity import PerplexitySettings, measure_perplexity
+    from farspan import load, measure
 
-    from farspan.lm import load
-
-    settings = PerplexitySettings(TEXT, lengths, repeats, target_tokens=TARGETS)
     lm = load(model, dtype="float32", device="cpu")
-    rows = measure_perplexity([lm], [CEPE], settings, model / f"perplexity-{repeats}")
+    what: dict[str, Any] = {"text": TEXT, "lengths": lengths, "repeats": repeats}
+    rows = measure([lm], [CEPE], [TASK], out=model / f"perplexity-{repeats}", **what).rows
     return nats(rows, lm.name, written(CEPE), repeats)
 
 
@@ -138,19 +137,17 @@ def written(method: str) -> str:
 
 def spans(folder: Path, lengths: tuple[int, ...], repeats: int) -> dict[str, Any]:
     """Forgetting curves: what of a text is copied beyond what can be guessed, by its length, text by text."""
-    from farspan.curves import CurveSettings, measure_curves
-
-    from farspan import stats
+    from farspan import load, measure, stats
     from farspan.demo import embedded_model
-    from farspan.lm import load
 
-    settings = CurveSettings(text=TEXT, lengths=lengths, repeats=repeats)
+    what: dict[str, Any] = {"text": TEXT, "lengths": lengths, "repeats": repeats}
     found: dict[str, Any] = {}
     for label, how, lm in (
         ("embedded model", "full", embedded_model()),
         ("CEPE", CEPE, load(folder / "main", dtype="float32", device="cpu")),
     ):
-        rows = measure_curves([lm], [how], settings, folder / f"curve-{label.replace(' ', '-')}-{repeats}")
+        out = folder / f"curve-{label.replace(' ', '-')}-{repeats}"
+        rows = measure([lm], [how], ["curve"], out=out, **what).rows
         (curve,) = stats.curves(rows).values()
         found[label] = dict(zip(curve.lengths.tolist(), (curve.copy - curve.control).T, strict=True))
     return found

@@ -131,9 +131,7 @@ def naive_flops(lm: Any, lengths: tuple[int, ...], repeats: int) -> float:
 
 def automatic(quick: bool) -> dict[str, Any]:
     """Tokens that `--lengths auto` feeds, against 32 lengths x 10 repeats, and whether both say the same."""
-    from farspan.curves import CurveSettings, measure_curves
-
-    from farspan import hf, stats
+    from farspan import hf, measure, stats
     from farspan.demo import embedded_model
 
     fed = 0
@@ -151,13 +149,12 @@ def automatic(quick: bool) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, lengths in (("auto", None), ("fixed", fixed)):
-            measure_curves([lm], ["full"], CurveSettings(lengths=(8, 16), repeats=2), Path(folder) / f"warm-{name}")
+        for name, lengths in (("auto", "auto"), ("fixed", fixed)):
+            measure([lm], ["full"], ["curve"], lengths=(8, 16), repeats=2, out=Path(folder) / f"warm-{name}")
             fed = 0
-            settings = CurveSettings(
-                text="shuffled:builtin:held-out+tests", lengths=lengths, repeats=AUTHORS_REPEATS if lengths else None
-            )
-            rows = measure_curves([lm], ["full"], settings, Path(folder) / name)
+            repeats = AUTHORS_REPEATS if name == "fixed" else None
+            what = {"text": "shuffled:builtin:held-out+tests", "lengths": lengths, "repeats": repeats}
+            rows = measure([lm], ["full"], ["curve"], out=Path(folder) / name, **what).rows
             figures[f"{name}_tokens"], found[name] = fed, stats.summarise(stats.curve(rows))
     hf.Stream.step = step  # type: ignore[method-assign]
     agree = True

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common import end
 
-from farspan import CurveSettings, measure_curves
+from farspan import measure
 from farspan.lm import Load
 from farspan.loading import DEMO, folder_of
 from farspan.record import read_header
@@ -36,9 +36,9 @@ def main() -> None:
         out = options.out or Path(scratch)
         rows = []
         for text in TEXTS:
-            settings = CurveSettings(text=text, lengths=LENGTHS, repeats=8 if options.quick else 40)
+            what = {"text": text, "lengths": LENGTHS, "repeats": 8 if options.quick else 40}
             folder = out / text.replace(":", "-")
-            rows += measure_curves([model], ["full"], settings, folder, loader=Load(dtype="float32"))
+            rows += measure([model], ["full"], ["curve"], out=folder, loader=Load(dtype="float32"), **what).rows
         found = series(rows, read_header(folder)["models"])
         print(draw_curves(found, out, "The embedded model on held-out, training and shuffled text")[0])
 

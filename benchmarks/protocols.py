@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 from common import end
 
-from farspan import CurveSettings, measure_curves, stats
+from farspan import measure, stats
 from farspan.lm import Load
 from farspan.loading import DEMO, folder_of
 from farspan.record import read_header
 from farspan.report.picture import draw_curves
 from farspan.report.tables import series
+from farspan.tasks.curve import Curve
 
 WINDOW = 512  # tokens that the models were trained on
 LENGTHS = (64, 96, 128, 192, 254, 320, 384, 448, 511)
@@ -71,8 +72,10 @@ def main() -> None:
 
 
 def measured(model: str, text: str, how: dict[str, Any], repeats: int, folder: Path) -> tuple[Any, Any]:
-    settings = CurveSettings(text=text, repeats=repeats, **how)
-    rows = measure_curves([model], ["full"], settings, folder, loader=Load(dtype="float32"))
+    how = dict(how)
+    lengths = how.pop("lengths", "auto")
+    what: dict[str, Any] = {"text": text, "lengths": lengths, "repeats": repeats, "loader": Load(dtype="float32")}
+    rows = measure([model], ["full"], [Curve(**how)], out=folder, **what).rows
     return rows, series(rows, read_header(folder)["models"])
 
 

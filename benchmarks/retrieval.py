@@ -124,10 +124,8 @@ def worth(
 ) -> tuple[dict[str, Any], list[str]]:
     """Nats by method, index and k, with paired differences to no passages and to random ones."""
     import torch
-    from farspan.questions import QuestionSettings, measure_question
-
+    from farspan import load, measure
     from farspan.demo import embedded_model
-    from farspan.lm import load
     from farspan.paired import student_mean
 
     torch.set_num_threads(1)
@@ -142,8 +140,8 @@ def worth(
             what = f"ralm:index={index.folder},{SIZES},passages={chosen}"
             for number, (reader, methods) in enumerate(readers):
                 folder = scratch / f"run-{name}-{chosen}-{number}"
-                settings = QuestionSettings(what, TEXT, PASSAGES, repeats)
-                for row in measure_question([reader], methods, settings, folder):
+                options: dict[str, Any] = {"text": TEXT, "lengths": PASSAGES, "repeats": repeats, "out": folder}
+                for row in measure([reader], methods, [what], **options).rows:
                     assert row.status == "ok", row.reason
                     each = nats.setdefault(row.method, {}).setdefault((chosen, row.length), np.full(repeats, np.nan))
                     each[row.repeat] = row.scores["nats"]

@@ -35,11 +35,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from common import end
-from farspan.perplexity import PerplexitySettings, measure_perplexity
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 
-from farspan import LM, CurveSettings, Row, load, measure_curves, method, stats
+from farspan import LM, Row, load, measure, method, stats
 from farspan.loading import DEMO, folder_of
 from farspan.paired import student_mean
 from farspan.report import perplexity as report
@@ -134,12 +133,15 @@ def measured(lm: LM, methods: Sequence[str], out: Path, repeats: int, quick: boo
     lengths = PERPLEXITY_LENGTHS[:3] if quick else PERPLEXITY_LENGTHS
     folder = out / "measured" / lm.name
     every, more = (
-        measure_perplexity([lm], methods, PerplexitySettings(TEXT, of, repeats, targets=what, **given), folder / what)
-        for what, of, given in (("all", lengths[-1:], {}), ("fixed", lengths, {"target_tokens": 128}))
+        measure([lm], methods, [task], text=TEXT, lengths=of, repeats=repeats, out=folder / what).rows
+        for what, of, task in (
+            ("all", lengths[-1:], "perplexity:targets=all"),
+            ("fixed", lengths, "perplexity:target_tokens=128"),
+        )
     )
     recalling = [how for how in methods if how not in NEAR.values()]
     natural, shuffled = (
-        measure_curves([lm], recalling, CurveSettings(text=text, lengths=of, repeats=repeats), folder / kind)
+        measure([lm], recalling, ["curve"], text=text, lengths=of, repeats=repeats, out=folder / kind).rows
         for kind, text, of in (
             ("natural", TEXT, (64, 254, 511) if quick else CURVE_LENGTHS),
             ("shuffled", f"shuffled:{TEXT}", (128, 254, 511) if quick else SHUFFLED_LENGTHS),
@@ -281,13 +283,14 @@ def memory_table(found: Mapping[str, Found]) -> str:
 
 def against_yarn(names: Sequence[str], model: str, out: Path, steps: int, repeats: int) -> dict[str, list[Interval]]:
     """Of each recipe, the gap between copy and control minus that of untrained YaRN, by length, paired over texts."""
-    settings = CurveSettings(text=TEXT, lengths=PAIRED_LENGTHS, repeats=repeats)
+    what: dict[str, Any] = {"text": TEXT, "lengths": PAIRED_LENGTHS, "repeats": repeats}
     base = replace(load(folder_of(model), dtype="float32", device="cpu"), name="base")
-    before = stats.curve(measure_curves([base], [UNTRAINED["yarn8"]], settings, out / "paired" / "base"))
+    untrained = measure([base], [UNTRAINED["yarn8"]], ["curve"], out=out / "paired" / "base", **what)
+    before = stats.curve(untrained.rows)
     found, lines = {}, []
     for name in names:
         lm = extended(name, model, out, steps)
-        after = stats.curve(measure_curves([lm], ["full"], settings, out / "paired" / name))
+        after = stats.curve(measure([lm], ["full"], ["curve"], out=out / "paired" / name, **what).rows)
         assert (before.targets == after.targets).all(), "other texts"
         gaps = [(curve.copy - curve.control) for curve in (before, after)]
         found[name] = [student_mean(more)[:3] for more in (gaps[1] - gaps[0]).T]

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from farspan.questions import QuestionSettings, measure_question
+from farspan import measure
 
 from farspan.demo import embedded_model
 from farspan.lm import LM, load
@@ -65,10 +65,11 @@ def measured(
     name: str, asked: Asked, lm: LM, cepe: str | None, repeats: int | None, places: dict[str, Any]
 ) -> list[Row]:
     """The rows of one task, of all methods."""
-    settings = QuestionSettings(asked.task.format(**places), TEXT, asked.lengths, repeats or asked.repeats)
-    rows = measure_question([lm], [*METHODS, asked.replug], settings, places["out"] / name)
+    tasks = [asked.task.format(**places)]
+    what: dict[str, Any] = {"text": TEXT, "lengths": asked.lengths, "repeats": repeats or asked.repeats}
+    rows = measure([lm], [*METHODS, asked.replug], tasks, out=places["out"] / name, **what).rows
     if cepe:
-        rows += measure_question([cepe], [CEPE], settings, places["out"] / f"{name}-cepe")
+        rows += measure([cepe], [CEPE], tasks, out=places["out"] / f"{name}-cepe", **what).rows
     return rows
 
 

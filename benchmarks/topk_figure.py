@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from farspan.perplexity import PerplexitySettings, measure_perplexity
 from matplotlib.figure import Figure
 
+from farspan import measure
 from farspan.demo import embedded_model
 from farspan.lm import Load
 from farspan.report.perplexity import Series, series
@@ -74,12 +74,11 @@ def main() -> None:
     lengths = tuple(longest // part for part in (4, 2, 1))
     ks = [1 << power for power in range(0, longest.bit_length() - 1, 2 if options.quick else 1)]
     methods = ["full", *(f"topk:k={k}" for k in ks)]
-    settings = PerplexitySettings(
-        text=options.text, lengths=lengths, repeats=4 if options.quick else 48, target_tokens=TARGETS
-    )
+    what = {"text": options.text, "lengths": lengths, "repeats": 4 if options.quick else 48}
+    task = f"perplexity:target_tokens={TARGETS}"
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out or Path(scratch)
-        full, *topk = series(measure_perplexity([lm], methods, settings, out))
+        full, *topk = series(measure([lm], methods, [task], out=out, **what).rows)
         path = out / "topk.png"
         draw(full, topk, ks, path, f"Top-k attention: {Path(lm.name).name} ({full.what})")
         print(path)

@@ -4,14 +4,15 @@ import sys
 from importlib.resources import files
 
 import farspan
-from farspan import CurveSettings, measure_curves
+from farspan import measure
 from farspan.stats import curves, summarise
 
 model = sys.argv[1] if len(sys.argv) > 1 else str(files("farspan") / "assets" / "demo")
-settings = CurveSettings(text="builtin:held-out", lengths=(32, 128, 240, 400), repeats=4)
-rows = measure_curves([model], ["full"], settings, "runs/example")
+measured = measure(
+    [model], tasks=["curve"], text="builtin:held-out", lengths=(32, 128, 240, 400), repeats=4, out="runs/example"
+)
 
-for (name, method, what), curve in curves(rows).items():
+for (name, method, what), curve in curves(measured.rows).items():
     numbers = summarise(curve)
     print(f"{name} ({method}; {what}, farspan {farspan.__version__})")
     for length, copy, control in zip(curve.lengths, curve.copy.mean(0), curve.control.mean(0), strict=True):

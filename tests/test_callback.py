@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from farspan.curves import CurveSettings
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 import farspan.callback
-from farspan import CurveCallback, hf, measure_curves, read_rows
+from farspan import CurveCallback, hf, measure, read_rows
 from farspan.lm import wrap
 from farspan.reader import dense_reader
 from farspan.record import read_header
@@ -132,9 +131,9 @@ def test_the_rows_are_those_of_the_model_at_that_step(
     trainer(curves(), save_strategy="steps", save_steps=2).train()
     folder = tmp_path / "out" / "farspan"
     made = read_header(folder)["settings"]
-    settings = CurveSettings(text=text, lengths=tuple(made["lengths"]), repeats=made["repeats"])
+    what = {"text": text, "lengths": tuple(made["lengths"]), "repeats": made["repeats"], "out": tmp_path / "own"}
     saved = type(tiny_model()).from_pretrained(tmp_path / "out" / "checkpoint-2").eval()
-    own = measure_curves([wrap(saved, tokenizer, "step-2", trained_length=64)], ["full"], settings, tmp_path / "own")
+    own = measure([wrap(saved, tokenizer, "step-2", trained_length=64)], ["full"], ["curve"], **what).rows
     found = {(row.example, row.length): row.scores for row in read_rows(folder) if row.model == "step-2"}
     assert found == {(row.example, row.length): row.scores for row in own}
 
@@ -185,17 +184,17 @@ def test_a_training_with_it_has_the_same_losses_bit_by_bit(trainer: Start, curve
 def test_random_generators_are_left_where_they_were(
     trainer: Start, curves: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure, states = farspan.callback.measure, []
+    measured, states = farspan.callback.measure_cell, []
 
     def draws(*args: Any, **options: Any) -> Any:
         random.random(), np.random.rand(), torch.rand(())
-        return measure(*args, **options)
+        return measured(*args, **options)
 
     class Look(TrainerCallback):
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             states.append((random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()))
 
-    monkeypatch.setattr(farspan.callback, "measure", draws)
+    monkeypatch.setattr(farspan.callback, "measure_cell", draws)
     trainer(Look(), curves(every=1), Look(), steps=1).train()
     assert states[0] == states[1]
 
@@ -203,15 +202,15 @@ def test_random_generators_are_left_where_they_were(
 @pytest.fixture
 def measuring(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the model was like while it was measured, a tuple for each time."""
-    measure, seen = farspan.callback.measure, []
+    measured, seen = farspan.callback.measure_cell, []
 
     def look(task: Any, method: Any, lm: Any, *args: Any, **options: Any) -> Any:
         autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         modes = any(m.training for m in lm.model.modules()), torch.is_grad_enabled()
         seen.append((*modes, autocast, dense_reader(lm).fallback))
-        return measure(task, method, lm, *args, **options)
+        return measured(task, method, lm, *args, **options)
 
-    monkeypatch.setattr(farspan.callback, "measure", look)
+    monkeypatch.setattr(farspan.callback, "measure_cell", look)
     return seen
 
 
@@ -262,7 +261,7 @@ def test_a_model_that_diverged_is_recorded_and_trained_on(trainer: Start, curves
 def test_no_measurement_feeds_more_than_its_budget(
     trainer: Start, curves: Any, monkeypatch: pytest.MonkeyPatch, protocol: str, tokens: int
 ) -> None:
-    measure, fed = farspan.callback.measure, []
+    measure, fed = farspan.callback.measure_cell, []
 
     def counted(task: Any, method: Any, lm: Any, *args: Any, **options: Any) -> Any:
         fed.append(0)
@@ -274,7 +273,7 @@ def test_no_measurement_feeds_more_than_its_budget(
     def add(module: Any, inputs: tuple[torch.Tensor]) -> None:
         fed[-1] += inputs[0].numel()
 
-    monkeypatch.setattr(farspan.callback, "measure", counted)
+    monkeypatch.setattr(farspan.callback, "measure_cell", counted)
     trainer(curves(tokens=tokens, protocol=protocol), steps=2).train()
     assert len(fed) == 1
     assert 0 < fed[0] <= tokens

@@ -320,36 +320,34 @@ def test_what_cannot_be_read_is_refused(lm: LM, open_lm: Any, tokenizer: PreTrai
 
 
 def test_measures_run_on_a_folder(tmp_path: Path, lm: LM, tokenizer: PreTrainedTokenizerFast) -> None:
-    from farspan.curves import CurveSettings, measure_curves
-    from farspan.perplexity import PerplexitySettings, measure_perplexity
-
     from farspan.lm import Load
+    from farspan.measuring.grid import measure
 
     lm.model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog and the dog sleeps on " * 200)
     load, methods = Load(device="cpu"), ["full", TEXT]
-    settings = PerplexitySettings(text=str(text), lengths=(24, 96), repeats=2, target_tokens=8)
-    rows = measure_perplexity([str(tmp_path / "model")], methods, settings, tmp_path / "ppl", loader=load)
+    what = {"text": str(text), "lengths": (24, 96), "repeats": 2, "loader": load}
+    tasks = ["perplexity:target_tokens=8"]
+    rows = measure([str(tmp_path / "model")], methods, tasks, out=tmp_path / "ppl", **what).rows
     assert {(row.method, row.length, row.status) for row in rows} == {(m, n, "ok") for m in methods for n in (24, 96)}
     by = {(row.method, row.length, row.repeat): row.scores for row in rows}
     assert by["full", 24, 0]["nats"] == pytest.approx(by[TEXT, 24, 0]["nats"], rel=1e-4)
     assert by["full", 96, 0]["nats"] != pytest.approx(by[TEXT, 96, 0]["nats"], rel=1e-4)
-    curve = CurveSettings(text=str(text), lengths=(24, 96), repeats=2, protocol="nested")
-    rows = measure_curves([str(tmp_path / "model")], methods, curve, tmp_path / "curve", loader=load)
+    rows = measure([str(tmp_path / "model")], methods, ["curve"], out=tmp_path / "curve", **what).rows
     assert {row.status for row in rows} == {"ok"}
 
 
 def test_a_plan_says_what_the_parts_of_memory_take(lm: LM, tmp_path: Path) -> None:
-    from farspan.perplexity import PerplexitySettings, plan_perplexity
+    from farspan.measuring.grid import grid, plans
 
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog and the dog sleeps on " * 200)
-    settings = PerplexitySettings(text=str(text), lengths=(96, 192), repeats=2, target_tokens=8)
-    plans = list(plan_perplexity([lm], ["full", TEXT], settings))
-    assert plans[0][3].parts is None
-    parts = plans[1][3].parts
+    what = grid([lm], ["perplexity:target_tokens=8"], text=str(text), lengths=(96, 192), repeats=2)
+    planned = list(plans([lm], ["full", TEXT], what))
+    assert planned[0][3].parts is None
+    parts = planned[1][3].parts
     assert parts["weights"] == sum(p.nbytes for p in lm.model.parameters())
     assert parts["context_states"] == 2 * (192 - 32) * 16 * 4  # rows, tokens outside the window, width, float32
-    assert plans[1][3].flops < plans[0][3].flops
+    assert planned[1][3].flops < planned[0][3].flops

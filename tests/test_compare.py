@@ -2,14 +2,12 @@
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from farspan.measuring.grid import grid, measure, plans
 from rich.console import Console
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
@@ -17,6 +15,7 @@ from typer.testing import CliRunner
 from farspan import device
 from farspan.cli import app
 from farspan.lm import LM, wrap
+from farspan.measuring.grid import grid, measure, plans
 from farspan.measuring.loop import Watch, measure_cell
 from farspan.methods import method
 from farspan.record import Row, Run, read_header, read_rows
@@ -50,7 +49,12 @@ def compare(
 
 
 def compared(
-    lms: list[Any], text: str, folder: Path, methods: list[str] = METHODS, tasks: tuple[str, ...] = TASKS, **changes: Any
+    lms: list[Any],
+    text: str,
+    folder: Path,
+    methods: list[str] = METHODS,
+    tasks: tuple[str, ...] = TASKS,
+    **changes: Any,
 ) -> list[report.Cell]:
     rows = compare(lms, methods, folder, settings(text, **changes), tasks)
     return report.cells(rows, read_header(folder / "run"))

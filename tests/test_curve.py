@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from farspan.curves import CurveSettings
 from transformers import PreTrainedTokenizerFast
 
 from farspan import corpus, stats
@@ -16,7 +15,7 @@ from farspan.lm import LM, load, wrap
 from farspan.measuring.loop import measure_cell
 from farspan.methods import method
 from farspan.record import Row, Run
-from farspan.tasks.curve import BoundCurve, overlap
+from farspan.tasks.curve import BoundCurve, Curve, overlap
 
 from naive import naive_half
 from tiny import tiny_model
@@ -301,8 +300,8 @@ def test_rings_of_four_give_every_target_one_control_and_keep_it(repeats: int) -
 def test_other_targets_are_chosen_by_name(text: str, kept: bool, lm: LM, tmp_path: Path) -> None:
     file = tmp_path / "words.txt"
     file.write_text("the quick brown fox " * 400)
-    (task,) = CurveSettings(text=str(file), target_texts=(text,), protocol="nested").tasks(lm)
-    (plain,) = CurveSettings(text=str(file), protocol="nested").tasks(lm)
+    task = Curve(target_text=text).on(lm, str(file))
+    plain = Curve().on(lm, str(file))
     ours, theirs = task.target.windows(50, 2, 0), plain.target.windows(50, 2, 0)
     assert (sorted(ours[0]) == sorted(theirs[0])) is kept
     assert not np.array_equal(ours[0], theirs[0])

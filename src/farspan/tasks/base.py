@@ -103,7 +103,7 @@ class Task(ABC):
         for models trained on these contexts."""
         return self
 
-    def check(self, lengths: Sequence[int]) -> None:
+    def check(self, lengths: Sequence[int]) -> None:  # noqa: B027  most tasks only know with a text
         """Raise ValueError if the task cannot be measured at one of these lengths, whatever the text."""
 
     def __str__(self) -> str:
