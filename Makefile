@@ -24,9 +24,10 @@ lint: $(VENV)/.installed
 test-attack: $(VENV)/.installed
 	cd tests && ../$(BIN)/python -m attack $(ATTACK)
 
-# the reader on the oldest supported transformers
+# the reader, the training callbacks and one training of each kind on the oldest supported transformers
 test-floor: $(FLOOR)/.installed
-	$(FLOOR)/bin/python -m pytest -n 2 tests/test_reader.py tests/test_curve.py
+	$(FLOOR)/bin/python -m pytest -n 2 tests/test_reader.py tests/test_curve.py tests/test_callback.py \
+		tests/test_train_robust.py tests/test_smt.py tests/test_train.py
 
 # training on two processes of this machine
 test-distributed: $(VENV)/.installed

@@ -176,25 +176,28 @@ def costs(folder: Path) -> dict[str, float]:
     from tempfile import TemporaryDirectory
 
     from farspan import hf
+    from farspan.train.cepe import prepare, start
     from farspan.train.config import read_config
-    from farspan.train.distill import DistillSettings, prepare, store, teacher_of, terms
+    from farspan.train.distill import DistillSettings, store, teacher_of, terms
     from farspan.train.documents import collated
 
     with TemporaryDirectory() as place:
         overrides = [f"out={place}", f"model.warmed_up={folder / 'warmup'}", "trainer.steps=4"]
         overrides += ["optimizer.warmup_steps=1"]
         settings = read_config(ROOT / "configs/distill-demo.toml", DistillSettings, overrides)
-        ready = prepare(settings, lambda text: None)
-        teacher, least = teacher_of(settings, ready), {"forward": math.inf, "store": math.inf}
+        ready = prepare(settings, start(settings), lambda text: None)
+        model = ready.lm.model
+        teacher = teacher_of(settings, ready.rows, ready.lm)
+        least = {"forward": math.inf, "store": math.inf}
         batches = [collated([ready.rows[i] for i in range(first, first + 8)]) for first in range(0, 32, 8)]
 
         def forward() -> None:
             for batch in batches:
                 whole = torch.cat([batch["input_ids"], batch["context_input_ids"].flatten(1)], 1)
-                with torch.no_grad(), hf.watched_decoder(ready.model) as seen:
-                    ready.model(input_ids=whole, use_cache=False, logits_to_keep=1)
+                with torch.no_grad(), hf.watched_decoder(model) as seen:
+                    model(input_ids=whole, use_cache=False, logits_to_keep=1)
                     n = batch["input_ids"].shape[1]
-                    hf.logits(ready.model, seen[-1][0][:, -n:], seen[-1])
+                    hf.logits(model, seen[-1][0][:, -n:], seen[-1])
 
         for turn in range(5):  # in turns, the least of each: another process may be in the way
             for name in least:
@@ -209,7 +212,7 @@ def costs(folder: Path) -> dict[str, float]:
             started = time.process_time()
             batch = collated([taught[i] for i in range(first, first + 8)])
             waited = time.process_time()
-            sum(terms(settings.distill, None, ready.model, ready.model, batch).values()).backward()  # type: ignore[union-attr]
+            sum(terms(settings.distill, None, model, model, batch).values()).backward()  # type: ignore[union-attr]
             seconds["data"] += waited - started
             seconds["step"] += time.process_time() - waited
     return {

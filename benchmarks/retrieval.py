@@ -124,6 +124,7 @@ def worth(
 ) -> tuple[dict[str, Any], list[str]]:
     """Nats by method, index and k, with paired differences to no passages and to random ones."""
     import torch
+
     from farspan import load, measure
     from farspan.demo import embedded_model
     from farspan.paired import student_mean

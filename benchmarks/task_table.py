@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from farspan import measure
 
+from farspan import measure
 from farspan.demo import embedded_model
 from farspan.lm import LM, load
 from farspan.paired import holm, student_mean

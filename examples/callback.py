@@ -1,4 +1,4 @@
-"""How far back a model remembers, measured while it is trained: on short rows it unlearns what it could."""
+"""Measure how far back a model remembers while it is trained: on short rows it forgets."""
 
 from importlib.resources import files
 from itertools import islice
@@ -21,8 +21,8 @@ trainer = Trainer(
     train_dataset=rows,
     data_collator=default_data_collator,
     processing_class=lm.tokenizer,
-    callbacks=[callback],
 )
+callback.attach(trainer)
 trainer.train()
 
 for entry in trainer.state.log_history:

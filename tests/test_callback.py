@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments, default_data_collator
+from transformers.integrations import integration_utils
 
 import farspan.callback
 from farspan import CurveCallback, hf, measure, read_rows
@@ -27,7 +28,7 @@ DRAW = farspan.callback.draw_training
 
 
 class Spy(TrainerCallback):
-    """Keeps what it is told."""
+    """Keeps what is logged."""
 
     def __init__(self) -> None:
         self.logs: list[dict[str, Any]] = []
@@ -66,14 +67,19 @@ def trainer(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Start:
         settings = {"processing_class": tokenizer} | {k: changes.pop(k) for k in ("processing_class",) if k in changes}
         arguments = {"use_cpu": True, "save_strategy": "no", "logging_steps": 1, "report_to": [], "disable_tqdm": True}
         arguments |= {"per_device_train_batch_size": 2, "learning_rate": 1e-2, "dataloader_pin_memory": False}
-        return Trainer(
+        made = Trainer(
             model if model is not None else tiny_model(attention_dropout=0.3),
             TrainingArguments(str(tmp_path / "out"), max_steps=steps, **(arguments | changes)),
             default_data_collator,
             rows,
-            callbacks=list(callbacks),
             **settings,
         )
+        for callback in callbacks:
+            if isinstance(callback, CurveCallback):
+                callback.attach(made)
+            else:
+                made.add_callback(callback)
+        return made
 
     return start
 
@@ -84,7 +90,7 @@ def logged(entries: list[dict[str, Any]], key: str) -> dict[int, float]:
     return dict(found)
 
 
-# what it says
+# what it logs and records
 
 
 def test_half_life_and_span_are_logged_every_so_many_steps_and_at_the_last(trainer: Start, curves: Any) -> None:
@@ -95,6 +101,26 @@ def test_half_life_and_span_are_logged_every_so_many_steps_and_at_the_last(train
         history = logged(training.state.log_history, name)
         assert list(history) == [2, 4, 5]
         assert logged(before.logs, name) == logged(after.logs, name) == history
+
+
+def test_a_callback_given_to_the_trainer_measures_as_well_and_names_the_way_to_report(
+    trainer: Start, curves: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "tensorboard", Spy)
+    training = trainer(report_to=["tensorboard"])
+    training.add_callback(curves())
+    training.train()
+    (spy,) = [one for one in training.callback_handler.callbacks if isinstance(one, Spy)]
+    assert list(logged(training.state.log_history, "farspan/span")) == [2, 4, 5]
+    assert not logged(spy.logs, "farspan/span")
+    assert "CurveCallback are not reported to tensorboard: add it with .attach(trainer)" in caplog.text
+
+
+def test_a_callback_that_was_given_and_attached_measures_once(trainer: Start, curves: Any) -> None:
+    training, callback = trainer(), curves()
+    training.add_callback(callback)
+    callback.attach(training)
+    assert training.callback_handler.callbacks.count(callback) == 1
 
 
 def test_the_trainers_own_values_are_logged_as_well(trainer: Start, curves: Any) -> None:
@@ -147,7 +173,7 @@ def test_every_step_is_asked_the_same(trainer: Start, curves: Any, tmp_path: Pat
     assert asked["step-2"] == asked["step-4"] == asked["step-5"]
 
 
-def test_the_run_is_drawn_anew_after_each_measurement(
+def test_the_run_is_drawn_again_after_each_measurement(
     trainer: Start, curves: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(farspan.callback, "draw_training", DRAW)
@@ -372,7 +398,7 @@ def test_a_trainer_without_a_tokenizer_is_refused(trainer: Start, curves: Any, t
 
 
 def test_a_number_of_steps_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="every = 0; it is a number of steps, at least 1"):
+    with pytest.raises(ValueError, match="every = 0: expected a number of steps, at least 1"):
         CurveCallback(every=0)
 
 

@@ -211,7 +211,7 @@ def test_a_teacher_in_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
         "logits",
         lambda model, hidden, output: seen.append(hidden.shape[1]) or original(model, hidden, output),
     )
-    monkeypatch.setitem(distill.LOGITS_AT_ONCE, "cpu", 5 * 90)
+    monkeypatch.setitem(blocks.LOGITS_AT_ONCE, "cpu", 5 * 90)
     for one, other in zip(whole, teacher.of(batch), strict=True):
         assert torch.equal(one, other)
     assert seen == [5, 5, 2]

@@ -229,7 +229,7 @@ def test_deepspeed_that_is_not_installed_is_named(settings: Make, monkeypatch: p
 
 @pytest.mark.parametrize("engine", ["fsdp2", "deepspeed"])
 def test_an_optimizer_of_whole_matrices_is_refused_where_they_are_cut(settings: Make, engine: str) -> None:
-    with pytest.raises(ValueError, match=f"works on whole matrices, and {engine} has them in parts"):
+    with pytest.raises(ValueError, match=f"needs whole matrices, and {engine} splits them"):
         train(settings("a", f"trainer.engine={engine}", "optimizer.name=muon"))
 
 
@@ -405,7 +405,7 @@ def test_the_preset_that_remembers_is_the_recipe_that_was_measured(monkeypatch: 
 @pytest.mark.parametrize("family", ["bloom", "mamba"])
 def test_models_without_positions_are_refused_with_the_reason(settings: Make, family: str, tmp_path: Path) -> None:
     tiny_model(family).save_pretrained(tmp_path / "model")
-    with pytest.raises(ValueError, match="it takes no positions, so that a gap cannot be told to it"):
+    with pytest.raises(ValueError, match="it takes no positions, so a row cannot have gaps"):
         train(settings("a"))
 
 

@@ -15,7 +15,7 @@ from farspan.corpus import Corpus
 from farspan.train.draws import draw_named
 from farspan.train.objective import NOT_A_TARGET
 from farspan.train.schedule import LengthSettings, Schedule, schedule
-from farspan.train.smt import said
+from farspan.train.smt import notes_on
 from farspan.train.windows import SparseRows, collated
 
 ROW = 32
@@ -192,27 +192,27 @@ def test_short_documents_are_left_out_and_counted() -> None:
     made = rows(50, 60, 300)
     assert {int(made[i]["sparse"]["input_ids"][-1]) // 1000 for i in range(100, 120)} == {3}
     assert 1 in {int(made[i]["sparse"]["input_ids"][-1]) // 1000 for i in range(20)}  # long enough in the first stage
-    assert next(said(made)) == "3 documents, 2 shorter than 128 tokens: left out at that length"
+    assert next(notes_on(made)) == "3 documents, 2 shorter than 128 tokens: left out at that length"
 
 
 def test_short_documents_are_used_up_to_their_length_if_wished() -> None:
     made = rows(20, 60, 300, short="use", lengths=plan(mode="fixed"))
     last = {int(made[i]["sparse"]["input_ids"][-1]) // 1000: made[i]["sparse"]["position_ids"][-1] for i in range(120)}
     assert last == {2: 60, 3: 127}  # the first one fills no row
-    assert "left out below 32, used up to their length above" in next(said(made))
+    assert "left out below 32, used up to their length above" in next(notes_on(made))
 
 
 def test_documents_can_be_joined_with_separators_between() -> None:
     made = rows(*[20] * 40, draw="full", short="join", lengths=plan(mode="fixed"))
     ids = made[0]["sparse"]["input_ids"]
     assert (ids == 7).sum() >= 6
-    assert list(said(made)) == [
+    assert list(notes_on(made)) == [
         "the training reads 120 windows, and the text holds 6 of 128 tokens: each about 20.0 times"
     ]
 
 
 def test_a_text_that_ends_before_the_training_does_is_said_to() -> None:
-    assert [text for text in said(rows()) if "windows" in text] == [
+    assert [text for text in notes_on(rows()) if "windows" in text] == [
         "the training reads 120 windows, and the text holds 5 of 128 tokens: each about 24.0 times"
     ]
 
@@ -237,5 +237,5 @@ def test_impossible_rows_are_refused(make: Callable[[], SparseRows], message: st
 
 def test_shuffled_text_is_refused() -> None:
     shuffled = replace(numbered(300), shuffled=True)
-    with pytest.raises(ValueError, match="has no order to be learned"):
+    with pytest.raises(ValueError, match="is shuffled: got no order to learn"):
         SparseRows(shuffled, draw_named("sparse"), plan(), row=ROW, targets=16, batch=1, separator=(), seed=0)

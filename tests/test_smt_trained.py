@@ -176,7 +176,7 @@ def test_latent_attention_has_no_keys_to_be_told_apart() -> None:
         num_key_value_heads=4, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8,
         first_k_dense_replace=1, pad_token_id=0,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="name what is to be trained"):
+    with pytest.raises(ValueError, match="name the parameters to train"):
         choose(transformers.DeepseekV3ForCausalLM(config), TrainedSettings())
 
 

@@ -28,7 +28,7 @@ from farspan.report import cepe_training as cepe_report
 from farspan.report import training as smt_report
 from farspan.retrieve import open_index
 from farspan.train.batches import View
-from farspan.train.cepe import CepeSettings, decoded, opened, prepare, terms, train
+from farspan.train.cepe import CepeSettings, Prepared, decoded, opened, prepare, start, terms, train
 from farspan.train.config import read_config
 from farspan.train.distill import DistillSettings, store, teacher_of
 from farspan.train.distill import train as distil
@@ -167,7 +167,7 @@ def test_impossible_windows_are_refused(changes: dict[str, Any], message: str) -
 
 
 def test_a_shuffled_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="has no order to be learned"):
+    with pytest.raises(ValueError, match="is shuffled: got no order to learn"):
         windows(replace(numbered(40), shuffled=True))
 
 
@@ -296,6 +296,10 @@ def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[...
     return made
 
 
+def ready(settings: CepeSettings) -> Prepared:
+    return prepare(settings, start(settings), lambda text: None)
+
+
 def added(settings: CepeSettings) -> dict[str, Tensor]:
     return load_file(Path(settings.out) / "cepe_adapter.safetensors")
 
@@ -313,7 +317,7 @@ def log(settings: CepeSettings) -> list[dict[str, Any]]:
 def test_the_warm_up_learns_to_copy(settings: Callable[..., Any]) -> None:
     chosen = settings("a", "stage=warmup", "trainer.steps=80", "trainer.batch=8", "trainer.micro_batch=8")
     train(chosen)
-    lm, rows = farspan.load(chosen.out, device="cpu"), prepare(chosen, lambda text: None).rows
+    lm, rows = farspan.load(chosen.out, device="cpu"), ready(chosen).rows
     batch = collated([rows[i] for i in range(16)])
     assert torch.equal(batch["context_input_ids"].flatten(1), batch["input_ids"][:, 1:])
     hidden = batch | {"context_attention_mask": torch.zeros_like(batch["context_attention_mask"])}
@@ -409,7 +413,7 @@ def test_the_main_stage_begins_with_what_the_warm_up_left(settings: Callable[...
 
 def test_the_main_stage_hides_parts_of_chunks_and_the_warm_up_none(settings: Callable[..., Any]) -> None:
     def seen(*overrides: str) -> float:
-        rows = prepare(settings("a", *overrides), lambda text: None).rows
+        rows = ready(settings("a", *overrides)).rows
         return float(torch.stack([rows[i]["context_attention_mask"] for i in range(40)]).float().mean())
 
     assert seen("stage=warmup", "data.noise.rate=1.0") == 1
@@ -419,7 +423,7 @@ def test_the_main_stage_hides_parts_of_chunks_and_the_warm_up_none(settings: Cal
 
 
 def test_a_training_is_of_its_seed(settings: Callable[..., Any]) -> None:
-    one, same, other = (prepare(settings("a", f"trainer.seed={s}"), lambda text: None).rows[0] for s in (1, 1, 2))
+    one, same, other = (ready(settings("a", f"trainer.seed={s}")).rows[0] for s in (1, 1, 2))
     assert torch.equal(one["input_ids"], same["input_ids"])
     assert not torch.equal(one["input_ids"], other["input_ids"])
 
@@ -690,8 +694,8 @@ def test_a_teacher_is_asked_of_more_samples_for_a_longer_training(
 
     def taught(steps: int, out: str, *overrides: str) -> Any:
         chosen = settings("a", f"trainer.steps={steps}", *overrides, kind=DistillSettings)
-        ready = prepare(chosen, said.append)
-        return store(teacher_of(chosen, ready), ready.rows, tmp_path / out, said.append)
+        made = prepare(chosen, start(chosen), said.append)
+        return store(teacher_of(chosen, made.rows, made.lm), made.rows, tmp_path / out, said.append)
 
     whole = taught(8, "whole")
     taught(4, "grown")
@@ -701,10 +705,10 @@ def test_a_teacher_is_asked_of_more_samples_for_a_longer_training(
     for one, other in zip(map(whole.__getitem__, range(32)), map(grown.__getitem__, range(32)), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
     taught(4, "grown")  # fewer are there as well
-    with pytest.raises(ValueError, match="holds what a teacher said of other samples"):
+    with pytest.raises(ValueError, match="holds a teacher's distributions of other samples"):
         taught(8, "grown", "data.chunks=2")
     (tmp_path / "a.jsonl").write_text((tmp_path / "a.jsonl").read_text().replace("alpha", "omega"))
-    with pytest.raises(ValueError, match="holds what a teacher said of other samples"):
+    with pytest.raises(ValueError, match="holds a teacher's distributions of other samples"):
         taught(8, "grown")
 
 
@@ -761,15 +765,16 @@ def test_a_teacher_whose_tokenizer_reads_otherwise_is_refused(
 
 def test_windows_that_no_teacher_could_read_are_refused(settings: Callable[..., Any]) -> None:
     chosen = settings("a", kind=DistillSettings)
-    ready = prepare(chosen, lambda text: None)
+    made = ready(chosen)
     retrieved = ["data.mixture={ retrieved = 1.0 }", "data.index=i", "data.query=8"]
     with pytest.raises(ValueError, match="leave out `retrieved`"):
-        teacher_of(settings("a", *retrieved, kind=DistillSettings), ready)
-    ready.rows.before = np.array([0, 0])
+        teacher_of(settings("a", *retrieved, kind=DistillSettings), made.rows, made.lm)
+    made.rows.before = np.array([0, 0])
     with pytest.raises(ValueError, match=r"use data\.separator = false"):
-        teacher_of(chosen, ready)
+        teacher_of(chosen, made.rows, made.lm)
 
 
 def test_a_distribution_leaves_a_remainder(settings: Callable[..., Any]) -> None:
     chosen = settings("a", "distill.top=1000", kind=DistillSettings)
-    assert teacher_of(chosen, prepare(chosen, lambda text: None)).top == 299  # of 300
+    made = ready(chosen)
+    assert teacher_of(chosen, made.rows, made.lm).top == 299  # of 300

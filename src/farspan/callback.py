@@ -1,26 +1,25 @@
-"""The forgetting curve of a model while it is trained, and its perplexity: callbacks for the Hugging Face Trainer.
+"""Callbacks for the Hugging Face Trainer that measure the model in training: its forgetting curve, its perplexity.
 
-    Trainer(..., processing_class=tokenizer, callbacks=[farspan.CurveCallback(every=500)])
+    trainer = Trainer(..., processing_class=tokenizer)
+    farspan.CurveCallback(every=500).attach(trainer)
 
-Every measurement asks for the same texts at the same lengths, so that steps are paired, and feeds the model a bounded
-number of tokens. The training does not notice: modules keep their modes, random generators their states.
+Each measurement uses the same texts at the same lengths, so that steps are paired, and feeds the model a bounded
+number of tokens. It does not change the training: modules keep their modes, random generators their states.
 """
 
 import logging
 import math
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
 from farspan import stats
@@ -39,28 +38,32 @@ from farspan.tasks.base import Task
 from farspan.tasks.curve import Curve, Protocol
 from farspan.tasks.perplexity import Perplexity
 
-REPEATS = (4, 3, 2)  # the first that the budget allows ...
-POINTS = range(16, 5, -1)  # ... with as many lengths as it allows
-MOST_NATS = 700.0  # beyond which their exponential is no number
+REPEATS = (4, 3, 2)  # the largest number that the budget allows is used ...
+POINTS = range(16, 5, -1)  # ... with the largest number of lengths that it then allows
+MOST_NATS = 700.0  # a float cannot hold the exponential of more
 logger = logging.getLogger(__name__)
 
 
-class Measuring(TrainerCallback):
-    """Measures a task on the model in training, every so many steps and at the last one; logs and records it.
+class MeasuringCallback(TrainerCallback):
+    """Measure a task on the model in training every `every` steps and at the last step; log and record the results.
 
-    What is measured goes to the log history and every callback that listens to logs; rows go into a run folder,
-    `folder`, a model `step-N` for each step. A resumed training continues its folder, and one that begins anew gets
-    another (`NAME-2`). With several processes the first one measures.
+    Rows are written to the run folder `folder`, each step as a model `step-N`. A resumed training continues its folder;
+    a new training in the same place gets another one (`NAME-2`). With several processes the first one measures.
+
+    Add it to a Trainer with `attach`. Given to the Trainer as `callbacks=[...]` it measures as well, but the values are
+    then only in the log history and the run folder: transformers gives a callback no access to the other callbacks,
+    such as those of `report_to`.
     """
 
     name: str  # of the run folder
-    seconds: str  # the name under which the time is logged, with each measurement
+    seconds: str  # the name under which the duration of each measurement is logged
     method: Any = Full()  # how texts are read
     _task: Any
     _text: Corpus
-    _what: dict[str, Any]
+    _what: dict[str, Any]  # lengths, repeats and seed, the same for all steps
     _spec: str  # the task as text
-    _record: dict[str, Any]
+    _record: dict[str, Any]  # the settings of the run
+    _listeners: CallbackHandler | None = None
 
     def __init__(
         self,
@@ -72,13 +75,18 @@ class Measuring(TrainerCallback):
         at_start: bool,
     ) -> None:
         if every < 1:
-            raise ValueError(f"every = {every}; it is a number of steps, at least 1")
+            raise ValueError(f"every = {every}: expected a number of steps, at least 1")
         self.tokenizer, self.every, self.out = tokenizer, every, out
         self.trained_length, self.at_start = trained_length, at_start
 
+    def attach(self, trainer: Trainer) -> None:
+        """Add this callback to `trainer`; measured values are then logged to its other callbacks too."""
+        self._listeners = trainer.callback_handler
+        if self not in trainer.callback_handler.callbacks:
+            trainer.add_callback(self)
+
     def choose(self) -> None:
-        """Sets `_task` and `_what`: the task, lengths, repeats and seed, the same for all steps; and `_record`, the
-        settings of the run."""
+        """Set `_task`, `_text`, `_what` and `_record`."""
         raise NotImplementedError
 
     def _recorded(self, task: Task, text: str) -> None:
@@ -88,7 +96,7 @@ class Measuring(TrainerCallback):
         self._record = what.header | {"methods": [str(self.method)]}
 
     def summarised(self, run: Run, step: int) -> dict[str, float]:
-        """The values to log of a step that was measured; none where it failed."""
+        """Return the values to log for a step that was measured; none where the measurement failed."""
         raise NotImplementedError
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -109,10 +117,15 @@ class Measuring(TrainerCallback):
             dense_reader(self._lm)  # checks itself, once and outside of any autocast
             self.choose()
         self._record["autocast"] = str(self._autocast).removeprefix("torch.") if self._autocast else None
-        Run.open(self.folder, self._record).__exit__(None, None, None)  # says now what it would say at the first step
+        Run.open(self.folder, self._record).__exit__(None, None, None)  # raises now what it would raise at a later step
+        if self._listeners is None and args.report_to:
+            logger.warning(
+                "the values of %s are not reported to %s: add it with .attach(trainer) instead of callbacks=[...]",
+                *(type(self).__name__, ", ".join(args.report_to)),
+            )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 0 and self.at_start:  # once every callback has had its say on its settings
+        if state.global_step == 0 and self.at_start:  # not in on_train_begin, where later callbacks may still refuse
             self._measure(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -120,7 +133,7 @@ class Measuring(TrainerCallback):
             self._measure(args, state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if control.should_training_stop:  # by a callback that was asked after this one
+        if control.should_training_stop:  # set by a callback that runs after this one
             self._measure(args, state, control)
 
     def _measure(self, args: Any, state: Any, control: Any) -> None:
@@ -135,7 +148,7 @@ class Measuring(TrainerCallback):
         read_alike(lm, self._lm)
         autocast = torch.autocast(lm.device.type, self._autocast) if self._autocast else nullcontext()
         with _set_aside(lm.model), Run.open(self.folder, self._record) as run:
-            # where a resumed training comes to a step again, its weights may differ in their last bits
+            # when a resumed training reaches a step again, its weights may differ in their last bits
             if name not in run.header["models"]:
                 run.add_model(identity)
             with autocast:
@@ -143,26 +156,38 @@ class Measuring(TrainerCallback):
             values = self.summarised(run, state.global_step)
         if values:
             values[self.seconds] = time.perf_counter() - started
-            _log(args, state, control, {f"farspan/{name}": round(value, 4) for name, value in values.items()})
+            self._log(args, state, control, {f"farspan/{name}": round(value, 4) for name, value in values.items()})
+
+    def _log(self, args: Any, state: Any, control: Any, values: dict[str, Any]) -> None:
+        """Add values to the log history, and call `on_log` of all callbacks if this one is attached.
+
+        Trainer.log does both, but subclasses of the Trainer (TRL) add values of their own there, and clear them.
+        """
+        values = values | {"epoch": state.epoch}
+        state.log_history.append(values | {"step": state.global_step})
+        if self._listeners is not None:
+            should_log = control.should_log  # on_log resets it, and the Trainer's own values are still to be logged
+            self._listeners.on_log(args, state, control, values)
+            control.should_log = should_log
 
 
-class CurveCallback(Measuring):
-    """Measures half-life and span of the model in training; logs, records and draws them.
+class CurveCallback(MeasuringCallback):
+    """Measure half-life and span of the model in training; log, record and draw them. See `MeasuringCallback`.
 
-    `farspan/half_life`, `farspan/span` (tokens) and `farspan/seconds`; rows go into the run folder `farspan`.
-    `training.png` and `training.svg` beside them are drawn anew after each measurement. As `Measuring`.
+    Logs `farspan/half_life`, `farspan/span` (tokens) and `farspan/seconds`. The run folder is `farspan`; `training.png`
+    and `training.svg` in it are drawn again after each measurement.
 
     Args:
         tokenizer: default the Trainer's `processing_class`.
-        text: named as everywhere; best one that the model is not trained on.
+        text: name of a text (see `farspan.corpus`), preferably one that the model is not trained on.
         every: steps from one measurement to the next; the last step is measured in any case.
-        tokens: fed to the model for one measurement, at most.
+        tokens: tokens fed to the model for one measurement, at most.
         out: the run folder; default `farspan` in the Trainer's `output_dir`.
-        trained_length: tokens; default what the model's config says.
-        longest: tokens of the longest text to be copied; default what a context of twice the trained length holds.
+        trained_length: tokens; default the trained length in the model's config.
+        longest: tokens of the longest text to be copied; default the longest that fits into twice the trained length.
         protocol: default `nested`, or `probe` where the longest text has more than 8,192 tokens.
-        at_start: measures the model before its first step as well.
-        seed: of which texts are drawn.
+        at_start: also measure the model before its first step.
+        seed: random seed for choosing texts.
 
     Raises, when the training begins:
         ValueError: no tokenizer, a budget too small, texts that cannot be read, sharded parameters, a training resumed
@@ -192,7 +217,7 @@ class CurveCallback(Measuring):
         self._summaries: dict[int, tuple[stats.Curve, stats.Summary]] = {}
 
     def choose(self) -> None:
-        """Texts, lengths and repeats within the budget."""
+        """Choose texts, lengths and repeats within the budget."""
         self._summaries.clear()
         trained = self._lm.trained_length or DEFAULT_TRAINED_LENGTH
         curve = self.curve.resolved(None if self.longest is None else (self.longest,), (trained,))
@@ -231,16 +256,17 @@ class CurveCallback(Measuring):
         return {"half_life": numbers.half_life.value, "span": numbers.span.value}
 
 
-class PerplexityCallback(Measuring):
-    """Measures how well the model in training expects the same tokens behind more and more of their text.
+class PerplexityCallback(MeasuringCallback):
+    """Measure how well the model in training predicts the same tokens after more and more of their text. See
+    `MeasuringCallback`.
 
-    `farspan/perplexity_N` and `farspan/accuracy_N` for each length of N tokens: those within the trained context say
-    what a training costs there, those beyond what it gains. Rows go into the run folder `perplexity`. As `Measuring`.
+    Logs `farspan/perplexity_N` and `farspan/accuracy_N` for each length of N tokens: lengths within the trained context
+    show what a training costs there, longer ones what it gains. The run folder is `perplexity`.
 
     Args:
         lengths: tokens; default a half, one and two trained lengths.
         repeats: windows of the text, from as many documents as possible.
-        others: as `CurveCallback`.
+        others: as for `CurveCallback`.
 
     Raises, when the training begins:
         ValueError: as `CurveCallback`, or lengths too short for targets.
@@ -271,14 +297,14 @@ class PerplexityCallback(Measuring):
         self._task = perplexity.on(self._lm, self.text)
         self._text = self._task.text
         self._what = {"lengths": lengths, "repeats": self.repeats, "seed": self.seed}
-        self._task.examples(self._lm, **self._what)  # says now that the text is too short
+        self._task.examples(self._lm, **self._what)  # raises if the text is too short
         self._recorded(perplexity, self.text)
 
     def summarised(self, run: Run, step: int) -> dict[str, float]:
         found: dict[str, float] = {}
         for length in self._what["lengths"]:
             asked = [row for row in run.rows if (row.model, row.length) == (f"step-{step}", length)]
-            rows = [row.scores for row in asked if row.status == "ok"]  # of others there are no numbers, or not all
+            rows = [row.scores for row in asked if row.status == "ok"]  # other rows lack some or all numbers
             if rows:
                 found[f"perplexity_{length}"] = math.exp(min(sum(s["nats"] for s in rows) / len(rows), MOST_NATS))
                 found[f"accuracy_{length}"] = sum(s["accuracy"] for s in rows) / len(rows)
@@ -286,7 +312,7 @@ class PerplexityCallback(Measuring):
 
 
 def _run_folder(base: Path, *, begins: bool) -> Path:
-    """`base` for the first training, `base-2`, `base-3` and so on for later ones; a resumed one continues the last."""
+    """Return `base` for the first training, `base-2`, `base-3` and so on for later ones; for a resumed one the last."""
 
     def numbered(n: int) -> Path:
         return base if n == 1 else base.with_name(f"{base.name}-{n}")
@@ -298,10 +324,10 @@ def _run_folder(base: Path, *, begins: bool) -> Path:
 
 
 def _unwrapped(model: Any) -> Any:
-    """The model itself, out of what data parallelism, torch.compile and PEFT put around it.
+    """Return the model without the wrappers of data parallelism, torch.compile and PEFT.
 
     Raises:
-        ValueError: its parameters are sharded.
+        ValueError: the model's parameters are sharded.
     """
     from accelerate.utils import extract_model_from_parallel
 
@@ -324,14 +350,14 @@ def _unwrapped(model: Any) -> Any:
 
 @contextmanager
 def _set_aside(model: Any) -> Iterator[None]:
-    """Inside, the model is in eval mode without gradients; afterwards every module has its own mode again, and all
-    random generators are where they were."""
+    """Put the model into eval mode without gradients; afterwards restore the mode of each module and the states of all
+    random generators."""
     modes = [(module, module.training) for module in model.modules()]
     devices = [device for device in {p.device for p in model.parameters()} if device.type not in ("cpu", "meta")]
     python, numpy, forward = random.getstate(), np.random.get_state(), model.__dict__.get("forward")
     try:
         model.eval()
-        if "_original_forward" in model.__dict__:  # accelerate put an autocast around the model, but not its decoder
+        if "_original_forward" in model.__dict__:  # without the autocast that accelerate put around it
             model.forward = model._original_forward
         with torch.random.fork_rng(devices), torch.no_grad():
             yield
@@ -343,17 +369,4 @@ def _set_aside(model: Any) -> Iterator[None]:
         random.setstate(python)
         np.random.set_state(numpy)
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # the keys' memory, for the training
-
-
-def _log(args: Any, state: Any, control: Any, values: dict[str, Any]) -> None:
-    """What `Trainer.log` does, from a callback: these are not given the Trainer, only called by its handler."""
-    values = values | {"epoch": state.epoch}
-    state.log_history.append(values | {"step": state.global_step})
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and not isinstance(frame.f_locals.get("self"), CallbackHandler):
-        frame = frame.f_back
-    if frame is not None:
-        should_log = control.should_log  # is taken back by on_log, and the Trainer's own values are still to come
-        frame.f_locals["self"].on_log(args, state, control, values)
-        control.should_log = should_log
+            torch.cuda.empty_cache()  # gives the memory of the keys back to the training

@@ -172,7 +172,7 @@ def test_two_processes_that_were_killed_continue_to_the_same_losses(folder: Path
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    [(["optimizer.name=muon"], "works on whole matrices"), (["watch.every=2"], "parameters are sharded over")],
+    [(["optimizer.name=muon"], "needs whole matrices"), (["watch.every=2"], "parameters are sharded over")],
 )
 def test_what_cannot_be_sharded_is_refused(folder: Path, overrides: list[str], message: str) -> None:
     done = run(folder, "cepe", "a", "fsdp2", *overrides)

@@ -141,8 +141,8 @@ def test_what_accelerate_launches_is_a_training_on_two_processes(folder: Path) -
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("trainer.bf16=true", "trains in bf16 on GPUs alone"),
-        ("optimizer.name=muon", 'optimizer.name = "muon" works on whole matrices'),
+        ("trainer.bf16=true", "trains in bf16 only on GPUs"),
+        ("optimizer.name=muon", 'optimizer.name = "muon" needs whole matrices'),
     ],
 )
 def test_deepspeed_says_what_it_cannot_do(folder: Path, engine: str, override: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""What a training reads: rows of token ids cut from a corpus."""
+"""Rows of token ids cut from a corpus, and a tokenizer trained on one."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from farspan.files import added
 
 @dataclass(frozen=True)
 class View:
-    """Documents behind one another, a separator before each, read without being copied."""
+    """All documents as one stream, a separator before each, read without being copied."""
 
     corpus: Corpus
     order: Int[np.ndarray, "documents"]
     separator: Int[np.ndarray, "tokens"]
-    ends: Int[np.ndarray, "documents"]  # where each document ends in the stream
+    ends: Int[np.ndarray, "documents"]  # the place in the stream where each document ends
 
     @classmethod
     def of(cls, corpus: Corpus, order: Sequence[int] | np.ndarray, separator: Sequence[int]) -> "View":
@@ -33,7 +33,7 @@ class View:
         return int(self.ends[-1])
 
     def read(self, begin: int, length: int) -> tuple[Int[np.ndarray, "length"], Int[np.ndarray, "documents"]]:
-        """Tokens from `begin` on, and the documents they are of."""
+        """Return `length` tokens from `begin` on, and the documents that hold them."""
         first = int(np.searchsorted(self.ends, begin, side="right"))
         parts, touched = [], []
         done, place = 0, begin - (int(self.ends[first - 1]) if first else 0)
@@ -51,10 +51,9 @@ class View:
 
 
 class PackedRows(Dataset[dict[str, Tensor]]):
-    """All documents behind one another, the separator before each, cut in rows of `length` tokens.
+    """All documents as one stream, the separator before each, cut into rows of `length` tokens.
 
-    Rows start every `length` tokens; what is left at the end is not read. Labels equal the inputs (the model
-    shifts them).
+    Tokens at the end that do not fill a row are not read. Labels equal the inputs (the model shifts them).
 
     Raises:
         ValueError: the corpus is shorter than one row.
@@ -75,9 +74,12 @@ class PackedRows(Dataset[dict[str, Tensor]]):
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None:
-    """Train a byte-level BPE tokenizer of `vocabulary` entries, `<s>` (id 0) as beginning and end of text.
+    """Train a byte-level BPE tokenizer of `vocabulary` entries, with `<s>` (id 0) as beginning and end of text.
 
-    Its tokenizer.json is the last file that is put into `folder`, whole: where it is, the others are.
+    tokenizer.json is written to `folder` last, and whole: if it is there, the other files are.
+
+    Raises:
+        ValueError: `vocabulary` is too small for all bytes.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

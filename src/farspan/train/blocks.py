@@ -1,4 +1,4 @@
-"""Sums over predicted tokens without ever holding all of their logits."""
+"""Sums over predicted tokens, computed in blocks, so that the logits of all tokens are never held at once."""
 
 from collections.abc import Callable
 
@@ -10,13 +10,17 @@ from torch.utils.checkpoint import checkpoint
 from farspan.reader import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
 
 
-def summed(of_block: Callable[..., Tensor], vocabulary: int, *rows: Tensor) -> Float[Tensor, "..."]:
-    """The sum of `of_block(*block)` over blocks of `rows`, tensors of one first dimension, `tokens`.
+def block_size(device: torch.device, vocabulary: int) -> int:
+    """Return the number of tokens whose logits are held at once, at least 1."""
+    return max(1, LOGITS_AT_ONCE.get(device.type, LOGITS_AT_ONCE_ELSEWHERE) // vocabulary)
 
-    A block has as many tokens as there is room for their logits. Of several, each is computed again for its gradient.
+
+def summed(of_block: Callable[..., Tensor], vocabulary: int, *rows: Tensor) -> Float[Tensor, "..."]:
+    """Return the sum of `of_block(*block)` over blocks of `rows`, tensors of one first dimension, `tokens`.
+
+    Where there are several blocks, each is computed again in the backward pass instead of being kept.
     """
-    limit = LOGITS_AT_ONCE.get(rows[0].device.type, LOGITS_AT_ONCE_ELSEWHERE)
-    size, tokens = max(1, limit // vocabulary), len(rows[0])
+    size, tokens = block_size(rows[0].device, vocabulary), len(rows[0])
     if tokens <= size:
         return of_block(*rows)
     total: Tensor | None = None

@@ -1,11 +1,11 @@
-"""Training of CEPE: encoder and cross-attention for a decoder that stays as it is (Yen et al. 2024, arXiv 2402.16617).
+"""Training of CEPE: encoder and cross-attention for a frozen decoder (Yen et al. 2024, arXiv 2402.16617).
 
     loss = mean over the decoder's tokens of -log p(x_t | Φ, x_<t)        Φ: the chunks, see `documents`
 
 Two stages, sections 2.3 and A.2. In the warm-up the chunks are the decoder's own tokens, so that the cross-attention
-learns to find and copy what it reads. In the main stage they are what stands before the decoder's tokens. Encoder and
-cross-attention are trained, in fp32; the decoder is frozen, in any precision, its dropout off. Checkpoints, and what is
-saved, hold what is trained and no more.
+learns to find and copy them. In the main stage they are the text before the decoder's tokens. Encoder and
+cross-attention are trained, in fp32; the decoder is frozen, in any precision, its dropout off. Checkpoints and the
+saved model hold only trained weights.
 
 Each ablation of tables 5, 11 and 12 is one field: `data.mixture` (filter only, cat only, RetDoc),
 `model.train_encoder`, `model.random_encoder`, `model.warmed_up` (empty: "w/o Warmup", "No Copy Init"); and, of our own,
@@ -13,7 +13,7 @@ Each ablation of tables 5, 11 and 12 is one field: `data.mixture` (filter only, 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from farspan import cepe, hf
-from farspan.callback import CurveCallback, Measuring, PerplexityCallback
+from farspan.callback import MeasuringCallback
 from farspan.cepe import surgery
 from farspan.corpus import load
 from farspan.lm import LM
@@ -39,14 +39,14 @@ from farspan.train.documents import DocumentRows, DocumentSettings, collated
 from farspan.train.mlm import MlmOptimizer
 from farspan.train.objective import mean_nats
 from farspan.train.trainer import RunSettings, read_log, refuse_impossible, run, write_card, write_up
+from farspan.train.watching import WatchSettings, measuring
 
 RANDOM_STD = 0.02
-COPIES = 0.5  # of the loss that a warm-up begins with: what it is below once it copies
-CURVE_EXTRA = 16  # tokens of a curve's context beside text and copy, about
+COPIES = 0.5  # a warm-up has learned to copy once its loss is below this share of the first
 
 
-class ModelSettings(Settings):
-    """[model]: the decoder, and what is added to it."""
+class CepeModelSettings(Settings):
+    """[model]: the decoder, and the encoder and cross-attention that are added to it."""
 
     name: str  # the decoder: a folder or hub id, or `demo`, the embedded one
     encoder: str | None = None  # a folder or hub id, such as one of `farspan train mlm`; `demo`: the embedded model's
@@ -80,15 +80,10 @@ class CepeTrainer(RunSettings):
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-class WatchSettings(Settings):
-    """[watch]: what is measured while it is trained, on text it is not trained on; see `farspan.callback`."""
+class CepeWatchSettings(WatchSettings):
+    """[watch]: twice the windows."""
 
-    text: str = "builtin:held-out"
-    every: int | None = Field(None, ge=0)  # steps; 0: never; default a quarter of all, and before the first
-    lengths: tuple[int, ...] | None = None  # tokens; default what the decoder holds, and with all of the chunks
-    repeats: int = Field(8, gt=1)  # windows of the perplexity
-    curve: bool = True  # also a small forgetting curve
-    tokens: int | None = Field(None, gt=0)  # fed for one curve, at most; default 24 windows
+    repeats: int = Field(8, gt=1)
 
 
 class CepeSettings(Settings):
@@ -96,41 +91,34 @@ class CepeSettings(Settings):
 
     out: Out
     stage: Literal["warmup", "main"] = "main"
-    model: ModelSettings
+    model: CepeModelSettings
     data: DocumentSettings
     optimizer: CepeOptimizer = CepeOptimizer()
     trainer: CepeTrainer = CepeTrainer()
-    watch: WatchSettings = WatchSettings()
+    watch: CepeWatchSettings = CepeWatchSettings()
 
 
 @dataclass
 class Prepared:
-    """A training that can begin."""
+    """A training that is ready to begin."""
 
     lm: LM  # the decoder: its model is the CEPE model
     rows: DocumentRows
     trained: int  # parameters
-    total: int
     processes: Any
-    beside: Any  # what `prepare` was to load beside it
-
-    @property
-    def model(self) -> Any:
-        return self.lm.model
 
 
 @in_its_folder
 def train(settings: CepeSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Trains, or continues a training that was stopped, and saves what was added to the decoder in `settings.out`.
+    """Train, or continue a training that was stopped, and save encoder and cross-attention in `settings.out`.
 
-    Returns what `training.json` in that folder holds. `notice` is called with each line
-    that a user should read.
+    Return the content of `training.json` in that folder. `notice` is called with each line that a user should read.
 
     Raises:
         ValueError: impossible settings, models that do not belong together, texts that are too short, or `out` holds
             another training.
     """
-    ready = prepare(settings, notice)
+    ready = prepare(settings, start(settings), notice)
     summary = trained(settings, ready, ready.rows, terms, {"nats": 1.0}, notice=notice)
     if settings.stage == "warmup" and ready.processes.is_main_process:
         first, last = next(entry["loss"] for entry in read_log(Path(settings.out)) if "loss" in entry), summary["loss"]
@@ -142,26 +130,29 @@ def train(settings: CepeSettings, notice: Callable[[str], None] = lambda text: N
     return summary
 
 
-def prepare(
-    settings: CepeSettings, notice: Callable[[str], None], beside: Callable[[LM], Any] = lambda lm: None
-) -> Prepared:
-    """Loads and checks everything, before any long work.
-
-    Args:
-        beside: loads what else is needed, from the decoder, before any text is read.
+def start(settings: CepeSettings) -> LM:
+    """Set the random seed and return the model to train, after the checks that need no model.
 
     Raises:
         ValueError: as `train`.
     """
     from transformers import set_seed
 
+    engines.processes()
+    refuse_impossible(settings.trainer, settings.optimizer)
+    set_seed(settings.trainer.seed)
+    return opened(settings)
+
+
+def prepare(settings: CepeSettings, lm: LM, notice: Callable[[str], None]) -> Prepared:
+    """Check the model with the texts, and read these.
+
+    Raises:
+        ValueError: as `train`.
+    """
     processes = engines.processes()
-    data, trainer = settings.data, settings.trainer
-    refuse_impossible(trainer, settings.optimizer)
+    data, trainer, model = settings.data, settings.trainer, lm.model
     warms_up = settings.stage == "warmup"
-    set_seed(trainer.seed)
-    lm = opened(settings)
-    model, other = lm.model, beside(lm)
     if lm.trained_length is not None and data.decoder + len(lm.separator.ids) * data.separator > lm.trained_length:
         raise ValueError(
             f"data.decoder = {data.decoder:,} tokens, and a separator with data.separator, are more than the "
@@ -187,7 +178,7 @@ def prepare(
     if trainer.activation_checkpointing:
         hf.checkpoint_activations(model)
     if settings.model.random_encoder and settings.model.warmed_up:
-        notice("model.random_encoder: the weights of model.warmed_up are left aside")
+        notice("model.random_encoder: the weights of model.warmed_up are not used")
     count = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
     if processes.is_main_process:
@@ -197,17 +188,15 @@ def prepare(
                 f"{len(rows.long):,} of {rows.corpus.num_documents:,} documents have {rows.window:,} tokens; the "
                 f"training reads {len(rows):,} windows"
             )
-    return Prepared(lm, rows, count, total, processes, other)
+    return Prepared(lm, rows, count, processes)
 
 
 def opened(settings: CepeSettings, device: str | None = None) -> LM:
-    """The decoder with an encoder and cross-attention in fp32.
+    """Load the decoder with an encoder and cross-attention in fp32.
 
     Raises:
         ValueError: models that cannot be loaded or do not belong together, or no encoder named.
     """
-    from dataclasses import replace
-
     chosen = settings.model
     lm = load_model(
         folder_of(chosen.name),
@@ -230,7 +219,7 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
         model = cepe.from_pretrained(chosen.warmed_up, base=lm.model, dtype=torch.float32)
         for field, its in (("layers", "num_cross_attn_layers"), ("states", "num_cross_attn_hidden_states")):
             given, has = getattr(chosen, field), getattr(model.config, its)
-            if given != ModelSettings.model_fields[field].default and given != has:
+            if given != CepeModelSettings.model_fields[field].default and given != has:
                 raise ValueError(
                     f"model.{field} = {given}, and {chosen.warmed_up} was warmed up with {has}: leave it out"
                 )
@@ -266,19 +255,19 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
 
 
 def _layers_of(encoder: Any) -> int | None:
-    """The layers that an encoder's config says it has; None where it does not say. Takes a config, folder or hub id."""
+    """Return the number of layers in an encoder's config (a config, folder or hub id); None where it has none."""
     config = load_config(encoder, what="encoder") if isinstance(encoder, str) else encoder
     return getattr(config, "num_hidden_layers", None)
 
 
 def terms(model: Any, core: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Mean nats per predicted token of the decoder."""
+    """Return the mean nats per predicted token of the decoder."""
     hidden, output = decoded(model, core, batch)
     return {"nats": mean_nats(core, hidden, output, batch["labels"])}
 
 
 def decoded(model: Any, core: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
-    """The decoder's last hidden states [batch, time, hidden], and the output they came in."""
+    """Return the decoder's last hidden states [batch, time, hidden], and the decoder's output that holds them."""
     with hf.watched_decoder(core) as seen:
         model(
             input_ids=batch["input_ids"],
@@ -298,11 +287,18 @@ def trained(
     weights: Mapping[str, float],
     **options: Any,
 ) -> dict[str, Any]:
-    """Runs a prepared training, writes the folder, and returns the summary."""
+    """Run a prepared training, write its folder, and return the summary."""
     from farspan.train.terms_trainer import TermsTrainer
 
     out, lm = Path(settings.out), ready.lm
     use_cache = lm.model.config.use_cache
+
+    def save(model: Any, dtype: torch.dtype, folder: Path) -> None:
+        for part in (model.encoder, *model.cross_attentions()):
+            part.to(dtype)
+        model.config.use_cache = use_cache
+        model.save_pretrained(folder, adapter_only=True)
+
     if settings.trainer.engine == "fsdp2":
         shard(lm.model, ready.processes)
     summary = run(
@@ -314,7 +310,7 @@ def trained(
         out,
         trainer_class=TermsTrainer,
         callbacks=watching(lm, settings, out),
-        finish=lambda model: Added(model, use_cache),
+        save=save,
         again=lambda: opened(settings, "cpu").model,
         processing_class=lm.tokenizer,
         data_collator=collated,
@@ -335,50 +331,27 @@ def trained(
 
 
 def shard(model: Any, processes: Any) -> None:
-    """Spreads the model over the processes: encoder and cross-attention, in fp32, apart from the decoder's layers,
-    which may be in bf16, since what is gathered at once has one dtype. Embeddings and head of the decoder stay whole:
-    they have no gradient to be shared, and the head runs behind the model, in blocks."""
+    """Shard the model over the processes: encoder and cross-attention, in fp32, apart from the decoder's layers, which
+    may be in bf16, since parameters that are gathered at once have one dtype. Embeddings and head of the decoder stay
+    whole: they have no gradients to share, and the head runs after the model, in blocks."""
     layers = surgery.layers_of(model)
     spread = {id(parameter) for part in (model.encoder, *layers) for parameter in part.parameters()}
     parts = (*engines.layers_of(model.encoder), model.encoder, *model.cross_attentions(), *layers)
     engines.shard(model, parts, processes, {p for p in model.parameters() if id(p) not in spread})
 
 
-@dataclass
-class Added:
-    """What `run` saves of a CEPE model: what was added to the decoder."""
-
-    model: Any
-    use_cache: bool
-
-    def to(self, dtype: torch.dtype) -> "Added":
-        self.dtype = dtype
-        return self
-
-    def save_pretrained(self, out: Path) -> None:
-        for part in (self.model.encoder, *self.model.cross_attentions()):
-            part.to(self.dtype)
-        self.model.config.use_cache = self.use_cache
-        self.model.save_pretrained(out, adapter_only=True)
-
-
-def watching(lm: LM, settings: CepeSettings, out: Path) -> list[Measuring]:
-    """What measures the model while it is trained: perplexity without context (a length that the decoder holds) and
-    with it, on the same tokens, and a small forgetting curve."""
-    watch, data = settings.watch, settings.data
-    if watch.every == 0 or (watch.every is None and settings.trainer.engine == "fsdp2"):
-        return []  # what is sharded cannot be measured in one process
-    every = watch.every or max(1, -(-settings.trainer.steps // 4))
+def watching(lm: LM, settings: CepeSettings, out: Path) -> list[MeasuringCallback]:
+    """Return the callbacks that measure the model in training: perplexity of the same tokens without context (a length
+    that the decoder holds) and with it, and a small forgetting curve."""
+    data = settings.data
     window = data.decoder + len(lm.separator.ids)
     longest = data.decoder + data.chunks * data.chunk
-    lengths = watch.lengths or (data.decoder, (data.decoder + longest) // 2, longest)
-    common: dict[str, Any] = {"text": watch.text, "every": every, "at_start": True, "trained_length": window}
-    found: list[Measuring] = [
-        PerplexityCallback(**common, lengths=lengths, repeats=watch.repeats, out=out / "perplexity")
-    ]
-    if watch.curve:
-        text = max(1, (longest - CURVE_EXTRA) // 2)
-        found.append(CurveCallback(**common, longest=text, tokens=watch.tokens or 24 * longest, out=out / "farspan"))
-    for one in found:
-        one.method = CepeMethod(chunk=data.chunk, decoder_window=window)
-    return found
+    return measuring(
+        settings.watch,
+        settings.trainer,
+        out,
+        trained_length=window,
+        lengths=(data.decoder, (data.decoder + longest) // 2, longest),
+        longest=longest,
+        method=CepeMethod(chunk=data.chunk, decoder_window=window),
+    )

@@ -1,8 +1,7 @@
-"""Checkpoints: which one a training continues from, that each of its files is whole, and that only finite weights are
-written.
+"""Checkpoints: find the one that a training continues from, check each of its files, and write only finite weights.
 
-A kill while a checkpoint is written leaves a folder without its last file, trainer_state.json. Such a folder is passed
-over. Any other file that cannot be read is named, and the training is refused until the checkpoint is deleted.
+A kill while a checkpoint is written leaves a folder without its last file, trainer_state.json. Such a folder is
+skipped. Any other file that cannot be read is named, and the training is refused until the checkpoint is deleted.
 """
 
 import math
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import Trainer, TrainerState
+from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
@@ -25,8 +24,8 @@ from farspan.device import is_out_of_memory
 from farspan.files import parse_json
 
 NAMED = re.compile(r"checkpoint-(\d+)")
-# what torch.load, safetensors, JSON and the objects that take up their values raise for files that are cut, foreign or
-# of another version
+# raised by torch.load, safetensors, JSON and the objects that they fill, for files that are cut, foreign or of another
+# version
 UNREADABLE = (
     OSError,
     EOFError,
@@ -43,9 +42,9 @@ FULL_DISK = ("PytorchStreamWriter", "inline_container")  # in the RuntimeError o
 
 
 def damaged(file: Path, why: object) -> ValueError:
-    """The error for a file of a checkpoint that cannot be used."""
+    """Return the error for a file of a checkpoint that cannot be used."""
     folder = file.parent
-    others = sorted(step for step in steps(folder.parent) if folder.parent / f"checkpoint-{step}" != folder)
+    others = [step for step in steps(folder.parent) if folder.parent / f"checkpoint-{step}" != folder]
     then = f"continues from checkpoint-{others[-1]}" if others else "begins again, as there is no other checkpoint"
     return ValueError(
         f"{file} is damaged, half written or of another version: {why}. Delete the folder {folder} and repeat the "
@@ -55,7 +54,7 @@ def damaged(file: Path, why: object) -> ValueError:
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Errors in the block are those of a file of a checkpoint.
+    """Turn errors in the block into those of a file of a checkpoint.
 
     Raises:
         ValueError: the file cannot be used; names it.
@@ -65,40 +64,46 @@ def reading(file: Path) -> Iterator[None]:
     except UNREADABLE as error:
         if is_out_of_memory(error):
             raise
-        said = str(error).partition("\n")[0] or type(error).__name__
+        why = str(error).partition("\n")[0] or type(error).__name__
         raise damaged(
-            file, said if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {said}"
+            file, why if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {why}"
         ) from error
 
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Errors in the block are those of a disk that takes no more.
+    """Turn errors in the block into those of a full disk.
 
     Raises:
-        ValueError: what is written to `place` could not be written; names it.
+        ValueError: `place` could not be written; names it.
     """
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not any(name in str(error) for name in FULL_DISK):
             raise
-        said = str(error).partition("\n")[0]
+        why = str(error).partition("\n")[0]
         raise ValueError(
-            f"{place} cannot be written: {said}. Make room there and repeat the command: the training continues from "
+            f"{place} cannot be written: {why}. Make room there and repeat the command: the training continues from "
             "its last checkpoint"
         ) from error
 
 
+def begun(folder: Path) -> dict[int, Path]:
+    """Return the checkpoints in a folder by their step, in order, also those that were not written to their end."""
+    found = ((NAMED.fullmatch(path.name), path) for path in folder.glob("checkpoint-*") if path.is_dir())
+    return dict(sorted((int(name[1]), path) for name, path in found if name))
+
+
 def steps(folder: Path) -> list[int]:
-    """The steps of the checkpoints in a folder that were written to their end."""
-    found = [(NAMED.fullmatch(file.parent.name), file) for file in folder.glob(f"*/{TRAINER_STATE_NAME}")]
-    return [int(name[1]) for name, file in found if name and file.stat().st_size]
+    """Return the steps of the checkpoints in a folder that were written to their end, in order."""
+    files = {step: path / TRAINER_STATE_NAME for step, path in begun(folder).items()}
+    return [step for step, file in files.items() if file.exists() and file.stat().st_size]
 
 
 def last(folder: Path, first_save: int, notice: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint that was written to its end; `notice` is called with a line
-    for each newer one that was not.
+    """Return the newest checkpoint that was written to its end; call `notice` with a line for each newer one that was
+    not.
 
     Args:
         first_save: the step of the first checkpoint of the training. Each later one is written while an earlier one is
@@ -108,8 +113,7 @@ def last(folder: Path, first_save: int, notice: Callable[[str], None]) -> Path |
         ValueError: such a damaged checkpoint.
     """
     whole = max(steps(folder), default=0)
-    begun = [(NAMED.fullmatch(path.name), path) for path in folder.glob("checkpoint-*")]
-    for step, path in sorted((int(name[1]), path) for name, path in begun if name and path.is_dir()):
+    for step, path in begun(folder).items():
         if step <= whole:
             continue
         if not whole and step > first_save:
@@ -128,10 +132,8 @@ def state_of(checkpoint: Path) -> TrainerState:
     file = checkpoint / TRAINER_STATE_NAME
     with reading(file):
         state = TrainerState.load_from_json(str(file))
-        named = NAMED.fullmatch(checkpoint.name)
-        assert named is not None
-        if state.global_step != int(named[1]):
-            raise ValueError(f"got step {state.global_step!r}, expected {named[1]}, as in the folder's name")
+        if repr(state.global_step) != (step := checkpoint.name.removeprefix("checkpoint-")):
+            raise ValueError(f"got step {state.global_step!r}, expected {step}, as in the folder's name")
         if not all(isinstance(entry.get("step"), int) for entry in state.log_history):
             raise ValueError("its log_history has entries without a step")
         if not any(isinstance(entry.get("loss"), float | int) for entry in state.log_history):
@@ -165,11 +167,12 @@ def refuse_not_finite(model: Any, what: str) -> None:
         )
 
 
-def refuse_not_finite_values(values: Mapping[str, Any], state: TrainerState, learning_rate: float, out: Path) -> None:
+def refuse_not_finite_values(values: Mapping[str, Any], state: TrainerState, args: TrainingArguments) -> None:
     """Stop a training that diverged.
 
     Args:
-        values: what is logged now. Losses are means over the steps since the line before, so none is passed over.
+        values: logged now. A loss is the mean of all steps since the line before, over all processes, so that no step
+            is left out; and it is on the CPU then in any case, so that the check costs no wait for the device.
 
     Raises:
         ValueError: a loss or the gradient's norm is NaN or infinite; names the steps.
@@ -181,22 +184,81 @@ def refuse_not_finite_values(values: Mapping[str, Any], state: TrainerState, lea
         now = state.global_step
         before = max((e["step"] for e in state.log_history if "loss" in e and e["step"] < now), default=0)
         when = f"at step {now:,}" if key != "loss" or before + 1 == now else f"in steps {before + 1:,} to {now:,}"
-        raise diverged(f"the {name} is {value} {when}, expected a finite number", learning_rate, out)
+        raise diverged(f"the {name} is {value} {when}, expected a finite number", args)
 
 
-def diverged(what: str, learning_rate: float, out: Path) -> ValueError:
-    kept = max(steps(out / "checkpoints"), default=0)
-    last_one = (
-        f"the last checkpoint is {out / 'checkpoints' / f'checkpoint-{kept}'}" if kept else "there is no checkpoint"
-    )
+def diverged(what: str, args: TrainingArguments) -> ValueError:
+    """Return the error for a training that diverged, which names its last checkpoint."""
+    folder = Path(args.output_dir)
+    kept = max(steps(folder), default=0)
+    last_one = f"the last checkpoint is {folder / f'checkpoint-{kept}'}" if kept else "there is no checkpoint"
     return ValueError(
-        f"the training diverged: {what}. No model was saved; {last_one}. Lower optimizer.lr = {learning_rate:g}, or "
-        "give more optimizer.warmup_steps, and train into another folder (out)"
+        f"the training diverged: {what}. No model was saved; {last_one}. Lower optimizer.lr = {args.learning_rate:g}, "
+        "or give more optimizer.warmup_steps, and train into another folder (out)"
     )
 
 
 class CheckpointTrainer(Trainer):
-    """The Trainer, which names each file of a checkpoint that cannot be read or written."""
+    """The Trainer with a given optimizer and schedule. It stops where a logged value or a saved weight is not finite,
+    and names each file of a checkpoint that cannot be read or written.
+
+    transformers has no public method that reads or writes one file of a checkpoint, so private ones are overridden.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        optimizer_and_schedule: tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler],
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        self.optimizer: Any = None  # once training begins, accelerate's wrapper of the given one
+        self.optimizer_and_schedule = optimizer_and_schedule
+
+    # the argument `optimizers` would not do: DeepSpeed replaces these silently, and FSDP refuses them
+
+    def create_optimizer(self, *args: Any, **options: Any) -> torch.optim.Optimizer:
+        self.optimizer = self.optimizer_and_schedule[0]
+        return self.optimizer
+
+    def create_scheduler(self, *args: Any, **options: Any) -> torch.optim.lr_scheduler.LRScheduler:
+        self.lr_scheduler = self.optimizer_and_schedule[1]
+        return self.lr_scheduler
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        refuse_not_finite_values(logs, self.state, self.args)
+        # the step of each checkpoint is logged, before the checkpoint is written
+        if "loss" in logs and self.control.should_save and (name := self._weight_not_finite()):
+            what = f"weight {name} holds NaN or infinity after step {self.state.global_step:,}"
+            raise diverged(what, self.args)
+        super().log(logs, start_time)
+
+    def refuse_weights(self, checkpoint: Path | None) -> None:
+        """Refuse trained weights that are not finite, before a training begins or goes on from `checkpoint`.
+
+        Raises:
+            ValueError: names the first such weight.
+        """
+        if (name := self._weight_not_finite()) and checkpoint is not None:
+            raise damaged(checkpoint / SAFE_WEIGHTS_NAME, f"weight {name} holds NaN or infinity")
+        if name:
+            refuse_not_finite(self.model, "the model")
+
+    def _weight_not_finite(self) -> str | None:
+        """Return the name of a trained weight that is not finite; the same answer, None or not, in all processes."""
+        found = not_finite((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
+        flag = torch.tensor([found is not None], device=self.args.device)
+        return (found or "of another process") if bool(self.accelerator.gather(flag).any()) else None
+
+    def restore(self, checkpoint: Path, state: TrainerState) -> None:
+        """Load the weights and set the state of a finished training, for which `train` would take one step more.
+
+        Raises:
+            ValueError: weights that cannot be read or are not finite.
+        """
+        self._load_from_checkpoint(str(checkpoint))
+        self.state = state
+        self.refuse_weights(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
@@ -207,7 +269,7 @@ class CheckpointTrainer(Trainer):
             weights = index
         else:
             with reading(weights), safe_open(weights, framework="pt"):
-                pass  # also where it is missing: transformers would read pickled weights instead
+                pass  # refuse also a missing file: transformers would read pickled weights instead
         with reading(folder / CONFIG_NAME):
             parse_json((folder / CONFIG_NAME).read_bytes(), CONFIG_NAME)
         with reading(weights):
@@ -227,13 +289,13 @@ class CheckpointTrainer(Trainer):
                 if not isinstance(state, dict) or state.keys() != self.lr_scheduler.state_dict().keys():
                     raise ValueError("it holds no state of this schedule")
             with reading(Path(checkpoint) / OPTIMIZER_NAME):
-                (Path(checkpoint) / OPTIMIZER_NAME).stat()  # transformers would begin it again without a word
-                self._load_optimizer(checkpoint)
+                (Path(checkpoint) / OPTIMIZER_NAME).stat()  # transformers would silently start with a new optimizer
+                self.load_optimizer(checkpoint)
             return None
         return super()._load_optimizer_and_scheduler(checkpoint)
 
-    def _load_optimizer(self, checkpoint: str) -> None:
-        """Load the optimizer and the schedule, which is known to be whole."""
+    def load_optimizer(self, checkpoint: str) -> None:
+        """Load the optimizer and the schedule, whose file has been checked."""
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
@@ -246,18 +308,18 @@ class CheckpointTrainer(Trainer):
             return
         folder, several = Path(checkpoint), self.args.world_size > 1
         file = folder / (f"rng_state_{self.args.process_index}.pth" if several else "rng_state.pth")
-        # of a training with another number of processes there are others
+        # a training with another number of processes has left other files, which are not read
         if not file.is_file() and (file.exists() or not any(folder.glob("rng_state*.pth"))):
             raise damaged(file, "it is missing, or no file")
         with reading(file):
             super()._load_rng_state(checkpoint)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save a checkpoint, then delete the older ones. transformers' own deletion takes any folder `checkpoint-*`."""
+        """Save a checkpoint, then delete the older ones: transformers' save_total_limit deletes any `checkpoint-*`."""
         folder, now = Path(self.args.output_dir), self.state.global_step
         with writing(folder / f"checkpoint-{now}"):
             super()._save_checkpoint(model, trial)
         if self.args.should_save:
-            for path in folder.glob("checkpoint-*"):
-                if (step := NAMED.fullmatch(path.name)) and int(step[1]) < now:
+            for step, path in begun(folder).items():
+                if step < now:
                     shutil.rmtree(path, ignore_errors=True)

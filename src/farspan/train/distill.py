@@ -1,18 +1,18 @@
-"""CEPE-Distilled: a decoder that was tuned to follow instructions learns to read with an encoder from itself.
+"""CEPE-Distilled: an instruction-tuned decoder learns to read with an encoder from itself.
 
     loss = c_CE · CE + c_KL · KL          KL = 1/N Σ_n Σ_k p_nk (log p_nk - log q_nk)
 
 Yen et al. 2024, arXiv 2402.16617, section 3. The teacher p is the same frozen decoder, which reads chunks and input in
 one window; the student q reads the chunks through the encoder. Of each of the teacher's N distributions the K = 50
-likeliest tokens count. How the others do:
+likeliest tokens are used. Variants for the other tokens:
 
-    drop      not at all, as published: a part of a divergence, which can be negative
-    smooth    as one more entry, δ added to all, as in the authors' code: (p + δ) / (1 + (K + 1) δ)
-    rest      as one more entry
+    drop      left out, as published: a part of a divergence, which can be negative
+    smooth    one more entry, δ added to all, as in the authors' code: (p + δ) / (1 + (K + 1) δ)
+    rest      one more entry
     renorm    p and q are divided by their sums over the K
 
-The teacher's log-probabilities are computed once and kept in fp16, the remainder's too, or anew at each step. Losses
-are fp32, by blocks of tokens.
+The teacher's log-probabilities, and that of the remaining tokens, are computed once and stored in fp16, or computed
+again at each step. Losses are computed in fp32, by blocks of tokens.
 """
 
 import json
@@ -36,28 +36,26 @@ from farspan.corpus import tokenizer_hash
 from farspan.lm import LM
 from farspan.lm import load as load_model
 from farspan.loading import folder_of
-from farspan.reader import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
-from farspan.train.blocks import summed
-from farspan.train.cepe import CepeSettings, Prepared, decoded, prepare, trained
+from farspan.train.blocks import block_size, summed
+from farspan.train.cepe import CepeSettings, decoded, prepare, start, trained
 from farspan.train.checkpoint import refuse_not_finite, writing
 from farspan.train.config import Settings, in_its_folder
 from farspan.train.documents import DocumentRows, collated
 from farspan.train.objective import NOT_A_TARGET
 
 Variant = Literal["drop", "smooth", "rest", "renorm"]
-LEAST = -60_000.0  # a log-probability of nothing that fp16 can hold
+LEAST = -60_000.0  # the log-probability for a probability of 0, which fp16 can hold
 FILES = ("index.npy", "log_probs.npy")
-WRITING = ".writing"
 SAMPLES_AT_ONCE = 8  # of one forward of the teacher
 BATCHES_A_SAVE = 64
 
 
 class DistillationSettings(Settings):
-    """[distill]: the teacher, and what is learned from it."""
+    """[distill]: the teacher, and the loss."""
 
     teacher: str | None = None  # a causal model with the decoder's tokenizer; default the decoder itself
     ce: float = Field(1.0, ge=0)  # c_CE
-    kl: float = Field(2.0, ge=0)  # c_KL; 0: without a teacher
+    kl: float = Field(2.0, ge=0)  # c_KL; 0: no teacher
     variant: Variant = "drop"
     delta: float = Field(1e-6, gt=0)  # of `smooth`
     top: int = Field(50, gt=0)  # tokens of each distribution
@@ -72,19 +70,21 @@ class DistillSettings(CepeSettings):
 
 @in_its_folder
 def train(settings: DistillSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Trains, or continues a training that was stopped, as `farspan.train.cepe.train`.
+    """Train, or continue a training that was stopped, as `farspan.train.cepe.train`.
 
     Raises:
-        ValueError: as there; a teacher with another vocabulary, or whose window does not hold chunks and input.
+        ValueError: as there; a teacher with another vocabulary, or with a window too short for chunks and input.
     """
     if settings.stage != "main":
         raise ValueError('stage = "warmup": distillation is of the main stage; warm up with farspan train cepe')
-    ready, chosen = prepare(settings, notice, partial(other_teacher, settings)), settings.distill
+    lm, chosen = start(settings), settings.distill
+    other = other_teacher(settings, lm)
+    ready = prepare(settings, lm, notice)
     if chosen.kl == 0:
         return trained(
             settings, ready, ready.rows, partial(terms, chosen, None), {"ce": chosen.ce, "kl": 0.0}, notice=notice
         )
-    teacher = teacher_of(settings, ready)
+    teacher = teacher_of(settings, ready.rows, other or lm)
     rows: Dataset[dict[str, Tensor]] = ready.rows
     online: Teacher | None = teacher
     if chosen.stored:
@@ -98,7 +98,7 @@ def train(settings: DistillSettings, notice: Callable[[str], None] = lambda text
 def terms(
     settings: DistillationSettings, teacher: "Teacher | None", model: Any, core: Any, batch: Mapping[str, Tensor]
 ) -> dict[str, Float[Tensor, ""]]:
-    """Cross-entropy per predicted token, and divergence from the teacher per token."""
+    """Return the cross-entropy per predicted token, and the divergence from the teacher per token."""
     hidden, output = decoded(model, core, batch)
     labels = torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=NOT_A_TARGET)
     if settings.kl == 0:
@@ -120,11 +120,11 @@ def losses(
     log_p: Float[Tensor, "batch time top_plus_one"] | None,
     settings: DistillationSettings,
 ) -> Float[Tensor, "2"]:
-    """The means of cross-entropy (over labels that are tokens) and of the divergence (over all positions).
+    """Return the means of cross-entropy (over labels that are tokens) and of the divergence (over all positions).
 
     Args:
         labels: the token that each position predicts, or NOT_A_TARGET.
-        index, log_p: the teacher's likeliest tokens at each position, and their log-probabilities and the remainder's.
+        index, log_p: the teacher's likeliest tokens at each position; their log-probabilities, then the remainder's.
     """
 
     def of_block(block: Tensor, targets: Tensor, *teacher: Tensor) -> Tensor:
@@ -148,8 +148,8 @@ def divergence(
     variant: Variant,
     delta: float = 1e-6,
 ) -> Float[Tensor, ""]:
-    """The sum over tokens of the Kullback-Leibler divergence of student q from teacher p; the last of p is the
-    remainder."""
+    """Return the sum over tokens of the Kullback-Leibler divergence of student q from teacher p, whose last entry is
+    the remainder."""
     kept = log_p[:, :-1]
     match variant:
         case "drop":
@@ -166,7 +166,7 @@ def divergence(
 
 
 def remainder(log_q: Float[Tensor, "*rows top"]) -> Float[Tensor, "*rows one"]:
-    """log(1 - Σ q), also where the sum is nearly, or by rounding over, 1."""
+    """Return log(1 - Σ q), also where the sum is nearly 1, or above it by rounding."""
     total = log_q.logsumexp(-1, keepdim=True).clamp_max(-torch.finfo(torch.float32).eps)
     return torch.where(total > -0.69, (-torch.expm1(total)).log(), torch.log1p(-total.exp()))
 
@@ -178,26 +178,25 @@ class Teacher:
     model: Any
     identity: dict[str, Any]
     top: int
-    before: int = 0  # tokens of the separator, which stands before the chunks here
+    before: int = 0  # tokens of the separator, which is put before the chunks here
 
     @torch.no_grad()
     def of(self, batch: Mapping[str, Tensor]) -> tuple[Int[Tensor, "batch time top"], Float[Tensor, "batch time last"]]:
-        """For each of the decoder's positions the likeliest next tokens, likeliest first, and their log-probabilities
-        and the remainder's, in fp16. The chunks are read as they are: noise is the student's."""
+        """Return, for each of the decoder's positions, the likeliest next tokens, likeliest first, and their
+        log-probabilities and the remainder's, in fp16. Chunks are read without noise, which is for the student."""
         ids, context = batch["input_ids"], batch["context_input_ids"].flatten(1)
         whole = torch.cat([ids[:, : self.before], context, ids[:, self.before :]], 1)
         with hf.watched_decoder(self.model) as seen:
             self.model(input_ids=whole, use_cache=False, logits_to_keep=1)
         hidden = seen[-1][0][:, context.shape[1] :].flatten(0, 1)
         vocabulary = self.model.get_input_embeddings().num_embeddings
-        limit = LOGITS_AT_ONCE.get(hidden.device.type, LOGITS_AT_ONCE_ELSEWHERE)
-        parts = [self._best(block, seen[-1]) for block in hidden.split(max(1, limit // vocabulary))]
+        parts = [self._best(block, seen[-1]) for block in hidden.split(block_size(hidden.device, vocabulary))]
         index, log_p = (torch.cat(part).view(*ids.shape, -1) for part in zip(*parts, strict=True))
         return index, log_p
 
     def _best(self, hidden: Float[Tensor, "tokens hidden"], output: Any) -> tuple[Tensor, Tensor]:
         logits = hf.logits(self.model, hidden[None], output)[0]
-        best, index = logits.topk(self.top, -1)  # fp32 for these alone, and for the sum, which bf16 would round by far
+        best, index = logits.topk(self.top, -1)  # fp32 only for these, and for the sum, which bf16 would round a lot
         total = (logits - best[:, :1]).exp_().sum(-1, keepdim=True, dtype=torch.float32)
         log_p = best.float() - best[:, :1].float() - total.log()
         log_p = torch.cat([log_p, remainder(log_p)], -1).clamp_min(LEAST)
@@ -205,7 +204,7 @@ class Teacher:
 
 
 def other_teacher(settings: DistillSettings, lm: LM) -> LM | None:
-    """The teacher of `lm` where it is another model; None: the decoder itself, or none is needed.
+    """Load the teacher of `lm` if it is another model. None: it is the decoder itself, or none is needed.
 
     Raises:
         ValueError: another vocabulary than the decoder's.
@@ -224,34 +223,33 @@ def other_teacher(settings: DistillSettings, lm: LM) -> LM | None:
     return other
 
 
-def teacher_of(settings: DistillSettings, ready: Prepared) -> Teacher:
-    """The teacher of a training.
+def teacher_of(settings: DistillSettings, rows: DocumentRows, lm: LM) -> Teacher:
+    """Return `lm` as the teacher of a training on `rows`.
 
     Raises:
         ValueError: a window that does not hold chunks and input, or windows that are no text.
     """
-    lm = ready.beside or ready.lm
-    needed = ready.rows.window + len(ready.rows.before)
+    needed = rows.window + len(rows.before)
     if lm.trained_length is not None and needed > lm.trained_length:
         raise ValueError(
             f"the teacher reads chunks and input in one window: {needed:,} tokens are more than the "
             f"{lm.trained_length:,} it was trained on; give fewer data.chunks or data.decoder"
         )
     if settings.data.mixture.get("retrieved"):
-        raise ValueError("passages are no text that a teacher could read before the input: leave out `retrieved`")
-    if len(ready.rows.before) > 1:
+        raise ValueError("a teacher cannot read passages as one text with the input: leave out `retrieved`")
+    if len(rows.before) > 1:
         raise ValueError(
-            "a separator of several tokens stands for no token of the teacher's: use data.separator = false"
+            "a separator of several tokens cannot be put before the teacher's chunks: use data.separator = false"
         )
     top = min(settings.distill.top, lm.vocabulary - 1)
-    return Teacher(lm.model, {"fingerprint": lm.identity["fingerprint"], "top": top}, top, len(ready.rows.before))
+    return Teacher(lm.model, {"fingerprint": lm.identity["fingerprint"], "top": top}, top, len(rows.before))
 
 
 def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[str], None]) -> "TaughtRows":
-    """Computes what the teacher says of all samples, or of those that are missing, into `folder`.
+    """Compute the teacher's distributions of all samples, or of those that are missing, and store them in `folder`.
 
     Raises:
-        ValueError: the folder holds what another teacher said, or a teacher of other samples, or is damaged.
+        ValueError: the folder holds those of another teacher or of other samples, or is damaged.
     """
     length = len(rows.before) + rows.settings.decoder
     kind = np.uint16 if teacher.model.get_input_embeddings().num_embeddings <= 1 << 16 else np.int32
@@ -264,13 +262,15 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[
         try:
             record = files.parse_json(file.read_bytes(), str(file))
             done = int(record.pop("done"))
-            have = min(map(len, taught.open("r")))  # `r+` would lengthen half a file
+            have = min(map(len, taught.open("r")))  # `r+` would lengthen a file that was cut
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{folder} is damaged ({error}). Delete it and repeat the command: the teacher reads all samples again"
             ) from error
         if record != about:
-            raise ValueError(f"{folder} holds what a teacher said of other samples ({record}, not {about}): delete it")
+            raise ValueError(
+                f"{folder} holds a teacher's distributions of other samples: {record}, not {about}. Delete it"
+            )
         if have < len(rows):  # of a shorter training
             with writing(folder):
                 taught.lengthen()
@@ -292,13 +292,13 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[
         if last == len(rows) or (first // SAMPLES_AT_ONCE + 1) % BATCHES_A_SAVE == 0:
             index.flush()
             log_probs.flush()
-            files.write(file, json.dumps(about | {"done": last}))  # after what it is about
+            files.write(file, json.dumps(about | {"done": last}))  # after the arrays are flushed
     return taught
 
 
 @dataclass
 class TaughtRows(Dataset[dict[str, Tensor]]):
-    """Samples with what the teacher said of them."""
+    """Samples with the teacher's distributions."""
 
     rows: DocumentRows
     folder: Path
@@ -325,27 +325,35 @@ class TaughtRows(Dataset[dict[str, Tensor]]):
         return self.open("r")
 
     def open(self, mode: Literal["r", "r+"]) -> tuple[Any, Any]:
-        """Indices [samples, positions, top], and log-probabilities with one more, memory-mapped."""
+        """Return indices [samples, positions, top] and log-probabilities, with one more each, memory-mapped."""
         index, log_probs = (self.folder / name for name in FILES)
         return np.load(index, mmap_mode=mode), np.load(log_probs, mmap_mode=mode)
 
-    def create(self, suffix: str = "") -> tuple[Any, Any]:
+    @property
+    def _layout(self) -> list[tuple[type, tuple[int, int, int]]]:
+        """The dtype and shape of each of FILES."""
         samples, length, top = self.shape
-        index, log_probs = (self.folder / (name + suffix) for name in FILES)
-        made = np.lib.format.open_memmap
-        mapped = (
-            made(index, "w+", self.kind, (samples, length, top)),
-            made(log_probs, "w+", np.float16, (samples, length, top + 1)),
-        )
-        for path in (index, log_probs):  # a full disk is an error here, and a SIGBUS where the map is written to
-            with path.open("r+b") as file:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        return mapped
+        return [(self.kind, (samples, length, top)), (np.float16, (samples, length, top + 1))]
+
+    def create(self) -> tuple[Any, Any]:
+        """Make both arrays, memory-mapped."""
+        index, log_probs = (_new_array(self.folder / name, *of) for name, of in zip(FILES, self._layout, strict=True))
+        return index, log_probs
 
     def lengthen(self) -> None:
-        """Makes room for more samples behind those that are there."""
-        for name, old, new in zip(FILES, self.open("r"), self.create(WRITING), strict=True):
-            new[: len(old)] = old
-            new.flush()
-            os.replace(self.folder / (name + WRITING), self.folder / name)
+        """Make room for more samples after those that are stored."""
+        for name, old, layout in zip(FILES, self.open("r"), self._layout, strict=True):
+            with files.written(self.folder / name) as path:
+                new = _new_array(path, *layout)
+                new[: len(old)] = old
+                new.flush()
+
+
+def _new_array(path: Path, kind: type, shape: tuple[int, int, int]) -> np.memmap:
+    """Make a file of an array, memory-mapped. Its space is taken now, so that a full disk is an error here and not a
+    SIGBUS at a later write."""
+    mapped = np.lib.format.open_memmap(path, "w+", kind, shape)
+    with path.open("r+b") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return mapped

@@ -1,14 +1,14 @@
-"""What CEPE is trained on: documents, the end in the decoder, the rest as chunks in the encoder.
+"""Samples of a CEPE training: the end of a document in the decoder, the rest as chunks in the encoder.
 
     ... | C_1 | C_2 | ... | C_k | x_1 ... x_n |          one window of T = k · L + n tokens, chunks of L
 
-Yen et al. 2024, arXiv 2402.16617, sections 2.2 and 2.3. A window is drawn in one of three ways, which are mixed by
-weights: from inside a document of at least T tokens (`filter`), from all documents behind one another (`cat`), or its n
-tokens as in `cat`, the chunks being the passages that fit the first of them best (`retrieved`, section 7.1). The paper
-mixes filter and cat 2 : 1. In the warm-up the chunks are the decoder's own tokens.
+Yen et al. 2024, arXiv 2402.16617, sections 2.2 and 2.3. A window is sampled in one of three ways, which are mixed by
+weights: from a document of at least T tokens (`filter`), from all documents in a row (`cat`), or its n tokens as in
+`cat`, with the passages that match the first of them best as chunks (`retrieved`, section 7.1). The paper mixes filter
+and cat 2 : 1. In the warm-up the chunks are the decoder's own tokens.
 
-A sample is a pure function of the seed and its index: the same on any number of processes and after a resume. Nothing
-is written down but the tokens, which `farspan.corpus` keeps memory-mapped.
+A sample is a pure function of the seed and its index: the same on any number of processes and after a resume. Only the
+tokens are stored; `farspan.corpus` keeps them memory-mapped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,24 +34,24 @@ ROUNDING = 0.01  # by which weights written as decimals may miss 1
 
 
 class NoiseSettings(Settings):
-    """[data.noise], appendix A.2: what of a chunk the cross-attention does not see."""
+    """[data.noise], appendix A.2: the tokens of chunks that the cross-attention does not see."""
 
     rate: float = Field(0.3, ge=0, le=1)  # of chunks that are masked
-    whole: float = Field(0.1, ge=0, le=1)  # of these, the ones that are masked entirely; of others a suffix
+    whole: float = Field(0.1, ge=0, le=1)  # of these, the share masked entirely; of the others a suffix is masked
 
 
 class DocumentSettings(Settings):
-    """[data]: texts, named as everywhere (see `farspan.corpus`), and how windows are drawn from them."""
+    """[data]: texts, see `farspan.corpus`, and how windows are sampled from them."""
 
     text: str
     mixture: dict[Kind, float] = Field(default=TWO_TO_ONE, validate_default=True)  # weights that sum to 1
     decoder: int = Field(4096, gt=1)  # tokens
     chunks: int = Field(16, gt=0)
     chunk: int = Field(256, gt=0)  # tokens
-    separator: bool = True  # whether the tokenizer's beginning of text stands before the decoder's tokens, as when read
+    separator: bool = True  # put the tokenizer's beginning of text before the decoder's tokens, as when they are read
     noise: NoiseSettings = NoiseSettings()
     index: str | None = None  # passages for `retrieved`, made by `farspan index`
-    query: int = Field(256, gt=0)  # of the decoder's tokens, those that passages are found for; they are not predicted
+    query: int = Field(256, gt=0)  # the first of the decoder's tokens, the query for passages; they are not predicted
 
     @field_validator("mixture")
     @classmethod
@@ -83,15 +83,15 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
     A sample has `input_ids` and `labels` [separator + n], `context_input_ids` and `context_attention_mask` [k, L].
 
     Args:
-        samples: how many there are.
-        separator: the tokenizer's beginning of text; stands between documents in `cat`.
+        samples: the number of samples.
+        separator: the tokenizer's beginning of text; put between documents in `cat`.
         copies: the chunks are the decoder's own tokens (the warm-up, section 2.3).
-        noise: None: all of every chunk is seen.
+        noise: None: all tokens of every chunk are seen.
         index, tokenizer: for `retrieved`.
 
     Raises:
-        ValueError: a text without an order, no document of T tokens for `filter`, a text of fewer for `cat`, or, for
-            the warm-up, chunks that do not hold exactly the decoder's tokens.
+        ValueError: a shuffled text, no document of T tokens for `filter`, a text of fewer for `cat`, or, for the
+            warm-up, chunks that do not hold exactly the decoder's tokens.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         tokenizer: Any = None,
     ) -> None:
         if corpus.shuffled:
-            raise ValueError(f"text {corpus.name!r} has no order to be learned: give the text itself")
+            raise ValueError(f"text {corpus.name!r} is shuffled: got no order to learn. Give the text itself")
         context = settings.chunks * settings.chunk
         if copies and settings.mixture.get("retrieved"):
             raise ValueError(
@@ -134,7 +134,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
             raise ValueError(
                 f"text {corpus.name!r} has no document of {self.window:,} tokens, its longest has "
                 f"{int(sizes.max()):,}: give longer documents, fewer data.chunks, or data.mixture = {{ cat = 1.0 }} "
-                "(documents behind one another)"
+                "(all documents as one text)"
             )
         if set(self.kinds) - {"filter"} and len(self.stream) < self.window:
             raise ValueError(
@@ -149,7 +149,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         settings, rng = self.settings, np.random.default_rng((self.seed, index))
         kind = self.kinds[int(rng.choice(len(self.kinds), p=self.weights))]
         seen = np.ones((settings.chunks, settings.chunk), bool)
-        predicted = 0  # the first of the decoder's tokens that is
+        predicted = 0  # the first of the decoder's tokens that is predicted
         if kind == "filter":
             place = int(rng.integers(self.places[-1]))
             which = int(np.searchsorted(self.places, place, side="right"))
@@ -176,10 +176,10 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         }
 
     def _retrieved(self, query: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, Bool[np.ndarray, "chunks chunk"]]:
-        """The passages of other documents that fit best, and which of their tokens there are.
+        """Return the best passages of other documents than `own`, and a mask of their tokens.
 
-        An index of the training text has the query's own documents, whose passages would be copies of what is to be
-        predicted; one of another text has others of the same numbers, which are passed over without harm.
+        In an index of the training text, passages of the query's own documents would be copies of the tokens to be
+        predicted. In an index of another text, documents of the same numbers are left out too, which does no harm.
         """
         assert self.index is not None
         settings, index = self.settings, self.index
@@ -201,8 +201,8 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
 def noise(
     chunks: int, length: int, settings: NoiseSettings, rng: np.random.Generator
 ) -> Bool[np.ndarray, "chunks length"]:
-    """Which tokens of each chunk are seen: with probability `rate` a chunk is masked, of these `whole` entirely, the
-    others in a suffix of 1 to L tokens (appendix A.2; the released code draws 1 to L - 1)."""
+    """Return a mask of the tokens of each chunk that are seen: with probability `rate` a chunk is masked, of these
+    `whole` entirely, the others in a suffix of 1 to L tokens (appendix A.2; the released code samples 1 to L - 1)."""
     seen = np.ones((chunks, length), bool)
     for row in seen:
         if rng.random() < settings.rate:

@@ -1,17 +1,18 @@
-"""Which tokens of a long document make one training row, and at which positions they stand.
+"""The tokens of a long document that make one training row, and their positions.
 
 Sparse Memory Training (SMT), section 3.2 and Algorithm 1: the last tokens of a document of C tokens are the target, the
-M before them the memory, of which N are drawn, fewer the further away. With n = N, w = W, hi = M:
+M before them the memory, of which N are sampled, fewer the further away. With n = N, w = W, hi = M:
 
     while hi >= 2w and n >= 2:  n // 2 positions, distinct and uniform, from [hi - w, hi)
                                 hi -= w;  n -= n // 2;  w *= 2
     n positions, distinct and uniform, from [0, hi)
 
-For N = W a token at distance d is drawn with probability 1/2, 1/8, 1/32, ... as d doubles: about (W / d)². Every token
-can be drawn, and each keeps its position in the document. Positions count from 0 and intervals are half-open. The
-prose of appendix B.1 gives other thresholds than Algorithm 1, section 3.2 and Table 6, which agree; ours are those.
+For N = W a token at distance d is sampled with probability 1/2, 1/8, 1/32, ... as d doubles: about (W / d)². Every
+token can be sampled, and each keeps its position in the document. Positions count from 0 and intervals are half-open.
+The prose of appendix B.1 gives other thresholds than Algorithm 1, section 3.2 and Table 6, which agree; ours are those
+of Algorithm 1.
 
-The other draws are what it is compared with. All are functions of the document's length and a random generator.
+The other draws are baselines. All are functions of the document's length and a random generator.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from farspan.specs import one_of
 def levels(
     memory_length: int, num_sampled: int, window: int | None = None, max_iterations: int | None = None
 ) -> list[tuple[int, int, int]]:
-    """The levels (low, high, count) of Algorithm 1, nearest first: `count` positions are drawn from [low, high).
+    """Return the levels (low, high, count) of Algorithm 1, nearest first: `count` positions sampled from [low, high).
 
     Args:
         memory_length: M, tokens.
@@ -65,7 +66,7 @@ def draw(
     window: int | None = None,
     max_iterations: int | None = None,
 ) -> Int[np.ndarray, "sampled"]:
-    """Positions drawn from a memory by Algorithm 1, distinct and ascending; see `levels`."""
+    """Return positions of a memory sampled by Algorithm 1, distinct and ascending; see `levels`."""
     parts = [
         low + rng.choice(high - low, count, replace=False, shuffle=False)
         for low, high, count in levels(memory_length, num_sampled, window, max_iterations)
@@ -77,42 +78,42 @@ def draw(
 
 @dataclass(frozen=True)
 class Drawn:
-    """One row of training: some tokens of a document."""
+    """One training row."""
 
-    tokens: Int[np.ndarray, "row"]  # which ones, in the order of the row
-    positions: Int[np.ndarray, "row"]  # what the model is told of where they stand, ascending
-    num_targets: int  # the last so many are to be predicted
+    tokens: Int[np.ndarray, "row"]  # places in the document, in the order of the row
+    positions: Int[np.ndarray, "row"]  # positions given to the model, ascending
+    num_targets: int  # tokens at the end of the row that are predicted
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.positions)
 
 
 class Draw(Protocol):
-    """A way to make a row of `row` tokens, the last `targets` of them predicted, of a document of `length`."""
+    """A function that makes a row of `row` tokens, the last `targets` of them predicted, of a document of `length`."""
 
     def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn: ...
 
 
 def _with_target(memory: Int[np.ndarray, "sampled"], length: int, targets: int) -> Drawn:
-    """Sampled memory before the target, each token at its own position."""
+    """Return sampled memory before the target, each token at its own position."""
     tokens = np.concatenate([memory, np.arange(length - targets, length)])
     return Drawn(tokens, tokens, targets)
 
 
 @dataclass(frozen=True)
 class SparseMemory:
-    """SMT's: the memory thins out with distance."""
+    """SMT's draw: the memory becomes sparser with distance."""
 
     window: int | None = None  # W; default as many tokens as are sampled
     max_iterations: int | None = None  # T
-    keep_first: int = 0  # tokens of the document that are always in the memory: what attention sinks on
+    keep_first: int = 0  # tokens of the document that are always in the memory, as attention sinks
 
     def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
         first = np.arange(self.keep_first)
         memory, sampled = length - targets - self.keep_first, row - targets - self.keep_first
         if sampled < 1:
             raise ValueError(
-                f"keep_first = {self.keep_first:,} leaves nothing to be sampled of a memory of {row - targets:,} tokens"
+                f"keep_first = {self.keep_first:,} leaves nothing to sample of a memory of {row - targets:,} tokens"
             )
         drawn = draw(memory, sampled, rng, self.window, self.max_iterations) + self.keep_first
         return _with_target(np.concatenate([first, drawn]), length, targets)
@@ -128,10 +129,10 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Spans:
-    """SMT's decay over spans of contiguous tokens instead of single ones. Not in the paper.
+    """SMT's draw over spans of contiguous tokens instead of single tokens. Not in the paper.
 
-    The memory is cut into spans; where it is no multiple of them, the cut shifts from row to row, so that every
-    token can be drawn. A remainder of the row that fills no span stands right before the target.
+    The memory is cut into spans; where it is no multiple of them, the cut shifts from row to row, so that every token
+    can be sampled. A remainder of the row that fills no span is put right before the target.
     """
 
     span: int  # tokens
@@ -158,7 +159,7 @@ class Spans:
 
 
 def _chunks(row: int, count: int, rng: np.random.Generator) -> Int[np.ndarray, "chunks"]:
-    """The tokens of each chunk of a row that is cut at random."""
+    """Return the number of tokens of each chunk of a row that is cut at random."""
     if count > row:
         raise ValueError(f"{count:,} chunks do not fit into a row of {row:,} tokens")
     cuts = np.sort(rng.choice(row - 1, count - 1, replace=False)) + 1
@@ -167,10 +168,10 @@ def _chunks(row: int, count: int, rng: np.random.Generator) -> Int[np.ndarray, "
 
 @dataclass(frozen=True)
 class Pose:
-    """Skip-wise positions, PoSE: chunks of the document, a random way apart; every token is predicted.
+    """Positional skip-wise training, PoSE: chunks of the document at random distances; every token is predicted.
 
-    Zhu et al. 2023, arXiv 2309.10400, section 3.2: the row is cut at random into chunks, each moved to the right by
-    an offset that does not fall; the first stays at 0. Text and positions have offsets of their own.
+    Zhu et al. 2023, arXiv 2309.10400, section 3.2: the row is cut at random into chunks, each moved to the right by an
+    offset that does not decrease; the first stays at 0. Text and positions have separate offsets.
     """
 
     chunks: int = 2
@@ -189,12 +190,12 @@ class Pose:
 
 @dataclass(frozen=True)
 class Skip:
-    """One contiguous text whose later chunks stand further on, behind the document's first token; every token is
+    """One contiguous text, after the document's first token, whose later chunks have larger positions; every token is
     predicted. Not in the paper.
 
-    PoSE's positions without its gaps in the text: what repeats within a row is what a model can learn to look for far
-    away. Text asks for that now and then. With `repeat` a share of the rows asks for it at each step: first token and
-    a passage of half a row, and further on both again.
+    PoSE's positions without its gaps in the text: from repetitions within a row a model can learn to attend to
+    distant tokens. Natural text repeats itself only now and then. With `repeat` a share of the rows is the first token
+    and a passage of half a row, and then both again.
     """
 
     chunks: int = 2
@@ -229,7 +230,7 @@ class RandomPositions:
 
 @dataclass(frozen=True)
 class FullLength:
-    """The whole document, every token predicted: what the others spare."""
+    """The whole document, every token predicted: the cost that the other draws avoid."""
 
     def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
         everything = np.arange(length)
@@ -248,10 +249,10 @@ DRAWS: dict[str, type[Draw]] = {
 
 
 def draw_named(text: str) -> Draw:
-    """The draw that `text` names, as `sparse:window=256` or `spans:span=32`.
+    """Return the draw that `text` names, such as `sparse:window=256` or `spans:span=32`.
 
     Raises:
-        ValueError: an unknown name or setting, or a value that cannot be.
+        ValueError: an unknown name or setting, or an impossible value.
     """
     made = one_of(DRAWS, text, "draw")
     for key, value in vars(made).items():

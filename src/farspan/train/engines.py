@@ -1,7 +1,7 @@
-"""How a training is spread over processes, and whether it really is: one process, DDP, FSDP2, DeepSpeed ZeRO-2.
+"""Engines that spread a training over processes, and the check that they do: one process, DDP, FSDP2, DeepSpeed ZeRO-2.
 
-transformers and accelerate fall back in silence: asked for FSDP on CPUs, the Trainer is plain data parallelism. So the
-engine in use is read off what was made, not off what was asked.
+transformers and accelerate fall back silently: with FSDP on CPUs, the Trainer is plain data parallelism. So the engine
+in use is found from the objects that were made, not from the settings.
 """
 
 import os
@@ -13,22 +13,26 @@ import torch
 
 from farspan.corpus import optional_import
 
-PATIENCE = timedelta(days=2)  # for the first process, which tokenises a text, or asks a teacher, while others wait
+PATIENCE = timedelta(days=2)  # processes wait while the first one tokenises a text or runs a teacher
 
 
 def processes() -> Any:
-    """accelerate's PartialState."""
+    """Return accelerate's PartialState."""
     return optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
 
 
 def num_processes() -> int:
-    """As the launcher (torchrun, accelerate launch) says."""
+    """Return the number of processes by the launcher (torchrun, accelerate launch)."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def refuse_unfit(engine: str, optimizer: str) -> None:
-    """Raises ValueError for an engine for several processes where there is one, or the reverse, one that is not
-    installed, or one that the optimizer does not fit."""
+    """Refuse an engine that cannot work here.
+
+    Raises:
+        ValueError: an engine for several processes where there is one, or the reverse, one that is not installed, or
+            one that the optimizer does not fit.
+    """
     refuse_muon(engine, optimizer)
     if engine == "deepspeed":
         optional_import("deepspeed", "deepspeed")
@@ -43,10 +47,11 @@ def refuse_unfit(engine: str, optimizer: str) -> None:
 
 
 def shard(model: Any, parts: Iterable[Any], processes: Any, whole: set[Any] | None = None) -> None:
-    """Spreads a model over the processes (FSDP2), on GPUs and on CPUs alike.
+    """Shard a model over the processes (FSDP2), on GPUs and on CPUs alike.
 
     Args:
-        parts: modules that are gathered one by one, inner ones first; what is in none of them is with the model.
+        parts: modules whose parameters are gathered together, inner ones first; other parameters are gathered with the
+            model.
         processes: accelerate's PartialState.
         whole: parameters that every process keeps.
     """
@@ -58,12 +63,12 @@ def shard(model: Any, parts: Iterable[Any], processes: Any, whole: set[Any] | No
         parameter.data = parameter.data.to(processes.device)
     for part in parts:
         fully_shard(part, mesh=mesh)
-    # by default the outermost stays gathered after a forward, and an evaluation has no backward that would end it
+    # by default the outermost module stays gathered until the backward pass, which an evaluation does not have
     fully_shard(model, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
 
 
 def layers_of(model: Any) -> list[Any]:
-    """The modules that transformers never spreads over devices, inner ones first: a model's layers.
+    """Return the modules that transformers never splits between devices, a model's layers, inner ones first.
 
     Raises:
         ValueError: the family does not name them.
@@ -76,26 +81,27 @@ def layers_of(model: Any) -> list[Any]:
 
 
 def training_arguments(engine: str, bf16: bool, is_sharded: bool) -> dict[str, Any]:
-    """What transformers' TrainingArguments need for the engine.
+    """Return the arguments of transformers' TrainingArguments for the engine.
 
-    accelerate shards models on accelerators alone, and is told nothing of one that is sharded already. Of DeepSpeed on
-    CPUs it knows nothing: told of CPUs it leaves DeepSpeed out in silence, and not told of them it takes each process
-    for the only one. So it is told the processes and the engine, as if both went together; without bf16.
+    accelerate shards models on accelerators only; a model that is sharded already needs no argument.
 
     Raises:
-        ValueError: DeepSpeed is asked for and not installed, or is to train in bf16 on CPUs.
+        ValueError: DeepSpeed is not installed, or should train in bf16 on CPUs.
     """
     on_cpu = not torch.cuda.is_available()
     if engine == "deepspeed":
         if bf16 and on_cpu:
             raise ValueError(
-                'trainer.engine = "deepspeed" trains in bf16 on GPUs alone, as transformers starts it: on CPUs set '
+                'trainer.engine = "deepspeed" trains in bf16 only on GPUs, as transformers starts it: on CPUs set '
                 "trainer.bf16 = false"
             )
         arguments: dict[str, Any] = {"deepspeed": deepspeed_config(bf16), "use_cpu": False}
         if on_cpu:
             from accelerate import DistributedType, PartialState
 
+            # accelerate has no argument for DeepSpeed on CPUs: with cpu=True it silently leaves DeepSpeed out, with
+            # cpu=False each process counts itself as the only one. TrainingArguments takes a PartialState that is
+            # configured already (`use_configured_state`), but only its attribute sets the engine.
             PartialState(cpu=True).distributed_type = DistributedType.DEEPSPEED
             arguments |= {"accelerator_config": {"use_configured_state": True}}
         return arguments
@@ -105,7 +111,7 @@ def training_arguments(engine: str, bf16: bool, is_sharded: bool) -> dict[str, A
 
 
 def deepspeed_config(bf16: bool) -> dict[str, Any]:
-    """ZeRO stage 2, as in Sparse Memory Training, table 8, with the optimizer of our own.
+    """Return the config of ZeRO stage 2, as in Sparse Memory Training, table 8, with our own optimizer.
 
     Raises:
         ValueError: DeepSpeed is not installed.
@@ -122,15 +128,16 @@ def deepspeed_config(bf16: bool) -> dict[str, Any]:
 
 
 def refuse_muon(engine: str, optimizer: str) -> None:
+    """Raise ValueError for Muon under an engine that splits matrices."""
     if engine in ("fsdp2", "deepspeed") and optimizer == "muon":
         raise ValueError(
-            f'optimizer.name = "muon" works on whole matrices, and {engine} has them in parts: use "adamw", or '
+            f'optimizer.name = "muon" needs whole matrices, and {engine} splits them: use "adamw", or '
             'trainer.engine = "ddp"'
         )
 
 
 def refuse_rounding(bf16: bool, dtype: torch.dtype) -> None:
-    """Raises ValueError for a training under DeepSpeed whose result would pass for more exact than it is.
+    """Raise ValueError for a training under DeepSpeed that would save rounded weights in a more exact dtype.
 
     Args:
         dtype: of the saved weights.
@@ -143,7 +150,7 @@ def refuse_rounding(bf16: bool, dtype: torch.dtype) -> None:
 
 
 def in_use(trainer: Any) -> str:
-    """The engine of a Trainer that has begun to train."""
+    """Return the engine of a Trainer that has begun to train."""
     if hasattr(trainer.model_wrapped, "zero_optimization_stage"):
         stage = trainer.model_wrapped.zero_optimization_stage()
         return "deepspeed" if stage == 2 else f"DeepSpeed ZeRO-{stage}"
@@ -155,7 +162,7 @@ def in_use(trainer: Any) -> str:
 
 
 def refuse_other(engine: str, trainer: Any) -> None:
-    """Raises ValueError where another engine is in use than `engine`, or processes work beside each other in none."""
+    """Raise ValueError if another engine is in use than `engine`, or if processes share none."""
     used = in_use(trainer)
     if engine != used and not (engine == "auto" and used in ("single", "ddp", "fsdp2", "deepspeed")):
         raise ValueError(
@@ -165,7 +172,7 @@ def refuse_other(engine: str, trainer: Any) -> None:
 
 
 def sharded(model: Any) -> bool:
-    """Whether the parameters are in parts on several processes."""
+    """Return whether the parameters are sharded over processes."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return False
     from torch.distributed.tensor import DTensor
@@ -174,8 +181,8 @@ def sharded(model: Any) -> bool:
 
 
 def whole_state(model: Any, *, trained: bool = False) -> dict[str, torch.Tensor]:
-    """The parameters, or only those that are trained, on the CPU: whole in the first process, where all ask for them,
-    and none in the others."""
+    """Return the parameters, or only the trained ones, whole and on the CPU in the first process; in the others none.
+    All processes have to call this."""
     first, state = os.environ.get("RANK", "0") == "0", {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or not trained:

@@ -14,10 +14,10 @@ from farspan.train import engines
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.config import Out, Settings, in_its_folder, refuse_other_settings
 from farspan.train.optimizer import OptimizerSettings
-from farspan.train.trainer import TrainerSettings, refuse_impossible, run, write_up
+from farspan.train.trainer import TrainerSettings, pretraining_arguments, refuse_impossible, run, write_up
 
 
-class ModelSettings(Settings):
+class LlamaSettings(Settings):
     """[model]: the shape of a Llama."""
 
     hidden: int = Field(512, gt=0)
@@ -38,7 +38,7 @@ class TokenizerSettings(Settings):
 
 
 class DataSettings(Settings):
-    """[data]: texts, named as everywhere (see `farspan.corpus`)."""
+    """[data]: texts, see `farspan.corpus`."""
 
     text: str
     held_out: str | None = None  # its loss is reported
@@ -50,47 +50,32 @@ class LmSettings(Settings):
     out: Out
     data: DataSettings
     tokenizer: TokenizerSettings = TokenizerSettings()
-    model: ModelSettings = ModelSettings()
+    model: LlamaSettings = LlamaSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     trainer: TrainerSettings
 
 
 @in_its_folder
 def train(settings: LmSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Trains, or continues a training that was stopped, and saves model and tokenizer in `settings.out`.
+    """Train, or continue a training that was stopped, and save model and tokenizer in `settings.out`.
 
-    Returns what `training.json` in that folder holds: parameters, tokens, losses, seconds and the settings. `notice` is
-    called with each line that a user should read.
+    Return the content of `training.json` in that folder: parameters, tokens, losses, seconds and the settings. `notice`
+    is called with each line that a user should read.
 
     Raises:
         ValueError: impossible settings, a text that does not hold one row, or `out` holds another training.
     """
     from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
-    model_settings, length = settings.model, settings.trainer.window
-    if model_settings.heads % model_settings.key_value_heads:
-        raise ValueError(
-            f"model.heads = {model_settings.heads} must be a multiple of model.key_value_heads = "
-            f"{model_settings.key_value_heads}"
-        )
-    if model_settings.head_dim is None and model_settings.hidden % model_settings.heads:
-        raise ValueError(
-            f"model.hidden = {model_settings.hidden} must be a multiple of model.heads = {model_settings.heads}, or "
-            "give model.head_dim"
-        )
-    head_dim = model_settings.head_dim or model_settings.hidden // model_settings.heads
-    if head_dim % 2:
-        raise ValueError(
-            f"heads of {head_dim} dimensions (model.head_dim, or model.hidden / model.heads) are odd; rotary positions "
-            "turn pairs of dimensions, so use an even one"
-        )
-    if settings.trainer.engine == "fsdp2" and not torch.cuda.is_available():
+    trainer, length = settings.trainer, settings.trainer.window
+    shape = llama_shape(settings.model)
+    if trainer.engine == "fsdp2" and not torch.cuda.is_available():
         raise ValueError('trainer.engine = "fsdp2" of `train lm` needs GPUs: use "ddp"')
-    refuse_impossible(settings.trainer, settings.optimizer)
+    refuse_impossible(trainer, settings.optimizer)
     processes = engines.processes()
     out = Path(settings.out)
     source = settings.tokenizer.folder or str(out)
-    with processes.main_process_first():  # the others find what it has written
+    with processes.main_process_first():  # the others find the files that it has written
         refuse_other_settings(out, settings)
         if not settings.tokenizer.folder and not (out / "tokenizer.json").exists():
             train_tokenizer(read_texts(settings.data.text), settings.tokenizer.vocabulary, out)
@@ -104,47 +89,70 @@ def train(settings: LmSettings, notice: Callable[[str], None] = lambda text: Non
         )
 
     def rows(corpus: Corpus) -> PackedRows:
-        return PackedRows(corpus, length, (separator,), settings.trainer.seed)
-
-    set_seed(settings.trainer.seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=model_settings.hidden,
-        intermediate_size=model_settings.feed_forward,
-        num_hidden_layers=model_settings.layers,
-        num_attention_heads=model_settings.heads,
-        head_dim=head_dim,
-        num_key_value_heads=model_settings.key_value_heads,
-        max_position_embeddings=length,
-        rope_parameters={"rope_type": "default", "rope_theta": model_settings.rope_theta},
-        tie_word_embeddings=model_settings.tied,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+        return PackedRows(corpus, length, (separator,), trainer.seed)
 
     def new() -> Any:
-        return LlamaForCausalLM._from_config(config, attn_implementation=settings.trainer.attention)
+        return LlamaForCausalLM._from_config(
+            LlamaConfig(
+                vocab_size=len(tokenizer),
+                max_position_embeddings=length,
+                bos_token_id=tokenizer.bos_token_id,
+                eos_token_id=tokenizer.eos_token_id,
+                **shape,
+            ),
+            attn_implementation=trainer.attention,
+        )
 
+    set_seed(trainer.seed)
     model = new()
-    if settings.trainer.activation_checkpointing:
+    if trainer.activation_checkpointing:
         hf.checkpoint_activations(model)
     summary = run(
         model,
         rows(text),
         rows(held_out) if held_out else None,
         settings.optimizer,
-        settings.trainer,
+        trainer,
         out,
         again=new,
         notice=notice,
-        arguments={
-            "torch_compile": settings.trainer.compile,
-            "eval_strategy": "steps" if held_out else "no",
-            "eval_steps": settings.trainer.evaluate_every,
-        },
+        arguments=pretraining_arguments(trainer, held_out),
     )
     summary["tokens"] = summary.pop("rows") * length
     summary["settings"] = settings.model_dump(mode="json")
     if processes.is_main_process:
         write_up(out, summary, tokenizer)
     return summary
+
+
+def llama_shape(settings: LlamaSettings) -> dict[str, Any]:
+    """Return the arguments of LlamaConfig for a shape.
+
+    Raises:
+        ValueError: heads that do not divide the width, or of an odd number of dimensions.
+    """
+    if settings.heads % settings.key_value_heads:
+        raise ValueError(
+            f"model.heads = {settings.heads} must be a multiple of model.key_value_heads = {settings.key_value_heads}"
+        )
+    if settings.head_dim is None and settings.hidden % settings.heads:
+        raise ValueError(
+            f"model.hidden = {settings.hidden} must be a multiple of model.heads = {settings.heads}, or give "
+            "model.head_dim"
+        )
+    head_dim = settings.head_dim or settings.hidden // settings.heads
+    if head_dim % 2:
+        raise ValueError(
+            f"heads of {head_dim} dimensions (model.head_dim, or model.hidden / model.heads) are odd: rotary positions "
+            "rotate pairs of dimensions, so use an even number"
+        )
+    return {
+        "hidden_size": settings.hidden,
+        "intermediate_size": settings.feed_forward,
+        "num_hidden_layers": settings.layers,
+        "num_attention_heads": settings.heads,
+        "head_dim": head_dim,
+        "num_key_value_heads": settings.key_value_heads,
+        "rope_parameters": {"rope_type": "default", "rope_theta": settings.rope_theta},
+        "tie_word_embeddings": settings.tied,
+    }

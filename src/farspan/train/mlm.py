@@ -3,9 +3,8 @@
     loss = mean over masked tokens of -log p(token | the rest of the row)
     logits = E · norm(silu(W h + b)) + c            E: the encoder's own embeddings
 
-Llama blocks that look both ways, over the decoder's vocabulary and [MASK]. Of all tokens 30 % are masked, always by
-[MASK]; special tokens never are. The head runs on masked tokens alone, in blocks. What is saved is the encoder; the
-head has served its purpose.
+Llama blocks with bidirectional attention, over the decoder's vocabulary and [MASK]. Of all tokens 30 % are masked,
+always by [MASK]; special tokens never are. The head runs on masked tokens only, in blocks. Only the encoder is saved.
 """
 
 from collections.abc import Callable
@@ -33,7 +32,14 @@ from farspan.train.config import Out, Settings, in_its_folder, refuse_other_sett
 from farspan.train.lm import DataSettings
 from farspan.train.objective import NOT_A_TARGET
 from farspan.train.optimizer import OptimizerSettings
-from farspan.train.trainer import TrainerSettings, refuse_impossible, run, write_up
+from farspan.train.trainer import (
+    TrainerSettings,
+    pretraining_arguments,
+    refuse_impossible,
+    run,
+    save_whole,
+    write_up,
+)
 
 MASK = "[MASK]"
 
@@ -46,7 +52,7 @@ class EncoderSettings(Settings):
     layers: int = Field(24, gt=0)
     heads: int = Field(16, gt=0)
     rope_theta: float = Field(10_000.0, gt=0)
-    start: str | None = None  # a causal model whose blocks begin it, made to look both ways, of the shape that it has
+    start: str | None = None  # a causal model whose blocks and shape it starts from, with bidirectional attention
 
 
 class MlmOptimizer(OptimizerSettings):
@@ -74,7 +80,7 @@ class MlmSettings(Settings):
     """The whole config of `farspan train mlm`."""
 
     out: Out
-    decoder: str  # whose tokenizer is used: a folder or hub id, or `demo`, the embedded one
+    decoder: str  # its tokenizer is used: a folder or hub id, or `demo`, the embedded one
     data: DataSettings
     encoder: EncoderSettings = EncoderSettings()
     mask_rate: float = Field(0.3, gt=0, lt=1)
@@ -83,8 +89,8 @@ class MlmSettings(Settings):
 
 
 class MaskedLM(nn.Module):
-    """An encoder with the head of a masked-language model. Its parameters are named as in the authors' checkpoints,
-    whose `lm_head.weight` is the embeddings and `lm_head.bias` is `lm_bias`."""
+    """An encoder with the head of a masked-language model. Parameters have the names of the authors' checkpoints, where
+    `lm_head.weight` is the embeddings and `lm_head.bias` is `lm_bias`."""
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
@@ -106,7 +112,7 @@ class MaskedLM(nn.Module):
         labels: Int[Tensor, "batch time"],
         attention_mask: Int[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, ""]:
-        """The mean of -log p(label) over the tokens that have one, in fp32."""
+        """Return the mean of -log p(label) over the tokens that have one, in fp32."""
         hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         wanted = labels != NOT_A_TARGET
 
@@ -118,11 +124,11 @@ class MaskedLM(nn.Module):
 
 
 class MaskedRows(Dataset[dict[str, Tensor]]):
-    """Rows with tokens replaced by [MASK]: a pure function of a sample's index. All rows are read once, in an order of
-    their own for each pass, before any is read again; each time other tokens are masked.
+    """Rows with tokens replaced by [MASK]: a pure function of a sample's index. Each pass reads all rows once, in
+    another order and with other tokens masked.
 
     Args:
-        rate: of the tokens that are not special, the share that is masked.
+        rate: the share of the tokens, special ones left out, that is masked.
     """
 
     def __init__(
@@ -159,10 +165,10 @@ class MaskedRows(Dataset[dict[str, Tensor]]):
 
 
 def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attention: str | None = None) -> Any:
-    """An encoder of random weights, or of another model's.
+    """Return an encoder with random weights, or with those of another model.
 
     Raises:
-        ValueError: heads that do not divide the width, or a model that cannot be loaded or made to look both ways.
+        ValueError: heads that do not divide the width, or a model that cannot be loaded or made bidirectional.
     """
     from transformers import LlamaConfig, LlamaModel
 
@@ -187,16 +193,15 @@ def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attenti
         tie_word_embeddings=True,
         pad_token_id=None,
     )
-    config.is_causal, config.use_cache = False, False  # transformers: makes a decoder's layers look both ways
+    config.is_causal, config.use_cache = False, False  # bidirectional attention
     return LlamaModel._from_config(config, attn_implementation=attention)
 
 
 @in_its_folder
 def train(settings: MlmSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Trains, or continues a training that was stopped, and saves encoder and tokenizer in `settings.out`.
+    """Train, or continue a training that was stopped, and save encoder and tokenizer in `settings.out`.
 
-    Returns what `training.json` in that folder holds. `notice` is called with each line
-    that a user should read.
+    Return the content of `training.json` in that folder. `notice` is called with each line that a user should read.
 
     Raises:
         ValueError: impossible settings, a tokenizer that cannot be loaded, a text that does not hold one row, another
@@ -248,14 +253,10 @@ def train(settings: MlmSettings, notice: Callable[[str], None] = lambda text: No
         trainer,
         out,
         trainer_class=TermsTrainer,
-        finish=lambda model: model.model,
+        save=lambda model, dtype, folder: save_whole(model.model, dtype, folder),
         again=new,
         notice=notice,
-        arguments={
-            "torch_compile": trainer.compile,
-            "eval_strategy": "steps" if held_out else "no",
-            "eval_steps": trainer.evaluate_every,
-        },
+        arguments=pretraining_arguments(trainer, held_out),
         terms=lambda model, core, batch: {"masked": model(**batch)},
         predicted=lambda batch: batch["labels"],
         weights={"masked": 1.0},

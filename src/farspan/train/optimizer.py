@@ -27,7 +27,7 @@ class OptimizerSettings(Settings):
 
 
 def decay_steps(settings: OptimizerSettings, num_steps: int) -> int:
-    """Steps of the decay, at the end.
+    """Return the number of steps of the decay, at the end.
 
     Raises:
         ValueError: more steps of warm-up and decay than there are steps.
@@ -45,7 +45,7 @@ def decay_steps(settings: OptimizerSettings, num_steps: int) -> int:
 def build(
     model: nn.Module, settings: OptimizerSettings, num_steps: int
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """The optimizer over the trainable parameters of `model` and its schedule over `num_steps`.
+    """Return the optimizer over the trainable parameters of `model` and its schedule over `num_steps`.
 
     Raises:
         ValueError: as `decay_steps`.
@@ -93,7 +93,7 @@ def build(
 class Together(torch.optim.Optimizer):
     """Several optimizers, each over its own parameters, stepped and saved as one.
 
-    `param_groups` are the parts' own groups, so a scheduler that sets a group's rate reaches the part.
+    `param_groups` are the parts' own groups, so that a scheduler changes the learning rates of the parts.
     """
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:

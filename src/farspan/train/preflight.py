@@ -1,4 +1,4 @@
-"""What would make a training on gapped positions silently wrong, looked for before it begins."""
+"""Checks, before a training on positions with gaps begins, for conditions that would make it silently wrong."""
 
 import inspect
 from typing import Any
@@ -17,16 +17,16 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # of hidden states, rel
 
 
 def preflight(model: Any, core: Any, window: int, longest: int) -> None:
-    """Runs a row with gaps through `model` as the training will, and refuses one that would not learn from it.
+    """Run a row with gaps through `model` as the training will, and refuse a model that would not learn from it.
 
     Args:
-        model: what is trained; `core`, if something is around it, is the transformers model inside.
+        model: the trained model: `core`, the transformers model, or a wrapper of it.
         window: tokens of a row.
-        longest: tokens of the longest documents, and so the positions that are reached.
+        longest: tokens of the longest documents, and so the number of positions.
 
     Raises:
-        ValueError: the model takes no positions, or not so many; its RoPE depends on the length, or is not fp32; its
-            layers are no attention; memory tokens do not reach the target, or reach it otherwise than by position.
+        ValueError: the model takes no positions, or fewer; its RoPE depends on the length, or is not fp32; its layers
+            have no attention; memory tokens do not affect the target, or affect it otherwise than by position.
     """
     windows = usable(core, longest)
     refusal = REFUSAL.format(type(core).__name__)
@@ -45,7 +45,7 @@ def preflight(model: Any, core: Any, window: int, longest: int) -> None:
             hidden, _ = decoded(model, core, ids, positions)
             near, _ = decoded(model, core, ids, torch.arange(positions.shape[1], device=ids.device)[None])
             if _distance(hidden, near) == 0:
-                raise ValueError(f"{refusal}: it does not use the positions it is given, so gaps mean nothing to it")
+                raise ValueError(f"{refusal}: it does not use its positions, so gaps between them have no effect")
             if set(windows.values()) == {None} and "flash" not in str(core.config._attn_implementation):
                 expected = _under_explicit_mask(core, ids, positions)
                 if (apart := _distance(hidden, expected)) > TOLERANCE.get(hidden.dtype, 5e-2):
@@ -72,8 +72,8 @@ def preflight(model: Any, core: Any, window: int, longest: int) -> None:
 
 
 def memory_effect(model: Any, core: Any, ids: Tensor, positions: Tensor, num_memory: int) -> Tensor:
-    """How strongly each memory token, the first so many of one row, acts on the hidden states of the target: the norm
-    of the gradient of a random projection of these."""
+    """Return the effect of each memory token, the first `num_memory` of one row, on the hidden states of the target:
+    the norm of the gradient of a random projection of these."""
     leaves: list[Tensor] = []
 
     def detached(module: Any, given: Any, output: Tensor) -> Tensor:
@@ -92,14 +92,14 @@ def memory_effect(model: Any, core: Any, ids: Tensor, positions: Tensor, num_mem
 
 
 def usable(core: Any, longest: int) -> dict[str, int | None]:
-    """The sliding window of each kind of layer, None for full attention, of a model that positions can be told to.
+    """Return the sliding window of each kind of layer, None for full attention, of a model that takes positions.
 
     Raises:
-        ValueError: as `preflight`, of what needs no forward.
+        ValueError: as `preflight`, for conditions that need no forward.
     """
     refusal = REFUSAL.format(type(core).__name__)
     if "position_ids" not in inspect.signature(core.forward).parameters:
-        raise ValueError(f"{refusal}: it takes no positions, so that a gap cannot be told to it")
+        raise ValueError(f"{refusal}: it takes no positions, so a row cannot have gaps")
     limit = hf.position_limit(core)
     if limit is not None and limit < longest:
         raise ValueError(
@@ -112,8 +112,8 @@ def usable(core: Any, longest: int) -> dict[str, int | None]:
     if precisions := hf.rope_precision(core) - {torch.float32}:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in precisions)
         raise ValueError(
-            f"{refusal}: its RoPE frequencies are {names}, wrong by up to 0.4 %, which far away is many turns; load it "
-            "with dtype=..., instead of casting it afterwards"
+            f"{refusal}: its RoPE frequencies are {names}, wrong by up to 0.4 %, many turns at large positions; load "
+            "it with dtype=..., instead of casting it afterwards"
         )
     try:
         return hf.sliding_windows(core)

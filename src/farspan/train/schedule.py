@@ -1,11 +1,11 @@
-"""How long the documents are that a training reads: section 4 of Sparse Memory Training, "every 1,000 steps 2K more".
+"""The length of documents at each step of a training: section 4 of Sparse Memory Training, "every 1,000 steps 2K more".
 
     stages: first, first + by, first + 2 by, ..., target        a stage lasts `every` steps
 
 A pure function of the step, and so of a sample's index: the same under any number of workers and after a resume. With
 `by` of as many tokens as there are targets, as in the paper, the targets of the stages tile all positions between the
-window and the longest length once, and each is left behind for good. `cover` draws each step's length from the stages
-reached so far instead, so that none is.
+window and the longest length once, and no later stage trains them again. `cover` therefore samples each step's length
+from the stages reached so far.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from farspan.train.config import Settings
 
 
 class LengthSettings(Settings):
-    """[lengths]: tokens of the documents that rows are drawn from."""
+    """[lengths]: tokens of the documents that rows are sampled from."""
 
-    target: int = Field(gt=1)  # what the model is extended to
+    target: int = Field(gt=1)  # tokens that the model is extended to
     first: int | None = Field(None, gt=1)  # default one and a half windows
     by: int | None = Field(None, gt=0)  # default half a window
     every: int | None = Field(None, gt=0)  # steps of a stage; default all stages last as long
@@ -29,7 +29,7 @@ class LengthSettings(Settings):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The length of each step."""
+    """The length of documents at each step."""
 
     stages: tuple[int, ...]  # tokens
     every: int | None  # steps; None: the stages share the steps
@@ -38,12 +38,12 @@ class Schedule:
     seed: int
 
     def stage(self, step: int) -> int:
-        """The newest stage that is reached at a step, counted from 0."""
+        """Return the latest stage that is reached at a step, counted from 0."""
         reached = step // self.every if self.every else step * len(self.stages) // self.steps
         return min(reached, len(self.stages) - 1)
 
     def at(self, step: int) -> int:
-        """Tokens of the documents at a step, counted from 0."""
+        """Return the tokens of documents at a step, counted from 0."""
         stage = self.stage(step)
         if self.cover:
             stage = int(np.random.default_rng((self.seed, step, 1)).integers(stage + 1))
@@ -51,7 +51,7 @@ class Schedule:
 
 
 def schedule(settings: LengthSettings, window: int, steps: int, seed: int) -> Schedule:
-    """The schedule of a training from `window` tokens on.
+    """Return the schedule of a training that extends a window of `window` tokens.
 
     Raises:
         ValueError: a target within the window, a first length beyond the target, or stages that no step reaches.

@@ -1,11 +1,11 @@
-"""Sparse Memory Training: extends any causal model's context at the cost of its own window.
+"""Sparse Memory Training: extend the context of any causal model at the cost of its own window.
 
-Sparse Memory Training for Long-Sequence Modeling, section 3 and appendices B.1 and D. Of a long document the end is the
-target and the rest memory, of which few tokens are drawn, fewer the further away (`draws`). They stand at their own
-positions in one ordinary row, so that a step costs the same whatever the document's length. The loss is that of the
-target, plus that of the ordinary window (`objective`); queries and keys alone are trained (`trained`); documents grow
-as the training goes on (`schedule`). There is no public code. Ours takes Algorithm 1 where the paper contradicts it,
-means instead of sums, and looks for what would make it silently wrong first (`preflight`).
+Sparse Memory Training for Long-Sequence Modeling, section 3 and appendices B.1 and D. The end of a long document is
+the target, the rest is memory. Few tokens of the memory are sampled, fewer the further away (`draws`), and keep their
+positions in one ordinary row, so that a step costs the same for any length of the document. The loss is that of the
+target, plus that of the ordinary window (`objective`); only queries and keys are trained (`trained`); documents grow
+during the training (`schedule`). There is no public code. Ours uses Algorithm 1 where the paper contradicts it, means
+instead of sums, and first checks for conditions that would make it silently wrong (`preflight`).
 """
 
 from collections.abc import Callable, Iterator
@@ -17,12 +17,13 @@ import torch
 from pydantic import Field
 
 from farspan import hf
-from farspan.callback import CurveCallback, Measuring, PerplexityCallback
+from farspan.callback import MeasuringCallback
 from farspan.corpus import load
 from farspan.lm import LM
 from farspan.lm import load as load_model
 from farspan.loading import DEMO, folder_of, load_config
 from farspan.methods import method
+from farspan.methods.full import Full
 from farspan.methods.rope import Rope, ntk
 from farspan.record import environment
 from farspan.report.training import draw_losses, model_card
@@ -35,28 +36,28 @@ from farspan.train.optimizer import OptimizerSettings, build
 from farspan.train.preflight import preflight, usable
 from farspan.train.schedule import LengthSettings, schedule
 from farspan.train.trained import Count, TrainedSettings, choose, plain
-from farspan.train.trainer import RunSettings, read_log, refuse_impossible, run, write_card, write_up
+from farspan.train.trainer import RunSettings, read_log, refuse_impossible, run, save_whole, write_card, write_up
+from farspan.train.watching import WatchSettings, measuring
 from farspan.train.windows import FirstTarget, Mixed, Short, SparseRows, collated
 
 __all__ = ["SmtSettings", "draw", "levels", "train"]
-CURVE_EXTRA = 16  # tokens of a curve's context beside text and copy, about
 
 
-class ModelSettings(Settings):
-    """[model]: what is extended."""
+class SmtModelSettings(Settings):
+    """[model]: the model to extend."""
 
     name: str  # a folder or hub id, or `demo`, the embedded one
-    window: int | None = Field(None, gt=3)  # tokens of a row; default what the model was trained on
+    window: int | None = Field(None, gt=3)  # tokens of a row; default the trained length
     rope: str | None = None  # such as rope:type=yarn,factor=8; stays in the trained model
     revision: str | None = None
 
 
-class DataSettings(Settings):
-    """[data]: texts, named as everywhere (see `farspan.corpus`)."""
+class SmtDataSettings(Settings):
+    """[data]: texts, see `farspan.corpus`."""
 
     text: str  # documents, longer than lengths.target where they can be
-    short: Short = "skip"  # what becomes of shorter ones
-    separator: bool = True  # whether a document stands behind the tokenizer's beginning of text, as when it is read
+    short: Short = "skip"  # how shorter ones are used
+    separator: bool = True  # put the tokenizer's beginning of text before a document, as when it is read
 
 
 class SparseSettings(Settings):
@@ -84,23 +85,12 @@ class SmtTrainer(RunSettings):
     log_every: int = Field(10, gt=0)
 
 
-class WatchSettings(Settings):
-    """[watch]: what is measured while it is trained, on text it is not trained on; see `farspan.callback`."""
-
-    text: str = "builtin:held-out"
-    every: int | None = Field(None, ge=0)  # steps; 0: never; default a quarter of all, and before the first
-    lengths: tuple[int, ...] | None = None  # tokens; default half the window, and doubled from there to the target
-    repeats: int = Field(4, gt=1)  # windows of the perplexity
-    curve: bool = True  # also a small forgetting curve
-    tokens: int | None = Field(None, gt=0)  # fed for one curve, at most; default 24 times the target
-
-
 class SmtSettings(Settings):
     """The whole config of `farspan train smt`."""
 
     out: Out
-    model: ModelSettings
-    data: DataSettings
+    model: SmtModelSettings
+    data: SmtDataSettings
     lengths: LengthSettings
     smt: SparseSettings = SparseSettings()
     trained: TrainedSettings = TrainedSettings()
@@ -111,9 +101,9 @@ class SmtSettings(Settings):
 
 @in_its_folder
 def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Trains, or continues a training that was stopped, and saves model and tokenizer in `settings.out`.
+    """Train, or continue a training that was stopped, and save model and tokenizer in `settings.out`.
 
-    Returns what `training.json` in that folder holds. `notice` is told what a user should know.
+    Return the content of `training.json` in that folder. `notice` is called with each line that a user should read.
 
     Raises:
         ValueError: impossible settings, a model that cannot be trained so, documents that are all too short, another
@@ -135,16 +125,16 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
     model, count = prepared(lm, settings)
     if processes.is_main_process:
         notice(f"{lm.name}, window {rows.row:,} tokens: {count}")
-        for line in said(rows):
+        for line in notes_on(rows):
             notice(line)
     if settings.trainer.engine == "fsdp2":
         engines.shard(lm.model, engines.layers_of(lm.model), processes)
 
-    def finished(model: Any) -> Any:
+    def save(model: Any, dtype: torch.dtype, folder: Path) -> None:
         model = plain(model)
         model.config.get_text_config(decoder=True).max_position_embeddings = settings.lengths.target
         model.config.use_cache = use_cache
-        return model
+        save_whole(model, dtype, folder)
 
     summary = run(
         model,
@@ -155,7 +145,7 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
         out,
         trainer_class=TermsTrainer,
         callbacks=watching(lm, settings, out),
-        finish=finished,
+        save=save,
         again=lambda: choose(opened(settings, "cpu").model, settings.trained)[0],
         base_dtype=dtype_of(settings.model),
         notice=notice,
@@ -178,7 +168,7 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
 
 
 def plan(settings: SmtSettings) -> Iterator[str]:
-    """What `train` would do, after all its checks but that of the launcher; trains nothing.
+    """Yield lines that describe what `train` would do, after all its checks but that of the launcher; train nothing.
 
     Raises:
         ValueError: as `train`.
@@ -189,17 +179,17 @@ def plan(settings: SmtSettings) -> Iterator[str]:
     build(model, settings.optimizer, settings.trainer.steps)
     stages, steps = rows.schedule.stages, settings.trainer.steps
     yield f"{lm.name}, window {rows.row:,} tokens: {count}"
-    yield from said(rows)
+    yield from notes_on(rows)
     yield f"{len(stages)} lengths from {stages[0]:,} to {stages[-1]:,} tokens in {steps:,} steps"
     fed = sum(len(row["input_ids"]) for row in rows[len(rows) - 1].values()) * rows.batch
     yield f"{fed:,} tokens a step are read at the last length, about {fed * steps:,} in all"
 
 
 def opened(settings: SmtSettings, device: str | None = None) -> LM:
-    """The model in fp32, its RoPE scaled if it is to be.
+    """Load the model in fp32, its RoPE scaled if wanted.
 
     Raises:
-        ValueError: no such model, or nothing says how long it was trained.
+        ValueError: no such model, or one whose trained length is unknown.
     """
     lm = load_model(
         folder_of(settings.model.name),
@@ -216,21 +206,21 @@ def opened(settings: SmtSettings, device: str | None = None) -> LM:
     if settings.trainer.activation_checkpointing:
         hf.checkpoint_activations(lm.model)
     if lm.trained_length is None:
-        raise ValueError(f"nothing says how long {lm.name} was trained: give model.window")
+        raise ValueError(f"the trained length of {lm.name} is unknown: give model.window")
     if settings.model.rope is not None:
         scale_rope(lm, settings.model.rope, settings.lengths.target)
     return lm
 
 
-def dtype_of(settings: ModelSettings) -> torch.dtype:
-    """The dtype that a model's config says its weights have; float32, which holds all others, where it does not say."""
+def dtype_of(settings: SmtModelSettings) -> torch.dtype:
+    """Return the dtype of a model's weights by its config; float32, which holds all others, where it has none."""
     config = load_config(folder_of(settings.name), revision=settings.revision)
     own = config.dtype or config.get_text_config(decoder=True).dtype
     return own if own in (torch.float32, torch.bfloat16, torch.float16) else torch.float32
 
 
 def scale_rope(lm: LM, text: str, longest: int) -> None:
-    """Gives the model the RoPE that the method `text` names, for good: in its config, so that it is saved with it.
+    """Scale the model's RoPE as the method `text` does, permanently: in its config, so that it is saved with it.
 
     Raises:
         ValueError: no RoPE method, one that depends on the length, or a model whose RoPE is scaled already.
@@ -254,7 +244,7 @@ def scale_rope(lm: LM, text: str, longest: int) -> None:
 
 
 def rows_of(lm: LM, settings: SmtSettings, num_processes: int = 1) -> SparseRows:
-    """What the training reads, sample by sample."""
+    """Return the samples of the training."""
     trainer, window = settings.trainer, lm.trained_length
     assert window is not None
     return SparseRows(
@@ -273,41 +263,36 @@ def rows_of(lm: LM, settings: SmtSettings, num_processes: int = 1) -> SparseRows
 
 
 def prepared(lm: LM, settings: SmtSettings) -> tuple[Any, Count]:
-    """The model with what is trained chosen, looked over as it will be trained."""
+    """Choose the trained parameters, and check the model as it will be trained."""
     assert lm.trained_length is not None
-    usable(lm.model, settings.lengths.target)  # says why, where also queries and keys are not found
+    usable(lm.model, settings.lengths.target)  # first, as it names the reason where queries and keys are not found
     model, count = choose(lm.model, settings.trained)
     preflight(model, lm.model, lm.trained_length, settings.lengths.target)
     return model, count
 
 
-def watching(lm: LM, settings: SmtSettings, out: Path) -> list[Measuring]:
-    """What measures the model while it is trained.
+def watching(lm: LM, settings: SmtSettings, out: Path) -> list[MeasuringCallback]:
+    """Return the callbacks that measure the model in training.
 
-    Perplexity of the same tokens behind more and more text: the lengths inside the window guard against forgetting
-    what the model could, the others say what it learns. And a forgetting curve, up to the target.
+    Perplexity of the same tokens after more and more text: the lengths inside the window show what the training costs,
+    the others what it gains. And a forgetting curve, up to the target.
     """
-    watch, window, target = settings.watch, lm.trained_length, settings.lengths.target
+    window, target = lm.trained_length, settings.lengths.target
     assert window is not None
-    if watch.every == 0 or (watch.every is None and settings.trainer.engine == "fsdp2"):
-        return []  # what is sharded cannot be measured in one process
-    every = watch.every or max(1, -(-settings.trainer.steps // 4))
-    lengths = watch.lengths
-    if lengths is None:
-        doubled = [window // 2 << i for i in range(target.bit_length()) if window // 2 << i < target]
-        lengths = (*doubled, target)
-    common: dict[str, Any] = {"text": watch.text, "every": every, "at_start": True, "trained_length": window}
-    found: list[Measuring] = [
-        PerplexityCallback(**common, lengths=lengths, repeats=watch.repeats, out=out / "perplexity")
-    ]
-    if watch.curve:
-        longest = max(1, (target - CURVE_EXTRA) // 2)
-        found.append(CurveCallback(**common, longest=longest, tokens=watch.tokens or 24 * target, out=out / "farspan"))
-    return found
+    doubled = [window // 2 << i for i in range(target.bit_length()) if window // 2 << i < target]
+    return measuring(
+        settings.watch,
+        settings.trainer,
+        out,
+        trained_length=window,
+        lengths=(*doubled, target),
+        longest=target,
+        method=Full(),
+    )
 
 
-def said(rows: SparseRows) -> Iterator[str]:
-    """What a user should know of the text before it is trained on."""
+def notes_on(rows: SparseRows) -> Iterator[str]:
+    """Yield lines for the user about the text, before it is trained on."""
     about, longest = rows.summary(), max(rows.schedule.stages)
     if rows.short != "join":
         short = about["documents"] - about["long_enough"]

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict as parts
-from torch.utils.data import SequentialSampler
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
@@ -23,18 +22,20 @@ WHOLE = parts.StateDictOptions(full_state_dict=True, cpu_offload=True, strict=Fa
 
 
 class TermsTrainer(CheckpointTrainer):
-    """Trains on samples in their order, logs each term of the loss, and keeps only what is trained in checkpoints.
+    """Train on samples in their order, log each term of the loss, and keep only trained weights in checkpoints.
 
     The batches of one step are contiguous samples, on any number of processes. A model that is sharded already (FSDP2)
-    is trained as it is, and its checkpoints are whole: any number of processes can go on from them.
+    is trained as it is. Its checkpoints are whole, so that any number of processes can continue from them.
 
     Args:
-        terms: from what is to be called, the model itself (they differ under data parallelism) and a batch, the means.
+        terms: returns the means, given the model to call, the transformers model (they differ under data parallelism)
+            and a batch.
         weights: of the terms in the loss.
-        core: the model itself, where something is around what is trained (LoRA).
-        predicted: the labels of a batch that the terms are means over, where not all batches have equally many; those
-            with more then count for more, so that a step's loss is one mean, on any number of processes.
-        notes: what else to log, from the steps that are done.
+        core: the transformers model, where a wrapper is trained (LoRA).
+        predicted: returns the labels of a batch that the terms are means over, where batches have different numbers of
+            them. Batches with more labels then count for more, so that a step's loss is one mean, on any number of
+            processes.
+        notes: returns more values to log, given the number of steps done.
     """
 
     loss_is_scaled_for_ga = False  # each loss is a mean; the Trainer divides it by the number of micro-batches
@@ -51,24 +52,20 @@ class TermsTrainer(CheckpointTrainer):
     ) -> None:
         super().__init__(*args, **options)
         self.model_accepts_loss_kwargs = False
+        self.args.train_sampling_strategy = "sequential"
         self.terms, self.weights, self.predicted, self.notes = terms, weights, predicted, notes
         self.trained = self.model
         self.core = self.model if core is None else core
         self._seen: dict[str, list[Tensor]] = {}  # since the last log
         if sharded(self.model):
+            # transformers shards a model only while it loads it, and then cannot resume its training
             if not hasattr(self, "is_distributed_loading_by_transformers"):
                 raise ValueError('trainer.engine = "fsdp2" needs a newer transformers: update it, or use "ddp"')
             self.is_distributed_loading_by_transformers = True  # else accelerate would put DDP around it
 
-    def _move_model_to_device(self, model: Any, device: torch.device) -> None:
-        if not sharded(model):
-            super()._move_model_to_device(model, device)
-
     def _defer_fsdp_gradient_reduction(self) -> AbstractContextManager[None]:
-        return nullcontext()  # transformers asks the config how it has sharded the model, and did not
-
-    def _get_train_sampler(self, *args: Any, **options: Any) -> SequentialSampler:
-        return SequentialSampler(self.train_dataset)
+        # private, as there is no argument for it: the Trainer's own reads a sharding config that we never set
+        return nullcontext()
 
     def get_batch_samples(self, *args: Any, **options: Any) -> tuple[list[Any], Any]:
         batches, num_items = super().get_batch_samples(*args, **options)
@@ -95,7 +92,7 @@ class TermsTrainer(CheckpointTrainer):
             return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
 
     def floating_point_ops(self, inputs: Any) -> int:
-        return 0  # transformers' estimate knows one model, one length, and no nested batches
+        return 0  # transformers' estimate assumes one model, one length, and no nested batches
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
@@ -108,13 +105,18 @@ class TermsTrainer(CheckpointTrainer):
 
     # checkpoints
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        state = whole_state(self.trained, trained=True) if state_dict is None else state_dict
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if self.is_fsdp_enabled:  # accelerate's own, in a layout of its own
+            return super().save_model(output_dir, _internal_call)
+        state = whole_state(self.trained, trained=True)
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            kept = {name: state[name].detach().contiguous() for name in self._trained_names()}
+            kept = {name: state[name].contiguous() for name in self._trained_names()}
             save_file(kept, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+        return None
+
+    # private, as transformers has no public method that loads weights, or saves or loads an optimizer
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if self.is_fsdp_enabled:  # accelerate's own, in a layout of its own
@@ -136,9 +138,9 @@ class TermsTrainer(CheckpointTrainer):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
         return None
 
-    def _load_optimizer(self, checkpoint: str) -> None:
+    def load_optimizer(self, checkpoint: str) -> None:
         if not sharded(self.trained):
-            return super()._load_optimizer(checkpoint)
+            return super().load_optimizer(checkpoint)
         state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
         parts.set_optimizer_state_dict(self.trained, self.optimizer.optimizer, state, options=WHOLE)
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))

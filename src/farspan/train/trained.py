@@ -1,9 +1,9 @@
-"""Which parameters a training moves: query and key projections alone (Sparse Memory Training, section 3.3), all, LoRA,
-or those of given names.
+"""The parameters that are trained: query and key projections only (Sparse Memory Training, section 3.3), all, LoRA, or
+those of given names.
 
-Queries and keys are what RoPE turns. To them belong the biases of their projections and the norms behind these. Where
-a family keeps queries, keys and values in one matrix, it is trained in two parts, one of which stands still: a masked
-gradient would not do, as weight decay moves what has none.
+RoPE rotates queries and keys. The biases of their projections and the norms after these belong to them. Where a family
+keeps queries, keys and values in one matrix, it is trained in two parts, one of which is frozen: a masked gradient
+would not do, as weight decay changes weights without a gradient.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ FUSED = ("query_key_value", "qkv_proj", "c_attn", "Wqkv", "W_pack", "att_proj", 
 
 
 class TrainedSettings(Settings):
-    """[trained]: which parameters move."""
+    """[trained]: the parameters to train."""
 
     what: Literal["qk", "all", "lora", "patterns"] = "qk"
     norms: bool = True  # with `qk`, also the norms of queries and keys
@@ -36,7 +36,7 @@ class TrainedSettings(Settings):
     rank: int = Field(16, gt=0)  # of LoRA
     alpha: float = Field(32.0, gt=0)
     dropout: float = Field(0.0, ge=0, lt=1)
-    modules: tuple[str, ...] = PROJECTIONS  # that LoRA is put beside
+    modules: tuple[str, ...] = PROJECTIONS  # that LoRA is added to
 
     @model_validator(mode="after")
     def _of_what(self) -> "TrainedSettings":
@@ -52,7 +52,7 @@ class TrainedSettings(Settings):
 
 @dataclass(frozen=True)
 class Count:
-    """Trained and all parameters."""
+    """Numbers of trained and of all parameters."""
 
     trained: int
     total: int
@@ -62,9 +62,9 @@ class Count:
 
 
 def choose(model: Any, settings: TrainedSettings) -> tuple[Any, Count]:
-    """Freezes all parameters of `model` but the chosen ones; returns what is to be trained, and the count.
+    """Freeze all parameters of `model` but the chosen ones; return the model to train, and the count.
 
-    Under LoRA that is another object, around the model. `plain` takes back what this puts into a model.
+    With LoRA it is another object, a wrapper of `model`. `plain` removes the changes again.
 
     Raises:
         ValueError: no such parameters, or a family whose queries and keys cannot be told apart.
@@ -90,7 +90,7 @@ def choose(model: Any, settings: TrainedSettings) -> tuple[Any, Count]:
 
 
 def plain(model: Any) -> Any:
-    """The model as transformers knows it: matrices whole again, LoRA added to the weights it stands beside."""
+    """Return the model as transformers knows it: matrices whole again, LoRA merged into the weights."""
     if hasattr(model, "merge_and_unload"):
         model = model.merge_and_unload()
     for module in list(model.modules()):
@@ -101,7 +101,7 @@ def plain(model: Any) -> Any:
 
 
 class Parts(nn.Module):
-    """A parameter as two, of which one is trained: some of its rows (of dimension `dim`), and the others."""
+    """A parametrization of one parameter as two: its trained rows (of dimension `dim`), and the others."""
 
     rows: Tensor
     others: Tensor
@@ -139,7 +139,7 @@ def _train_queries_and_keys(model: Any, *, norms: bool) -> None:
     if any(kinds) or len(fused) != layers:
         raise ValueError(
             f"queries and keys of {family} are not found as {' and '.join(PROJECTIONS)} in each of its {layers} "
-            'layers: name what is to be trained, trained.what = "patterns"'
+            'layers: name the parameters to train, trained.what = "patterns"'
         )
     for module in fused:
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -155,10 +155,10 @@ def _train_queries_and_keys(model: Any, *, norms: bool) -> None:
 
 
 def _query_key_rows(config: Any, size: int) -> Int[Tensor, "rows"]:
-    """Which rows of a matrix of queries, keys and values are queries and keys.
+    """Return the rows of a matrix of queries, keys and values that are queries and keys.
 
     Raises:
-        ValueError: a family whose layout is not known.
+        ValueError: a family whose layout is unknown.
     """
     heads = config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -170,8 +170,8 @@ def _query_key_rows(config: Any, size: int) -> Int[Tensor, "rows"]:
     if config.model_type == "gpt2":
         return rows[: size * 2 // 3]
     raise ValueError(
-        f"how {config.model_type} keeps queries, keys and values in one matrix is not known: name what is to be "
-        'trained, trained.what = "patterns"'
+        f"the layout of queries, keys and values in one matrix of {config.model_type} is unknown: name the parameters "
+        'to train, trained.what = "patterns"'
     )
 
 

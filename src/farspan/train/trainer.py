@@ -3,14 +3,18 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch.utils.data import Dataset
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from farspan import files
+from farspan.callback import MeasuringCallback
+from farspan.train import checkpoint as checkpoints
 from farspan.train import engines
 from farspan.train.config import CHECKPOINTS, Settings
 from farspan.train.optimizer import OptimizerSettings, build, decay_steps
@@ -34,7 +38,7 @@ class RunSettings(Settings):
     workers: int = Field(0, ge=0)  # processes that prepare batches
     report_to: tuple[str, ...] = ()  # such as tensorboard, wandb
     log_every: int = Field(50, gt=0)  # steps
-    save_every: int = Field(500, gt=0)  # steps; what a kill loses at most
+    save_every: int = Field(500, gt=0)  # steps; a kill loses at most so many
 
 
 class TrainerSettings(RunSettings):
@@ -49,11 +53,11 @@ class TrainerSettings(RunSettings):
 
 
 def refuse_impossible(settings: RunSettings, optimizer: OptimizerSettings) -> None:
-    """Refuses, before any long work, what can be told without a model.
+    """Refuse, before any long work, settings that are wrong for every model.
 
     Raises:
         ValueError: an engine that does not fit, a batch that is no multiple of the micro-batch, a schedule longer than
-            the training, or somewhere to report to that is unknown or not installed.
+            the training, or a name in `report_to` that is unknown or not installed.
     """
     from transformers.integrations import get_reporting_integration_callbacks
 
@@ -72,6 +76,42 @@ def refuse_impossible(settings: RunSettings, optimizer: OptimizerSettings) -> No
         raise ValueError(f"trainer.report_to = {named}: {error}") from error
 
 
+class PlacedArguments(TrainingArguments):
+    """TrainingArguments for a model that is on its devices already."""
+
+    place_model_on_device = False
+
+
+class LogFile(TrainerCallback):
+    """Write the log history to a file as it grows, so that it also holds the losses of a training that is killed. Each
+    checkpoint's step is logged."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_log |= control.should_save
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            files.write(self.file, "".join(json.dumps(entry) + "\n" for entry in state.log_history))
+
+
+class AtBegin(TrainerCallback):
+    """Call `check` when everything is prepared and nothing is trained yet."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self.check = check
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.check()
+
+
+def save_whole(model: Any, dtype: torch.dtype, folder: Path) -> None:
+    """Save a transformers model, its weights as `dtype`."""
+    model.to(dtype).save_pretrained(folder)
+
+
 def run(
     model: Any,
     rows: Dataset[Any],
@@ -80,9 +120,9 @@ def run(
     settings: RunSettings,
     out: Path,
     *,
-    trainer_class: Callable[..., Any] | None = None,
-    callbacks: Sequence[Any] = (),
-    finish: Callable[[Any], Any] = lambda model: model,
+    trainer_class: Callable[..., checkpoints.CheckpointTrainer] = checkpoints.CheckpointTrainer,
+    callbacks: Sequence[MeasuringCallback] = (),
+    save: Callable[[Any, torch.dtype, Path], None] = save_whole,
     again: Callable[[], Any],
     base_dtype: torch.dtype = torch.float32,
     arguments: Mapping[str, Any] | None = None,
@@ -93,18 +133,13 @@ def run(
 
     Writes `log.jsonl`: a line each `log_every` steps. Returns parameters, rows read, losses and seconds.
 
-    Losses and the gradient's norm are checked whenever they are logged, trained weights before each checkpoint, whose
-    step is always logged first. A loss that is logged is the mean of all steps since the line before, over all
-    processes, so that no step is passed over; and it is on the CPU then in any case, so that the check costs no wait
-    for the device.
-
     Args:
-        trainer_class: makes the Trainer; default `farspan.train.checkpoint.CheckpointTrainer`.
-        callbacks: of the Trainer.
-        finish: what makes of the trained model the one that is saved.
+        trainer_class: makes the Trainer.
+        callbacks: measure the model in training.
+        save: saves the trained model, or a part of it, as a dtype in a folder.
         base_dtype: of the saved weights where `trainer.dtype` is "auto".
         notice: called with each line that a user should read.
-        again: makes the model that was to be trained, to put together one that is sharded.
+        again: makes the untrained model a second time; the whole weights of a sharded model are loaded into it.
         arguments: more of transformers' TrainingArguments.
         options: of the Trainer.
 
@@ -112,96 +147,17 @@ def run(
         ValueError: a longer training's checkpoints in `out`, a damaged one, another engine in use than the one that was
             asked for, a training that diverges, or a disk that is full.
     """
-    from transformers import TrainerCallback, TrainerState, TrainingArguments
-
-    from farspan.train import checkpoint as checkpoints
-
-    class Log(TrainerCallback):
-        """log.jsonl as it grows: also what a killed training has said so far. Each checkpoint has its loss there."""
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_log |= control.should_save
-
-        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.is_world_process_zero:
-                files.write(out / "log.jsonl", "".join(json.dumps(entry) + "\n" for entry in state.log_history))
-
-    class Finite(TrainerCallback):
-        """Stops a training that diverges, before anything of it is written."""
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            refuse_weights()
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            rate = optimizer_settings.lr
-            checkpoints.refuse_not_finite_values(logs, state, rate, out)
-            if "loss" in logs and control.should_save and (name := weight_not_finite()):
-                what = f"weight {name} holds NaN or infinity after step {state.global_step:,}"
-                raise checkpoints.diverged(what, rate, out)
-
-    def refuse_weights() -> None:
-        if (name := weight_not_finite()) and checkpoint is not None:
-            raise checkpoints.damaged(checkpoint / "model.safetensors", f"weight {name} holds NaN or infinity")
-        if name:
-            checkpoints.refuse_not_finite(model, "the model")
-
-    def weight_not_finite() -> str | None:
-        """The name of a trained weight that is not finite; the same answer, None or not, in all processes."""
-        found = checkpoints.not_finite((n, p) for n, p in model.named_parameters() if p.requires_grad)
-        flag = torch.tensor([found is not None], device=trainer.args.device)
-        return (found or "of another process") if bool(trainer.accelerator.gather(flag).any()) else None
-
-    class Engaged(TrainerCallback):
-        """Checks the engine where it stands: when everything is prepared, and nothing is trained."""
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            engines.refuse_other(settings.engine, trainer)
-            engines.refuse_muon(engines.in_use(trainer), optimizer_settings.name)
-            if engines.in_use(trainer) == "deepspeed":
-                engines.refuse_rounding(settings.bf16, dtype)
-
-    rows_at_once = settings.micro_batch * engines.num_processes()
-    batch = settings.batch or rows_at_once
+    batch = settings.batch or settings.micro_batch * engines.num_processes()
     dtype = base_dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    chosen = TrainingArguments(
-        output_dir=str(out / CHECKPOINTS),
-        max_steps=settings.steps,
-        per_device_train_batch_size=settings.micro_batch,
-        per_device_eval_batch_size=settings.micro_batch,
-        gradient_accumulation_steps=batch // rows_at_once,
-        max_grad_norm=optimizer_settings.clip,
-        bf16=settings.bf16,
-        seed=settings.seed,
-        data_seed=settings.seed,
-        logging_steps=settings.log_every,
-        logging_nan_inf_filter=False,  # it would count a loss of NaN as the mean of the others
-        save_steps=settings.save_every,
-        report_to=list(settings.report_to),
-        dataloader_num_workers=settings.workers,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        remove_unused_columns=False,
-        **(engines.training_arguments(settings.engine, settings.bf16, engines.sharded(model)) | dict(arguments or {})),
-    )
-    trainer = (trainer_class or checkpoints.CheckpointTrainer)(
+    trainer = trainer_class(
         model=model,
-        args=chosen,
+        args=_arguments(settings, optimizer_settings, batch, out, engines.sharded(model), arguments or {}),
         train_dataset=rows,
         eval_dataset=held_out,
-        callbacks=[Engaged(), Finite(), Log(), *callbacks],
+        callbacks=[LogFile(out / "log.jsonl")],
+        optimizer_and_schedule=build(model, optimizer_settings, settings.steps),
         **options,
     )
-    # made when the Trainer asks: optimizers that are handed over DeepSpeed replaces in silence, and FSDP refuses
-    optimizer, rate = build(model, optimizer_settings, settings.steps)
-
-    def create_optimizer(*args: Any, **options: Any) -> torch.optim.Optimizer:
-        trainer.optimizer = optimizer
-        return optimizer
-
-    def create_scheduler(*args: Any, **options: Any) -> torch.optim.lr_scheduler.LRScheduler:
-        trainer.lr_scheduler = rate
-        return rate
-
-    trainer.create_optimizer, trainer.create_scheduler = create_optimizer, create_scheduler
     started = time.perf_counter()
     first_save = min(settings.save_every, settings.steps)
     checkpoint = checkpoints.last(out / CHECKPOINTS, first_save, notice if trainer.is_world_process_zero() else _silent)
@@ -211,14 +167,15 @@ def run(
             f"{checkpoint} is of a longer training than trainer.steps = {settings.steps}: choose another folder for out"
         )
     if checkpoint and before.global_step == settings.steps:
-        # the Trainer would take one step more
-        trainer._load_from_checkpoint(str(checkpoint))
-        trainer.state = before
-        refuse_weights()
+        trainer.restore(checkpoint, before)
     else:
+        check = partial(_refuse_begin, trainer, settings, optimizer_settings.name, dtype, checkpoint)
+        trainer.add_callback(AtBegin(check))
+        for callback in callbacks:
+            callback.attach(trainer)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     state = engines.whole_state(model) if engines.sharded(model) else None
-    history = trainer.state.log_history
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     final = trainer.evaluate()["eval_loss"] if held_out is not None else None
     parameters = sum(p.numel() for p in model.parameters())
     if trainer.is_world_process_zero():
@@ -227,10 +184,9 @@ def run(
             assert state.keys() == dict(model.named_parameters()).keys(), "another model than was trained"
             model.load_state_dict(state, strict=False)  # buffers are as they were made
         with checkpoints.writing(out), files.added(out, last="config.json") as new:
-            finish(model).to(dtype).save_pretrained(new)
-    logged = [entry for entry in history if "loss" in entry]
-    num_rows = trainer.num_examples(trainer.get_train_dataloader())
-    epochs, more = divmod(settings.steps, -(-num_rows // batch))  # an epoch's last step has what is left
+            save(model, dtype, new)
+    num_rows = len(rows)  # type: ignore[arg-type]
+    epochs, more = divmod(settings.steps, -(-num_rows // batch))  # the last step of an epoch has the remaining rows
     return {
         "parameters": parameters,
         "rows": epochs * num_rows + more * batch,  # read in all
@@ -242,34 +198,92 @@ def run(
     }
 
 
+def _arguments(
+    settings: RunSettings,
+    optimizer: OptimizerSettings,
+    batch: int,
+    out: Path,
+    is_sharded: bool,
+    more: Mapping[str, Any],
+) -> TrainingArguments:
+    """Return the Trainer's arguments for a training in steps of `batch` rows."""
+    arguments: dict[str, Any] = {
+        "output_dir": str(out / CHECKPOINTS),
+        "max_steps": settings.steps,
+        "per_device_train_batch_size": settings.micro_batch,
+        "per_device_eval_batch_size": settings.micro_batch,
+        "gradient_accumulation_steps": batch // (settings.micro_batch * engines.num_processes()),
+        "learning_rate": optimizer.lr,  # named in messages; the optimizer and its schedule are given to the Trainer
+        "max_grad_norm": optimizer.clip,
+        "bf16": settings.bf16,
+        "seed": settings.seed,
+        "data_seed": settings.seed,
+        "logging_steps": settings.log_every,
+        "logging_nan_inf_filter": False,  # it would replace a loss of NaN by the mean of the others
+        "save_steps": settings.save_every,
+        "report_to": list(settings.report_to),
+        "dataloader_num_workers": settings.workers,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "remove_unused_columns": False,
+    }
+    arguments |= engines.training_arguments(settings.engine, settings.bf16, is_sharded)
+    return (PlacedArguments if is_sharded else TrainingArguments)(**(arguments | dict(more)))
+
+
+def pretraining_arguments(settings: TrainerSettings, held_out: Any) -> dict[str, Any]:
+    """Return the additional TrainingArguments of a pre-training."""
+    return {
+        "torch_compile": settings.compile,
+        "eval_strategy": "steps" if held_out else "no",
+        "eval_steps": settings.evaluate_every,
+    }
+
+
+def _refuse_begin(
+    trainer: checkpoints.CheckpointTrainer,
+    settings: RunSettings,
+    optimizer: str,
+    dtype: torch.dtype,
+    checkpoint: Path | None,
+) -> None:
+    """Refuse a training that is prepared, before its first step.
+
+    Raises:
+        ValueError: another engine in use than asked for, one that the optimizer or the dtype of the saved weights does
+            not fit, or weights that are not finite.
+    """
+    engines.refuse_other(settings.engine, trainer)
+    engines.refuse_muon(engines.in_use(trainer), optimizer)
+    if engines.in_use(trainer) == "deepspeed":
+        engines.refuse_rounding(settings.bf16, dtype)
+    trainer.refuse_weights(checkpoint)
+
+
 def write_up(out: Path, summary: Mapping[str, Any], tokenizer: Any) -> None:
-    """Put tokenizer and training.json beside a trained model.
+    """Write tokenizer and training.json to the folder of a trained model.
 
     Raises:
         ValueError: the disk is full.
     """
-    from farspan.train.checkpoint import writing
-
-    with writing(out):
+    with checkpoints.writing(out):
         with files.added(out, last="tokenizer.json") as new:
             tokenizer.save_pretrained(new)
         files.write(out / "training.json", json.dumps(summary, indent=2) + "\n")
 
 
 def write_card(out: Path, card: str, draw: Callable[[], Any]) -> None:
-    """Put the model card and the picture of its losses, which `draw` makes, beside a trained model.
+    """Write the model card and the picture of its losses, which `draw` makes, to the folder of a trained model.
 
     Raises:
         ValueError: the disk is full.
     """
-    from farspan.train.checkpoint import writing
-
-    with writing(out):
+    with checkpoints.writing(out):
         draw()
         files.write(out / "README.md", card)
 
 
 def read_log(out: Path) -> list[dict[str, Any]]:
+    """Return the entries of a training's log."""
     file = out / "log.jsonl"
     return [
         files.parse_json(line, f"{file}, line {number}") for number, line in enumerate(file.read_text().splitlines(), 1)

@@ -1,4 +1,4 @@
-"""Long documents as rows of Sparse Memory Training: a pure function of a sample's index."""
+"""Rows of Sparse Memory Training from long documents: a pure function of a sample's index."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -20,23 +20,23 @@ FirstTarget = Literal["auto", "keep", "mask"]
 
 
 class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
-    """Rows drawn from windows of documents, at random places, documents in proportion to their tokens.
+    """Rows sampled from windows of documents, at random places, documents in proportion to their tokens.
 
-    A window of C tokens is the separator and C tokens less of one document; positions count from the separator. A
-    sample has a row `sparse` of it, and a row `window`, its first tokens as they stand (mixed training, section 3.3).
+    A window of C tokens is the separator and the tokens of one document; positions count from the separator. A sample
+    has a row `sparse` of it, and a row `window`, its first tokens without gaps (mixed training, section 3.3).
 
     Args:
         row: tokens of a row, the model's window.
         targets: the last tokens of a window, which are predicted.
         batch: samples of one step.
         short: documents that are shorter than a step's length are left out (`skip`), used up to their length where
-            they fill a row (`use`), or all documents are one text with separators between (`join`).
-        mixed: both rows in each step, in turns, or the sparse one alone.
-        first_target: whether the target that stands behind the sampled memory is predicted: where the last memory
-            token is the one before it (`auto`), always (`keep`, equation 2 to the letter), or never (`mask`).
+            they fill a row (`use`), or all documents are one text with separators between them (`join`).
+        mixed: both rows in each step, in turns, or only the sparse one.
+        first_target: whether the first target, after the sampled memory, is predicted: if the last memory token is the
+            one before it (`auto`), always (`keep`, as in equation 2), or never (`mask`).
 
     Raises:
-        ValueError: texts without an order, rows without room for targets and memory, or no document long enough.
+        ValueError: a shuffled text, rows without room for targets and memory, or no document long enough.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         first_target: FirstTarget = "auto",
     ) -> None:
         if corpus.shuffled:
-            raise ValueError(f"text {corpus.name!r} has no order to be learned: give the text itself")
+            raise ValueError(f"text {corpus.name!r} is shuffled: got no order to learn. Give the text itself")
         if not 0 < targets < row:
             raise ValueError(f"smt.targets = {targets:,} must leave room for a memory in rows of {row:,} tokens")
         if short == "join":
@@ -68,9 +68,9 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         self.short, self.mixed, self.first_target = short, mixed, first_target
         self.sizes = np.diff(corpus.starts) + len(self.separator)
         self._found: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by length, see `_documents`
-        for length in sorted(schedule.stages, reverse=True):  # what is missing is said of the longest
+        for length in sorted(schedule.stages, reverse=True):  # an error names the longest length without documents
             self._documents(length)
-        self[0]  # a draw that does not fit these rows says so before anything is trained
+        self[0]  # a draw that does not fit these rows raises before anything is trained
 
     def __len__(self) -> int:
         return self.schedule.steps * self.batch
@@ -91,7 +91,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         return sample
 
     def _documents(self, length: int) -> tuple[Int[np.ndarray, "documents"], Int[np.ndarray, "documents"]]:
-        """Documents that serve a length, and the running sum of their tokens."""
+        """Return the documents that can be used for a length, and the running sum of their tokens."""
         if length not in self._found:
             shortest = min(length, self.row) if self.short == "use" else length
             documents = np.flatnonzero(self.sizes >= shortest)
@@ -99,7 +99,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
                 raise ValueError(
                     f"text {self.corpus.name!r} has no document of {shortest:,} tokens for lengths of {length:,}, its "
                     f"longest has {int(self.sizes.max()):,}: give longer documents, a smaller lengths.target, "
-                    'data.short = "use" (documents as long as they are) or "join" (documents behind one another)'
+                    'data.short = "use" (documents up to their length) or "join" (all documents as one text)'
                 )
             self._found[length] = documents, np.cumsum(self.sizes[documents])
         return self._found[length]
@@ -124,7 +124,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         }
 
     def summary(self) -> dict[str, int | float]:
-        """How much of the text the longest length can use, and how often."""
+        """Return how much of the text the longest length can use, and how often it is read."""
         longest = max(self.schedule.stages)
         documents, _ = self._documents(longest)
         windows = int(np.maximum(1, self.sizes[documents] // longest).sum())
@@ -139,7 +139,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
 
 
 def collated(samples: Sequence[dict[str, dict[str, Tensor]]]) -> dict[str, Rows]:
-    """Samples as one batch. Shorter rows are filled up behind their end, where no token sees it."""
+    """Return samples as one batch. Shorter rows are padded at their end, which no token attends to."""
     return {name: _stacked([sample[name] for sample in samples]) for name in samples[0]}
 
 

@@ -1,0 +1,61 @@
+"""Measurements of the model in training, on text it is not trained on: `[watch]` of a config."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from farspan.callback import CurveCallback, MeasuringCallback, PerplexityCallback
+from farspan.train.config import Settings
+from farspan.train.trainer import RunSettings
+
+CURVE_EXTRA = 16  # tokens of a curve's context besides text and copy, about
+
+
+class WatchSettings(Settings):
+    """[watch]: see `farspan.callback`."""
+
+    text: str = "builtin:held-out"
+    every: int | None = Field(None, ge=0)  # steps; 0: never; default a quarter of all, and before the first
+    lengths: tuple[int, ...] | None = None  # tokens; the default depends on the recipe
+    repeats: int = Field(4, gt=1)  # windows of the perplexity
+    curve: bool = True  # also a small forgetting curve
+    tokens: int | None = Field(None, gt=0)  # fed for one curve, at most; default 24 times the longest length
+
+
+def measuring(
+    watch: WatchSettings,
+    trainer: RunSettings,
+    out: Path,
+    *,
+    trained_length: int,
+    lengths: Sequence[int],
+    longest: int,
+    method: Any,
+) -> list[MeasuringCallback]:
+    """Return the callbacks that measure perplexity and, if wanted, a forgetting curve.
+
+    None for a model trained under FSDP2, unless `watch.every` is given: a sharded model cannot be measured in one
+    process.
+
+    Args:
+        trained_length: tokens.
+        lengths: tokens, of the perplexity, where `watch.lengths` is not given.
+        longest: tokens of the longest context of the curve.
+        method: how texts are read.
+    """
+    if watch.every == 0 or (watch.every is None and trainer.engine == "fsdp2"):
+        return []
+    every = watch.every or max(1, -(-trainer.steps // 4))
+    common: dict[str, Any] = {"text": watch.text, "every": every, "at_start": True, "trained_length": trained_length}
+    lengths = watch.lengths or lengths
+    found: list[MeasuringCallback] = [
+        PerplexityCallback(**common, lengths=lengths, repeats=watch.repeats, out=out / "perplexity")
+    ]
+    if watch.curve:
+        text = max(1, (longest - CURVE_EXTRA) // 2)
+        found.append(CurveCallback(**common, longest=text, tokens=watch.tokens or 24 * longest, out=out / "farspan"))
+    for callback in found:
+        callback.method = method
+    return found
