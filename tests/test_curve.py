@@ -55,13 +55,14 @@ def assert_equals_the_naive_twin(
     end = (2,) if task.compat else ()
     compared = hit = 0
     for row in rows:
-        tokens = examples[row.example].tokens
+        texts = examples[row.example].payload
         start, warmup, scored = task.slice_at(row.length, row.depth)
-        target, asked = tokens["target"][: row.length], tokens["target"][start : start + warmup + scored]
-        if "prefix" in tokens:
-            halves = {"copy": (target, asked), "control": (tokens["prefix"][: row.length], asked)}
+        target, asked = texts.target[: row.length], texts.target[start : start + warmup + scored]
+        if texts.prefix is not None:
+            halves = {"copy": (target, asked), "control": (texts.prefix[: row.length], asked)}
         else:
-            halves = {"copy": (target, asked), "control": (target, tokens["other"][start : start + warmup + scored])}
+            assert texts.other is not None
+            halves = {"copy": (target, asked), "control": (target, texts.other[start : start + warmup + scored])}
         for name, (first, second) in halves.items():
             hits, nats, margins = naive_half(lm.model, separator, first.tolist(), second.tolist(), end, scored)
             ours = torch.from_numpy(stats.unpacked(row.scores[f"{name}_hits"], row.scores["scored"]).astype(bool))
@@ -235,7 +236,7 @@ def test_a_probe_reaches_nearly_the_whole_window() -> None:
     for task in (nested, probe):
         for context in (7, 100, 700, 771, 4096):
             longest = task.largest_length(toy_lm(), context)
-            assert task.num_tokens(toy_lm(), longest) <= context
+            assert task.num_tokens(toy_lm(), None, longest) <= context
 
 
 def test_depths_move_the_slice_from_the_beginning_to_the_end() -> None:
@@ -326,7 +327,7 @@ def test_a_text_and_itself_shuffled_are_the_texts_that_rows_name() -> None:
         for example in task.examples(toy_lm(), (200,), 5, seed=0):
             drawn = {"target": target, "prefix": prefix}
             for name, of in drawn.items():
-                in_order = bool((np.diff(example.tokens[name]) == 1).all())
+                in_order = bool((np.diff(getattr(example.payload, name)) == 1).all())
                 assert in_order is not of.shuffled, (target.name, prefix.name, name)
             assert not set(example.payload.target) & set(example.payload.prefix)
 

@@ -10,6 +10,8 @@ from farspan import stats
 from farspan.lm import DEFAULT_TRAINED_LENGTH, wrap
 from farspan.measuring.grid import measure
 from farspan.record import read_examples, read_header
+from farspan.tasks.curve import Curve
+from farspan.tasks.recall import Recall
 
 from tiny import tiny_model
 from toys import counting_text, curve_of

@@ -214,7 +214,7 @@ def test_answers_equal_plain_forwards_over_the_prompt_that_is_left(truncate: str
     rows = measured(tmp_path, lm, what, lengths=(length,))
     cut = 0
     for row, example in zip(rows, what.examples(lm, (length,), 4, 0), strict=True):
-        ids = {key: value.tolist() for key, value in example.tokens.items()}
+        ids = {key: value.tolist() for key, value in vars(example.payload).items() if key != "item"}
         room = length - 1 - len(ids["before"]) - len(ids["after"]) - 6
         note = pieces(lm.tokenizer, "x", "... [cut]")[1].tolist()
         document = ids["document"]

@@ -126,7 +126,9 @@ def counting_text(num_documents: int = 12, length: int = 400) -> Corpus:
 
 
 def curve_of(target: Corpus, prefix: Corpus | None = None, protocol: str = "nested", **options: Any) -> BoundCurve:
-    """The forgetting curve of texts that are there."""
+    """The forgetting curve of texts that are there; the tokens of a probe matter only to that protocol."""
+    if protocol != "probe":
+        options = {key: value for key, value in options.items() if key not in ("warmup", "scored")}
     return BoundCurve(target=target, prefix=prefix, protocol=protocol, **options)
 
 
