@@ -14,7 +14,7 @@ from torch import Tensor
 from farspan import attention, retrieve
 from farspan.lm import LM, wrap
 from farspan.methods import method
-from farspan.methods.rope import ntk, plain, scaled
+from farspan.methods.rope import ntk, scaled
 from farspan.methods.topk import largest
 
 from naive import naive_llama, streaming
@@ -153,7 +153,7 @@ def test_scaled_rope_is_what_transformers_makes_of_it(kind: str, architecture: s
 
 def test_scaled_frequencies_are_as_published() -> None:
     theta, dim = 10_000.0, 128
-    own = plain(theta, dim)
+    own = attention.frequencies(theta, dim)
     longer, _ = scaled("ntk", theta, dim, 4.0, 4096)
     assert longer[0] == own[0]  # high frequencies stay, the lowest is interpolated
     assert math.isclose(longer[-1], own[-1] / 4, rel_tol=1e-5)
@@ -352,11 +352,11 @@ def test_a_model_called_by_itself_is_refused_what_cannot_be_told_apart(tokenizer
         ("rope:type=ntk,factor=nan", "factor must be at least 1 and at most 1,000,000"),
         ("replug:weights=bm52", r"unknown \(did you mean 'bm25'\?\)"),
         ("replug:piece=0", "piece must be at least 1"),
-        ("sinks:window=5+topk:k=3", "both say how attention works"),
-        ("rope:type=ntk,factor=2+rope:type=yarn,factor=2", "both say how RoPE works"),
-        ("replug+replug", "both say how passages works"),
+        ("sinks:window=5+topk:k=3", "both change how attention works"),
+        ("rope:type=ntk,factor=2+rope:type=yarn,factor=2", "both change how RoPE works"),
+        ("replug+replug", "both change how passages works"),
         ("full+topk:k=3", "cannot be composed with other"),
-        ("rope:type=dynamic+sinks:window=5", "dynamic RoPE brings attention of its own"),
+        ("rope:type=dynamic+sinks:window=5", "both change how attention works"),
         ("full:window=3", "has no settings"),
     ],
 )

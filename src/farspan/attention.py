@@ -81,6 +81,11 @@ def mixed(weights: Float[Tensor, "batch heads groups some keys"], value: Tensor)
     return summed.view(batch, heads, groups, some, value.shape[-1])
 
 
+def frequencies(theta: float, dim: int) -> Float[Tensor, "pairs"]:
+    """Return RoPE's angle per position of each pair of `dim` dimensions (Su et al. 2021, arXiv 2104.09864, eq. 15)."""
+    return 1.0 / theta ** (torch.arange(0, dim, 2).float() / dim)
+
+
 def angles(positions: Int[Tensor, "time"], inv_freq: Tensor) -> Float[Tensor, "time pairs"]:
     """As rotary embeddings compute them, rounding included: position · inv_freq in float32."""
     return positions[:, None].float() * inv_freq.to(positions.device, torch.float32)

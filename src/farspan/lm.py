@@ -50,6 +50,15 @@ class LM:
         return hf.input_device(self.model)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        return self.model.dtype
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.model.config.get_text_config(decoder=True).num_hidden_layers)
+
+    @property
     def vocabulary(self) -> int:
         """Entries of the model's embedding, which can be more than the tokenizer's."""
         return self.model.get_input_embeddings().num_embeddings

@@ -263,7 +263,7 @@ def _branches(lm: LM) -> bool:
                     raise
                 _BRANCHES[lm] = False
                 return False
-        _BRANCHES[lm] = difference.problem(lm.model.dtype) is None
+        _BRANCHES[lm] = difference.problem(lm.dtype) is None
     return _BRANCHES[lm]
 
 
@@ -598,7 +598,7 @@ def self_check(lm: LM) -> str | None:
             return None  # whatever reads it, the rows will say "nan"
         head = _Difference()
         head.add(own, hf.logits(lm.model, whole[:, : few.shape[1]], output).float().to(own.device))
-        if problem := head.problem(lm.model.dtype):
+        if problem := head.problem(lm.dtype):
             raise ValueError(
                 f"{lm.name}: the output head does not give the model's own logits when it is run by itself; "
                 f"this architecture cannot be read yet ({problem})"
@@ -622,7 +622,7 @@ def self_check(lm: LM) -> str | None:
             here = slice(first, first + block)
             expected = hf.logits(lm.model, whole[:, here], output).float()
             difference.add(expected, hf.logits(lm.model, chunked[:, here], stream.output).float())
-    problem = difference.problem(lm.model.dtype)
+    problem = difference.problem(lm.dtype)
     return problem and f"in chunks {problem}"
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from farspan.cepe import Cepe as Model
 from farspan.cepe.cost import Sizes, memory, prefill_flops
 from farspan.cepe.encoder import window_of
 from farspan.lm import LM
+from farspan.methods.base import Method
 from farspan.reader import BaseMemory, Head, Ids, Memory, OuterReader, Reader, dense_reader
 from farspan.specs import closest, written
 
@@ -39,13 +40,17 @@ DECODER_WINDOW = 2048  # tokens
 
 
 @dataclass(frozen=True)
-class Cepe:
+class Cepe(Method):
     """The last tokens in the decoder, the rest in the encoder."""
 
     chunk: int | None = None  # tokens of a chunk; default 256, or what encoder and decoder window allow
     decoder_window: int | None = None  # tokens; default 2048, or half of what the decoder was trained on
     decoder_passages: int = field(default=0, metadata={"quiet": True})  # of several, those that stand in the decoder
     mode: str = field(default="auto", metadata={"quiet": True})  # of the cross-attention, one of farspan.cepe.MODES
+
+    in_model: ClassVar[bool] = False
+    scores_as_it_reads: ClassVar[bool] = False
+    own_model: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -61,6 +66,10 @@ class Cepe:
 
     def kept(self, num_tokens: int) -> int:
         return min(num_tokens, self.decoder_window or DECODER_WINDOW)
+
+    @classmethod
+    def examples(cls) -> tuple["Cepe", ...]:
+        return (cls(chunk=8, decoder_window=32),)
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from farspan.lm import LM
+from farspan.methods.base import Method
 from farspan.reader import Reader, dense_reader
 
 
 @dataclass(frozen=True)
-class Full:
+class Full(Method):
     """The model as it is, read in chunks."""
 
     def __str__(self) -> str:
@@ -22,6 +23,13 @@ class Full:
 
     def kept(self, num_tokens: int) -> int:
         return num_tokens
+
+    @classmethod
+    def examples(cls) -> tuple["Full", ...]:
+        return (cls(),)
+
+    def neutral(self, num_tokens: int) -> "Full":
+        return self
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:

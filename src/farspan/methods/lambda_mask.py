@@ -11,24 +11,28 @@ behind the window stands at the same distance. Keeps sinks + window - 1 keys per
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from farspan.attention import Position, sink_window
 from farspan.lm import LM
+from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
 from farspan.specs import written
 
 
 @dataclass(frozen=True)
-class LambdaMask:
+class LambdaMask(Method):
     """The last `window` tokens and the first `sinks`, at most `window` tokens away."""
 
     window: int  # tokens, the current one included; also the largest distance
     sinks: int = 10  # tokens at the beginning of the text
+
+    changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.sinks < 0:
@@ -39,6 +43,31 @@ class LambdaMask:
 
     def kept(self, num_tokens: int) -> int:
         return min(num_tokens, self.window + self.sinks - 1)
+
+    @classmethod
+    def examples(cls) -> tuple["LambdaMask", ...]:
+        return (cls(window=20, sinks=3),)
+
+    def small(self, num_tokens: int) -> "LambdaMask":
+        return replace(self, window=min(self.window, num_tokens // 5), sinks=min(self.sinks, num_tokens // 16))
+
+    def neutral(self, num_tokens: int) -> "LambdaMask":
+        return replace(self, window=max(self.window, num_tokens))
+
+    def forgetful(self, window: int) -> "LambdaMask":
+        return replace(self, window=min(self.window, window), sinks=min(self.sinks, 8))
+
+    @property
+    def sees(self) -> int:
+        return self.window
+
+    @property
+    def reach(self) -> int:
+        return self.window
+
+    @property
+    def first(self) -> int:
+        return self.sinks
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:

@@ -15,8 +15,9 @@ its last `tail` tokens stand behind every piece. CEPE's baseline is piece=256,ta
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from farspan import retrieve
 from farspan.lm import LM
+from farspan.methods.base import PASSAGES, Method
 from farspan.reader import BaseMemory, DenseReader, Head, Ids, Memory, OuterReader, Reader, dense_reader
 from farspan.specs import closest, written
 
@@ -32,13 +34,16 @@ QUERY = 256  # tokens behind the passages that say what fits
 
 
 @dataclass(frozen=True)
-class Replug:
+class Replug(Method):
     """A pass for each passage, mixed by weights."""
 
     weights: str = "uniform"  # one of WEIGHTS
     piece: int | None = None  # tokens; longer passages are cut
     tail: int = field(default=0, metadata={"quiet": True})  # tokens at the end of the last passage that all pieces see
     encoder: str = field(default="facebook/contriever", metadata={"quiet": True})  # for weights=dense
+
+    changes: ClassVar[tuple[str, ...]] = (PASSAGES,)
+    in_model: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
@@ -51,15 +56,32 @@ class Replug:
         return written("replug", self)
 
     def kept(self, num_tokens: int) -> int:
-        return num_tokens
+        return sum(self.passes(num_tokens))
+
+    def passes(self, num_tokens: int) -> list[int]:
+        tail = min(self.tail, num_tokens)
+        piece = self.piece or max(num_tokens - tail, 1)
+        rest, whole = (num_tokens - tail) % piece, (num_tokens - tail) // piece
+        return [size + tail for size in [rest] * (rest > 0) + [piece] * whole] or [tail]
+
+    @classmethod
+    def examples(cls) -> tuple["Replug", ...]:
+        return (cls(piece=16),)
+
+    def small(self, num_tokens: int) -> "Replug":
+        piece = min(self.piece or num_tokens, num_tokens // 5)
+        return replace(self, piece=piece, tail=min(self.tail, num_tokens // 16))
+
+    def neutral(self, num_tokens: int) -> "Replug":
+        return replace(self, piece=None, tail=0)
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
-        yield self.around(dense_reader(lm))
+        yield MixtureReader(dense_reader(lm), self)
 
-    def around(self, reader: DenseReader) -> Reader:
-        """Passes by another method's reader."""
-        return MixtureReader(reader, self)
+    @contextmanager
+    def around(self, reader: DenseReader) -> Iterator[Reader]:
+        yield MixtureReader(reader, self)
 
 
 @dataclass

@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from farspan import hf
-from farspan.attention import Call, angles, dense, turned
+from farspan.attention import Call, angles, dense, frequencies, turned
 from farspan.lm import LM
+from farspan.methods.base import ATTENTION, ROPE, Method
 from farspan.reader import Reader, attending, dense_reader
 from farspan.specs import closest, written
 
@@ -37,7 +38,7 @@ LARGEST_FACTOR = 1_000_000
 
 
 @dataclass(frozen=True)
-class Rope:
+class Rope(Method):
     """RoPE for texts `factor` times as long as the model was trained on."""
 
     type: str  # one of TYPES
@@ -67,13 +68,40 @@ class Rope:
     def kept(self, num_tokens: int) -> int:
         return num_tokens
 
+    @property
+    def changes(self) -> tuple[str, ...]:
+        return (ROPE, ATTENTION) if self.type == "dynamic" else (ROPE,)
+
+    @classmethod
+    def examples(cls) -> tuple["Rope", ...]:
+        static = cls("linear", 4.0), cls("ntk", 4.0), cls("yarn", 4.0, original=128)
+        return *static, cls("dynamic", original=40)
+
+    def small(self, num_tokens: int) -> "Rope":
+        if self.type != "dynamic":
+            return self
+        return replace(self, original=min(self.original or num_tokens, num_tokens // 5))
+
+    def neutral(self, num_tokens: int) -> "Rope":
+        if self.type != "dynamic":
+            return replace(self, factor=1.0)
+        return replace(self, original=max(self.original or num_tokens, num_tokens))
+
+    def neutral_limit(self, trained_length: int | None) -> int | None:
+        limits = trained_length, self.original if self.type != "dynamic" else None
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def frequencies(self, lm: LM) -> tuple[Tensor, float] | None:
+        if self.type == "dynamic":
+            return None
+        theta, own = hf.plain_rope(lm.model, name=str(self))
+        return scaled(self.type, theta, 2 * len(own), self.factor, self._original(lm))
+
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
         theta, own = hf.plain_rope(lm.model, name=str(self))
-        original = self.original or lm.trained_length
-        if original is None:
-            raise ValueError(f"{self}: nothing says how long {lm.name} was trained; write original=TOKENS")
-        if not torch.allclose(own.float().cpu(), plain(theta, 2 * len(own)), rtol=0.01):
+        original = self._original(lm)
+        if not torch.allclose(own.float().cpu(), frequencies(theta, 2 * len(own)), rtol=0.01):
             raise ValueError(
                 f"{self}: the RoPE of {lm.name} does not have the frequencies that its theta = {theta:g} gives"
             )
@@ -87,29 +115,30 @@ class Rope:
             longer = replace(lm, trained_length=int(original * self.factor))
             yield replace(dense_reader(longer), scope=scope)
 
+    def _original(self, lm: LM) -> int:
+        if (original := self.original or lm.trained_length) is None:
+            raise ValueError(f"{self}: the config of {lm.name} has no trained length. Write original=TOKENS")
+        return original
+
 
 def scaled(type: str, theta: float, dim: int, factor: float, original: int) -> tuple[Tensor, float]:
     """Frequencies [dim / 2] in float32, and what cos and sin are multiplied with."""
     if type == "ntk":
-        return plain(ntk(theta, dim, factor), dim), 1.0
+        return frequencies(ntk(theta, dim, factor), dim), 1.0
     if type == "linear":
-        return plain(theta, dim) / factor, 1.0
+        return frequencies(theta, dim) / factor, 1.0
     low, high = (
         dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (BETA_FAST, BETA_SLOW)
     )
     low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
     ramp = ((torch.arange(dim // 2) - low) / max(high - low, 1e-3)).clamp(0, 1)
-    inv_freq = plain(theta, dim)
+    inv_freq = frequencies(theta, dim)
     return inv_freq / factor * ramp + inv_freq * (1 - ramp), 0.1 * math.log(factor) + 1.0
 
 
 def ntk(theta: float, dim: int, factor: float) -> float:
     """theta for texts `factor` times as long. A single pair turns once a token whatever theta is."""
     return theta if dim == 2 else theta * factor ** (dim / (dim - 2))
-
-
-def plain(theta: float, dim: int) -> Tensor:
-    return 1.0 / theta ** (torch.arange(0, dim, 2).float() / dim)
 
 
 def scores_by_length(call: Call, queries: slice, keys: slice, *, theta: float, factor: float, original: int) -> Tensor:
@@ -126,7 +155,7 @@ def scores_by_length(call: Call, queries: slice, keys: slice, *, theta: float, f
         length = start + query + 1
         scale = factor * length / original - (factor - 1)
         dim = 2 * inv_freq.numel()
-        longer = plain(ntk(theta, dim, scale), dim)
+        longer = frequencies(ntk(theta, dim, scale), dim)
         here = torch.tensor([start + query], device=device)
         one = turned(call.query[..., query : query + 1, :], angles(here, inv_freq), angles(here, longer))
         parts.append(call.scores(one, turned(call.key[:, :, keys], before, angles(there, longer))))

@@ -17,24 +17,28 @@ comparison; ours is as fast without. Keeps up to stride - 1 keys more.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import ClassVar
 
 from torch import Tensor
 
 from farspan.attention import Position, sink_window
 from farspan.lm import LM
+from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
 from farspan.specs import written
 
 
 @dataclass(frozen=True)
-class Sinks:
+class Sinks(Method):
     """The last `window` tokens and the first `sinks`."""
 
     window: int  # tokens, the current one included
     sinks: int = 4  # tokens at the beginning of the text
     stride: int = field(default=1, metadata={"quiet": True})  # tokens between two trimmings of the cache
+
+    changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.sinks < 0 or self.stride < 1:
@@ -45,6 +49,36 @@ class Sinks:
 
     def kept(self, num_tokens: int) -> int:
         return min(num_tokens, self.window + self.sinks + self.stride - 2)
+
+    @classmethod
+    def examples(cls) -> tuple["Sinks", ...]:
+        return cls(window=20, sinks=3), cls(window=20, sinks=3, stride=8)
+
+    def small(self, num_tokens: int) -> "Sinks":
+        few = num_tokens // 16
+        window = min(self.window, num_tokens // 5)
+        return replace(self, window=window, sinks=min(self.sinks, few), stride=min(self.stride, max(few, 1)))
+
+    def neutral(self, num_tokens: int) -> "Sinks":
+        return replace(self, window=max(self.window, num_tokens))
+
+    def neutral_limit(self, trained_length: int | None) -> int | None:
+        return None if trained_length is None else trained_length - self.sinks - self.stride
+
+    def forgetful(self, window: int) -> "Sinks":
+        return replace(self, window=min(self.window, window), sinks=min(self.sinks, 8), stride=min(self.stride, 2))
+
+    @property
+    def sees(self) -> int:
+        return self.window
+
+    @property
+    def reach(self) -> int:
+        return self.window + self.stride - 1
+
+    @property
+    def first(self) -> int:
+        return self.sinks
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:

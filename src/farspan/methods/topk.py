@@ -9,8 +9,9 @@ keeps every key. Not trained.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,15 +20,18 @@ from torch import Tensor
 
 from farspan.attention import dense
 from farspan.lm import LM
+from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
 from farspan.specs import written
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(Method):
     """The `k` largest scores of each query and head."""
 
     k: int  # keys, the current one among them only if it is one of the largest
+
+    changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -38,6 +42,16 @@ class TopK:
 
     def kept(self, num_tokens: int) -> int:
         return num_tokens
+
+    @classmethod
+    def examples(cls) -> tuple["TopK", ...]:
+        return (cls(k=6),)
+
+    def small(self, num_tokens: int) -> "TopK":
+        return replace(self, k=min(self.k, num_tokens // 16))
+
+    def neutral(self, num_tokens: int) -> "TopK":
+        return replace(self, k=max(self.k, num_tokens))
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:

@@ -1,0 +1,180 @@
+"""A model under a method: the tokens to examine it with, how its scores are computed, and how they are compared."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from farspan.corpus import read_texts, refuse_surrogates
+from farspan.lm import LM
+from farspan.methods import Method
+from farspan.reader import Memory, Reader, dense_reader
+
+LENGTH = 128  # tokens of most checks: read, appended and scored, 5 : 1 : 2
+CHARACTERS = 20_000  # of the text
+REACH = 160  # tokens that a forgetful setting lets a token reach back through all layers
+EXACT = 2e-3  # nats, the largest difference in float32
+ROUNDED, ROUNDED_LARGEST = 0.05, 0.25  # nats, the mean and the largest in lower precision
+MISSING = 1e9  # nats; the difference between a number and none
+
+
+@dataclass(frozen=True)
+class Check:
+    """One promise and what was found."""
+
+    name: str
+    passed: bool | None  # None: it does not apply, for the reason in `note`
+    measured: float | str
+    allowed: str
+    note: str  # one line
+
+
+class Subject:
+    """A model under a method, and the tokens to examine it with."""
+
+    def __init__(self, lm: LM, method: Method, text: str | None) -> None:
+        """Raises:
+        ValueError: a text of too few tokens.
+        """
+        self.lm, self.method = lm, method
+        tokens = _tokens(lm, text)
+        self.longest = min(LENGTH, lm.position_limit or LENGTH, lm.trained_length or LENGTH)
+        self.asked = self.longest // 4  # tokens scored
+        self.before = self.longest - self.asked  # tokens before those
+        self.query = self.longest // 8  # of these at most, appended after the rest was read
+        self.rows = tokens[: 2 * self.longest].reshape(2, self.longest).clone()
+        self.head = torch.tensor(lm.separator.ids, device=tokens.device)[: self.longest // 8]
+        self.rows[:, : len(self.head)] = self.head
+        self.known = tokens.unique()
+        self.exact = lm.dtype in (torch.float32, torch.float64)
+        self.expected = self.plain_nats(self.rows)  # of the rows by a plain forward
+        self.rounding = self._rounding()  # nats by which full attention in chunks differs from that, in lower precision
+        self.noise = 0.0  # nats by which the method at its neutral setting differs from that
+        limit = method.neutral_limit(lm.trained_length)
+        self.neutral_length = min(self.longest, max(1, LENGTH if limit is None else limit))
+        # settings of the method: of small windows, equal to full attention, and with a bounded reach
+        self.small = method.small(self.longest)
+        self.neutral = method.neutral(self.neutral_length)
+        self.forgetful = method.forgetful(max(2, REACH // lm.num_layers))
+
+    def _rounding(self) -> float:
+        if self.exact:
+            return 0.0
+        return min(self.apart(self.nats(dense_reader(self.lm), self.rows, 7), self.expected), ROUNDED_LARGEST)
+
+    def nats(self, reader: Reader, ids: Tensor, chunk: int = 1024, scored: int | None = None) -> Tensor:
+        """Return -log p of the last tokens [rows, asked], read in such chunks and scored in others."""
+        return self.score(reader, self.read(reader, ids, chunk), ids, scored or chunk)
+
+    def read(self, reader: Reader, ids: Tensor, chunk: int = 1024) -> Memory:
+        """Return a memory of all but the tokens that are scored."""
+        reader.chunk = chunk
+        before = ids.shape[1] - self._asked_of(ids)
+        query = min(self.query, before // 2)  # appended after the rest was read, as passages need it
+        memory = reader.read(ids[:, : before - query])
+        memory.read(ids[:, before - query : before])
+        return memory
+
+    def score(self, reader: Reader, memory: Memory, ids: Tensor, chunk: int = 1024) -> Tensor:
+        """Return -log p of the last tokens [rows, asked] after a memory of those before."""
+        reader.chunk = chunk
+        return memory.score(ids[:, -self._asked_of(ids) :]).nats.cpu()
+
+    def plain_nats(self, ids: Tensor, asked: int | None = None) -> Tensor:
+        """Return the same by one plain forward of the model."""
+        asked = asked or self._asked_of(ids)
+        with torch.no_grad():
+            logits = self.lm.model(input_ids=ids, use_cache=False).logits
+        return nats_of(logits[:, -asked - 1 : -1], ids[:, -asked:])
+
+    def _asked_of(self, ids: Tensor) -> int:
+        """Tokens at the end of such a text that are scored."""
+        return min(self.asked, max(1, ids.shape[1] // 4))
+
+    def sampled(self, rows: int, length: int, seed: int) -> Tensor:
+        """Return tokens of the text in random order, [rows, length]."""
+        generator = torch.Generator().manual_seed(seed)
+        return self.known[torch.randint(len(self.known), (rows, length), generator=generator).to(self.known.device)]
+
+    @property
+    def kind(self) -> str:
+        """Of the difference that is compared."""
+        return "largest" if self.exact else "mean"
+
+    @property
+    def tolerance(self) -> float:
+        """Nats, between forwards of different shapes."""
+        return EXACT if self.exact else max(ROUNDED, 2 * self.rounding)
+
+    @property
+    def tolerance_of_one(self) -> float:
+        """Nats, between forwards of the same shapes."""
+        return EXACT if self.exact else ROUNDED_LARGEST
+
+    def apart(self, given: Tensor, expected: Tensor) -> float:
+        """Return how far two ways to the same scores are apart, in nats."""
+        return largest(given, expected) if self.exact else float(_differences(given, expected).mean())
+
+    def equal(self, name: str, variant: Method | None, apart: float, note: str) -> Check:
+        """Return the check that forwards of different shapes agree."""
+        allowed = f"<= {self.tolerance:.2g} nats, {self.kind}"
+        return Check(name, apart <= self.tolerance, apart, allowed, note + self.tested(variant))
+
+    def equal_one(self, name: str, variant: Method | None, largest: float, note: str) -> Check:
+        """Return the check that forwards of the same shapes agree."""
+        allowed = f"<= {self.tolerance_of_one:g} nats, largest"
+        return Check(name, largest <= self.tolerance_of_one, largest, allowed, note + self.tested(variant))
+
+    def tested(self, variant: Method | None) -> str:
+        """Return what a note adds where another setting than the method's own was tested."""
+        return "" if variant is None or variant == self.method else f"; tested as {variant}"
+
+
+def nats_of(logits: Tensor, ids: Tensor) -> Tensor:
+    """Return -log p of ids [batch, time] under logits [batch, time, vocabulary]."""
+    return -logits.float().log_softmax(-1).gather(-1, ids.to(logits.device)[..., None])[..., 0].cpu()
+
+
+def largest(given: Tensor, expected: Tensor) -> float:
+    """Return the largest difference; that between a number and none is MISSING."""
+    return float(_differences(given, expected).max())
+
+
+def _differences(given: Tensor, expected: Tensor) -> Tensor:
+    return (given - expected).abs().nan_to_num(MISSING, MISSING)
+
+
+def reason(error: BaseException) -> str:
+    """Return an error in one line."""
+    line = " ".join(str(error).split())
+    return line if isinstance(error, ValueError) else f"{type(error).__name__}: {line}"
+
+
+def beginning(name: str) -> str:
+    """Return the first characters of the text of this name (as `farspan curve --text`), over several documents if need
+    be.
+
+    Raises:
+        ValueError: there is no such text.
+    """
+    text = ""
+    for document in read_texts(name):
+        text += document + "\n"
+        if len(text) >= CHARACTERS:
+            break
+    return text
+
+
+def _tokens(lm: LM, text: str | None) -> Tensor:
+    """Return tokens of the text, on the model's device.
+
+    Raises:
+        ValueError: too few of them.
+    """
+    if text is None:
+        text = beginning("builtin")
+    refuse_surrogates(text[:CHARACTERS], "the text")
+    tokens = lm.tokenizer(text[:CHARACTERS], add_special_tokens=False, verbose=False)["input_ids"]
+    if len(tokens) < 2 * LENGTH:
+        raise ValueError(f"the text has {len(tokens)} tokens, and the checks read {2 * LENGTH}: give a longer one")
+    return torch.tensor(tokens, device=lm.device)

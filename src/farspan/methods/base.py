@@ -1,0 +1,170 @@
+"""What a method is and what it promises. `farspan doctor` and tests/test_contract.py check the promises of each one."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from farspan.lm import LM
+from farspan.reader import DenseReader, Reader
+
+ROPE, ATTENTION, PASSAGES = "RoPE", "attention", "passages"  # what a method can change, from the inside out
+ORDER = (ROPE, ATTENTION, PASSAGES)
+
+
+@runtime_checkable
+class Method(Protocol):
+    """A frozen dataclass whose fields are its settings; `str` writes it as `method` parses it.
+
+    Members with a body are defaults for classes that name `Method` as their base.
+    """
+
+    in_model: ClassVar[bool] = True  # the model, called by itself inside `on`, gives the same scores
+    scores_as_it_reads: ClassVar[bool] = True  # a scored token sees the text as a token that is read does
+    own_model: ClassVar[bool] = False  # it needs a model that was made for it
+
+    def on(self, lm: LM) -> AbstractContextManager[Reader]: ...
+
+    def kept(self, num_tokens: int) -> int:
+        """Return how many of `num_tokens` read have their keys held while a question is answered, at most."""
+        ...
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """What it changes, of ORDER. Methods compose if no two change the same; one without any stays alone."""
+        return ()
+
+    def passes(self, num_tokens: int) -> list[int]:
+        """Return the tokens of each pass in which a text of `num_tokens` is read."""
+        return [num_tokens]
+
+    def around(self, reader: DenseReader) -> AbstractContextManager[Reader]:
+        """Put it around the reader of the methods composed inside it."""
+        return self.on(reader.lm)
+
+    @classmethod
+    def examples(cls) -> tuple["Method", ...]:
+        """Return settings for tests; each but a neutral one changes the scores after a text of 50 tokens."""
+        return ()
+
+    def small(self, num_tokens: int) -> "Method":
+        """Return it with settings small enough to change the scores after a text of `num_tokens`: windows of at most a
+        fifth of it, other numbers of tokens at most a sixteenth."""
+        return self
+
+    def neutral(self, num_tokens: int) -> "Method | None":
+        """Return the setting that equals full attention on `num_tokens`; None if none is known."""
+        return None
+
+    def neutral_limit(self, trained_length: int | None) -> int | None:
+        """Return the longest text, in tokens, for which a model of this trained length takes the neutral setting."""
+        return trained_length
+
+    def forgetful(self, window: int) -> "Method | None":
+        """Return it with a window of at most `window` tokens and at most 8 first tokens; None if it has no window."""
+        return None
+
+    @property
+    def sees(self) -> int | None:
+        """The nearest tokens that every query sees in each layer, itself included; None: all."""
+        return None
+
+    @property
+    def reach(self) -> int | None:
+        """The nearest tokens that a query can see in each layer at most, itself included, besides the `first` of the
+        text; None: all."""
+        return None
+
+    @property
+    def first(self) -> int:
+        """Tokens at the beginning of the text that stay visible beyond `reach`."""
+        return 0
+
+    def frequencies(self, lm: LM) -> tuple[Tensor, float] | None:
+        """Return the RoPE frequencies [pairs] that it gives the model, in float32, and the factor of the cosines and
+        sines; None where the model's own stay."""
+        return None
+
+
+@dataclass(frozen=True)
+class Composed(Method):
+    """Methods one around the other: RoPE, then attention, then passages; at most one of each."""
+
+    parts: tuple[Method, ...]
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            if not part.changes:
+                raise ValueError(f"{part} cannot be composed with other methods")
+        for what in ORDER:
+            same = [str(part) for part in self.parts if what in part.changes]
+            if len(same) > 1:
+                raise ValueError(
+                    f"{' and '.join(same)} cannot be composed: both change how {what} works; use one of them"
+                )
+        order = sorted(self.parts, key=lambda part: ORDER.index(part.changes[0]))
+        object.__setattr__(self, "parts", tuple(order))
+
+    def __str__(self) -> str:
+        return "+".join(str(part) for part in self.parts)
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        return tuple(what for part in self.parts for what in part.changes)
+
+    @property
+    def in_model(self) -> bool:  # type: ignore[override]
+        return all(part.in_model for part in self.parts)
+
+    @property
+    def scores_as_it_reads(self) -> bool:  # type: ignore[override]
+        return all(part.scores_as_it_reads for part in self.parts)
+
+    def kept(self, num_tokens: int) -> int:
+        inside = [part for part in self.parts if PASSAGES not in part.changes]
+        return sum(min(part.kept(n) for part in inside) for n in self.parts[-1].passes(num_tokens))
+
+    @contextmanager
+    def on(self, lm: LM) -> Iterator[Reader]:
+        with ExitStack() as stack:
+            reader: Any = None
+            for part in self.parts:
+                reader = stack.enter_context(part.on(lm) if reader is None else part.around(reader))
+            yield reader
+
+    def small(self, num_tokens: int) -> Method:
+        return Composed(tuple(part.small(num_tokens) for part in self.parts))
+
+    def neutral(self, num_tokens: int) -> Method | None:
+        neutral = [one for part in self.parts if (one := part.neutral(num_tokens)) is not None]
+        return Composed(tuple(neutral)) if len(neutral) == len(self.parts) else None
+
+    def neutral_limit(self, trained_length: int | None) -> int | None:
+        for part in self.parts:
+            trained_length = part.neutral_limit(trained_length)
+        return trained_length
+
+    def forgetful(self, window: int) -> Method | None:
+        """As `Method.forgetful`, without what changes passages: a text read in several passes is forgotten in none."""
+        inside = tuple(part for part in self.parts if PASSAGES not in part.changes)
+        forgetful = tuple(part.forgetful(window) or part for part in inside)
+        if all(part.reach is None for part in forgetful):
+            return None
+        return forgetful[0] if len(forgetful) == 1 else Composed(forgetful)
+
+    @property
+    def sees(self) -> int | None:
+        return min((part.sees for part in self.parts if part.sees is not None), default=None)
+
+    @property
+    def reach(self) -> int | None:
+        return min((part.reach for part in self.parts if part.reach is not None), default=None)
+
+    @property
+    def first(self) -> int:
+        return max(part.first for part in self.parts)
+
+    def frequencies(self, lm: LM) -> tuple[Tensor, float] | None:
+        return self.parts[0].frequencies(lm)
