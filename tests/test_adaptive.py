@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from farspan import adaptive, stats
+from farspan import stats
 from farspan.corpus import Corpus
+from farspan.measuring import adaptive
 from farspan.measuring.adaptive import Budget, coarse_lengths, finer_lengths, measure_adaptively, prepared, undecided
 from farspan.measuring.loop import Watch, measure_cell
 from farspan.record import Row, Run, read_rows

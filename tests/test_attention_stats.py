@@ -23,9 +23,10 @@ from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.record import Row, Run, read_rows
 from farspan.report import attention as report
-from farspan.tasks.attention import Attention, packed, powers, shares, spread
+from farspan.tasks.attention import Attention, BoundAttention, packed, powers, shares, spread
 
 from tiny import tiny_model
+from toys import attention_of
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "gpt_neox", "phi3", "smollm3", "cohere"]
 LENGTHS = (20, 64, 100)
@@ -38,7 +39,7 @@ def some_text(documents: int = 4, length: int = 150) -> Corpus:
 
 
 def looked_at(
-    folder: Path, lm: LM, task: Attention, lengths: tuple[int, ...] = LENGTHS, repeats: int = 2, **more: Any
+    folder: Path, lm: LM, task: BoundAttention, lengths: tuple[int, ...] = LENGTHS, repeats: int = 2, **more: Any
 ) -> list[Row]:
     with Run.open(folder, {}) as run:
         how = method(more.pop("how", "full"))
@@ -92,7 +93,7 @@ def largest_difference(row: Row, weights: Tensor, sinks: int = SINKS) -> float:
     return max(apart)
 
 
-def ids_of(task: Attention, lm: LM, repeats: int, lengths: tuple[int, ...] = LENGTHS) -> dict[str, list[int]]:
+def ids_of(task: BoundAttention, lm: LM, repeats: int, lengths: tuple[int, ...] = LENGTHS) -> dict[str, list[int]]:
     return {e.id: [*lm.separator.ids, *e.payload.tolist()] for e in task.examples(lm, lengths, repeats, 0)}
 
 

@@ -17,7 +17,8 @@ from farspan.record import Row, Run
 from farspan.tasks import task
 from farspan.tasks.documents import Answering
 from farspan.tasks.longbench import PAPER, SETS, BoundLongBench, LongBench, load_items
-from farspan.tasks.perplexity import Perplexity
+
+from toys import perplexity_of
 
 INSTALLED = {name for name in ("rouge", "jieba") if importlib.util.find_spec(name)}
 

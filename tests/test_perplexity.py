@@ -364,7 +364,7 @@ def test_a_text_too_short_for_the_default_lengths_ends_them_with_a_notice(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"targets": "lats"}, "targets 'lats' are unknown; known are fixed, last, all"),
+        ({"targets": "lats"}, r"targets 'lats' are unknown .*; known are fixed, last, all"),
         ({"lengths": (0, 4)}, "must be positive numbers of tokens"),
         ({"repeats": 0}, "repeats = 0; at least 1 is needed"),
         ({"lengths": (64, 128), "target_tokens": 64}, "64 target tokens leave no context in a length of 64"),
@@ -383,7 +383,7 @@ def test_the_task_refuses_what_the_settings_cannot_know() -> None:
         perplexity_of(few_tokens(), target_tokens=15).examples(toy_lm(), (50, 100), 7, 0)
     with pytest.raises(ValueError, match=r"20 target tokens leave no context in a length of 20"):
         perplexity_of(few_tokens(), target_tokens=20).examples(toy_lm(), (20, 30), 2, 0)
-    with pytest.raises(ValueError, match=r"target tokens = 0"):
+    with pytest.raises(ValueError, match=r"target_tokens = 0"):
         perplexity_of(few_tokens(), target_tokens=0)
 
 
@@ -462,7 +462,7 @@ def test_a_plan_measures_nothing(model: Path) -> None:
     [
         (("--lengths", "0,16"), "lengths [0, 16] must be positive numbers of tokens"),
         (("--target-tokens", 16), "16 target tokens leave no context in a length of 16"),
-        (("--targets", "lats"), "targets 'lats' are unknown; known are fixed, last, all"),
+        (("--targets", "lats"), r"targets 'lats' are unknown .*; known are fixed, last, all"),
         (("--lengths", "64,100000"), "3 repeats of 100,000 need 300,000: give a longer text"),
         (("--method", "nope"), "method 'nope' is unknown"),
         (("--points", 3), "belong to a range"),

@@ -135,7 +135,8 @@ def curve_of(target: Corpus, prefix: Corpus | None = None, protocol: str = "nest
 def perplexity_of(
     text: Corpus, targets: str = "fixed", target_tokens: int = TARGET_TOKENS, buckets: int | None = None
 ) -> BoundPerplexity:
-    """Perplexity of a text that is there."""
+    """Perplexity of a text that is there; the number of targets has no meaning where all tokens are scored."""
+    target_tokens = TARGET_TOKENS if targets == "all" else target_tokens
     return BoundPerplexity(text=text, targets=targets, target_tokens=target_tokens, buckets=buckets)
 
 
