@@ -134,3 +134,71 @@ def _sink_keys(model: Any, ids: Tensor, sinks: int, start: int, window: int, cei
         ids = ids[:, :sinks].expand(sinks, -1)
         model(input_ids=ids, position_ids=positions, attention_mask=ones, past_key_values=cache)
     return [layer.keys[whose, :, whose].transpose(0, 1)[None] for layer in cache.layers]
+
+
+def snapkv(
+    model: Any, ids: Tensor, read: int, capacity: int, window: int, kernel: int, pool: str
+) -> tuple[Tensor, list[list[list[int]]]]:
+    """Logits [time - read, vocabulary] of ids [1, time] from `read` on, each after keys that SnapKV has chosen, and the
+    positions of these keys by layer and head: whole attention matrices and plain loops, on the model as it is.
+
+    The tokens from `read` on are fed one by one, with a mask for each head that leaves out the keys not chosen.
+    """
+    count = len(model.get_decoder().layers)
+    windows = [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers]
+    with torch.no_grad():
+        whole = model(input_ids=ids[:, :read], output_attentions=True, use_cache=False).attentions
+    chosen: list[list[list[int]]] = []
+    for layer in range(count):
+        weights, heads = whole[layer][0], model.config.num_attention_heads
+        group = heads // (getattr(model.config, "num_key_value_heads", None) or heads)
+        first = 0 if windows[layer] is None else max(0, read - windows[layer] + 1)  # the earliest key that is held
+        held = range(first, read)
+        chosen.append([])
+        for key_head in range(heads // group):
+            if len(held) <= capacity:
+                chosen[layer].append(list(held))
+                continue
+            votes = []
+            for j in held[:-window]:
+                vote = 0.0
+                for head in range(key_head * group, (key_head + 1) * group):
+                    for i in range(read - window, read):
+                        vote += float(weights[head, i, j] / weights[head, i, first:].sum()) / group
+                votes.append(vote)
+            pooled = []
+            for place in range(len(votes)):
+                near = range(place - kernel // 2, place + kernel // 2 + 1)
+                real = [votes[n] for n in near if 0 <= n < len(votes)]
+                pooled.append(max(real) if pool == "max" else sum(real) / kernel)
+            ranked = sorted(range(len(votes)), key=lambda place: (-pooled[place], place))[: capacity - window]
+            chosen[layer].append(sorted(first + place for place in ranked) + list(held[-window:]))
+    hidden = _heads_that_see(model, ids, read, chosen, windows)
+    return hidden, chosen
+
+
+def _heads_that_see(model: Any, ids: Tensor, read: int, chosen: list[list[list[int]]], windows: list[Any]) -> Tensor:
+    """Logits of one forward in which the queries from `read` on see the chosen keys of their head and each other."""
+    time, masks = ids.shape[1], []
+    heads = model.config.num_attention_heads
+    for kept, window in zip(chosen, windows, strict=True):
+        visible = torch.ones(heads, time, time, dtype=torch.bool).tril()
+        for head in range(heads):
+            gone = set(range(read)) - set(kept[head * len(kept) // heads])
+            visible[head, read:, sorted(gone)] = False
+        if window is not None:
+            visible &= torch.arange(time)[:, None] - torch.arange(time) < window
+        masks.append(torch.zeros(1, heads, time, time).masked_fill_(~visible, torch.finfo(torch.float32).min))
+    hooks = []
+    for layer, mask in zip(model.get_decoder().layers, masks, strict=True):
+        attention = next(m for name, m in layer.named_children() if "attn" in name or name == "attention")
+        hooks.append(
+            attention.register_forward_pre_hook(
+                lambda module, args, kwargs, mask=mask: (args, kwargs | {"attention_mask": mask}), with_kwargs=True
+            )
+        )
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[0, read - 1 :]
+    for hook in hooks:
+        hook.remove()
+    return logits

@@ -53,6 +53,8 @@ def demo() -> LM:
         ("rope:type=yarn,factor=4,original=64", {"forgetting"}),
         ("rope:type=dynamic,original=40", {"rope", "forgetting"}),
         ("topk:k=6", {"rope", "forgetting"}),
+        ("snapkv:capacity=40,window=9", {"left padding", "rope", "forgetting"}),
+        ("rope:type=linear,factor=2+snapkv:capacity=40,window=9", {"left padding", "forgetting"}),
         ("replug:piece=16,tail=4", {"left padding", "rope", "forgetting"}),
         ("rope:type=yarn,factor=4,original=64+sinks:window=20,sinks=3", set()),
         ("rope:type=ntk,factor=2+topk:k=6+replug:piece=30", {"left padding", "forgetting"}),

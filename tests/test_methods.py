@@ -17,7 +17,7 @@ from farspan.methods import method
 from farspan.methods.rope import ntk, scaled
 from farspan.methods.topk import largest
 
-from naive import naive_llama, streaming
+from naive import naive_llama, snapkv, streaming
 from tiny import VOCABULARY, tiny_model
 
 FAMILIES = [
@@ -355,6 +355,10 @@ def test_a_model_called_by_itself_is_refused_what_cannot_be_told_apart(tokenizer
         ("sinks:window=5+topk:k=3", "both change how attention works"),
         ("rope:type=ntk,factor=2+rope:type=yarn,factor=2", "both change how RoPE works"),
         ("replug+replug", "both change how passages works"),
+        ("snapkv:capacity=5,window=5", "a capacity larger than the window"),
+        ("snapkv:capacity=50,kernel=4", "kernel must be odd"),
+        ("snapkv:capacity=50,pool=maks", r"unknown \(did you mean 'max'\?\); known: max, mean"),
+        ("snapkv:capacity=50+topk:k=3", "both change how attention works"),
         ("full+topk:k=3", "cannot be composed with other"),
         ("rope:type=dynamic+sinks:window=5", "both change how attention works"),
         ("full:window=3", "has no settings"),
@@ -516,3 +520,73 @@ def test_an_empty_replug_memory_is_that_of_one_pass(lm: LM) -> None:
         memory = reader.read()
         memory.read(ids[:, :10])
         same(memory.score(ids[:, 10:]).nats, nats_by("full", lm, ids)[:, 9:])
+
+
+# SnapKV
+
+KV = {"capacity": 17, "window": 5}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_snapkv_is_the_keys_chosen_one_by_one_from_whole_attention_matrices(architecture: str, tokenizer: Any) -> None:
+    lm, ids, read = open_lm(architecture, tokenizer, attn_implementation="eager"), some_ids(2, 60), 50
+    for kernel, pool in ((3, "max"), (5, "mean")):
+        each = [snapkv(lm.model, row[None], read, **KV, kernel=kernel, pool=pool) for row in ids]
+        expected = torch.stack([nats_of(logits, row[read - 1 :]) for (logits, _), row in zip(each, ids, strict=True)])
+        with method(f"snapkv:capacity=17,window=5,kernel={kernel},pool={pool}").on(lm) as reader:
+            for chunk in (1024, 9):
+                reader.chunk = chunk
+                memory = reader.read(ids[:, :read])
+                same(memory.score(ids[:, read:]).nats, expected)
+                for layer, kept in memory.stream.positions.items():
+                    assert kept.tolist() == [chosen[layer] for _, chosen in each]
+        assert memory.num_kept <= 39  # a window of the layer's own holds at most as many
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral"])
+def test_reading_after_a_question_gives_what_reading_at_once_gives(architecture: str, tokenizer: Any) -> None:
+    lm, ids = open_lm(architecture, tokenizer), some_ids(2, 80)
+    with method("snapkv:capacity=17,window=5").on(lm) as reader:
+        reader.chunk = 16
+        memory = reader.read(ids[:, :30])
+        assert memory.num_kept == 30
+        first = memory.score(ids[:, 30:40]).nats
+        assert memory.num_kept == 17
+        assert torch.equal(memory.score(ids[:, 30:40]).nats, first)  # a question changes no later one
+        memory.read(ids[:, 30:60])
+        assert memory.num_seen == 60
+        at_once = reader.read(ids[:, :60])
+        assert torch.equal(memory.score(ids[:, 60:]).nats, at_once.score(ids[:, 60:]).nats)
+        assert memory.num_kept == at_once.num_kept
+
+
+def test_an_evicted_memory_holds_the_chosen_keys_and_the_text_alone(lm: LM) -> None:
+    ids = some_ids(2, 400)
+    with method("snapkv:capacity=20,window=5").on(lm) as reader:
+        memory = reader.read(ids)
+        assert memory.num_bytes > 400 * 2 * lm.key_bytes_per_token
+        memory.score(ids[:, :1])
+        positions = 2 * 2 * 2 * 20 * 4  # rows, layers, heads
+        assert memory.num_bytes == 20 * 2 * lm.key_bytes_per_token + positions + 2 * 400 * 4
+
+
+def test_a_choice_that_fails_leaves_a_memory_that_refuses_to_be_used(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Any) -> Tensor:
+        raise torch.OutOfMemoryError("no memory")
+
+    with method("snapkv:capacity=20,window=5").on(lm) as reader:
+        memory = reader.read(some_ids(1, 40))
+        monkeypatch.setattr(attention.Call, "scores", fails)
+        with pytest.raises(torch.OutOfMemoryError):
+            memory.score(some_ids(1, 3))
+        monkeypatch.undo()
+        with pytest.raises(ValueError, match="failed halfway"):
+            memory.score(some_ids(1, 3))
+
+
+def test_snapkv_within_rope_and_passages_evicts_each_pass(lm: LM) -> None:
+    ids = some_ids(1, 60)
+    with method("rope:type=ntk,factor=2+snapkv:capacity=8,window=3+replug:piece=20").on(lm) as reader:
+        memory = reader.read(ids)
+        memory.score(ids[:, :5])
+        assert memory.num_kept == 3 * 8

@@ -30,8 +30,9 @@ class Layer:
 class Call:
     """One layer's queries, keys and values of one forward, after RoPE.
 
-    Keys are those of consecutive positions that end with the last query's, except that some may be missing behind
-    the first ones (`num_missing` of them), which are then the first of the text.
+    Keys are those of consecutive positions that end with the last query's, except that some may be missing after the
+    first ones (`num_missing` of them), which are then the first of the text. Where an `Eviction` has chosen keys, the
+    first keys of each head are at `positions`, and the rest are consecutive as before.
     """
 
     query: Float[Tensor, "batch heads groups time dim"]  # groups: query heads that share a key head
@@ -42,10 +43,29 @@ class Call:
     layer: Layer
     start: int  # position of the first query in the text
     real: Bool[Tensor, "batch keys"] | None  # False at padding; None without any
+    positions: Int[Tensor, "batch heads chosen"] | None = None  # of the chosen keys in the text; None: not evicted
 
     @property
     def num_missing(self) -> int:
         return self.start + self.query.shape[3] - self.key.shape[2]
+
+    def key_positions(self, keys: slice) -> Int[Tensor, "*heads keys"]:
+        """Return the positions of some keys in the text: [keys], or [batch, heads, 1, 1, keys] where each head has keys
+        of its own."""
+        end, device = self.start + self.query.shape[3], self.key.device
+        if self.positions is None:
+            return torch.arange(end - self.key.shape[2], end, device=device)[keys]
+        since = torch.arange(end - self.key.shape[2] + self.positions.shape[2], end, device=device)
+        since = since.expand(*self.positions.shape[:2], -1)
+        return torch.cat([self.positions.to(since), since], -1)[:, :, None, None, keys]
+
+    def hidden(self, queries: slice, keys: slice) -> Bool[Tensor, "*heads some keys"]:
+        """Return which of these keys each of these queries must not see: later ones, and those before the layer's own
+        window."""
+        here = torch.arange(self.start + queries.start, self.start + queries.stop, device=self.query.device)[:, None]
+        there = self.key_positions(keys)
+        hidden = there > here if there.dim() > 1 else there[None] > here
+        return hidden if self.layer.window is None else hidden | (there <= here - self.layer.window)
 
     def blocks(self, num_keys: Callable[[int], int]) -> Iterator[slice]:
         """Slices of queries whose scores fit; `num_keys` says how many keys a block of so many queries needs."""
@@ -120,17 +140,13 @@ def dense(
     before = keys - time  # in what is here; an own window may have dropped more
     out = call.query.new_empty(*call.query.shape[:4], call.value.shape[-1])
     for block in call.blocks(lambda size: keys if window is None else min(keys, window + size)):
-        low = 0 if window is None else max(0, before + block.start - window + 1)
+        low = 0 if window is None or call.positions is not None else max(0, before + block.start - window + 1)
         visible = slice(low, before + block.stop)
         if scores is None:
             some = call.scores(call.query[..., block, :], call.key[:, :, visible])
         else:
             some = scores(call, block, visible)
-        here = torch.arange(before + block.start, before + block.stop, device=some.device)[:, None]
-        there = torch.arange(low, before + block.stop, device=some.device)
-        hidden = there > here
-        if window is not None:
-            hidden |= there <= here - window
+        hidden = call.hidden(block, visible)
         if call.real is not None:
             hidden = hidden | ~call.real[:, None, None, None, visible]
         nothing = torch.finfo(some.dtype).min if call.real is not None else -torch.inf  # padding itself sees nothing
@@ -140,6 +156,20 @@ def dense(
         weights = some.softmax(-1, dtype=torch.float32).to(out.dtype)
         out[..., block, :] = mixed(weights, call.value[:, :, visible])
     return out
+
+
+@runtime_checkable
+class Eviction(Protocol):
+    """Chooses, once a text has been read, the keys with which questions about it are answered."""
+
+    @property
+    def window(self) -> int: ...  # last queries of the text that the choice needs
+
+    def choose(self, call: Call) -> Int[Tensor, "batch heads chosen"] | None:
+        """Return the indices of the keys to keep for each head, ascending; None: all.
+
+        `call` holds the last `window` queries of the text (all of a shorter one) and the keys that the layer holds.
+        """
 
 
 @runtime_checkable

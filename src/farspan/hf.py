@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from threading import RLock
 from typing import Any
@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import flash_attention_mask
 
-from farspan.attention import Attend, Call, Layer, SinkWindow, angles, dense, keeps_to_its_own, turned
+from farspan.attention import Attend, Call, Eviction, Layer, SinkWindow, angles, dense, keeps_to_its_own, turned
 
 STATE_NAMES = (
     "past_key_values",
@@ -38,6 +38,7 @@ class BufferLayer(DynamicLayer):
         super().__init__()
         self.capacity = capacity  # tokens to make room for at the first one
         self.length = 0
+        self.num_dropped = 0  # tokens read whose keys are not here
         self.key_buffer: Tensor | None = None
         self.value_buffer: Tensor | None = None
 
@@ -62,7 +63,15 @@ class BufferLayer(DynamicLayer):
         return buffer
 
     def get_seq_length(self) -> int:
-        return self.length
+        return self.length + self.num_dropped
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor, num_seen: int) -> "BufferLayer":
+        """Return a layer that holds these keys and values of the `num_seen` tokens read."""
+        layer = cls()
+        layer.update(keys, values)
+        layer.num_dropped = num_seen - layer.length
+        return layer
 
 
 class SinkLayer(DynamicLayer):
@@ -113,6 +122,9 @@ class Stream:
         self.state: Any = None if self.state_name == "state" else _new_cache(model, capacity, attention)
         self.num_seen = 0
         self.output: Any = None
+        self.last_queries: dict[int, Call] = {}  # by layer: calls of the last queries, without keys, until `evict`
+        self.positions: dict[int, Tensor] = {}  # by layer: of the keys that an eviction has chosen
+        self.evicted = False
 
     def step(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time hidden"]:
         """Feeds the next tokens; returns the last hidden states, which `logits` turns into logits."""
@@ -122,7 +134,7 @@ class Stream:
         if self.attention is None:
             self.output = _base_forward(self.model, ids, self.num_seen, arguments, self.parameters)
         else:
-            with self.attention.reading(self.num_seen):
+            with self.attention.reading(self):
                 self.output = _base_forward(self.model, ids, self.num_seen, arguments, self.parameters)
         if self.state_name == "state":
             self.state = self.output.state
@@ -157,6 +169,20 @@ class Stream:
         positions = (self.num_seen + torch.arange(time, device=ids.device)).repeat(count)
         self.output = _base_forward(self.model, rows, positions, arguments, self.parameters)
         return self.output[0].reshape(batch, count, time, -1).transpose(0, 1)
+
+    def evict(self) -> None:
+        """Drop the keys that the method does not choose. Tokens fed afterwards see the chosen keys and each other."""
+        assert self.attention is not None
+        assert self.attention.eviction is not None
+        layers, positions = list(self.state.layers), dict[int, Tensor]()
+        for index, last in self.last_queries.items():
+            keys, values = layers[index].keys, layers[index].values
+            call = replace(last, key=keys, value=values, start=self.num_seen - last.query.shape[3])
+            if (chosen := self.attention.eviction.choose(call)) is not None:
+                keys, values = (x.gather(2, chosen[..., None].expand(-1, -1, -1, x.shape[3])) for x in (keys, values))
+                layers[index] = BufferLayer.of(keys, values, self.num_seen)
+                positions[index] = (chosen + call.num_missing).int()
+        self.state.layers, self.positions, self.last_queries, self.evicted = layers, positions, {}, True
 
     def snapshot(self) -> Any:
         """What `restore` needs, once, to forget everything fed after this moment. Holds no copy of any keys."""
@@ -196,7 +222,9 @@ class Stream:
     def num_bytes(self) -> int:
         """Held for this text over all layers, spare room included."""
         values = self.state if self.state_name == "state" else [vars(layer) for layer in self.state.layers]
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(values)}
+        queries = {index: call.query for index, call in self.last_queries.items()}
+        tensors = _tensors([values, queries, self.positions])
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         return sum(storages.values())
 
 
@@ -266,22 +294,30 @@ class Attention(Scope):
     """What stands in for a model's own attention while a method is on."""
 
     def __init__(
-        self, attend: Attend, layers: list[Layer], *, name: str, shape: SinkWindow | None, padding: bool
+        self,
+        attend: Attend,
+        layers: list[Layer],
+        *,
+        name: str,
+        shape: SinkWindow | None,
+        padding: bool,
+        eviction: Eviction | None = None,
     ) -> None:
         super().__init__(name)
         self.attend, self.layers = attend, layers
-        self.shape = shape  # of caches that let go of tokens; None: everything is kept
+        self.shape = shape  # of caches that drop keys while a text is read; None: they keep all
+        self.eviction = eviction  # chooses the keys that are kept once the text has been read; None: all
         self.padding = padding  # whether a padded batch can be read when the model is called by itself
-        self.start: int | None = None  # position of the first query, while a stream reads
+        self.stream: Stream | None = None  # that reads; None: the model is called by itself
         self.offset: int | None = None  # the same as the model's masks have it, when it is called by itself
 
     @contextmanager
-    def reading(self, start: int) -> Iterator[None]:
-        self.start = start
+    def reading(self, stream: Stream) -> Iterator[None]:
+        self.stream = stream
         try:
             yield
         finally:
-            self.start = None
+            self.stream = None
 
     def mask(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """The padding of a model called by itself, [batch, keys]; None without any. Visibility is not its business."""
@@ -301,8 +337,8 @@ class Attention(Scope):
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """An attention function as transformers calls it: [batch, heads, time, dim] to [batch, time, heads, dim]."""
-        layer = self.layers[module.layer_idx]
-        if self.start is None:
+        layer, stream = self.layers[module.layer_idx], self.stream
+        if stream is None:
             self._check_call(attention_mask, kwargs.get("position_ids"), layer, query, key)
         batch, heads, time, dim = query.shape
         call = Call(
@@ -312,9 +348,14 @@ class Attention(Scope):
             scale=dim**-0.5 if scaling is None else scaling,
             softcap=softcap,
             layer=layer,
-            start=self._start(key.shape[2] - time) if self.start is None else self.start,
+            start=self._start(key.shape[2] - time) if stream is None else stream.num_seen,
             real=attention_mask,
+            positions=None if stream is None else stream.positions.get(layer.index),
         )
+        if stream is not None and self.eviction is not None and not stream.evicted:
+            stream.last_queries[layer.index] = _last_queries(
+                call, stream.last_queries.get(layer.index), self.eviction.window
+            )
         out = self.attend(call)
         return out.reshape(batch, heads, time, -1).transpose(1, 2).contiguous(), None
 
@@ -340,6 +381,13 @@ class Attention(Scope):
             )
 
 
+def _last_queries(call: Call, before: Call | None, most: int) -> Call:
+    """Return a call of the last queries alone, at most so many: of this call and the one before it in the text."""
+    queries = call.query if before is None else torch.cat([before.query, call.query], 3)
+    empty = call.key[:, :, :0].clone(), call.value[:, :, :0].clone()  # no views, which would keep the keys in memory
+    return replace(call, query=queries[..., -most:, :].clone(), key=empty[0], value=empty[1])
+
+
 _NUMBERS = count()
 
 
@@ -351,6 +399,7 @@ def attention(
     *,
     name: str,
     shape: SinkWindow | None = None,
+    eviction: Eviction | None = None,
     padding: bool = False,
     reserved: bool = False,
 ) -> Iterator[Attention]:
@@ -365,7 +414,7 @@ def attention(
     before = [(config, config._attn_implementation_internal) for config in configs if hasattr(config, _SWITCH)]
     if any(str(own).startswith("farspan_") for _, own in before):
         raise ValueError(f"{name} cannot be put on a model whose attention another method has taken over")
-    stand_in = Attention(attend, layers, name=name, shape=shape, padding=padding)
+    stand_in = Attention(attend, layers, name=name, shape=shape, padding=padding, eviction=eviction)
     AttentionInterface.register(key, stand_in)
     AttentionMaskInterface.register(key, stand_in.mask)
 

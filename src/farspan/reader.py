@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from farspan import hf
-from farspan.attention import Attend, SinkWindow
+from farspan.attention import Attend, Eviction, SinkWindow
 from farspan.lm import LM
 
 Ids = Int[
@@ -155,7 +155,13 @@ class DenseReader(Reader):
         Raises:
             ValueError: padding, different batch sizes, or more tokens than the model has positions.
         """
-        memory: BaseMemory = PlainMemory(self.lm) if self.fallback else CachedMemory(self.lm, self)
+        memory: BaseMemory
+        if self.fallback:
+            memory = PlainMemory(self.lm)
+        elif self.attention is not None and self.attention.eviction is not None:
+            memory = EvictingMemory(self.lm, self)
+        else:
+            memory = CachedMemory(self.lm, self)
         memory.scope = self.attention or self.scope
         for part in ([head] if head is not None else []) + list(passages):
             memory.read(part)
@@ -201,6 +207,7 @@ def attending(
     name: str,
     rotary: bool = True,
     shape: SinkWindow | None = None,
+    eviction: Eviction | None = None,
     padding: bool = False,
 ) -> Iterator[DenseReader]:
     """The dense reader of `lm`, whose attention is `attend` meanwhile; see `hf.attention`.
@@ -208,6 +215,8 @@ def attending(
     Args:
         name: of the method, for what is refused.
         rotary: whether the method needs to know how each layer turns its queries and keys.
+        shape: of caches that drop keys while a text is read.
+        eviction: what chooses the keys that are kept once the text has been read.
 
     Raises:
         ValueError: a model that chunks mislead, whose attention cannot be replaced, or has been already.
@@ -216,7 +225,8 @@ def attending(
         if (reason := _checked(lm)) is not None:
             raise ValueError(f"{name} reads in chunks, which {lm.name} cannot be: {reason}; use full")
         layers = hf.attention_layers(lm.model, name=name, rotary=rotary)
-    with hf.attention(lm.model, attend, layers, name=name, shape=shape, padding=padding, reserved=True) as attention:
+    kinds: dict[str, Any] = {"shape": shape, "eviction": eviction, "padding": padding}
+    with hf.attention(lm.model, attend, layers, name=name, reserved=True, **kinds) as attention:
         yield DenseReader(lm, attention=attention)
 
 
@@ -532,6 +542,48 @@ class CachedMemory(BaseMemory):
     def _steps(self, ids: Ids) -> Iterator[tuple[int, Tensor]]:
         for first in range(0, ids.shape[1], self.reader.chunk):
             yield first, self.stream.step(ids[:, first : first + self.reader.chunk])
+
+
+class EvictingMemory(CachedMemory):
+    """Keys and values of a text; from the first question on, those that the method's `Eviction` has chosen.
+
+    The text is read with full attention. The first call of `score` or `generate` drops the other keys for good. To
+    read further needs them again, so `read` then reads the whole text once more: scores depend on the text and on what
+    is scored, never on earlier questions.
+    """
+
+    def __init__(self, lm: LM, reader: DenseReader) -> None:
+        super().__init__(lm, reader)
+        self.text: Tensor | None = None  # [batch, time], int32
+
+    @property
+    def num_bytes(self) -> int:
+        return super().num_bytes + (0 if self.text is None else self.text.nbytes)
+
+    def read(self, ids: Ids) -> None:
+        """Append ids [batch, time]; as `CachedMemory.read`."""
+        ids = self._to_read(ids)
+        text = ids.int() if self.text is None else torch.cat([self.text, ids.int()], 1)
+        if self.stream.evicted and ids.shape[1]:
+            self.num_seen, self.stream = 0, hf.Stream(self.lm.model, self.reader.capacity, self.reader.attention)
+            ids = text.long()
+        super().read(ids)
+        self.text = text
+
+    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+        self._evict()
+        yield from super().expectations(ids, kept)
+
+    @contextmanager
+    def fork(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        self._evict()
+        with super().fork() as expect:
+            yield expect
+
+    def _evict(self) -> None:
+        if not self.stream.evicted:
+            with self._appending():
+                self.stream.evict()
 
 
 class PlainMemory(BaseMemory):

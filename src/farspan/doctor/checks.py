@@ -242,9 +242,9 @@ def memory(subject: Subject, reader: Reader) -> Check:
     small, lm, rows = subject.small, subject.lm, subject.rows
     reader.chunk = 16
     memory = reader.read(rows[:, :-1])
-    if memory.num_kept > small.kept(memory.num_seen):  # some methods let keys go at the first question
+    if memory.num_kept > small.kept_to_answer(memory.num_seen):  # some methods drop keys at the first question
         memory.score(rows[:, -1:])
-    most = small.kept(memory.num_seen)
+    most = small.kept_to_answer(memory.num_seen)
     measured = f"{memory.num_kept:,} tokens, {memory.num_bytes / 1024:,.1f} KiB"
     note = f"held of {memory.num_seen:,} tokens in {len(rows)} rows{subject.tested(small)}"
     if most >= memory.num_seen:  # what else a model carries is its own

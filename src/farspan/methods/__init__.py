@@ -7,6 +7,7 @@ from farspan.methods.lambda_mask import LambdaMask
 from farspan.methods.replug import Replug
 from farspan.methods.rope import Rope
 from farspan.methods.sinks import Sinks
+from farspan.methods.snapkv import SnapKV
 from farspan.methods.topk import TopK
 from farspan.specs import one_of
 
@@ -18,6 +19,7 @@ METHODS: dict[str, type[Method]] = {
     "lambda_mask": LambdaMask,
     "rope": Rope,
     "topk": TopK,
+    "snapkv": SnapKV,
     "replug": Replug,
     "cepe": Cepe,
 }

@@ -28,8 +28,12 @@ class Method(Protocol):
     def on(self, lm: LM) -> AbstractContextManager[Reader]: ...
 
     def kept(self, num_tokens: int) -> int:
-        """Return how many of `num_tokens` read have their keys held while a question is answered, at most."""
+        """Return of how many tokens the keys are held at most, while `num_tokens` are read."""
         ...
+
+    def kept_to_answer(self, num_tokens: int) -> int:
+        """Return the same from the first question on."""
+        return self.kept(num_tokens)
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -123,8 +127,10 @@ class Composed(Method):
         return all(part.scores_as_it_reads for part in self.parts)
 
     def kept(self, num_tokens: int) -> int:
-        inside = [part for part in self.parts if PASSAGES not in part.changes]
-        return sum(min(part.kept(n) for part in inside) for n in self.parts[-1].passes(num_tokens))
+        return sum(min(part.kept(n) for part in self._inside) for n in self.parts[-1].passes(num_tokens))
+
+    def kept_to_answer(self, num_tokens: int) -> int:
+        return sum(min(part.kept_to_answer(n) for part in self._inside) for n in self.parts[-1].passes(num_tokens))
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
@@ -148,11 +154,15 @@ class Composed(Method):
 
     def forgetful(self, window: int) -> Method | None:
         """As `Method.forgetful`, without what changes passages: a text read in several passes is forgotten in none."""
-        inside = tuple(part for part in self.parts if PASSAGES not in part.changes)
-        forgetful = tuple(part.forgetful(window) or part for part in inside)
+        forgetful = tuple(part.forgetful(window) or part for part in self._inside)
         if all(part.reach is None for part in forgetful):
             return None
         return forgetful[0] if len(forgetful) == 1 else Composed(forgetful)
+
+    @property
+    def _inside(self) -> list[Method]:
+        """The parts that are put on the model, within each pass."""
+        return [part for part in self.parts if PASSAGES not in part.changes]
 
     @property
     def sees(self) -> int | None:

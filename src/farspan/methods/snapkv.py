@@ -1,0 +1,100 @@
+"""SnapKV: the keys that the end of the text attends to, chosen once for each head.
+
+    votes(j)  = mean over the query heads of a key head of Σ_i softmax_j(q_i · k_j),  i in the last `window` queries
+    kept      = the last `window` keys, and the `capacity` - `window` others with the largest pool(votes)
+
+Li et al. 2024, arXiv 2404.14469, section 4.1 and listing 1. The pool (largest or mean of `kernel` neighbouring votes)
+keeps runs of keys together. Keys keep their positions in the text. The authors copy the
+keys for every query head; ours keeps the key heads of the model, and takes the mean over the query heads that share one
+before the pool. Of equal votes the earliest are kept. A layer with a sliding window of its own chooses among the keys
+that it still holds.
+
+The text is read with full attention, in any chunks, and the choice is made at the first question: when `score` or
+`generate` is called. The question sees the chosen keys and all of its own. It votes only if it was read, not if it is
+scored: tasks read their question and score the answer, as in the paper. Holds every key while it reads, then `capacity`
+per head and layer. Reading on after a question reads the text again. Not trained.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.nn.functional import avg_pool1d, max_pool1d
+
+from farspan.attention import Call, dense
+from farspan.lm import LM
+from farspan.methods.base import ATTENTION, Method
+from farspan.reader import Reader, attending
+from farspan.spelling import closest, written
+
+POOLS = ("max", "mean")
+
+
+@dataclass(frozen=True)
+class SnapKV(Method):
+    """The `capacity` keys of each head that the last `window` queries of the text attend to most."""
+
+    capacity: int  # keys per head, the window among them
+    window: int = 32  # tokens at the end of the text, which are kept and vote
+    kernel: int = field(default=7, metadata={"quiet": True})  # neighbouring keys whose votes are pooled, odd
+    pool: str = field(default="max", metadata={"quiet": True})  # one of POOLS
+
+    changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
+    in_model: ClassVar[bool] = False
+    scores_as_it_reads: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or self.capacity <= self.window:
+            raise ValueError(f"{self}: expected a window of at least 1 token, and a capacity larger than the window")
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ValueError(f"{self}: kernel must be odd and at least 1; 1 pools nothing")
+        if self.pool not in POOLS:
+            hint = closest(self.pool, POOLS)
+            raise ValueError(f"snapkv pool {self.pool!r} is unknown{hint}; known: {', '.join(POOLS)}")
+
+    def __str__(self) -> str:
+        return written("snapkv", self)
+
+    def kept(self, num_tokens: int) -> int:
+        return num_tokens
+
+    def kept_to_answer(self, num_tokens: int) -> int:
+        return min(num_tokens, self.capacity)
+
+    @classmethod
+    def examples(cls) -> tuple["SnapKV", ...]:
+        return cls(capacity=20, window=6, kernel=3), cls(capacity=20, window=6, kernel=5, pool="mean")
+
+    def small(self, num_tokens: int) -> "SnapKV":
+        return replace(self, capacity=min(self.capacity, num_tokens // 5), window=min(self.window, num_tokens // 16))
+
+    def neutral(self, num_tokens: int) -> "SnapKV":
+        return replace(self, capacity=max(self.capacity, num_tokens))
+
+    @property
+    def sees(self) -> int:
+        return self.window
+
+    @contextmanager
+    def on(self, lm: LM) -> Iterator[Reader]:
+        with attending(lm, dense, name=str(self), rotary=False, eviction=self, padding=True) as reader:
+            yield reader
+
+    def choose(self, call: Call) -> Int[Tensor, "batch heads chosen"] | None:
+        keys = call.key.shape[2]
+        if keys <= self.capacity:
+            return None
+        votes = call.key.new_zeros(*call.key.shape[:2], keys, dtype=torch.float32)
+        for block in call.blocks(lambda size: keys):
+            scores = call.scores(call.query[..., block, :], call.key)
+            scores = scores.masked_fill_(call.hidden(block, slice(0, keys)), -torch.inf)
+            votes += scores.softmax(-1, dtype=torch.float32).sum(-2).mean(2)
+        before = votes[..., : keys - self.window]
+        pooled = (max_pool1d if self.pool == "max" else avg_pool1d)(before, self.kernel, 1, self.kernel // 2)
+        best = pooled.sort(dim=-1, descending=True, stable=True).indices[..., : self.capacity - self.window]
+        last = torch.arange(keys - self.window, keys, device=best.device).expand(*best.shape[:2], -1)
+        return torch.cat([best.sort(-1).values, last], -1)
