@@ -13,10 +13,10 @@ import torch
 
 from farspan import adaptive, stats
 from farspan.adaptive import Budget, coarse_lengths, finer_lengths, measure_adaptively, prepared, undecided
-from farspan.corpus import Corpus
 from farspan.measure import Watch, measure
 from farspan.record import Row, Run, read_rows
 from farspan.tasks.curve import Curve
+from farspan.text.corpora import Corpus
 
 from toys import ToyMethod, copier, counting_text, fading, toy_lm
 

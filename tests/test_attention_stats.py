@@ -14,9 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from farspan import attention as maths
-from farspan import corpus, hf
+from farspan import hf
 from farspan.attention_stats import AttentionSettings, measure_attention
-from farspan.corpus import Corpus
 from farspan.lm import LM, load, wrap
 from farspan.measure import measure
 from farspan.methods import method
@@ -24,6 +23,8 @@ from farspan.plan import plan
 from farspan.record import Row, Run, read_rows
 from farspan.report import attention as report
 from farspan.tasks.attention import Attention, packed, powers, shares, spread
+from farspan.text import corpora as corpus
+from farspan.text.corpora import Corpus
 
 from tiny import tiny_model
 

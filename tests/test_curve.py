@@ -9,14 +9,15 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from farspan import corpus, stats
-from farspan.corpus import Corpus
+from farspan import stats
 from farspan.curves import CurveSettings
 from farspan.lm import LM, load, wrap
 from farspan.measure import measure
 from farspan.methods import method
 from farspan.record import Row, Run
 from farspan.tasks.curve import Curve, overlap
+from farspan.text import corpora as corpus
+from farspan.text.corpora import Corpus
 
 from naive import naive_half
 from tiny import tiny_model

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farspan import corpus, scoring
+from farspan import scoring
 from farspan.lm import LM
 from farspan.measure import measure
 from farspan.methods import method
@@ -18,6 +18,7 @@ from farspan.tasks import task
 from farspan.tasks.documents import Answering
 from farspan.tasks.longbench import PAPER, SETS, LongBench, LongBenchQuestion, load_items
 from farspan.tasks.perplexity import Perplexity
+from farspan.text import corpora as corpus
 
 INSTALLED = {name for name in ("rouge", "jieba") if importlib.util.find_spec(name)}
 

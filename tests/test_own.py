@@ -10,7 +10,6 @@ from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan import hf
-from farspan.corpus import load
 from farspan.lm import LM, wrap
 from farspan.measure import measure
 from farspan.methods import method
@@ -21,6 +20,7 @@ from farspan.record import Row, Run, read_examples
 from farspan.tasks import task
 from farspan.tasks.own import CUE, TARGET, TESTS, Own
 from farspan.tasks.passages import parted
+from farspan.text.corpora import load
 
 from tiny import tiny_model
 

@@ -12,8 +12,7 @@ import torch
 from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
-from farspan import corpus, hf, stats
-from farspan.corpus import Corpus
+from farspan import hf, stats
 from farspan.lm import LM, load, wrap
 from farspan.measure import measure
 from farspan.methods import method
@@ -23,6 +22,8 @@ from farspan.reader import Scores
 from farspan.record import Row, Run, read_rows
 from farspan.report import perplexity as report
 from farspan.tasks.perplexity import Perplexity, bucket_ends
+from farspan.text import corpora as corpus
+from farspan.text.corpora import Corpus
 
 from tiny import tiny_model
 from toys import counting_text, toy_lm

@@ -16,10 +16,10 @@ from farspan.measure import measure
 from farspan.methods import method
 from farspan.questions import QuestionSettings, measure_question
 from farspan.record import Row, Run, read_examples
-from farspan.retrieve import build
 from farspan.tasks import task
 from farspan.tasks.prompts import encoded, stops
 from farspan.tasks.qa import Asked, Passage, Qa, exact_match, read_questions
+from farspan.text.retrieval import build
 
 from cepe_models import tiny_cepe
 from naive import naive_greedy

@@ -11,7 +11,6 @@ from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan import hf
-from farspan.corpus import load
 from farspan.lm import LM, wrap
 from farspan.measure import measure
 from farspan.methods import method
@@ -19,10 +18,11 @@ from farspan.plan import plan
 from farspan.questions import QuestionSettings, measure_question
 from farspan.record import Row, Run, read_examples
 from farspan.report.quality import cells
-from farspan.retrieve import build
 from farspan.tasks import task
 from farspan.tasks.passages import parted
 from farspan.tasks.ralm import Ralm
+from farspan.text.corpora import load
+from farspan.text.retrieval import build
 
 from cepe_models import tiny_cepe
 from tiny import tiny_model

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from farspan.corpus import Corpus
 from farspan.lm import Separator
 from farspan.reader import Scores
+from farspan.text.corpora import Corpus
 
 SEPARATOR = 0
 

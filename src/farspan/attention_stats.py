@@ -7,7 +7,7 @@ from typing import Unpack
 
 import torch
 
-from farspan import corpus, hf
+from farspan import hf
 from farspan.lengths import check_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
 from farspan.measure import TOKENS_AT_ONCE, Watch
@@ -26,6 +26,7 @@ from farspan.sweep import (
     trained_lengths,
 )
 from farspan.tasks.attention import MAP_BINS, SINKS, Attention, check_numbers, watchable
+from farspan.text import corpora as corpus
 
 LONGEST = 8192  # tokens, of lengths that are chosen by themselves: what a reading takes grows with their square
 PARTS = (8, 4, 2, 1)  # lengths are these parts of the longest: 512, 1024, 2048 and 4096 of the paper's models

@@ -24,7 +24,6 @@ from transformers.trainer_callback import CallbackHandler
 
 from farspan import stats
 from farspan.adaptive import SHORTEST, prepared
-from farspan.corpus import Corpus
 from farspan.curves import CurveSettings
 from farspan.lengths import spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, fingerprint, wrap
@@ -38,6 +37,7 @@ from farspan.report.picture import draw_training
 from farspan.sweep import about
 from farspan.tasks.curve import Curve, Protocol
 from farspan.tasks.perplexity import Perplexity
+from farspan.text.corpora import Corpus
 
 REPEATS = (4, 3, 2)  # the largest number that the budget allows is used ...
 POINTS = range(16, 5, -1)  # ... with the largest number of lengths that it then allows
@@ -173,7 +173,7 @@ class CurveCallback(MeasuringCallback):
 
     Args:
         tokenizer: default the Trainer's `processing_class`.
-        text: name of a text (see `farspan.corpus`), preferably one that the model is not trained on.
+        text: name of a text (see `farspan.text.documents`), preferably one that the model is not trained on.
         every: steps from one measurement to the next; the last step is measured in any case.
         tokens: tokens fed to the model for one measurement, at most.
         out: the run folder; default `farspan` in the Trainer's `output_dir`.

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from farspan import corpus
 from farspan.adaptive import Budget, measure_adaptively, prepared, round_one
 from farspan.lengths import DEFAULT_POINTS, check_lengths, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
@@ -15,6 +14,7 @@ from farspan.record import Row, Run, latest
 from farspan.stats import label
 from farspan.sweep import DEFAULT_REPEATS, about, show_first
 from farspan.tasks.curve import LONG, RING, Curve, Protocol, check_depths
+from farspan.text import corpora as corpus
 
 PROBED = (128, 256)  # tokens of a probe that warm up, and that are scored ...
 PROBED_LONG = (512, 1024)  # ... where the largest length exceeds LONG

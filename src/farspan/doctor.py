@@ -20,12 +20,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from farspan import hf
 from farspan.attention import SinkWindow, angles
-from farspan.corpus import read_texts, refuse_surrogates
 from farspan.device import is_out_of_memory
 from farspan.lm import LM
 from farspan.methods import Composed, Full, Method, Replug, Rope
 from farspan.methods.rope import plain, scaled
 from farspan.reader import Memory, Reader
+from farspan.text.documents import read_texts
+from farspan.text.utf8 import refuse_surrogates
 
 LENGTH = 128  # tokens of most checks: read, appended and scored, 5 : 1 : 2
 REACH = 160  # tokens that a forgetting method may see back through all of its layers, in that check

@@ -11,9 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from farspan import cepe, hf
-from farspan.corpus import expanded, tokenizer_hash
+from farspan.files import expanded
 from farspan.lengths import LARGEST
 from farspan.loading import load_config, load_tokenizer, load_weights
+from farspan.text.corpora import tokenizer_hash
 
 logger = logging.getLogger(__name__)
 

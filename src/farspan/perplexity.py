@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
-from farspan import corpus
 from farspan.lengths import check_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.measure import Watch
@@ -25,6 +24,7 @@ from farspan.sweep import (
     trained_lengths,
 )
 from farspan.tasks.perplexity import TARGET_TOKENS, Perplexity, check_target_tokens, check_targets, shortest_length
+from farspan.text import corpora as corpus
 
 MASK = 1 << 22  # of one forward on a CPU, where attention in chunks holds a number for each token and token read
 OPTION = "--target-tokens"

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
-from farspan.corpus import UNKNOWN_SHARE, Corpus
 from farspan.lm import LM, Load
 from farspan.measure import Watch, measure
 from farspan.methods import Method, method
 from farspan.plan import Plan, plan
 from farspan.record import Row, Run, latest
 from farspan.tasks import Example, Task
+from farspan.text.corpora import UNKNOWN_SHARE, Corpus
 
 DEFAULT_REPEATS = 10
 

@@ -22,10 +22,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from farspan import retrieve
 from farspan.lm import LM
 from farspan.reader import BaseMemory, Head, Ids, Memory, Reader, dense_reader
 from farspan.spelling import closest, written
+from farspan.text import retrieval as retrieve
 
 WEIGHTS = ("uniform", "bm25", "dense")
 QUERY = 256  # tokens behind the passages that say what fits

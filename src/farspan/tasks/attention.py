@@ -26,10 +26,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from farspan import hf
-from farspan.corpus import Corpus
 from farspan.lm import LM
 from farspan.reader import DenseReader, Memory, Reader
 from farspan.tasks.base import Example, Result, Work
+from farspan.text.corpora import Corpus
 
 SINKS = 8  # the paper's, figure 7
 MAP_BINS = 128

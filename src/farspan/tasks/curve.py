@@ -29,7 +29,6 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from farspan.corpus import Corpus, join, load, report
 from farspan.files import read_json
 from farspan.lm import LM
 from farspan.reader import Reader, Scores
@@ -38,6 +37,8 @@ from farspan.schema import check_results
 from farspan.spelling import written
 from farspan.tasks.base import Example, Quality, Result, Work
 from farspan.tasks.prompts import token_texts
+from farspan.terminal import report
+from farspan.text.corpora import Corpus, join, load
 
 Protocol = Literal["paper", "nested", "probe"]
 RING = 4  # repeats that lend each other their targets; more repeats are further rings, so that none changes

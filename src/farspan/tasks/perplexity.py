@@ -24,11 +24,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from farspan.corpus import Corpus, load
 from farspan.lm import LM
 from farspan.reader import DenseReader, Memory, Reader, Scores
 from farspan.spelling import written
 from farspan.tasks.base import Example, Quality, Result, Work
+from farspan.text.corpora import Corpus, load
 
 TARGETS = ("fixed", "last", "all")
 TARGET_TOKENS = 256  # CEPE's
