@@ -155,8 +155,8 @@ def spans(folder: Path, lengths: tuple[int, ...], repeats: int) -> dict[str, Any
 
 def copying(folder: Path, rows: int) -> tuple[float, float]:
     """Nats per token of held-out windows under the warmed-up model, their copies in the encoder, and under the base."""
-    from farspan import corpus
     from farspan.lm import load
+    from farspan.text import corpora as corpus
     from farspan.train.cepe import terms
     from farspan.train.documents import DocumentRows, DocumentSettings, collated
 
@@ -242,7 +242,7 @@ def said(gains: dict[int, tuple[float, float, float]]) -> str:
 def ablated(folder: Path, names: list[str], encoder: str, steps: int, repeats: int, quick: bool) -> dict[str, Any]:
     """Short trainings behind the same warm-up, each with one field changed: loss, what they gain from context, and what
     they lose to the first of them."""
-    from farspan.retrieve import build
+    from farspan.text.retrieval import build
 
     lengths = LENGTHS[:2] if quick else (WINDOW, 2048, 8192)
     few = FEW if quick else (f"trainer.steps={steps}", "trainer.save_every=20")

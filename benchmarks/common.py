@@ -45,7 +45,7 @@ def random_text(vocabulary: int, length: int) -> Any:
     """One document of that many random tokens."""
     import numpy as np
 
-    from farspan.corpus import Corpus
+    from farspan.text.corpora import Corpus
 
     tokens = np.random.default_rng(0).integers(1, vocabulary, length)
     return Corpus("random", "random", tokens, np.array([0, length]))

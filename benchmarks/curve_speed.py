@@ -37,9 +37,9 @@ def build() -> tuple[Any, Any]:
     import torch
     from transformers import AutoTokenizer
 
-    from farspan.corpus import Corpus
     from farspan.lm import wrap
     from farspan.reader import CHECK_TEXT
+    from farspan.text.corpora import Corpus
     from farspan.train.batches import train_tokenizer
 
     with tempfile.TemporaryDirectory() as folder:

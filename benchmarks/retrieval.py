@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from common import apart, end
 
-from farspan.retrieve import Index, build, open_index
+from farspan.text.retrieval import Index, build, open_index
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 QUERIES = 1000

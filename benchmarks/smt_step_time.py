@@ -35,7 +35,7 @@ class Steps:
     """Training steps of one kind at one length."""
 
     def __init__(self, model: Any, optimizer: torch.optim.Optimizer, kind: str, length: int, row: int) -> None:
-        from farspan.corpus import Corpus
+        from farspan.text.corpora import Corpus
         from farspan.train.draws import draw_named
         from farspan.train.schedule import Schedule
         from farspan.train.windows import SparseRows

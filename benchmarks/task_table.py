@@ -27,8 +27,8 @@ from farspan.lm import LM, load
 from farspan.paired import holm, student_mean
 from farspan.record import Row
 from farspan.report.quality import Cell, cells
-from farspan.retrieve import build
 from farspan.tasks import task
+from farspan.text.retrieval import build
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 TEXT = "builtin:held-out+tests"

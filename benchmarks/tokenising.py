@@ -3,7 +3,7 @@
     python benchmarks/tokenising.py [--text FOLDER] [--tokenizer FOLDER] [--quick] [--check]
 
 Each text is one .txt file, made of the text of FOLDER over and over (default: the built-in text) and removed
-afterwards. `farspan.corpus.load` reads it with an empty cache, in a process of its own: peak memory is the resident
+afterwards. `farspan.text.corpora.load` reads it with an empty cache, in a separate process: peak memory is the resident
 memory above that after loading the tokenizer. `lines`: 1 GB with its lines; `one line`: 100 MB without any; `whole`:
 4 MB, given to the tokenizer as one string, as it was before documents were cut, with how many of the tokens differ
 from those that `load` gives. Last line: the figures as JSON.
@@ -27,7 +27,7 @@ BOUNDS = {"most_gb": 1.5, "cost_share": 1.6, "tokens_that_differ": 0}
 
 def write(path: Path, text: str, size: int, one_line: bool) -> None:
     """Fills a file with the text, each time with another first line, so that nothing is periodic."""
-    from farspan.corpus import read_texts
+    from farspan.text.documents import read_texts
 
     written = turn = 0
     with path.open("w", encoding="utf-8") as file:
@@ -48,7 +48,7 @@ def measured(path: str, tokenizer_folder: str, whole: bool) -> dict[str, float]:
     import numpy as np
     from transformers import AutoTokenizer
 
-    from farspan.corpus import load
+    from farspan.text.corpora import load
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     tokenizer("warm up")

@@ -6,7 +6,7 @@ from itertools import islice
 from transformers import Trainer, TrainingArguments, default_data_collator
 
 import farspan
-from farspan.corpus import read_texts
+from farspan.text.documents import read_texts
 
 WINDOW = 32  # tokens of a row
 lm = farspan.load(files("farspan") / "assets" / "demo", dtype="float32", device="cpu")

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from farspan import stats
-from farspan.corpus import Corpus
 from farspan.measuring import adaptive
 from farspan.measuring.adaptive import Budget, coarse_lengths, finer_lengths, measure_adaptively, prepared, undecided
 from farspan.measuring.loop import Watch, measure_cell
 from farspan.record import Row, Run, read_rows
 from farspan.tasks.curve import BoundCurve
+from farspan.text.corpora import Corpus
 
 from toys import ToyMethod, copier, counting_text, curve_of, fading, toy_lm
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from farspan import attention as maths
-from farspan import corpus, hf
-from farspan.corpus import Corpus
+from farspan import hf
 from farspan.lm import LM, load, wrap
 from farspan.measuring.grid import grid, measure
 from farspan.measuring.loop import measure_cell
@@ -24,6 +23,8 @@ from farspan.methods import method
 from farspan.record import Row, Run, read_rows
 from farspan.report import attention as report
 from farspan.tasks.attention import Attention, BoundAttention, packed, powers, shares, spread
+from farspan.text import corpora as corpus
+from farspan.text.corpora import Corpus
 
 from tiny import tiny_model
 from toys import attention_of

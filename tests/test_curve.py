@@ -9,13 +9,14 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from farspan import corpus, stats
-from farspan.corpus import Corpus
+from farspan import stats
 from farspan.lm import LM, load, wrap
 from farspan.measuring.loop import measure_cell
 from farspan.methods import method
 from farspan.record import Row, Run
 from farspan.tasks.curve import BoundCurve, Curve, overlap
+from farspan.text import corpora as corpus
+from farspan.text.corpora import Corpus
 
 from naive import naive_half
 from tiny import tiny_model

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from farspan import dataset, hf
+from farspan import hf
 from farspan.lm import LM, load, wrap
 from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
@@ -21,6 +21,7 @@ from farspan.record import Row, Run
 from farspan.tasks import task
 from farspan.tasks.icl import SCORINGS, BoundIcl, Icl, predictions
 from farspan.tasks.icl_sets import SETS, TREC_FINE, Labelled, load_own, load_set
+from farspan.text import hub, tables
 
 from cepe_models import tiny_cepe
 from tiny import tiny_model
@@ -424,7 +425,7 @@ def test_files_that_are_not_there_or_damaged_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not UTF-8"):
         load_set("mr", str(tmp_path))
     with pytest.raises(ValueError, match="neither a file"):
-        dataset.read_table(tmp_path / "missing.jsonl")
+        tables.read_table(tmp_path / "missing.jsonl")
 
 
 def test_the_hub_is_asked_for_the_right_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,8 +436,8 @@ def test_the_hub_is_asked_for_the_right_split(monkeypatch: pytest.MonkeyPatch) -
         features = {"intent": SimpleNamespace(names=["age_limit", "oos"]), "text": SimpleNamespace()}
         return SimpleNamespace(features=features, to_list=lambda: [{"text": "a", "intent": 1}])
 
-    monkeypatch.setattr(dataset, "optional_import", lambda module, extra: SimpleNamespace(load_dataset=load_dataset))
-    monkeypatch.setattr(dataset, "offline", lambda: False)
+    monkeypatch.setattr(hub, "optional_import", lambda module, extra: SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(hub, "offline", lambda: False)
     options, shown, _ = load_set("clinic150", None)
     assert (options, options[shown[0].label]) == (("age limit", "oos"), "oos")
     assert asked == [(("clinc/clinc_oos", "plus"), {"split": split}) for split in ("train", "validation")]

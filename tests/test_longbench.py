@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farspan import corpus, scoring
+from farspan import scoring
 from farspan.lm import LM
 from farspan.measuring.loop import measure_cell
 from farspan.methods import method

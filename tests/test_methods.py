@@ -11,11 +11,12 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from farspan import attention, retrieve
+from farspan import attention
 from farspan.lm import LM, wrap
 from farspan.methods import method
 from farspan.methods.rope import ntk, scaled
 from farspan.methods.topk import largest
+from farspan.text import retrieval as retrieve
 
 from naive import naive_llama, snapkv, streaming
 from tiny import VOCABULARY, tiny_model

@@ -10,7 +10,6 @@ from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan import hf
-from farspan.corpus import load
 from farspan.lm import LM, wrap
 from farspan.measuring.grid import measure
 from farspan.measuring.loop import measure_cell

@@ -12,8 +12,7 @@ import torch
 from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
-from farspan import corpus, hf, stats
-from farspan.corpus import Corpus
+from farspan import hf, stats
 from farspan.lm import LM, load, wrap
 from farspan.measuring.grid import grid, measure
 from farspan.measuring.loop import measure_cell

@@ -16,7 +16,6 @@ from farspan.measuring.grid import measure
 from farspan.measuring.loop import measure_cell
 from farspan.methods import method
 from farspan.record import Row, Run, read_examples
-from farspan.retrieve import build
 from farspan.tasks import task
 from farspan.tasks.prompts import encoded, stops
 from farspan.tasks.qa import BoundQa, Passage, Question, exact_match, read_questions

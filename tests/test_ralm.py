@@ -11,7 +11,6 @@ from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan import hf
-from farspan.corpus import load
 from farspan.lm import LM, wrap
 from farspan.measuring.grid import measure
 from farspan.measuring.loop import measure_cell
@@ -19,7 +18,6 @@ from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.record import Row, Run, read_examples
 from farspan.report.quality import cells
-from farspan.retrieve import build
 from farspan.tasks import task
 from farspan.tasks.ralm import BoundRalm
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from farspan.corpus import Corpus
+from farspan.text.corpora import Corpus
 from farspan.train.draws import draw_named
 from farspan.train.objective import NOT_A_TARGET
 from farspan.train.schedule import LengthSettings, Schedule, schedule

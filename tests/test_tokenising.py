@@ -10,8 +10,8 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from farspan import tokenising
-from farspan.tokenising import tokenised
+from farspan.text import tokenising
+from farspan.text.tokenising import tokenised
 
 hypothesis = pytest.importorskip("hypothesis")
 given, st = hypothesis.given, hypothesis.strategies

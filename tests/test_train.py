@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import farspan
 import farspan.train.lm
-from farspan.corpus import Corpus, load
+from farspan.text.corpora import Corpus, load
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.cepe import CepeSettings
 from farspan.train.config import read_config

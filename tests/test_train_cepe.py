@@ -22,11 +22,11 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback
 from transformers.integrations import integration_utils
 
 import farspan
-from farspan import retrieve
-from farspan.corpus import Corpus, load
 from farspan.report import cepe_training as cepe_report
 from farspan.report import training as smt_report
-from farspan.retrieve import open_index
+from farspan.text import retrieval
+from farspan.text.corpora import Corpus, load
+from farspan.text.retrieval import open_index
 from farspan.train.batches import View
 from farspan.train.cepe import CepeSettings, Prepared, decoded, opened, prepare, start, terms, train
 from farspan.train.config import read_config
@@ -237,7 +237,7 @@ def test_passages_of_an_index_are_those_on_the_same_topic(
     def encode(texts: list[str], show_progress_bar: bool) -> np.ndarray:
         return np.array([[text.count(topic) for topic in TOPICS] for text in texts], np.float32)
 
-    monkeypatch.setattr(retrieve, "_encoder", lambda name: SimpleNamespace(encode=encode))
+    monkeypatch.setattr(retrieval, "_encoder", lambda name: SimpleNamespace(encode=encode))
     made = cli("index", "--text", topical, "--out", tmp_path / "index", "--kind", kind,
                "--passage-tokens", 16, "--tokenizer", tmp_path / "decoder")  # fmt: skip
     assert "passages of 10 documents" in made.stdout

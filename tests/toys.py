@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farspan.corpus import Corpus
 from farspan.lm import Separator
 from farspan.reader import Reader, Scores
 from farspan.tasks.attention import SINKS, BoundAttention

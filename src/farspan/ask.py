@@ -18,10 +18,10 @@ import torch
 from jinja2 import TemplateError
 from torch import Tensor
 
-from farspan.corpus import read_text, refuse_surrogates
 from farspan.lm import LM
 from farspan.loading import BROKEN, one_line
 from farspan.reader import Memory, Reader
+from farspan.text.utf8 import read_text, refuse_surrogates
 
 PLAIN = "{context}Question: {question}\nAnswer:"
 BETWEEN = "\n\n"  # behind each file

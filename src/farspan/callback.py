@@ -23,7 +23,6 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
 from farspan import stats
-from farspan.corpus import Corpus
 from farspan.lengths import spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, fingerprint, wrap
 from farspan.measuring.adaptive import SHORTEST, prepared
@@ -37,6 +36,7 @@ from farspan.report.picture import draw_training
 from farspan.tasks.base import Task
 from farspan.tasks.curve import Curve, Protocol
 from farspan.tasks.perplexity import Perplexity
+from farspan.text.corpora import Corpus
 
 REPEATS = (4, 3, 2)  # the largest number that the budget allows is used ...
 POINTS = range(16, 5, -1)  # ... with the largest number of lengths that it then allows
@@ -179,7 +179,7 @@ class CurveCallback(MeasuringCallback):
 
     Args:
         tokenizer: default the Trainer's `processing_class`.
-        text: name of a text (see `farspan.corpus`), preferably one that the model is not trained on.
+        text: name of a text (see `farspan.text.documents`), preferably one that the model is not trained on.
         every: steps from one measurement to the next; the last step is measured in any case.
         tokens: tokens fed to the model for one measurement, at most.
         out: the run folder; default `farspan` in the Trainer's `output_dir`.

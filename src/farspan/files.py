@@ -193,6 +193,20 @@ def read_json(path: Path) -> Any:
     return parse_json(path.read_bytes(), str(path))
 
 
+def expanded(place: str | Path) -> Path:
+    """Return a path with its `~` replaced.
+
+    Raises:
+        ValueError: the home folder of a user that does not exist, or an empty name.
+    """
+    if not str(place):
+        raise ValueError("a name is empty: got '', expected a file or folder. Is a variable of the shell not set?")
+    try:
+        return Path(place).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{str(place)!r} is no path: {error} Correct the name after ~") from error
+
+
 @contextmanager
 def _beside(parent: Path) -> Iterator[Path]:
     """A temporary folder with a lock that tells `remove_leftovers` to let it be."""

@@ -14,9 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from farspan import hf
-from farspan.corpus import expanded, tokenizer_hash
+from farspan.files import expanded
 from farspan.lengths import LARGEST
 from farspan.loading import load_config, load_tokenizer, load_weights, own_loader
+from farspan.text.corpora import tokenizer_hash
 
 logger = logging.getLogger(__name__)
 

@@ -32,10 +32,10 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.utils import cached_file
 
-from farspan.corpus import expanded, offline
 from farspan.device import is_out_of_memory
-from farspan.files import parse_json
+from farspan.files import expanded, parse_json
 from farspan.lengths import LARGEST
+from farspan.text.hub import offline
 
 logger = logging.getLogger(__name__)
 

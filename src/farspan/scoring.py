@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from farspan.corpus import optional_import
+from farspan.extras import optional_import
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)

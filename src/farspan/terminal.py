@@ -1,6 +1,7 @@
 """A terminal that shows what it is given and obeys none of it: answers, names, texts and errors come from strangers."""
 
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.text import Text
 
 # C0 but for tab and newline, DEL, C1, and halves of surrogate pairs, which cannot be encoded
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_reported: set[str] = set()  # lines that this process has printed
 
 
 def shown(text: str) -> str:
@@ -21,6 +23,13 @@ def shown(text: str) -> str:
 def _sign(found: re.Match[str]) -> str:
     code = ord(found[0])
     return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else "\ufffd"
+
+
+def report(line: str) -> None:
+    """Print a line that a user should read to stderr, once per process."""
+    if line not in _reported:
+        _reported.add(line)
+        print(shown(line), file=sys.stderr, flush=True)
 
 
 class Terminal(Console):

@@ -390,7 +390,7 @@ def check_toml(folder: Path, value: tuple[str, bytes, list[str]]) -> None:
 
 
 def check_jsonl(folder: Path, data: bytes) -> None:
-    from farspan.corpus import read_texts
+    from farspan.text.documents import read_texts
 
     _write(folder / "fuzzed.jsonl", data)
     for text in read_texts(str(folder / "fuzzed.jsonl")):
@@ -398,7 +398,7 @@ def check_jsonl(folder: Path, data: bytes) -> None:
 
 
 def check_parquet(folder: Path, data: bytes) -> None:
-    from farspan.corpus import read_texts
+    from farspan.text.documents import read_texts
 
     _write(folder / "fuzzed.parquet", data)
     for text in read_texts(str(folder / "fuzzed.parquet")):
@@ -406,7 +406,7 @@ def check_parquet(folder: Path, data: bytes) -> None:
 
 
 def check_table(folder: Path, value: tuple[str, bytes]) -> None:
-    from farspan.dataset import read_table
+    from farspan.text.tables import read_table
 
     suffix, data = value
     _write(folder / f"fuzzed{suffix}", data)
@@ -422,7 +422,7 @@ def check_questions(folder: Path, data: bytes) -> None:
 
 
 def check_index(folder: Path, value: tuple[str, bytes]) -> None:
-    from farspan.retrieve import open_index
+    from farspan.text.retrieval import open_index
 
     file, data = value
     place = folder / "fuzzed-index"
@@ -442,7 +442,7 @@ def check_index(folder: Path, value: tuple[str, bytes]) -> None:
 def check_cache(folder: Path, value: tuple[str, bytes]) -> None:
     import os
 
-    from farspan import corpus
+    from farspan.text import corpora as corpus
 
     file, data = value
     cache = folder / "fuzzed-cache"
@@ -513,7 +513,7 @@ def check_lengths(folder: Path, value: tuple[str, int, Any]) -> None:
 
 
 def check_text_name(folder: Path, name: str) -> None:
-    from farspan.corpus import read_texts
+    from farspan.text.documents import read_texts
 
     if "builtin" in name or name.startswith(("/", "~", "..")):
         return  # all of Python's library, or of the disk

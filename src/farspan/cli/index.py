@@ -36,7 +36,7 @@ def index(
         import time
 
         from farspan.loading import load_tokenizer
-        from farspan.retrieve import ENCODER, WORDS, build
+        from farspan.text.retrieval import ENCODER, WORDS, build
 
         if (passage_tokens is None) != (tokenizer is None):
             raise ValueError("--passage-tokens and --tokenizer go together: give both, or neither")

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from farspan.corpus import read_texts, refuse_surrogates
 from farspan.lm import LM
 from farspan.methods import Method
 from farspan.reader import Memory, Reader, dense_reader
+from farspan.text.documents import read_texts
+from farspan.text.utf8 import refuse_surrogates
 
 LENGTH = 128  # tokens of most checks: read, appended and scored, 5 : 1 : 2
 CHARACTERS = 20_000  # of the text

@@ -6,7 +6,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from farspan.corpus import UNKNOWN_SHARE, Corpus
 from farspan.lengths import check_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
 from farspan.measuring.adaptive import Budget, measure_adaptively, prepared, round_one
@@ -19,6 +18,7 @@ from farspan.tasks import Bound, Task, task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING, BoundCurve, Curve
 from farspan.tasks.perplexity import Perplexity
+from farspan.text.corpora import UNKNOWN_SHARE, Corpus
 
 DEFAULT_REPEATS = 10
 COST_REPEATS = 3  # of which a table takes the median

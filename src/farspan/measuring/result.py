@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from farspan.corpus import optional_import
+from farspan.extras import optional_import
 from farspan.record import Row, latest, read_header, read_rows
 from farspan.report.results import Results, results
 

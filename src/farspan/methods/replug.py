@@ -23,11 +23,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from farspan import retrieve
 from farspan.lm import LM
 from farspan.methods.base import PASSAGES, Method
 from farspan.reader import BaseMemory, DenseReader, Head, Ids, Memory, OuterReader, Reader, dense_reader
 from farspan.specs import closest, written
+from farspan.text import retrieval as retrieve
 
 WEIGHTS = ("uniform", "bm25", "dense")
 QUERY = 256  # tokens behind the passages that say what fits

@@ -29,7 +29,7 @@ from farspan.attention import Call, dense
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
-from farspan.spelling import closest, written
+from farspan.specs import closest, written
 
 POOLS = ("max", "mean")
 

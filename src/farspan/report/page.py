@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from farspan.corpus import optional_import
+from farspan.extras import optional_import
 from farspan.files import write
 from farspan.record import refuse_file
 from farspan.report import perplexity

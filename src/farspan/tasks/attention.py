@@ -27,10 +27,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from farspan import hf
-from farspan.corpus import Corpus, load
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
+from farspan.text.corpora import Corpus, load
 
 SINKS = 8  # the paper's, figure 7
 MAP_BINS = 128

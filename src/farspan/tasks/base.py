@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from farspan.corpus import Corpus
 from farspan.lm import LM
 from farspan.reader import Reader
 from farspan.specs import written
+from farspan.text.corpora import Corpus
 
 P = TypeVar("P")
 

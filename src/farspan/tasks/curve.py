@@ -29,7 +29,6 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from farspan.corpus import Corpus, join, load, report
 from farspan.files import read_json
 from farspan.lengths import DEFAULT_POINTS, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
@@ -39,6 +38,8 @@ from farspan.schema import check_results
 from farspan.specs import closest
 from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, same_texts
 from farspan.tasks.prompts import token_texts
+from farspan.terminal import report
+from farspan.text.corpora import Corpus, join, load
 
 Protocol = Literal["paper", "nested", "probe"]
 PROBED = (128, 256)  # tokens of a probe that warm up, and that are scored ...

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from farspan.corpus import expanded
-from farspan.dataset import Table, find_table, hub_table
+from farspan.files import expanded
 from farspan.tasks.values import text_of
+from farspan.text.tables import Table, find_table, hub_table
 
 SPLIT_SEED = 42  # for the sets that come as one: a quarter of them is asked
 

@@ -13,14 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from farspan import corpus, scoring
-from farspan.dataset import find_table, read_table
+from farspan import scoring
+from farspan.files import expanded
 from farspan.lm import LM
 from farspan.specs import closest
 from farspan.tasks.base import Bound, Quality, Task
 from farspan.tasks.documents import Answering, BoundDocuments, Item, check_new_tokens, check_truncate
 from farspan.tasks.perplexity import BoundPerplexity, shortest_length
 from farspan.tasks.values import text_of, texts_of
+from farspan.text import corpora as corpus
+from farspan.text.tables import find_table, read_table
 
 VIEWS = ("text", "answers")
 
@@ -200,7 +202,7 @@ class LongBench(Task):
                 "THUDM/LongBench: unpack that and give its folder (data=FOLDER)"
             )
         if self.view == "text":
-            folder = corpus.expanded(self.data)
+            folder = expanded(self.data)
             file = folder / f"{self.set}.jsonl" if folder.is_dir() else folder
             if not file.is_file():
                 raise ValueError(
@@ -238,7 +240,7 @@ def load_items(name: str, data: str) -> list[Item]:
     Raises:
         ValueError: no such data, or another set's.
     """
-    table = find_table(data, [name]) if corpus.expanded(data).is_dir() else read_table(data)
+    table = find_table(data, [name]) if expanded(data).is_dir() else read_table(data)
     context, asked, answers = table.column("context"), table.column("input"), table.column("answers")
     classes, id_ = table.column("all_classes"), table.column("_id")
     before, _, after = SETS[name].prompt.partition("{context}")

@@ -27,13 +27,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from farspan.corpus import Corpus, load
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.specs import closest
 from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
 from farspan.tasks.passages import joined, places, row
 from farspan.tasks.prompts import encoded, token_texts
+from farspan.text.corpora import Corpus, load
 
 TESTS = ("recall", "pairs", "cloze")
 CUE = 16  # tokens of the recalled passage that are given

@@ -23,11 +23,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from farspan.corpus import Corpus, load, report
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import CHUNK, Memory, Reader, Scores
 from farspan.specs import closest
 from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
+from farspan.terminal import report
+from farspan.text.corpora import Corpus, load
 
 TARGETS = ("fixed", "last", "all")
 TARGET_TOKENS = 256  # CEPE's

@@ -29,10 +29,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from farspan.dataset import read_table
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
-from farspan.retrieve import Index, open_index
 from farspan.scoring import exact_match, normalised
 from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
 from farspan.tasks.passages import (
@@ -46,6 +44,8 @@ from farspan.tasks.passages import (
 )
 from farspan.tasks.prompts import encoded, stops, token_texts
 from farspan.tasks.values import inside, number_of, rows_of, text_of, texts_of
+from farspan.text.retrieval import Index, open_index
+from farspan.text.tables import read_table
 
 SHOTS = 2
 NEW_TOKENS = 25

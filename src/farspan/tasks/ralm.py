@@ -24,10 +24,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from farspan.corpus import Corpus, load
 from farspan.lm import LM
 from farspan.reader import Reader
-from farspan.retrieve import Index, open_index
 from farspan.specs import closest
 from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
 from farspan.tasks.passages import (
@@ -40,6 +38,8 @@ from farspan.tasks.passages import (
     row,
 )
 from farspan.tasks.prompts import token_texts
+from farspan.text.corpora import Corpus, load
+from farspan.text.retrieval import Index, open_index
 
 WINDOW = 2048  # tokens
 QUERY = 256  # tokens

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farspan.corpus import refuse_surrogates
+from farspan.text.utf8 import refuse_surrogates
 
 SHOWN = 60  # characters of a value in an error
 

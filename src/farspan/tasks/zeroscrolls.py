@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from farspan import scoring
-from farspan.dataset import Table, hub_table, read_table
 from farspan.lm import LM
 from farspan.specs import closest
 from farspan.tasks.base import Quality, Task
 from farspan.tasks.documents import Answering, BoundDocuments, Item, check_new_tokens, check_truncate
 from farspan.tasks.values import inside, rows_of, text_of, texts_of
+from farspan.text.tables import Table, hub_table, read_table
 
 QUESTION = Answering(new_tokens=50, one_line=True)
 SUMMARY = Answering(new_tokens=1024)

@@ -10,8 +10,8 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from farspan.corpus import Corpus
 from farspan.files import added
+from farspan.text.corpora import Corpus
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from farspan import cepe, hf
 from farspan.callback import MeasuringCallback
 from farspan.cepe import surgery
-from farspan.corpus import load
 from farspan.lm import LM
 from farspan.lm import load as load_model
 from farspan.loading import folder_of, load_config
 from farspan.methods.cepe import Cepe as CepeMethod
 from farspan.record import environment
 from farspan.report.cepe_training import draw, model_card
-from farspan.retrieve import open_index
+from farspan.text.corpora import load
+from farspan.text.retrieval import open_index
 from farspan.train import engines
 from farspan.train.checkpoint import refuse_not_finite
 from farspan.train.config import Out, Settings, in_its_folder, refuse_other_settings

@@ -32,10 +32,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 from farspan import files, hf
-from farspan.corpus import tokenizer_hash
 from farspan.lm import LM
 from farspan.lm import load as load_model
 from farspan.loading import folder_of
+from farspan.text.corpora import tokenizer_hash
 from farspan.train.blocks import block_size, summed
 from farspan.train.cepe import CepeSettings, decoded, prepare, start, trained
 from farspan.train.checkpoint import refuse_not_finite, writing

@@ -8,7 +8,7 @@ weights: from a document of at least T tokens (`filter`), from all documents in 
 and cat 2 : 1. In the warm-up the chunks are the decoder's own tokens.
 
 A sample is a pure function of the seed and its index: the same on any number of processes and after a resume. Only the
-tokens are stored; `farspan.corpus` keeps them memory-mapped.
+tokens are stored; `farspan.text.corpora` keeps them memory-mapped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from farspan.corpus import Corpus
-from farspan.retrieve import Index
+from farspan.text.corpora import Corpus
+from farspan.text.retrieval import Index
 from farspan.train.batches import View
 from farspan.train.config import Settings
 from farspan.train.objective import NOT_A_TARGET
@@ -41,7 +41,7 @@ class NoiseSettings(Settings):
 
 
 class DocumentSettings(Settings):
-    """[data]: texts, see `farspan.corpus`, and how windows are sampled from them."""
+    """[data]: texts, see `farspan.text.documents`, and how windows are sampled from them."""
 
     text: str
     mixture: dict[Kind, float] = Field(default=TWO_TO_ONE, validate_default=True)  # weights that sum to 1

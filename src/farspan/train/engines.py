@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from farspan.corpus import optional_import
+from farspan.extras import optional_import
 
 PATIENCE = timedelta(days=2)  # processes wait while the first one tokenises a text or runs a teacher
 

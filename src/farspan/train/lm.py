@@ -8,8 +8,9 @@ import torch
 from pydantic import Field
 
 from farspan import hf
-from farspan.corpus import Corpus, load, read_texts
 from farspan.loading import load_tokenizer
+from farspan.text.corpora import Corpus, load
+from farspan.text.documents import read_texts
 from farspan.train import engines
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.config import Out, Settings, in_its_folder, refuse_other_settings
@@ -38,7 +39,7 @@ class TokenizerSettings(Settings):
 
 
 class DataSettings(Settings):
-    """[data]: texts, see `farspan.corpus`."""
+    """[data]: texts, see `farspan.text.documents`."""
 
     text: str
     held_out: str | None = None  # its loss is reported

@@ -21,9 +21,9 @@ from torch.utils.data import Dataset
 
 from farspan import hf
 from farspan.cepe.encoder import load as load_encoder
-from farspan.corpus import Corpus, load
 from farspan.lm import choose_separator
 from farspan.loading import folder_of, load_tokenizer
+from farspan.text.corpora import Corpus, load
 from farspan.train import engines
 from farspan.train.batches import PackedRows
 from farspan.train.blocks import summed

@@ -18,7 +18,6 @@ from pydantic import Field
 
 from farspan import hf
 from farspan.callback import MeasuringCallback
-from farspan.corpus import load
 from farspan.lm import LM
 from farspan.lm import load as load_model
 from farspan.loading import DEMO, folder_of, load_config
@@ -27,6 +26,7 @@ from farspan.methods.full import Full
 from farspan.methods.rope import Rope, ntk
 from farspan.record import environment
 from farspan.report.training import draw_losses, model_card
+from farspan.text.corpora import load
 from farspan.train import engines
 from farspan.train.checkpoint import refuse_not_finite
 from farspan.train.config import Out, Settings, in_its_folder, refuse_other_settings
@@ -53,7 +53,7 @@ class SmtModelSettings(Settings):
 
 
 class SmtDataSettings(Settings):
-    """[data]: texts, see `farspan.corpus`."""
+    """[data]: texts, see `farspan.text.documents`."""
 
     text: str  # documents, longer than lengths.target where they can be
     short: Short = "skip"  # how shorter ones are used

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from farspan import hf
-from farspan.corpus import optional_import
+from farspan.extras import optional_import
 from farspan.train.config import Settings
 
 PROJECTIONS = ("q_proj", "k_proj")

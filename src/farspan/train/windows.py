@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from farspan.corpus import Corpus, join
+from farspan.text.corpora import Corpus, join
 from farspan.train.draws import Draw, Drawn
 from farspan.train.objective import NOT_A_TARGET, Rows
 from farspan.train.schedule import Schedule

@@ -13,8 +13,9 @@ import pytest
 from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
-from farspan import checksums, retrieve
-from farspan.retrieve import Index, build, open_index
+from farspan import checksums
+from farspan.text import retrieval
+from farspan.text.retrieval import Index, build, open_index
 
 TOPICS = ["river", "castle", "engine", "garden", "violin", "harbour", "copper", "planet", "winter", "saddle"]
 
@@ -42,7 +43,7 @@ def texts(index: Index) -> list[str]:
 
 
 def naive_bm25(query: str, passages: list[str]) -> list[float]:
-    """By the formula at the top of retrieve.py."""
+    """By the formula at the top of retrieval.py."""
     cut = [re.findall(r"\w\w+", passage.lower()) for passage in passages]
     mean = sum(map(len, cut)) / len(cut)
     scores = []
@@ -102,7 +103,7 @@ def test_bm25_equals_its_formula(index: Index, query: str) -> None:
     numbers, scores = index.search([query], len(index))
     assert sorted(numbers[0]) == list(range(len(index)))
     np.testing.assert_allclose(scores[0], expected[numbers[0]], atol=1e-5)
-    np.testing.assert_allclose(retrieve.bm25(query, texts(index)), expected, atol=1e-5)
+    np.testing.assert_allclose(retrieval.bm25(query, texts(index)), expected, atol=1e-5)
     assert (np.diff(scores[0]) <= 0).all()
 
 
@@ -133,8 +134,8 @@ def test_vectors_are_searched_by_inner_product(
         counts = [[one.count(topic) + 0.01 * i for i, topic in enumerate(TOPICS)] for one in given]
         return np.array(counts, np.float32)
 
-    monkeypatch.setattr(retrieve, "_encoder", lambda name: SimpleNamespace(encode=encode))
-    monkeypatch.setattr(retrieve, "VECTORS_AT_ONCE", 7)
+    monkeypatch.setattr(retrieval, "_encoder", lambda name: SimpleNamespace(encode=encode))
+    monkeypatch.setattr(retrieval, "VECTORS_AT_ONCE", 7)
     index = build(text, tmp_path / "index", kind=kind, words=20, encoder="some/encoder")
     queries = ["river river castle", "planet saddle"]
     expected = encode(queries, False) @ encode(texts(index), False).T
@@ -179,7 +180,7 @@ def test_a_build_that_fails_leaves_nothing(text: str, tmp_path: Path, monkeypatc
     def full(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(retrieve, "_write_bm25", full)
+    monkeypatch.setattr(retrieval, "_write_bm25", full)
     with pytest.raises(OSError, match="no space"):
         build(text, tmp_path / "place" / "index")
     assert list((tmp_path / "place").iterdir()) == []
@@ -240,15 +241,15 @@ def test_an_index_without_checksums_or_of_an_unknown_kind_is_refused(index: Inde
 def test_an_index_that_another_process_built_meanwhile_is_kept(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = retrieve._write_bm25
+    original = retrieval._write_bm25
 
     def slow(words: int) -> None:
         def write(*arguments: object) -> None:
-            monkeypatch.setattr(retrieve, "_write_bm25", original)
+            monkeypatch.setattr(retrieval, "_write_bm25", original)
             build(text, tmp_path / "index", words=words)
             original(*arguments)
 
-        monkeypatch.setattr(retrieve, "_write_bm25", write)
+        monkeypatch.setattr(retrieval, "_write_bm25", write)
 
     slow(20)
     assert len(build(text, tmp_path / "index", words=20)) == 55

@@ -14,8 +14,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from farspan import checksums, corpus, tokenising
-from farspan.corpus import Corpus, builtin_texts, join, load, read_texts
+from farspan import checksums
+from farspan.text import corpora, tokenising, utf8
+from farspan.text.corpora import Corpus, join, load
+from farspan.text.documents import builtin_texts, read_texts
 
 
 class Counting:
@@ -97,13 +99,13 @@ def test_a_null_in_jsonl_is_no_document(tmp_path: Path) -> None:
 
 def test_a_missing_key_of_jsonl_is_named_with_its_line_and_the_keys_there_are(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"text": "one"}, {"body": "two"}])
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 2 has no key 'text'; it has \['body'\]: write .*#KEY"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2 has no column 'text'; it has \['body'\]: write .*#COLUMN"):
         list(read_texts(str(path)))
 
 
 def test_a_line_of_jsonl_that_is_no_object_is_named(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", ["bare"])
-    with pytest.raises(ValueError, match=r"line 1 has no key 'text'; it has str"):
+    with pytest.raises(ValueError, match=r"line 1 has no named columns: got str 'bare', expected an object"):
         list(read_texts(str(path)))
 
 
@@ -127,6 +129,39 @@ def test_a_missing_column_of_parquet_is_named_with_those_there_are(tmp_path: Pat
     path = write_parquet(tmp_path / "a.parquet", body=["yes"])
     with pytest.raises(ValueError, match=r"a\.parquet has no column 'text'; it has \['body'\]: write .*#COLUMN"):
         list(read_texts(str(path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", 'text,body\n"one, and",1\n"two\nlines",2\n,3\n'),
+        ("a.TSV", 'text\tbody\none, and\t1\n"two\nlines"\t2\n\t3\n'),
+        (
+            "a.json",
+            '[{"text": "one, and", "body": "1"}, {"text": "two\\nlines", "body": "2"}, {"text": null, "body": "3"}]',
+        ),
+    ],
+)
+def test_other_tables_hold_a_document_a_row(tmp_path: Path, name: str, content: str) -> None:
+    file = write(tmp_path / name, content)
+    assert list(read_texts(str(file))) == ["one, and", "two\nlines"]
+    assert list(read_texts(f"{file}#body")) == ["1", "2", "3"]
+    with pytest.raises(ValueError, match=r" has no column 'nothere'; it has \['.*'\]: write .*#COLUMN"):
+        list(read_texts(f"{file}#nothere"))
+
+
+def test_a_cell_of_a_table_may_hold_a_whole_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utf8, "BLOCK", 1 << 10)
+    long = "the quick brown fox\n" * 20_000
+    file = write(tmp_path / "a.csv", f'body,text\nx,"{long}"\ny,"one ""more"""\n')
+    assert list(read_texts(str(file))) == [long, 'one "more"']
+
+
+def test_tables_of_a_folder_are_jsonl_and_parquet(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.tsv", "c.json"):
+        write(tmp_path / name, "x")
+    write_lines(tmp_path / "d.jsonl", [{"text": "one"}])
+    assert list(read_texts(str(tmp_path))) == ["one"]
 
 
 def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
@@ -190,7 +225,9 @@ def test_bytes_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         list(read_texts(str(path)))
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: Rows([{"text": "a"}, {"text": b"abc"}]))
-    with pytest.raises(ValueError, match=r"hub dataset 'org/name', row 2: column 'text' holds no text: got bytes"):
+    with pytest.raises(
+        ValueError, match=r"hub dataset org/name@default:train, row 2: column 'text' holds no text: got bytes"
+    ):
         list(read_texts("org/name"))
 
 
@@ -234,11 +271,11 @@ def test_lines_may_end_in_any_way_and_are_counted(tmp_path: Path) -> None:
 def test_a_file_is_the_same_text_whatever_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_bytes("\ufeffé\r\n日本\r😀\r\n".encode())
     for size in (1, 2, 3, 5, 100):
-        monkeypatch.setattr(corpus, "BLOCK", size)
+        monkeypatch.setattr(utf8, "BLOCK", size)
         assert list(read_texts(str(tmp_path / "a.txt"))) == ["é\n日本\n😀\n"]
     (tmp_path / "a.txt").write_bytes("aé\r\n日".encode() + b"\xff")
     for size in (1, 2, 3, 5, 100):
-        monkeypatch.setattr(corpus, "BLOCK", size)
+        monkeypatch.setattr(utf8, "BLOCK", size)
         with pytest.raises(ValueError, match="got the byte 0xff at place 8"):
             list(read_texts(str(tmp_path / "a.txt")))
 
@@ -331,14 +368,14 @@ def test_a_hub_dataset_is_its_train_split_and_text_column_unless_named(monkeypat
 def test_a_missing_column_of_a_hub_dataset_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: Rows([{"body": "one"}]))
-    with pytest.raises(ValueError, match=r"'org/name' has no column 'text'; it has \['body'\]"):
+    with pytest.raises(ValueError, match=r"org/name has no column 'text'; it has \['body'\]: write org/name#COLUMN"):
         list(read_texts("org/name"))
 
 
 def test_a_hub_dataset_that_cannot_be_read_while_offline_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # it reads the environment once
-    with pytest.raises(ValueError, match=r"hub dataset 'org/name' .*HF_HUB_OFFLINE is set"):
+    with pytest.raises(ValueError, match=r"hub dataset org/name@.*HF_HUB_OFFLINE is set.*does not exist either"):
         list(read_texts("org/name"))
 
 
@@ -394,8 +431,8 @@ def test_a_text_is_never_in_memory_as_a_whole(
 ) -> None:
     monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tokenising, "CHARACTERS_AT_ONCE", 20_000)
-    monkeypatch.setattr(corpus, "BLOCK", 20_000)
-    monkeypatch.setattr(corpus, "_documents", lambda name: (f"{i} the quick brown fox " * 300 for i in range(500)))
+    monkeypatch.setattr(utf8, "BLOCK", 20_000)
+    monkeypatch.setattr(corpora, "documents", lambda name: (f"{i} the quick brown fox " * 300 for i in range(500)))
     tracemalloc.start()
     text = load("a", tokenizer)
     _, peak = tracemalloc.get_traced_memory()
@@ -454,10 +491,10 @@ def test_a_text_that_changes_while_it_is_read_is_refused_and_not_kept(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
-    original = corpus._documents
+    original = corpora.documents
 
     def changing(texts: list[list[str]]) -> None:
-        monkeypatch.setattr(corpus, "_documents", lambda name: iter(texts.pop(0)))
+        monkeypatch.setattr(corpora, "documents", lambda name: iter(texts.pop(0)))
 
     for before, after in (
         (["the fox"], ["the dog"]),
@@ -470,7 +507,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused_and_not_kept(
         with pytest.raises(ValueError, match="text 'a' changed while it was read"):
             load("a", tokenizer)
         assert list((tmp_path / "cache" / "corpora").iterdir()) == []
-    monkeypatch.setattr(corpus, "_documents", original)
+    monkeypatch.setattr(corpora, "documents", original)
     assert tokenizer.decode(load(str(write(tmp_path / "a.txt", "the fox")), tokenizer).tokens) == "the fox"
 
 
@@ -564,7 +601,7 @@ def test_progress_of_a_long_text_is_printed(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(corpus, "LINE_EVERY", (0.0, 0.0))
+    monkeypatch.setattr(corpora, "LINE_EVERY", (0.0, 0.0))
     load(str(write(tmp_path / "a.txt", "the quick brown fox, slowly " * 10_000)), tokenizer)
     lines = capsys.readouterr().err.splitlines()
     assert "of 0 million characters" in lines[0]

@@ -36,9 +36,12 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError
 
 from farspan import checksums
-from farspan.corpus import expanded, offline, optional_import, read_texts, tokenizer_hash
-from farspan.files import built, parse_json, remove_leftovers
+from farspan.extras import optional_import
+from farspan.files import built, expanded, parse_json, remove_leftovers
 from farspan.record import refuse_differences
+from farspan.text.corpora import tokenizer_hash
+from farspan.text.documents import read_texts
+from farspan.text.hub import offline
 
 KINDS = ("bm25", "dense", "faiss")
 ENCODER = "facebook/contriever"
@@ -182,7 +185,7 @@ def build(
     tokenizer: Any = None,
     encoder: str = ENCODER,
 ) -> Index:
-    """The index of a text (see `farspan.corpus` for how texts are named) in the folder `out`.
+    """The index of a text (see `farspan.text.documents` for how texts are named) in the folder `out`.
 
     One that is there already is opened, if it was made of the same documents in the same way.
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from test_cli import farspan, last_line, refused
 
-from farspan import dataset
-from farspan.corpus import read_texts
-from farspan.dataset import CONVERTED, Table, find_table, hub_table, read_table
 from farspan.lm import LM
+from farspan.text import hub as hub_module
+from farspan.text.documents import read_texts
+from farspan.text.hub import CONVERTED
+from farspan.text.tables import SUFFIXES, Table, find_table, hub_table, read_table
 
 ROWS = [{"text": "größer", "label": "1"}, {"text": "two, or\nthree", "label": "0"}]
 
@@ -70,7 +71,7 @@ def test_every_kind_of_file_holds_the_same_rows(tmp_path: Path) -> None:
         lines = [between.join(f'"{word}"' for word in words) for words in (ROWS[0], *(row.values() for row in ROWS))]
         (tmp_path / f"a.{suffix}").write_text("\n".join(lines) + "\n")
     parquet(tmp_path / "a.parquet", ROWS)
-    for suffix in dataset.SUFFIXES:
+    for suffix in SUFFIXES:
         assert read_table(tmp_path / f"a{suffix}").rows == ROWS, suffix
 
 
@@ -84,7 +85,7 @@ def test_a_cell_may_hold_a_whole_book(tmp_path: Path) -> None:
     ("name", "content", "problem"),
     [
         ("a.jsonl", b'{"a": 1}\n{', r"a\.jsonl, line 2 is damaged: expected JSON"),
-        ("a.jsonl", b"[1]\n", r"a\.jsonl, line 1 holds list \[1\] where a row with named columns belongs"),
+        ("a.jsonl", b"[1]\n", r"a\.jsonl, line 1 has no named columns: got list \[1\], expected an object"),
         ("a.json", b"{", r"a\.json is damaged: expected JSON"),
         ("a.csv", b"\xff\xfe", r"a\.csv is not UTF-8"),
         ("a.csv", b"text,label\n", r"a\.csv holds no rows"),
@@ -250,8 +251,8 @@ def test_online_the_hub_is_asked_for_the_name_itself(monkeypatch: pytest.MonkeyP
         asked.append((given, named))
         return SimpleNamespace(features={}, to_list=lambda: [{"text": "a"}])
 
-    monkeypatch.setattr(dataset, "offline", lambda: False)
-    monkeypatch.setattr(dataset, "optional_import", lambda module, extra: SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(hub_module, "offline", lambda: False)
+    monkeypatch.setattr(hub_module, "optional_import", lambda module, extra: SimpleNamespace(load_dataset=load_dataset))
     hub_table("a/b", "c", "d")
     hub_table("a/b", None, "d", converted=True)
     path = f"hf://datasets/a/b@{CONVERTED}/default/d/*.parquet"

@@ -1,0 +1,1 @@
+"""Texts: documents and tables by name, token ids, retrieval."""

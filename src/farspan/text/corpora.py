@@ -1,0 +1,323 @@
+"""Texts as token ids, cached: see `farspan.text.documents` for how a text is named.
+
+Texts are tokenised once, without special tokens and in bounded memory (see `farspan.text.tokenising`), and stored as
+memory-mapped arrays under a hash of their content and the tokenizer (in $FARSPAN_CACHE, else ~/.cache/farspan), with
+checksums: a damaged copy is made again.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from jaxtyping import Int
+
+from farspan import checksums
+from farspan.files import built, parse_json, remove_leftovers
+from farspan.terminal import report
+from farspan.text import utf8
+from farspan.text.documents import Document, blocks, documents, no_documents
+from farspan.text.tokenising import Piece, tokenised
+
+CACHE_FORMAT = 1  # a change of what is stored, or of how text is tokenised, bumps it
+NUM_RANDOM_TOKENS = 1 << 22
+UNKNOWN_SHARE = 0.05  # of tokens; a larger share of tokens unknown to the tokenizer is reported
+LARGEST_SHARE = 0.9  # of tokens; a single token with a larger share is reported
+LINE_EVERY = 5.0, 15.0  # seconds between lines of progress, on a terminal and elsewhere
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents as token ids, one after the other."""
+
+    name: str  # as the user wrote it
+    hash: str  # of the texts and the tokenizer
+    tokens: Int[np.ndarray, "total"]
+    starts: Int[np.ndarray, "documents_plus_one"]  # document i is tokens[starts[i] : starts[i + 1]]
+    characters: int | None = None  # of all documents; None for random tokens
+    shuffled: bool = False  # windows have their tokens in shuffled order
+    ordered_hash: str | None = None  # of a shuffled text: the hash of the text itself
+    unknown: float = 0.0  # share of tokens that are the tokenizer's unknown token
+
+    @property
+    def source(self) -> str:
+        """The hash of the text in its own order, the same for a text and its shuffled form."""
+        return self.ordered_hash or self.hash
+
+    @property
+    def characters_per_token(self) -> float | None:
+        return self.characters / len(self.tokens) if self.characters and len(self.tokens) else None
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.starts) - 1
+
+    def document(self, index: int) -> Int[np.ndarray, "time"]:
+        return self.tokens[self.starts[index] : self.starts[index + 1]]
+
+    def num_windows(self, length: int, enough: int) -> int:
+        """Return the number of windows of `length` tokens inside documents; if that is less than `enough`, in all
+        documents as one text."""
+        inside = int((np.diff(self.starts) // length).sum())
+        return inside if inside >= enough else len(self.tokens) // length
+
+    def windows(self, length: int, count: int, seed: int) -> list[Int[np.ndarray, "length"]]:
+        """Return `count` windows of `length` tokens that do not overlap, from as many different documents as possible.
+
+        If the documents hold fewer than `count`, they are read as one text; otherwise window i does not depend on
+        `count`.
+
+        Raises:
+            ValueError: the text holds fewer such windows.
+        """
+        rng = np.random.default_rng([seed, length])
+        sizes = np.diff(self.starts)
+        starts = self.starts[:-1]
+        if (sizes // length).sum() < count:
+            sizes, starts = sizes.sum(keepdims=True), starts[:1]
+        per_document = sizes // length
+        if per_document.sum() < count:
+            raise ValueError(
+                f"text {self.name!r} has {int(sizes.sum()):,} tokens, {int(per_document.sum())} windows of "
+                f"{length:,}; {count} are needed: give a longer text, a smaller largest length (at most "
+                f"{int(sizes.sum()) // count:,} here) or fewer repeats"
+            )
+        places: list[int] = []
+        order = rng.permutation(np.flatnonzero(per_document))
+        slots = {document: rng.permutation(per_document[document]) for document in order}
+        offsets = {document: int(rng.integers(0, sizes[document] % length + 1)) for document in order}
+        for cycle in range(int(per_document.max())):
+            for document in order:
+                if cycle < per_document[document]:
+                    slot = int(slots[document][cycle])
+                    places.append(int(starts[document]) + offsets[document] + slot * length)
+            if len(places) >= count:
+                break
+        windows = [np.asarray(self.tokens[place : place + length], dtype=np.int64) for place in places[:count]]
+        if self.shuffled:
+            windows = [np.random.default_rng([seed, length, i]).permutation(window) for i, window in enumerate(windows)]
+        return windows
+
+
+def load(name: str, tokenizer: Any) -> Corpus:
+    """Return the text `name` (see `farspan.text.documents`) as token ids under `tokenizer`.
+
+    Print progress and warnings about the text to stderr.
+
+    Raises:
+        ValueError: no such text, no documents in it, a column it does not have or that holds no text, not UTF-8, a text
+            that changes while it is read, or a document too long for a tokenizer written in Python.
+    """
+    if name == "shuffled:":
+        raise ValueError("text 'shuffled:' names no text: write shuffled:TEXT")
+    if name.startswith("shuffled:"):
+        text = load(name.removeprefix("shuffled:"), tokenizer)
+        hashed = hashlib.sha256(f"shuffled {text.source}".encode()).hexdigest()[:16]
+        return replace(text, name=name, hash=hashed, shuffled=True, ordered_hash=text.source)
+    if name == "random":
+        return _random(tokenizer)
+
+    content = _Content(name, tokenizer)
+    folder = _cache_folder() / "corpora" / content.key
+    if content.num_left_out:
+        report(f"text {name!r}: {content.num_left_out:,} blank documents or rows without text (null) are left out")
+    remove_leftovers(folder.parent)  # of a command killed just after its last write here: nothing may be written again
+    if not (cached := _cached(folder, name)):
+        with built(folder, replace=folder.exists()) as beside:
+            _write(beside, content, tokenizer)
+        cached = _cached(folder, name)
+        assert cached is not None
+    tokens, starts, about = cached
+    unknown = about["unknown"] / max(1, len(tokens))
+    if unknown > UNKNOWN_SHARE:
+        report(
+            f"warning: {unknown:.1%} of the tokens of text {name!r} are unknown to the tokenizer "
+            f"({tokenizer.unk_token}): numbers measured on it mean little. Use a text that this tokenizer can spell."
+        )
+    elif about["most"] > LARGEST_SHARE * len(tokens):
+        report(
+            f"warning: {about['most'] / len(tokens):.1%} of the tokens of text {name!r} are one token "
+            f"({tokenizer.convert_ids_to_tokens(about['most_frequent'])!r}): numbers measured on it mean little."
+        )
+    return Corpus(name, content.key, tokens, starts, characters=content.characters, unknown=unknown)
+
+
+def join(documents: Iterable[np.ndarray], separator: tuple[int, ...]) -> Int[np.ndarray, "total"]:
+    """Return all documents as one stream of tokens, the separator before each."""
+    head = np.asarray(separator, dtype=np.int64)
+    return np.concatenate([part for document in documents for part in (head, document)])
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """Return a hash of all that determines the ids of a text: the whole fast tokenizer, or class, vocabulary and added
+    tokens."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        settled = json.loads(backend.to_str())
+        # truncation and padding depend on the last call
+        content = json.dumps({key: value for key, value in settled.items() if key not in ("truncation", "padding")})
+    else:
+        content = json.dumps([type(tokenizer).__name__, tokenizer.get_vocab()], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+class _Content:
+    """The documents of a text: their sizes, and their hash with the tokenizer's, which names the cache."""
+
+    def __init__(self, name: str, tokenizer: Any) -> None:
+        self.name = name
+        self.characters = self.num_left_out = 0
+        self._first = f"{CACHE_FORMAT} {tokenizer_hash(tokenizer)}".encode()
+        self._sizes: list[int | None] = []  # bytes; None: blank
+        digest = hashlib.sha256(self._first)
+        for document in documents(name):
+            size = characters = 0
+            blank = True
+            for block in blocks(document):
+                size += len(block.encode())
+                characters += len(block)
+                blank = blank and not block.strip()
+            self._sizes.append(None if blank else size)
+            if blank:
+                self.num_left_out += 1
+                continue
+            self.characters += characters
+            digest.update(size.to_bytes(8, "little"))
+            for block in blocks(document):
+                digest.update(block.encode())
+        if not self.characters:
+            raise no_documents(name)
+        self.key = digest.hexdigest()[:16]
+
+    def documents(self) -> Iterator[Iterable[str]]:
+        """Yield the documents, each in blocks, reading them a second time.
+
+        Raises:
+            ValueError: they have changed since.
+        """
+        digest = hashlib.sha256(self._first)
+
+        def hashed(document: Document) -> Iterator[str]:
+            for block in blocks(document):
+                digest.update(block.encode())
+                yield block
+
+        sizes = iter(self._sizes)
+        same = True
+        for document in documents(self.name):
+            size = next(sizes, -1)
+            if size is None:
+                same = not any(block.strip() for block in blocks(document))
+            elif size >= 0:
+                digest.update(size.to_bytes(8, "little"))
+                yield hashed(document)
+            if not same or size == -1:
+                break
+        else:
+            if next(sizes, -1) == -1 and digest.hexdigest()[:16] == self.key:
+                return
+        raise ValueError(
+            f"text {self.name!r} changed while it was read. Repeat the command when nothing writes to it any more."
+        )
+
+
+def _cached(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]] | None:
+    """Return tokens, starts and statistics of a text in the cache; None: not there, or damaged."""
+    if not checksums.is_sealed(folder):  # nothing there, or written before there were checksums
+        return None
+    try:
+        checksums.verify(folder, "tokens.npy", "starts.npy", "about.json")
+        tokens, starts = np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / "starts.npy")
+        about = parse_json((folder / "about.json").read_bytes(), str(folder / "about.json"))
+    except (ValueError, OSError) as error:
+        report(f"the tokens of text {name!r} are made again, since their copy in the cache is damaged: {error}")
+        return None
+    return tokens, starts, about
+
+
+def _random(tokenizer: Any) -> Corpus:
+    ordinary = np.setdiff1d(np.arange(len(tokenizer)), np.asarray(tokenizer.all_special_ids, dtype=np.int64))
+    tokens = np.random.default_rng(0).choice(ordinary, NUM_RANDOM_TOKENS)
+    return Corpus("random", f"random-{tokenizer_hash(tokenizer)}", tokens, np.array([0, len(tokens)]))
+
+
+def _write(folder: Path, content: _Content, tokenizer: Any) -> None:
+    """Tokenise the documents into a new folder."""
+    sizes, size = [0], 0
+    counts = np.zeros(0, np.int64)
+    pieces = tokenised(content.documents(), tokenizer, _Progress(content.name, content.characters))
+    with (folder / "tokens.npy").open("wb") as file:
+        _write_header(file, 0)
+        for ids, last in _gathered(pieces):
+            file.write(ids.tobytes())
+            counts = _added(counts, np.bincount(ids))
+            size += len(ids)
+            sizes += [size - len(ids) + end for end in last]
+        file.seek(0)
+        _write_header(file, size)  # as long as the first: numpy leaves room for an array to grow
+    np.save(folder / "starts.npy", np.array(sizes))
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    about = {
+        "unknown": 0 if unknown is None or unknown >= len(counts) else int(counts[unknown]),
+        "most": int(counts.max(initial=0)),
+        "most_frequent": int(counts.argmax()) if len(counts) else 0,
+    }
+    (folder / "about.json").write_text(json.dumps(about) + "\n")
+    checksums.seal(folder)
+
+
+def _gathered(pieces: Iterable[Piece]) -> Iterator[tuple[np.ndarray, list[int]]]:
+    """Join pieces to larger ones; yield each with the places in it where documents end."""
+    parts, ends, size = list[np.ndarray](), list[int](), 0
+    for ids, last in pieces:
+        parts.append(ids)
+        size += len(ids)
+        if last:
+            ends.append(size)
+        if size >= utf8.BLOCK:
+            yield np.concatenate(parts), ends
+            parts, ends, size = [], [], 0
+    if parts:
+        yield np.concatenate(parts), ends
+
+
+def _added(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    total = np.zeros(max(len(one), len(other)), np.int64)
+    total[: len(one)] += one
+    total[: len(other)] += other
+    return total
+
+
+class _Progress:
+    """Print how much of a long text is tokenised, some seconds apart."""
+
+    def __init__(self, name: str, total: int) -> None:
+        self.name, self.total = name, total  # characters
+        self.started = self.printed = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        now = time.monotonic()
+        if now - self.printed > LINE_EVERY[not sys.stderr.isatty()]:
+            self.printed = now
+            speed = done / (now - self.started)
+            print(
+                f"tokenising {self.name!r}: {done / self.total:.0%} of {self.total / 1e6:,.0f} million characters, "
+                f"{speed / 1e6:.2f} million/s, about {(self.total - done) / speed:,.0f} s left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _write_header(file: BinaryIO, size: int) -> None:
+    described = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.int32)), "fortran_order": False, "shape": (size,)}
+    np.lib.format.write_array_header_1_0(file, described)
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("FARSPAN_CACHE") or Path.home() / ".cache" / "farspan")

@@ -1,0 +1,185 @@
+"""Documents of a text by its name: txt, tables with a column of text, folders, hub datasets, and Python's own library.
+
+A text is named by one string, the same in every command and config:
+
+    path/to/file.txt            one document (any suffix but those of tables: UTF-8 text)
+    path/to/file.jsonl#column   a document a row: .jsonl, .json, .csv, .tsv or .parquet; column `text` unless named
+    path/to/folder              all .txt, .md, .jsonl and .parquet files in it and its folders, in order of their names;
+                                hidden files and files of hidden folders are left out
+    org/name@config:split#column  a hub dataset (config optional, split `train`, column `text` unless named)
+    builtin                     Python's own library: see `builtin_texts`; also builtin:train, builtin:held-out
+    random                      uniformly sampled tokens of the model's vocabulary
+    shuffled:TEXT               the real tokens of TEXT, each window in shuffled order
+
+A column holds strings. Rows without one (null) and blank documents are left out and counted; other values are refused.
+A byte-order mark at the beginning of a file is not part of its text.
+"""
+
+import hashlib
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from farspan.files import expanded
+from farspan.text import utf8
+from farspan.text.formats import FORMATS, Rows, rows_of
+from farspan.text.hub import HUB_ID, hub_rows
+from farspan.text.utf8 import TextFile, refuse_surrogates
+
+MIN_BUILTIN_CHARACTERS = 200
+FOLDER_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
+Document = str | TextFile | None  # None: a row without a text
+
+
+def read_texts(name: str) -> Iterator[str]:
+    """Yield the documents of a text, in order, blank ones left out.
+
+    Raises:
+        ValueError: as `documents`, or no documents.
+    """
+    found = False
+    for document in documents(name):
+        text = "".join(blocks(document))
+        if text.strip():
+            found = True
+            yield text
+    if not found:
+        raise no_documents(name)
+
+
+def no_documents(name: str) -> ValueError:
+    """Return the error for a text without documents."""
+    return ValueError(f"text {name!r} holds no documents: it is empty or blank. Give another")
+
+
+def documents(name: str) -> Iterator[Document]:
+    """Yield the documents of a text that is read, in order.
+
+    Raises:
+        ValueError: no such text, a column that it does not have or that holds no text, or not UTF-8.
+    """
+    if name == "builtin" or name.startswith("builtin:"):
+        yield from builtin_texts(name.removeprefix("builtin").removeprefix(":"))
+        return
+    place, number_sign, column = name.partition("#")
+    if number_sign and not column:
+        raise ValueError(f"text {name!r} names no column after #: write {place}#COLUMN, or omit the #")
+    if not place:
+        raise ValueError(
+            f"a text has no name: got {name!r}, expected a file, a folder, a hub dataset (org/name) or builtin. Is a "
+            "variable of the shell not set?"
+        )
+    path = expanded(place)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in FOLDER_SUFFIXES)
+        files = [file for file in files if not _hidden(file.relative_to(path)) and file.is_file()]
+        if column and not any(file.suffix.lower() in FORMATS for file in files):
+            raise ValueError(f"{path} has no columns: got #{column}, but it holds no .jsonl or .parquet file. Omit it.")
+        for file in files:
+            yield from _of_file(file, column)
+    elif path.is_file():
+        if column and path.suffix.lower() not in FORMATS:
+            raise ValueError(f"{path} has no columns: got #{column}, but only {', '.join(FORMATS)} have them. Omit it.")
+        yield from _of_file(path, column)
+    elif path.suffix not in (*FOLDER_SUFFIXES, *FORMATS) and (hub := HUB_ID.fullmatch(name)):
+        yield from _of_hub(hub["id"], hub["config"], hub["split"] or "train", hub["column"])
+    else:
+        raise ValueError(
+            f"text {name!r} is neither a file, a folder, a hub dataset (org/name) nor a built-in text "
+            "(builtin, builtin:held-out, random, shuffled:TEXT)"
+        )
+
+
+def blocks(document: Document) -> Iterable[str]:
+    """Return the text of a document in blocks of bounded size."""
+    if document is None:
+        return ()
+    if isinstance(document, str) and len(document) > utf8.BLOCK:
+        return (document[first : first + utf8.BLOCK] for first in range(0, len(document), utf8.BLOCK))
+    return (document,) if isinstance(document, str) else document
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _of_file(path: Path, column: str) -> Iterator[Document]:
+    if path.suffix.lower() in FORMATS:
+        yield from _column(rows_of(path, column or "text"), column or "text", str(path))
+    else:
+        yield TextFile(path)
+
+
+def _of_hub(id: str, config: str | None, split: str, column: str | None) -> Iterator[str | None]:
+    try:
+        name, rows = hub_rows(id, config, split)
+    except ValueError as error:
+        raise ValueError(f"{error}; a local file or folder of that name does not exist either") from error
+    each = ((f"{name}, row {number:,}", row) for number, row in enumerate(rows, 1))
+    yield from _column(Rows(each, rows.column_names), column or "text", id)
+
+
+def _column(rows: Rows, column: str, place: str) -> Iterator[str | None]:
+    """Yield the values of a column of text.
+
+    Raises:
+        ValueError: no such column, or a value that is neither a string nor null, or no Unicode text.
+    """
+    if rows.columns is not None and column not in rows.columns:
+        raise _no_column(place, column, rows.columns, place)
+    for where, row in rows.each:
+        if column not in row:
+            raise _no_column(where, column, sorted(row), place)
+        value = row[column]
+        if value is not None and not isinstance(value, str):
+            raise ValueError(
+                f"{where}: column {column!r} holds no text: got {type(value).__name__} {value!r:.60}, expected a "
+                "string. Name a column of strings with #COLUMN, or make one."
+            )
+        if value is not None:
+            refuse_surrogates(value, f"{where}: column {column!r}")
+        yield value
+
+
+def _no_column(where: str, column: str, columns: list[str], place: str) -> ValueError:
+    return ValueError(f"{where} has no column {column!r}; it has {columns}: write {place}#COLUMN")
+
+
+def builtin_texts(part: str = "") -> Iterator[str]:
+    """Yield the text in every Python installation: the .py files of its library except tests, and the pydoc topics.
+
+    Part `held-out` is a twentieth of it, chosen by a hash of each file's path; part `train` is the rest. Parts
+    `train+tests` and `held-out+tests` also have the library's own tests, .txt and .rst files, where they are installed.
+    Files of under 200 characters and exact duplicates are left out.
+    """
+    from pydoc_data.topics import topics
+
+    name, plus, tests = part.partition("+")
+    if name not in ("", "train", "held-out") or tests != ("tests" if plus else "") or part == "+tests":
+        raise ValueError(
+            f"text 'builtin:{part}' is unknown: use builtin, builtin:train or builtin:held-out, the last two also "
+            "with +tests"
+        )
+    library = Path(sysconfig.get_path("stdlib"))
+    suffixes = (".py", ".txt", ".rst") if tests else (".py",)
+    texts = {f"topics/{topic}": text for topic, text in topics.items()}
+    for path in library.rglob("*"):
+        place = path.relative_to(library)
+        if path.suffix not in suffixes or "site-packages" in place.parts or place == Path("pydoc_data/topics.py"):
+            continue
+        if not tests and any(folder in ("test", "tests", "idle_test") for folder in place.parts):
+            continue
+        try:
+            texts[place.as_posix()] = path.read_text("utf-8")
+        except UnicodeDecodeError:
+            continue  # a few of the library's test files are in other encodings on purpose
+
+    # a file of `train` that is a copy of a held-out one is left out
+    seen = set(builtin_texts(part.replace("train", "held-out"))) if name == "train" else set()
+    for place_name in sorted(texts):
+        text = texts[place_name]
+        held_out = int(hashlib.sha256(place_name.encode()).hexdigest(), 16) % 20 == 0
+        if len(text) < MIN_BUILTIN_CHARACTERS or text in seen or (name and held_out != (name == "held-out")):
+            continue
+        seen.add(text)
+        yield text

@@ -1,0 +1,71 @@
+"""Data sets on the Hugging Face hub, and in its cache when offline."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from farspan.extras import optional_import
+
+HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<config>[\w.-]+))?(:(?P<split>[^#]+))?(#(?P<column>.+))?")
+CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps a data set that is a script as parquet
+# the data sets whose old names are scripts or no longer found, as files on the hub
+MIRRORS = {
+    "nq_open": "google-research-datasets/nq_open:validation",
+    "trivia_qa": "mandarjoshi/trivia_qa@rc.nocontext:validation",
+    "popqa": "akariasai/PopQA:test",
+}
+
+
+def offline() -> bool:
+    """Return whether the user keeps the hub's libraries off the network."""
+    return os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def cached_snapshot(id: str, branch: str = "main") -> Path | None:
+    """Return the folder of a data set's files in the hub's cache, when offline: `datasets` finds only data sets that it
+    has prepared before. None: online, or not in the cache."""
+    if not offline():
+        return None
+    try:
+        hub = optional_import("huggingface_hub", "data")
+        return Path(hub.snapshot_download(id, repo_type="dataset", revision=branch, local_files_only=True))
+    except OSError:
+        return None
+
+
+def hub_rows(id: str, config: str | None, split: str, *, converted: bool = False) -> tuple[str, Any]:
+    """Return a name for errors and the rows of a data set on the hub, as `datasets` opens them.
+
+    Offline, the cache of the hub's files is searched first, then that of `datasets`.
+
+    Args:
+        converted: read the parquet files that the hub makes of a data set that is a script.
+
+    Raises:
+        ValueError: it cannot be read, or exists only as a script.
+    """
+    datasets = optional_import("datasets", "data")
+    name = f"hub dataset {id}@{config or 'default'}:{split}"
+    files = f"{config or 'default'}/{split}/*.parquet"
+    folder = cached_snapshot(id, CONVERTED if converted else "main")
+    try:
+        if converted:
+            place = f"{folder or f'hf://datasets/{id}@{CONVERTED}'}/{files}"
+            return name, datasets.load_dataset("parquet", data_files={split: place}, split=split)
+        return name, datasets.load_dataset(str(folder or id), config, split=split)
+    except (OSError, ValueError, RuntimeError) as error:
+        why = f"{name} cannot be read: {error}"
+        script = folder is not None and (folder / f"{id.rpartition('/')[2]}.py").is_file()
+        if script or "scripts are no longer supported" in str(error):
+            why = (
+                f"{name} exists only as a script, which is not run; the hub keeps it as parquet in "
+                f"hf://datasets/{id}@{CONVERTED}/{files}: download that and give the folder as data{mirror(id)}"
+            )
+        raise ValueError(why + ("; HF_HUB_OFFLINE is set: unset it to download" if offline() else "")) from error
+
+
+def mirror(id: str) -> str:
+    """Return the end of an error message that names the files of a data set on the hub; empty where unknown."""
+    found = MIRRORS.get(id.rpartition("/")[2].lower())
+    return f"; as files it is {found} on the hub" if found and found.partition(":")[0] != id else ""

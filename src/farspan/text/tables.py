@@ -1,0 +1,96 @@
+"""Whole tables with named columns, from files (see `farspan.text.formats`), folders and the hub."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farspan.files import expanded
+from farspan.text.formats import FORMATS, rows_of
+from farspan.text.hub import HUB_ID, hub_rows, mirror
+
+SUFFIXES = tuple(FORMATS)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, and the names that the numbers of a column stand for, where the data set has them."""
+
+    name: str  # for errors
+    rows: list[dict[str, Any]]
+    names: dict[str, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise ValueError(f"{self.name} holds no rows. Give a file with some")
+
+    def column(self, *wanted: str) -> str:
+        """Return the first of these columns that the table has.
+
+        Raises:
+            ValueError: it has none, or a row lacks it.
+        """
+        there = list(self.rows[0])
+        name = next((name for name in wanted if name in there), None)
+        if name is None:
+            raise ValueError(f"{self.name} has no column {' or '.join(map(repr, wanted))}; it has {there}")
+        for number, row in enumerate(self.rows, 1):
+            if name not in row:
+                raise ValueError(f"{self.name}, row {number} has no {name!r}; it has {list(row)}")
+        return name
+
+
+def read_table(place: str | Path, splits: Sequence[str] = ("validation", "test")) -> Table:
+    """Read a file, the first of the splits that a folder has, or org/name@config:split on the hub, the first of the
+    splits unless one is named.
+
+    Raises:
+        ValueError: nothing there, a damaged file, or no rows.
+    """
+    path = expanded(place)
+    if path.is_file():
+        if path.suffix.lower() not in FORMATS:
+            raise ValueError(f"{path} ends in none of {', '.join(SUFFIXES)}")
+        rows = rows_of(path)
+        return Table(str(path), [row for _, row in rows.each], rows.names)
+    if path.is_dir():
+        return find_table(path, splits)
+    if path.suffix not in FORMATS and (hub := HUB_ID.fullmatch(str(place))):
+        return hub_table(hub["id"], hub["config"], hub["split"] or splits[0])
+    raise ValueError(
+        f"data {str(place)!r} is neither a file ({', '.join(SUFFIXES)}) nor a folder nor a hub data set (org/name)"
+        + mirror(str(place))
+    )
+
+
+def find_table(folder: str | Path, stems: Sequence[str]) -> Table:
+    """Read a split of a data set in a folder, the first of the stems that is there: STEM.jsonl, STEM.csv, ..., or the
+    parquet files that the hub names STEM-00000-of-00002.parquet or STEM/0000.parquet.
+
+    Raises:
+        ValueError: there is none.
+    """
+    folder = expanded(folder)
+    for stem in stems:
+        patterns = [stem + suffix for suffix in SUFFIXES] + [f"{stem}-*-of-*.parquet", f"{stem}/*.parquet"]
+        for files in (sorted(folder.glob(pattern)) for pattern in patterns):
+            if files:
+                tables = [read_table(file) for file in files]
+                return Table(tables[0].name, [row for table in tables for row in table.rows], tables[0].names)
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder} is {'a file, not' if folder.exists() else 'not'} a folder with {' or '.join(stems)}"
+        )
+    there = sorted(path.name for path in folder.iterdir())
+    raise ValueError(f"{folder} has no {' or '.join(stems)} with one of {', '.join(SUFFIXES)}; there: {there}")
+
+
+def hub_table(id: str, config: str | None, split: str, *, converted: bool = False) -> Table:
+    """Read a data set on the hub.
+
+    Raises:
+        ValueError: as `hub_rows`, or no rows.
+    """
+    name, rows = hub_rows(id, config, split, converted=converted)
+    names = {key: list(kind.names) for key, kind in rows.features.items() if hasattr(kind, "names")}
+    return Table(name, rows.to_list(), names)
