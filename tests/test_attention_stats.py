@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan import attention as maths
 from farspan import hf
-from farspan.lm import LM, load, wrap
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, load, wrap
 from farspan.measuring.grid import grid, measure
 from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan

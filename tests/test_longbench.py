@@ -17,6 +17,8 @@ from farspan.record import Row, Run
 from farspan.tasks import task
 from farspan.tasks.documents import Answering
 from farspan.tasks.longbench import PAPER, SETS, BoundLongBench, LongBench, load_items
+from farspan.tasks.perplexity import BoundPerplexity
+from farspan.text import corpora as corpus
 
 from toys import perplexity_of
 
@@ -114,7 +116,7 @@ def test_a_document_is_cut_in_the_middle_where_that_was_said(lm: LM, tmp_path: P
 def test_the_papers_view_is_perplexity_of_the_contexts(lm: LM, tmp_path: Path) -> None:
     data = write(tmp_path, "hotpotqa", rows_of("hotpotqa"))
     what = task(f"longbench:set=hotpotqa,data={data}").on(lm, "")
-    assert isinstance(what, Perplexity)
+    assert isinstance(what, BoundPerplexity)
     assert what.targets == "all"
     assert what.text.num_documents == 10
     rows = measured(tmp_path / "a", lm, what, lengths=(20, 40), repeats=5)

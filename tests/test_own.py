@@ -19,6 +19,7 @@ from farspan.reader import Scores
 from farspan.record import Row, Run, read_examples
 from farspan.tasks import task
 from farspan.tasks.own import CUE, TARGET, TESTS, BoundOwn
+from farspan.text.corpora import load
 
 from tiny import tiny_model
 

@@ -22,6 +22,8 @@ from farspan.reader import Scores
 from farspan.record import Row, Run, read_rows
 from farspan.report import perplexity as report
 from farspan.tasks.perplexity import BoundPerplexity, Perplexity, bucket_ends
+from farspan.text import corpora as corpus
+from farspan.text.corpora import Corpus
 
 from tiny import tiny_model
 from toys import counting_text, perplexity_of, toy_lm

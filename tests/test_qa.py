@@ -19,6 +19,7 @@ from farspan.record import Row, Run, read_examples
 from farspan.tasks import task
 from farspan.tasks.prompts import encoded, stops
 from farspan.tasks.qa import BoundQa, Passage, Question, exact_match, read_questions
+from farspan.text.retrieval import build
 
 from cepe_models import tiny_cepe
 from naive import naive_greedy

@@ -20,6 +20,8 @@ from farspan.record import Row, Run, read_examples
 from farspan.report.quality import cells
 from farspan.tasks import task
 from farspan.tasks.ralm import BoundRalm
+from farspan.text.corpora import load
+from farspan.text.retrieval import build
 
 from cepe_models import tiny_cepe
 from tiny import tiny_model

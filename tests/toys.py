@@ -15,6 +15,7 @@ from farspan.reader import Reader, Scores
 from farspan.tasks.attention import SINKS, BoundAttention
 from farspan.tasks.curve import BoundCurve
 from farspan.tasks.perplexity import TARGET_TOKENS, BoundPerplexity
+from farspan.text.corpora import Corpus
 
 SEPARATOR = 0
 
