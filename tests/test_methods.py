@@ -539,7 +539,7 @@ def test_snapkv_is_the_keys_chosen_one_by_one_from_whole_attention_matrices(arch
                 reader.chunk = chunk
                 memory = reader.read(ids[:, :read])
                 same(memory.score(ids[:, read:]).nats, expected)
-                for layer, kept in memory.stream.positions.items():
+                for layer, kept in memory.stream.reading.positions.items():
                     assert kept.tolist() == [chosen[layer] for _, chosen in each]
         assert memory.num_kept <= 39  # a window of the layer's own holds at most as many
 

@@ -98,7 +98,7 @@ def test_the_self_check_catches_a_fork_that_leaves_something_behind(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = open_lm("mamba2", tokenizer)
-    monkeypatch.setattr(hf, "_cloned", lambda value: value)
+    monkeypatch.setattr("farspan.hf.stream.cloned", lambda value: value)
     assert self_check(lm) is not None
 
 
@@ -110,7 +110,7 @@ def test_the_self_check_accepts_bf16(tokenizer: Any) -> None:
 def test_the_self_check_falls_back_where_the_state_is_of_an_unknown_kind(
     lm: LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hf, "STATE_NAMES", ("something_new",))
+    monkeypatch.setattr("farspan.hf.stream.STATE_NAMES", ("something_new",))
     assert "TypeError" in str(self_check(lm))
 
 

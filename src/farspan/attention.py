@@ -1,6 +1,6 @@
 """Attention that methods bring with them, as mathematics: what is visible, at which distance, in blocks of queries.
 
-Nothing here knows transformers; `hf.attention` puts it in the place of a model's own.
+Nothing here knows transformers; `hf.replaced_attention` puts it in the place of a model's own.
 """
 
 from collections.abc import Callable, Iterator

@@ -210,7 +210,7 @@ def attending(
     eviction: Eviction | None = None,
     padding: bool = False,
 ) -> Iterator[DenseReader]:
-    """The dense reader of `lm`, whose attention is `attend` meanwhile; see `hf.attention`.
+    """The dense reader of `lm`, whose attention is `attend` meanwhile; see `hf.replaced_attention`.
 
     Args:
         name: of the method, for what is refused.
@@ -226,7 +226,7 @@ def attending(
             raise ValueError(f"{name} reads in chunks, which {lm.name} cannot be: {reason}; use full")
         layers = hf.attention_layers(lm.model, name=name, rotary=rotary)
     kinds: dict[str, Any] = {"shape": shape, "eviction": eviction, "padding": padding}
-    with hf.attention(lm.model, attend, layers, name=name, reserved=True, **kinds) as attention:
+    with hf.replaced_attention(lm.model, attend, layers, name=name, reserved=True, **kinds) as attention:
         yield DenseReader(lm, attention=attention)
 
 
@@ -564,7 +564,7 @@ class EvictingMemory(CachedMemory):
         """Append ids [batch, time]; as `CachedMemory.read`."""
         ids = self._to_read(ids)
         text = ids.int() if self.text is None else torch.cat([self.text, ids.int()], 1)
-        if self.stream.evicted and ids.shape[1]:
+        if self.stream.reading.evicted and ids.shape[1]:
             self.num_seen, self.stream = 0, hf.Stream(self.lm.model, self.reader.capacity, self.reader.attention)
             ids = text.long()
         super().read(ids)
@@ -581,7 +581,7 @@ class EvictingMemory(CachedMemory):
             yield expect
 
     def _evict(self) -> None:
-        if not self.stream.evicted:
+        if not self.stream.reading.evicted:
             with self._appending():
                 self.stream.evict()
 

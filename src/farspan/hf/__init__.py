@@ -1,0 +1,51 @@
+"""All that reaches into transformers: caches, attention, RoPE, the output head, masks, limits."""
+
+from farspan.hf.attention import Attention, attention_names, replaced_attention
+from farspan.hf.cache import BufferLayer
+from farspan.hf.decoder import decoder_of, head_at, logits, plain_hidden, watched_decoder
+from farspan.hf.facts import (
+    checkpoint_activations,
+    first_not_finite,
+    flops,
+    input_device,
+    key_bytes_per_token,
+    position_limit,
+)
+from farspan.hf.masks import causal_mask, gapped_mask, sliding_windows
+from farspan.hf.probe import See, attention_layers, watch_attention
+from farspan.hf.rotary import length_dependent_rope, plain_rope, rope, rope_precision, set_rope
+from farspan.hf.scope import Scope, alone, check_scope
+from farspan.hf.stream import Stream
+
+__all__ = [
+    "Attention",
+    "BufferLayer",
+    "Scope",
+    "See",
+    "Stream",
+    "alone",
+    "attention_layers",
+    "attention_names",
+    "causal_mask",
+    "check_scope",
+    "checkpoint_activations",
+    "decoder_of",
+    "first_not_finite",
+    "flops",
+    "gapped_mask",
+    "head_at",
+    "input_device",
+    "key_bytes_per_token",
+    "length_dependent_rope",
+    "logits",
+    "plain_hidden",
+    "plain_rope",
+    "position_limit",
+    "replaced_attention",
+    "rope",
+    "rope_precision",
+    "set_rope",
+    "sliding_windows",
+    "watch_attention",
+    "watched_decoder",
+]

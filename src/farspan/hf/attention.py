@@ -1,0 +1,173 @@
+"""Attention that stands in for a model's own, through transformers' interface."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import flash_attention_mask
+
+from farspan.attention import Attend, Call, Eviction, Layer, SinkWindow, keeps_to_its_own
+from farspan.hf.scope import Scope, changed
+
+_NUMBERS = count()
+
+_SWITCH = "_attn_implementation_internal"
+
+
+@dataclass
+class Reading:
+    """The part of a stream's state that its attention uses."""
+
+    start: int = 0  # position of the first query of a forward
+    positions: dict[int, Tensor] = field(default_factory=dict)  # by layer: of the keys that an eviction has chosen
+    last_queries: dict[int, Call] = field(default_factory=dict)  # by layer, without keys; until the eviction
+    evicted: bool = False
+
+
+class Attention(Scope):
+    """What stands in for a model's own attention while a method is on."""
+
+    def __init__(
+        self,
+        attend: Attend,
+        layers: list[Layer],
+        *,
+        name: str,
+        shape: SinkWindow | None,
+        padding: bool,
+        eviction: Eviction | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.attend, self.layers = attend, layers
+        self.shape = shape  # of caches that drop keys while a text is read; None: they keep all
+        self.eviction = eviction  # chooses the keys that are kept once the text has been read; None: all
+        self.padding = padding  # whether a padded batch can be read when the model is called by itself
+        self.now: Reading | None = None  # of the stream that reads; None: the model is called by itself
+        self.offset: int | None = None  # the same as the model's masks have it, when it is called by itself
+
+    @contextmanager
+    def reading(self, now: Reading) -> Iterator[None]:
+        self.now = now
+        try:
+            yield
+        finally:
+            self.now = None
+
+    def mask(self, *args: Any, **kwargs: Any) -> Tensor | None:
+        """The padding of a model called by itself, [batch, keys]; None without any. Visibility is not its business."""
+        offset = kwargs.get("q_offset")
+        self.offset = None if offset is None else int(offset)
+        return flash_attention_mask(*args, **kwargs)
+
+    def __call__(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """An attention function as transformers calls it: [batch, heads, time, dim] to [batch, time, heads, dim]."""
+        layer, now = self.layers[module.layer_idx], self.now
+        if now is None:
+            self._check_call(attention_mask, kwargs.get("position_ids"), layer, query, key)
+        batch, heads, time, dim = query.shape
+        call = Call(
+            query=query.view(batch, key.shape[1], heads // key.shape[1], time, dim),
+            key=key,
+            value=value,
+            scale=dim**-0.5 if scaling is None else scaling,
+            softcap=softcap,
+            layer=layer,
+            start=self._start(key.shape[2] - time) if now is None else now.start,
+            real=attention_mask,
+            positions=None if now is None else now.positions.get(layer.index),
+        )
+        if now is not None and self.eviction is not None and not now.evicted:
+            before = now.last_queries.get(layer.index)
+            now.last_queries[layer.index] = last_queries(call, before, self.eviction.window)
+        out = self.attend(call)
+        return out.reshape(batch, heads, time, -1).transpose(1, 2).contiguous(), None
+
+    def _start(self, without_drops: int) -> int:
+        """Position of the first query of a model called by itself; a cache with a window has dropped earlier keys."""
+        return without_drops if self.offset is None else self.offset
+
+    def _check_call(
+        self, mask: Tensor | None, positions: Tensor | None, layer: Layer, query: Tensor, key: Tensor
+    ) -> None:
+        """Refuses what cannot be told apart when a model is called by itself."""
+        if mask is not None and mask.dim() != 2:
+            raise ValueError(f"{self.name} has a mask of its own: leave out attention masks that are not [batch, time]")
+        if mask is not None and not self.padding:
+            raise ValueError(f"{self.name} reads rows of one length: leave out the padding, or read rows one by one")
+        if mask is None and positions is not None and bool((positions.diff(dim=-1) != 1).any()):
+            raise ValueError(f"{self.name} reads one text in each row: positions {positions.tolist()} have gaps")
+        missing = 0 if self.offset is None else self.offset + query.shape[2] - key.shape[2]
+        only_near = self.padding or (self.shape is not None and keeps_to_its_own(layer, self.shape))
+        if missing < 0 or (missing and not only_near):
+            raise ValueError(
+                f"{self.name} finds a cache that has let go of tokens, or has room for more: use DynamicCache()"
+            )
+
+
+def last_queries(call: Call, before: Call | None, most: int) -> Call:
+    """Return a call of the last queries alone, at most so many: of this call and the one before it in the text."""
+    queries = call.query if before is None else torch.cat([before.query, call.query], 3)
+    empty = call.key[:, :, :0].clone(), call.value[:, :, :0].clone()  # no views, which would keep the keys in memory
+    return replace(call, query=queries[..., -most:, :].clone(), key=empty[0], value=empty[1])
+
+
+@contextmanager
+def replaced_attention(
+    model: Any,
+    attend: Attend,
+    layers: list[Layer],
+    *,
+    name: str,
+    shape: SinkWindow | None = None,
+    eviction: Eviction | None = None,
+    padding: bool = False,
+    reserved: bool = False,
+) -> Iterator[Attention]:
+    """Lets `model` attend by `attend`; inside, also when it is called by itself. `reserved`: other readers are refused
+    meanwhile.
+
+    Raises:
+        ValueError: another method has taken its place already.
+    """
+    key = f"farspan_{next(_NUMBERS)}"
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
+    before = [(config, config._attn_implementation_internal) for config in configs if hasattr(config, _SWITCH)]
+    if any(str(own).startswith("farspan_") for _, own in before):
+        raise ValueError(f"{name} cannot be put on a model whose attention another method has taken over")
+    stand_in = Attention(attend, layers, name=name, shape=shape, padding=padding, eviction=eviction)
+    AttentionInterface.register(key, stand_in)
+    AttentionMaskInterface.register(key, stand_in.mask)
+
+    def switch() -> None:
+        for config, _ in before:
+            config._attn_implementation_internal = key
+
+    def restore() -> None:
+        for config, own in before:
+            config._attn_implementation_internal = own
+
+    try:
+        with changed(model, stand_in, switch, restore, reserved=reserved):
+            yield stand_in
+    finally:
+        del AttentionInterface._global_mapping[key], AttentionMaskInterface._global_mapping[key]
+
+
+def attention_names() -> list[str]:
+    """Return the names of the attention implementations of transformers."""
+    return ["eager", *sorted(AttentionInterface().valid_keys())]

@@ -1,0 +1,126 @@
+"""The keys and values that a model holds of a text, layer by layer."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from farspan.attention import Layer, SinkWindow, keeps_to_its_own
+
+
+class BufferLayer(DynamicLayer):
+    """Keys and values of one layer in a buffer with room to grow.
+
+    Reading n tokens in chunks of c copies O(n) keys where concatenation copies O(n² / c), and forgetting the
+    last tokens is setting `length` back.
+    """
+
+    def __init__(self, capacity: int = 0, **kwargs: Any) -> None:
+        super().__init__()
+        self.capacity = capacity  # tokens to make room for at the first one
+        self.length = 0
+        self.num_dropped = 0  # tokens read whose keys are not here
+        self.key_buffer: Tensor | None = None
+        self.value_buffer: Tensor | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self.length + key_states.shape[-2]
+        self.key_buffer = self._write(self.key_buffer, key_states, end)
+        self.value_buffer = self._write(self.value_buffer, value_states, end)
+        self.length = end
+        self.keys, self.values = self.key_buffer[..., :end, :], self.value_buffer[..., :end, :]
+        return self.keys, self.values
+
+    def _write(self, buffer: Tensor | None, states: Tensor, end: int) -> Tensor:
+        if buffer is None or end > buffer.shape[-2]:
+            capacity = max(end, self.capacity if buffer is None else buffer.shape[-2] * 5 // 4)
+            grown = states.new_empty((*states.shape[:-2], capacity, states.shape[-1]))
+            if buffer is not None:
+                grown[..., : self.length, :] = buffer[..., : self.length, :]
+            buffer = grown
+        buffer[..., self.length : end, :] = states
+        return buffer
+
+    def get_seq_length(self) -> int:
+        return self.length + self.num_dropped
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor, num_seen: int) -> "BufferLayer":
+        """Return a layer that holds these keys and values of the `num_seen` tokens read."""
+        layer = cls()
+        layer.update(keys, values)
+        layer.num_dropped = num_seen - layer.length
+        return layer
+
+
+class SinkLayer(DynamicLayer):
+    """Keys and values of one layer: the first tokens, and as many of the last as the next one may see."""
+
+    is_croppable = False
+
+    def __init__(self, shape: SinkWindow, **kwargs: Any) -> None:
+        super().__init__()
+        self.shape = shape
+        self.num_seen = 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """All keys and values that these queries may see; what the next ones cannot is then let go."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states[..., :0, :], value_states[..., :0, :]
+        keys, values = torch.cat([self.keys, key_states], -2), torch.cat([self.values, value_states], -2)
+        self.num_seen += key_states.shape[-2]
+        last = self.num_seen - max(self.shape.first_near(self.num_seen), 0)
+        dropped = keys.shape[-2] - self.shape.sinks - last
+        self.keys, self.values = (keys, values) if dropped <= 0 else (self._kept(keys, last), self._kept(values, last))
+        return keys, values
+
+    def _kept(self, states: Tensor, last: int) -> Tensor:
+        first_behind = states.shape[-2] - last
+        return torch.cat([states[..., : self.shape.sinks, :], states[..., first_behind:, :]], -2)
+
+    def get_seq_length(self) -> int:
+        return self.num_seen
+
+
+def new_cache(model: Any, capacity: int, layers: list[Layer], shape: SinkWindow | None) -> DynamicCache:
+    """Return an empty cache with room for `capacity` tokens; with a shape, of layers that keep what it can see."""
+    cache = DynamicCache(config=model.config)
+    cache.layers = [BufferLayer(capacity) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    if shape is not None:
+        bounded = [keeps_to_its_own(layer, shape) for layer in layers]
+        cache.layers = [own if keep else SinkLayer(shape) for own, keep in zip(cache.layers, bounded, strict=True)]
+    if cache.layer_class_to_replicate is DynamicLayer:
+        cache.layer_class_to_replicate = BufferLayer
+    return cache
+
+
+def saved(layer: Any) -> dict[str, Any]:
+    """Sliding layers replace their keys and values at each step, recurrent ones write into their states."""
+    return {name: value if name in ("keys", "values") else cloned(value) for name, value in vars(layer).items()}
+
+
+def cloned(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: cloned(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(cloned(item) for item in value)
+    return value
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors(item)

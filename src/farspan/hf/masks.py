@@ -1,0 +1,52 @@
+"""Attention masks for tokens whose positions have gaps."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+
+def gapped_mask(model: Any, positions: Int[Tensor, "batch time"]) -> Tensor | dict[str, Tensor]:
+    """What to pass as attention_mask where positions have gaps, [batch, time] or one [batch, 1, time, time] by kind of
+    layer.
+
+    Without any, transformers takes every gap for the beginning of another text, and nothing is seen across it
+    (masking_utils, whenever there is no cache, as in training). Ones keep it from that, but count sliding windows in
+    rows instead of positions: these get masks of their own, over `0 <= position - position' < window`.
+    """
+    windows = sliding_windows(model)
+    if not any(windows.values()):
+        return torch.ones_like(positions)
+    masks = {kind: causal_mask(model, positions, window) for kind, window in windows.items()}
+    return masks if getattr(model.config.get_text_config(decoder=True), "layer_types", None) else masks[SLIDING]
+
+
+def causal_mask(model: Any, positions: Int[Tensor, "batch time"], window: int | None) -> Tensor:
+    """Who sees whom by position, in the form that the model's attention takes: [batch, 1, time, time]."""
+    distance = positions[:, None, :, None] - positions[:, None, None, :]
+    visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    if model.config._attn_implementation != "eager":
+        return visible
+    return torch.zeros(visible.shape, device=positions.device).masked_fill_(~visible, torch.finfo(model.dtype).min)
+
+
+SLIDING = "sliding_attention"
+
+
+def sliding_windows(model: Any) -> dict[str, int | None]:
+    """The kinds of attention layers of a model, with the tokens that each sees, None for all.
+
+    Raises:
+        ValueError: layers that are neither full nor sliding attention.
+    """
+    config = model.config.get_text_config(decoder=True)
+    layers = DynamicCache(config=model.config).layers
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", SLIDING}
+    kinds |= {type(one).__name__ for one in layers if type(one) not in (DynamicLayer, DynamicSlidingWindowLayer)}
+    if kinds or not layers:
+        raise ValueError(f"{type(model).__name__} has layers of {', '.join(sorted(kinds)) or 'no attention'}")
+    windows = {getattr(layer, "sliding_window", None) for layer in layers}
+    return {"full_attention" if window is None else SLIDING: window for window in windows}

@@ -1,0 +1,175 @@
+"""How a model's attention layers work, found by running a few tokens; and how they weigh keys while a text is read."""
+
+import inspect
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from farspan.attention import Call, Layer, angles, dense, turned
+from farspan.hf.attention import replaced_attention
+from farspan.hf.decoder import decoder_of, plain_hidden
+from farspan.hf.facts import input_device, position_limit
+
+PROBE_LENGTH = 24  # tokens
+
+PROBE_SHIFT = 500  # positions
+
+
+def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Layer]:
+    """What a method has to know of each attention layer, found by running a few tokens through the model.
+
+    With our attention at its plainest the model has to give the hidden states of its own. Read at positions that
+    are shifted, each layer's queries and keys have to be those of before, turned by one of the model's RoPE
+    frequencies, or unchanged (a layer without RoPE).
+
+    Args:
+        name: of the method, for what is refused.
+        rotary: whether the method turns queries and keys; otherwise any positions will do.
+
+    Raises:
+        ValueError: attention that does not go through transformers' interface or takes more than it passes on,
+            states beside keys, chunked attention, learned positions, RoPE in a layout other than half and half.
+    """
+    family = type(model).__name__
+    config = model.config.get_text_config(decoder=True)
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    caches = DynamicCache(config=model.config).layers
+    others = {type(layer).__name__ for layer in caches if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)}
+    if kinds or others:
+        raise ValueError(
+            f"{name} cannot be used with {family}, which has layers of {', '.join(sorted(kinds | others))}"
+        )
+    windows = [getattr(layer, "sliding_window", None) for layer in caches]
+    plain = [Layer(index, None, window) for index, window in enumerate(windows)]
+    seen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def watching(call: Call) -> Tensor:
+        seen[call.layer.index] = call.query.flatten(1, 2), call.key
+        return dense(call)
+
+    ids = ((1 + torch.arange(PROBE_LENGTH, device=input_device(model))) * 7919 % config.vocab_size)[None]
+
+    def watched(start: int) -> dict[int, tuple[Tensor, Tensor]]:
+        seen.clear()
+        around = f"{name} cannot be used with {family}: its attention does not go through transformers' interface"
+        with replaced_attention(model, watching, plain, name=name, padding=True):
+            try:
+                given, _ = plain_hidden(model, ids, start)
+            except torch.OutOfMemoryError:
+                raise
+            except (TypeError, AttributeError, LookupError, RuntimeError) as error:  # it misses a mask it asks for
+                raise ValueError(around) from error
+        if len(seen) < len(caches) or not caches:
+            raise ValueError(around)
+        if not close(given, expected):
+            raise ValueError(
+                f"{name} cannot be used with {family}: its attention is more than queries, keys and values"
+            )
+        return dict(seen)
+
+    with torch.no_grad():
+        expected, _ = plain_hidden(model, ids)
+        if not expected.isfinite().all():
+            raise ValueError(
+                f"{name} cannot be used with this {family}: its hidden states are not finite (NaN or infinite). Its "
+                "weights are damaged, or its dtype is too small: download it again, or use --dtype float32"
+            )
+        here = watched(0)
+        if not rotary:
+            return plain
+        if (limit := position_limit(model)) is not None:
+            raise ValueError(f"{name} turns RoPE, and {family} has {limit} learned positions instead: use topk or full")
+        if "position_ids" not in inspect.signature(model.forward).parameters:
+            raise ValueError(f"{name} turns RoPE, and {family} takes no positions: nothing says how it turns")
+        there = watched(PROBE_SHIFT)
+    frequencies = [
+        buffer
+        for module in decoder_of(model).modules()
+        for key, buffer in module._buffers.items()
+        if key.endswith("inv_freq") and "original" not in key and buffer is not None
+    ]
+    return [
+        Layer(
+            index, _frequencies(here[index], there[index], frequencies, f"{name} cannot be used with {family}"), window
+        )
+        for index, window in enumerate(windows)
+    ]
+
+
+def _frequencies(
+    before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], known: list[Tensor], refusal: str
+) -> Tensor | None:
+    """Which of a model's RoPE frequencies turn queries and keys by the probe's shift; None: they do not turn."""
+    if all(map(close, before, after)):
+        return None
+    positions = torch.arange(PROBE_LENGTH, device=before[0].device)
+    for inv_freq in known:
+        if 2 * inv_freq.numel() > before[0].shape[-1]:
+            continue
+        here, there = angles(positions, inv_freq), angles(positions + PROBE_SHIFT, inv_freq)
+        if all(close(turned(x, here, there), y) for x, y in zip(before, after, strict=True)):
+            return inv_freq
+    raise ValueError(f"{refusal}: its RoPE turns dimensions in another layout (interleaved?) than half and half")
+
+
+def close(given: Tensor, expected: Tensor) -> bool:
+    apart = (given.float() - expected.float()).norm() / expected.float().norm()
+    return bool(apart < (5e-3 if expected.dtype == torch.float32 else 0.1))
+
+
+See = Callable[[int, Tensor, Tensor, Tensor], None]
+
+
+@contextmanager
+def watch_attention(
+    lm: Any, layers: Collection[int] | None, queries: Collection[int] | None, see: See
+) -> Iterator[None]:
+    """Shows `see` how the chosen queries of some layers weigh the keys, while a text is read in whatever chunks.
+
+    The model attends in blocks meanwhile, as it does by itself; no weights are kept, and those of one block held.
+
+    Args:
+        lm: an `LM` under no method that brings attention of its own.
+        layers: whose, counted from 0, or from the end with -1; None: every layer.
+        queries: their positions in the text, from 0; None: every query.
+        see: is given a layer, the positions of some queries [some] and of keys [keys], consecutive, and scores
+            [batch, heads, some, keys], whose softmax are the weights: -inf where a query must not look. Keys that none
+            of these queries sees may be missing. It must leave the scores as they are.
+
+    Raises:
+        ValueError: attention that cannot be seen through transformers' interface or is more than a softmax over keys
+            (weight for nothing, ALiBi, chunks, states), or that a method has taken over.
+    """
+    name = "watching attention"
+    known = attention_layers(lm.model, name=name, rotary=False)
+    count = len(known)
+    if unknown := [layer for layer in layers or () if not -count <= layer < count]:
+        raise ValueError(f"{lm.name} has no attention layer {unknown[0]}: its layers are 0 to {count - 1}")
+    watched = set(range(count)) if layers is None else {layer % count for layer in layers}
+
+    def attend(call: Call) -> Tensor:
+        block = visible = slice(0)
+
+        def scores(call: Call, some: slice, there: slice) -> Tensor:
+            nonlocal block, visible
+            block, visible = some, there
+            return call.scores(call.query[..., some, :], call.key[:, :, there])
+
+        def show(masked: Tensor) -> Tensor:
+            first, last = call.start + block.start, call.start + block.stop
+            at = range(first, last) if queries is None else sorted(q for q in queries if first <= q < last)
+            if at:
+                rows = slice(None) if queries is None else torch.tensor([q - first for q in at], device=masked.device)
+                keys = torch.arange(call.num_missing + visible.start, call.num_missing + visible.stop)
+                see(call.layer.index, torch.tensor(at), keys, masked[..., rows, :].flatten(1, 2))
+            return masked
+
+        return dense(call, scores=scores, select=show) if call.layer.index in watched else dense(call)
+
+    with replaced_attention(lm.model, attend, known, name=name, padding=True):
+        yield

@@ -1,0 +1,81 @@
+"""A model's RoPE: its frequencies, read and replaced."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from farspan.hf.decoder import decoder_of
+from farspan.hf.facts import input_device
+from farspan.hf.scope import Scope, changed
+
+
+def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
+    """theta and the frequencies of a model with one RoPE, not scaled.
+
+    Raises:
+        ValueError: no RoPE, one that differs between layers, or one that is scaled already.
+    """
+    family = type(model).__name__
+    modules = rotary_modules(model)
+    parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise ValueError(f"{name} changes one RoPE, and {family} has several: {', '.join(parameters)}")
+    if not modules or not parameters:
+        raise ValueError(f"{name} changes RoPE frequencies, and {family} has none that can be changed")
+    if (kind := parameters.get("rope_type", "default")) != "default":
+        raise ValueError(f"{name} scales plain RoPE, and that of {family} is scaled already ({kind}): use full")
+    return float(parameters["rope_theta"]), modules[0].inv_freq
+
+
+@contextmanager
+def rope(model: Any, inv_freq: Float[Tensor, "pairs"], scale: float, *, name: str) -> Iterator[Scope]:
+    """Lets `model` rotate by other frequencies, in float32, its cosines and sines multiplied with `scale`."""
+    modules = rotary_modules(model)
+    before = [(module, module._buffers["inv_freq"], module.attention_scaling) for module in modules]
+    scope = Scope(name)
+
+    def scaled() -> None:
+        for module, own, own_scale in before:
+            module._buffers["inv_freq"] = inv_freq.to(own.device)
+            module.attention_scaling = own_scale * scale
+
+    def restore() -> None:
+        for module, own, own_scale in before:
+            module._buffers["inv_freq"], module.attention_scaling = own, own_scale
+
+    with changed(model, scope, scaled, restore, reserved=True):
+        yield scope
+
+
+def set_rope(model: Any, parameters: dict[str, Any]) -> None:
+    """Gives `model` another RoPE for good: in its config, as `rope_parameters`, and in its frequencies."""
+    config = model.config.get_text_config(decoder=True)
+    config.rope_parameters = dict(parameters)
+    for module in rotary_modules(model):
+        made = type(module)(config=config)
+        for name, value in made._buffers.items():
+            module._buffers[name] = value.to(input_device(model))
+        for name in ("attention_scaling", "rope_type"):
+            setattr(module, name, getattr(made, name))
+
+
+def rope_precision(model: Any) -> set[torch.dtype]:
+    """Of the frequencies that a model turns by."""
+    return {module.inv_freq.dtype for module in rotary_modules(model)}
+
+
+def length_dependent_rope(model: Any) -> str | None:
+    """The RoPE scaling of a model whose rotation depends on how long the text is, so that cached keys go stale."""
+    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if parameters.get("rope_type") in ("dynamic", "longrope"):
+            return str(parameters["rope_type"])
+    return None
+
+
+def rotary_modules(model: Any) -> list[Any]:
+    return [module for module in decoder_of(model).modules() if "inv_freq" in module._buffers]

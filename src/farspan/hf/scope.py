@@ -1,0 +1,71 @@
+"""Who uses a model: one thread at a time, under the methods that have changed it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import RLock
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+
+class Scope:
+    """While a method is on. What was read in it cannot be used outside."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.on = True
+
+    def check(self) -> None:
+        if not self.on:
+            raise ValueError(f"{self.name} is no longer on: use what it has read inside its `with`")
+
+
+@dataclass
+class _Use:
+    """Who uses a model: one thread at a time, under the methods that have changed it."""
+
+    lock: RLock = field(default_factory=RLock)
+    scopes: list[Scope] = field(default_factory=list)  # the last one entered is the one to read under
+
+
+_USES: WeakKeyDictionary[nn.Module, _Use] = WeakKeyDictionary()
+
+
+def _use(model: nn.Module) -> _Use:
+    return _USES.get(model) or _USES.setdefault(model, _Use())
+
+
+@contextmanager
+def alone(model: nn.Module) -> Iterator[None]:
+    """Keep other threads from running `model` meanwhile: a forward and the output head depend on what is set in it."""
+    with _use(model).lock:
+        yield
+
+
+@contextmanager
+def changed(
+    model: nn.Module, scope: Scope, change: Callable[[], None], undo: Callable[[], None], *, reserved: bool
+) -> Iterator[None]:
+    """Change `model`, and undo it afterwards, while no other thread runs it. `reserved`: meanwhile it can be read by
+    readers of this scope alone, so that no other reader is silently given the change."""
+    use = _use(model)
+    try:
+        with use.lock:  # around both: between the two another thread could read
+            change()
+            if reserved:
+                use.scopes.append(scope)
+        yield
+    finally:
+        scope.on = False
+        with use.lock:
+            undo()
+            if scope in use.scopes:
+                use.scopes.remove(scope)
+
+
+def check_scope(model: nn.Module, scope: Scope | None) -> None:
+    """Raise ValueError unless a reader of `scope` reads the model as it is now."""
+    scopes = _use(model).scopes
+    if scopes and scopes[-1] is not scope:
+        raise ValueError(f"{scopes[-1].name} is on for this model: read with its reader, or leave its `with` first")

@@ -1,0 +1,146 @@
+"""A model in the middle of a text."""
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from farspan.hf.attention import Attention, Reading
+from farspan.hf.cache import BufferLayer, cloned, new_cache, saved, tensors
+from farspan.hf.decoder import forward
+
+STATE_NAMES = (
+    "past_key_values",
+    "cache_params",
+    "state",
+)  # how models call what they carry; the last is RWKV's
+
+
+class Stream:
+    """A causal model in the middle of some text: what it carries from one chunk to the next.
+
+    The rows of a batch are texts of one length, without padding. `capacity`: tokens to make room for at once;
+    more are taken in, at the price of moving what is there. `attention`: what stands in for the model's own.
+    """
+
+    def __init__(self, model: Any, capacity: int = 0, attention: Attention | None = None) -> None:
+        self.model = model
+        self.attention = attention
+        self.parameters = inspect.signature(model.forward).parameters
+        names = [name for name in STATE_NAMES if name in self.parameters]
+        if not names:
+            raise TypeError(f"{type(model).__name__}.forward takes none of {', '.join(STATE_NAMES)}")
+        self.state_name = names[0]
+        self.state: Any = None if self.state_name == "state" else self._new_cache(capacity)
+        self.num_seen = 0
+        self.output: Any = None
+        self.reading = Reading()
+
+    def _new_cache(self, capacity: int) -> Any:
+        layers, shape = ([], None) if self.attention is None else (self.attention.layers, self.attention.shape)
+        return new_cache(self.model, capacity, layers, shape)
+
+    def step(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time hidden"]:
+        """Feeds the next tokens; returns the last hidden states, which `logits` turns into logits."""
+        if self.state_name == "state" and ids.shape[1] == 1 and len(ids) > 1:
+            return self._step_row_by_row(ids)
+        arguments = {self.state_name: self.state, "use_cache": True}
+        if self.attention is None:
+            self.output = forward(self.model, ids, self.num_seen, arguments, self.parameters)
+        else:
+            self.reading.start = self.num_seen
+            with self.attention.reading(self.reading):
+                self.output = forward(self.model, ids, self.num_seen, arguments, self.parameters)
+        if self.state_name == "state":
+            self.state = self.output.state
+        self.num_seen += ids.shape[1]
+        return self.output[0]
+
+    def _step_row_by_row(self, ids: Tensor) -> Tensor:
+        """One token of several rows of RWKV, whose own code then mixes the rows (transformers 5.23)."""
+        whole, start, hidden, states = self.state, self.num_seen, [], []
+        for row in range(len(ids)):
+            self.num_seen = start
+            self.state = None if whole is None else [part[row : row + 1] for part in whole]
+            hidden.append(self.step(ids[row : row + 1]))
+            states.append(self.state)
+        self.state = [torch.cat(parts) for parts in zip(*states, strict=True)]
+        return torch.cat(hidden)
+
+    @property
+    def can_branch(self) -> bool:
+        """Whether all that is carried are keys and values of whole texts, which `branch` needs."""
+        plain = self.attention is None and self.state_name == "past_key_values"
+        return plain and all(isinstance(layer, BufferLayer) for layer in self.state.layers)
+
+    def branch(self, ids: Int[Tensor, "branches batch time"]) -> Float[Tensor, "branches batch time hidden"]:
+        """Feeds several continuations of the text in one forward; each sees the text and itself. Then `restore`."""
+        count, batch, time = ids.shape
+        rows = ids.transpose(0, 1).reshape(batch, count * time)
+        own = torch.block_diag(*[torch.ones(time, time, device=ids.device).tril()] * count)
+        mask = torch.zeros(count * time, self.num_seen + count * time, dtype=self.model.dtype, device=ids.device)
+        mask[:, self.num_seen :].masked_fill_(own == 0, torch.finfo(self.model.dtype).min)
+        arguments = {self.state_name: self.state, "use_cache": True, "attention_mask": mask.expand(batch, 1, -1, -1)}
+        positions = (self.num_seen + torch.arange(time, device=ids.device)).repeat(count)
+        self.output = forward(self.model, rows, positions, arguments, self.parameters)
+        return self.output[0].reshape(batch, count, time, -1).transpose(0, 1)
+
+    def evict(self) -> None:
+        """Drop the keys that the method does not choose. Tokens fed afterwards see the chosen keys and each other."""
+        assert self.attention is not None
+        assert self.attention.eviction is not None
+        layers, positions = list(self.state.layers), dict[int, Tensor]()
+        for index, last in self.reading.last_queries.items():
+            keys, values = layers[index].keys, layers[index].values
+            call = replace(last, key=keys, value=values, start=self.num_seen - last.query.shape[3])
+            if (chosen := self.attention.eviction.choose(call)) is not None:
+                keys, values = (x.gather(2, chosen[..., None].expand(-1, -1, -1, x.shape[3])) for x in (keys, values))
+                layers[index] = BufferLayer.of(keys, values, self.num_seen)
+                positions[index] = (chosen + call.num_missing).int()
+        self.state.layers, self.reading = layers, Reading(positions=positions, evicted=True)
+
+    def snapshot(self) -> Any:
+        """What `restore` needs, once, to forget everything fed after this moment. Holds no copy of any keys."""
+        if self.state_name == "state":
+            return self.num_seen, cloned(self.state)
+        return self.num_seen, [
+            layer.length if isinstance(layer, BufferLayer) else saved(layer) for layer in self.state.layers
+        ]
+
+    def restore(self, snapshot: Any) -> None:
+        self.num_seen, saved = snapshot
+        if self.state_name == "state":
+            self.state = saved
+            return
+        del self.state.layers[len(saved) :]  # layers that came into being with their first token
+        for layer, value in zip(self.state.layers, saved, strict=True):
+            if isinstance(layer, BufferLayer):
+                layer.length = value
+            else:
+                layer.__dict__.clear()
+                layer.__dict__.update(value)
+
+    @property
+    def num_kept(self) -> int:
+        """Tokens whose keys are held, largest over layers; 0 for a model that is recurrent throughout."""
+        if self.state_name == "state":
+            return 0
+        kept = [0]
+        for layer in self.state.layers:
+            if isinstance(layer, BufferLayer):
+                kept.append(layer.length)
+            elif getattr(layer, "keys", None) is not None:
+                kept.append(layer.keys.shape[-2] if layer.keys.dim() > 1 else 0)
+        return max(kept)
+
+    @property
+    def num_bytes(self) -> int:
+        """Held for this text over all layers, spare room included."""
+        values = self.state if self.state_name == "state" else [vars(layer) for layer in self.state.layers]
+        queries = [call.query for call in self.reading.last_queries.values()]
+        held = tensors([values, queries, self.reading.positions])
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
+        return sum(storages.values())
