@@ -286,9 +286,12 @@ def models() -> Iterator[Input]:
             named = [f"./models/{name}" if one == LLAMA else one for one in argv]
             if command == "smt":
                 named += ["--set", f"model.name=./models/{name}"]
-            yield Input("models", f"named {shown(name)}, {command}", tuple(named), "ok", (), damage)
+            expect, about = ("refused", ("UTF-8",)) if name == "\udcff" else ("ok", ())
+            yield Input("models", f"named {shown(name)}, {command}", tuple(named), expect, about, damage)
             if command in ("curve", "perplexity", "compare"):
-                yield Input("models", f"named {shown(name)}, {command} --plan", (*named, "--plan"), "ok", (), damage)
+                yield Input(
+                    "models", f"named {shown(name)}, {command} --plan", (*named, "--plan"), expect, about, damage
+                )
 
 
 def _renamed(here: Path, name: str) -> None:

@@ -214,7 +214,6 @@ WITH: dict[tuple[str, str], tuple[str, ...]] = {  # options that need another
     ("curve", "--spacing"): ("--lengths", "4:8"),
     ("curve", "--minutes"): ("--lengths", "auto"),
 }
-REFUSED_IN_MODELS = ("--method", "--lengths", "--text")  # what is refused model by model ends with 1 in `compare`
 
 
 def declared(app: Any, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
@@ -261,13 +260,15 @@ def options() -> Iterator[Input]:
     for command in ("curve", "recall", "perplexity", "attention", "compare", "ask", "doctor"):
         base, _ = BASES[command]
         for value, expect in MODELS.items():
+            if command == "compare" and value == "models/bert":  # it loads, and what refuses to be read becomes rows
+                expect = "failed"
             argv = (base[0], "--", value) if command == "doctor" else (base[0], *base[2:], "--", value)
             if command == "ask":
                 argv = (base[0], *base[3:], "--", value, "what?")
-            yield Input("options", f"{command} MODEL {shown(value)}", argv, expect, (value.strip(), "MODEL", "model"))
+            yield Input("options", f"{command} MODEL {shown(value)}", argv, expect, (value.strip() or "model",))
     for value, expect in TASKS.items():
         argv = (OWN[0], *OWN[3:], "--", value, OWN[2])
-        yield Input("options", f"task TASK {shown(value)}", argv, expect, (value.strip(), "task"))
+        yield Input("options", f"task TASK {shown(value)}", argv, expect, (value.strip() or "task",))
     for value, expect in FILES.items():
         yield Input(
             "options", f"import FILE {shown(value)}", ("import", "--out", "run", "--", value), expect, (value or ".",)
