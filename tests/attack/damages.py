@@ -29,6 +29,7 @@ from attack.inputs import (
     RECALL,
     REPORT,
     TRAIN,
+    Damage,
     Input,
     shown,
     write,
@@ -818,6 +819,14 @@ INDEX_VALUES: list[tuple[tuple[str, ...], Any]] = [
 ]  # fmt: skip
 
 
+def _sealed(here: Path, damage: Damage) -> None:
+    """A damage of an index that its checksums do not tell, as a stranger's may be."""
+    from farspan import checksums
+
+    damage(here)
+    checksums.seal(here / "index")
+
+
 def indexes() -> Iterator[Input]:
     """Every file of an index, damaged, and a task that searches it, and `index` repeated."""
     again = (*RALM[:-1], "again")
@@ -830,9 +839,14 @@ def indexes() -> Iterator[Input]:
     for change in ("longer", "shorter", "shifted", "descending", "negative", "floats", "objects", "two-dimensional"):
         damage = partial(_starts, place="index/starts.npy", change=change)
         yield Input("indexes", f"starts {change}, search", again, "same", ("index",), damage, "ralm")
+        sealed = partial(_sealed, damage=damage)
+        expect = "any" if change in ("longer", "shorter", "shifted") else "same"  # other passages, but whole ones
+        yield Input("indexes", f"starts {change}, sealed, search", again, expect, ("index",), sealed, "ralm")
     for path, value in INDEX_VALUES:
         damage = partial(edit_json, place="index/index.json", path=path, value=value)
         name = f"index.json {'.'.join(path) or 'whole'}={'removed' if value is REMOVED else shown(json.dumps(value))}"
         for command, (argv, _) in commands.items():
             expect = "same" if command == "search" else "any"
             yield Input("indexes", f"{name}, {command}", argv, expect, ("index",), damage, "ralm")
+            sealed = partial(_sealed, damage=damage)
+            yield Input("indexes", f"{name}, sealed, {command}", argv, "any", ("index",), sealed, "ralm")

@@ -36,7 +36,7 @@ class Input:
     damage: Damage | None = None
     made: str | None = None  # what the stage is copied from: one of MADE
     stdin: str | None = None
-    timeout: float = 60
+    timeout: float = 240  # seconds; the built-in text takes twenty of a machine that does nothing else
     env: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -205,6 +205,9 @@ EXCEPTIONS: dict[tuple[str | None, str, str], str] = {
     ("report", "--out", "/dev/full"): "refused",
     ("index", "--text", "text.txt\n"): "refused",
     ("doctor", "--method", "cepe"): "refused",
+    ("index", "--tokenizer", "models/bert"): "ok",  # no causal model is needed for its tokenizer
+    ("index", "--tokenizer", "models/t5"): "ok",
+    ("index", "--tokenizer", "models/encoder"): "ok",
 }
 WITH: dict[tuple[str, str], tuple[str, ...]] = {  # options that need another
     ("index", "--tokenizer"): ("--passage-tokens", "5"),
@@ -265,10 +268,10 @@ def options() -> Iterator[Input]:
             argv = (base[0], "--", value) if command == "doctor" else (base[0], *base[2:], "--", value)
             if command == "ask":
                 argv = (base[0], *base[3:], "--", value, "what?")
-            yield Input("options", f"{command} MODEL {shown(value)}", argv, expect, (value.strip() or "model",))
+            yield Input("options", f"{command} MODEL {shown(value)}", argv, expect, (value.strip(),))
     for value, expect in TASKS.items():
         argv = (OWN[0], *OWN[3:], "--", value, OWN[2])
-        yield Input("options", f"task TASK {shown(value)}", argv, expect, (value.strip() or "task",))
+        yield Input("options", f"task TASK {shown(value)}", argv, expect, (value.strip(),))
     for value, expect in FILES.items():
         yield Input(
             "options", f"import FILE {shown(value)}", ("import", "--out", "run", "--", value), expect, (value or ".",)
