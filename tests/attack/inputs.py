@@ -374,6 +374,8 @@ def spellings() -> Iterator[Input]:
                         argv = ("curve", model, *base[2:], f"--method={spelled}")
                     else:
                         argv = ("task", spelled, *base[2:])
+                        if name in ("qa", "icl", "ralm"):  # whose lengths are passages or demonstrations
+                            argv = (*argv, "--lengths", "0,2")
                     made = "index" if name == "ralm" else None
                     yield Input(
                         "spellings", f"{what} {shown(spelled)}", argv, expect, (value, field.name, name), made=made

@@ -49,7 +49,7 @@ class Composed:
     def __post_init__(self) -> None:
         for part in self.parts:
             if not isinstance(part, ROPE + ATTENTION + PASSAGES):
-                raise ValueError(f"{part} cannot be composed with other methods")
+                raise ValueError(f"{part} cannot be composed with other methods: name it alone")
             if isinstance(part, Rope) and part.type == "dynamic" and any(isinstance(p, ATTENTION) for p in self.parts):
                 raise ValueError(f"{self}: dynamic RoPE brings attention of its own; use linear, ntk or yarn")
         for kinds, what in ((ROPE, "RoPE"), (ATTENTION, "attention"), (PASSAGES, "passages")):

@@ -138,7 +138,9 @@ class InContextLearning:
                 else:
                     drawn.append(classes[label][place])
         if len(drawn) < count:
-            raise ValueError(f"{self.set} has {len(drawn):,} demonstrations; {count:,} were asked for (--lengths)")
+            raise ValueError(
+                f"{self.set} has {len(drawn):,} demonstrations; {count:,} were asked for. Give smaller --lengths"
+            )
         return drawn[:count]
 
     def option_ids(self, lm: LM) -> list[np.ndarray]:
