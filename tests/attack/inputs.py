@@ -366,6 +366,8 @@ def spellings() -> Iterator[Input]:
                 numeric = field.type in (int, float, int | None, float | None)
                 for value, expect in (numbers if numeric else strings).items():
                     given = {**needs.get(name, {}), field.name: value}
+                    if name == "icl" and field.name in ("text", "label"):  # of a data set of one's own
+                        given = {"data": "icl", "text": "text", "label": "label", field.name: value}
                     spelled = f"{name}:" + ",".join(f"{key}={one}" for key, one in given.items())
                     if field.name == "encoder":
                         expect = "any"  # it is used for weights=dense alone
@@ -428,12 +430,12 @@ def _values(key: str, annotation: Any) -> dict[str, str]:
     kinds = set(get_args(annotation)) or {annotation}
     text = str(annotation)
     if kinds & {int, float} and "tuple" not in text and "dict" not in text:
-        values = {'"x"': "refused", "-1": "refused", "nan": "refused", "[1]": "refused", "true": "any", "0": "any",
+        values = {'"x"': "refused", "-1": "refused", "nan": "refused", "[1]": "refused", "true": "refused", "0": "any",
                   "1.5": "any", "inf": "any", "1e30": "any"}  # fmt: skip
         if key.rpartition(".")[2] == "seed":
             values["-1"] = "any"
         if key.rpartition(".")[2] in ENDLESS:
-            values = {value: expect for value, expect in values.items() if value in ('"x"', "-1", "nan", "[1]")}
+            values = {value: expect for value, expect in values.items() if value in ('"x"', "-1", "nan", "[1]", "true")}
         return values
     if annotation is bool:
         return {'"x"': "refused", "2": "refused", "[]": "refused", "nan": "refused"}
