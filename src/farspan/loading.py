@@ -29,6 +29,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import cached_file
 
 from farspan.corpus import expanded, offline
@@ -213,6 +214,12 @@ def _check_config(fields: Any, trust_remote_code: bool) -> None:
     dtype = fields.get("dtype", fields.get("torch_dtype"))
     if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise _RefusedError(f"config.json has dtype = {dtype!r}, expected one of torch, such as float32 or bfloat16")
+    quantization = fields.get("quantization_config")
+    if quantization and not _is_known_quantization(quantization):  # transformers reads such weights as they are
+        raise _RefusedError(
+            f"config.json has quantization_config = {quantization!r:.60}, expected an object whose quant_method "
+            f"transformers {transformers.__version__} knows. Correct it, or choose another model"
+        )
     kernel = fields.get("attn_implementation", fields.get("_attn_implementation"))
     if isinstance(kernel, str) and "/" in kernel and not trust_remote_code:
         raise _RefusedError(
@@ -221,6 +228,13 @@ def _check_config(fields: Any, trust_remote_code: bool) -> None:
         )
     if isinstance(fields.get("text_config"), dict):
         _check_config(fields["text_config"], trust_remote_code)
+
+
+def _is_known_quantization(config: Any) -> bool:
+    if not isinstance(config, dict):
+        return False
+    bitsandbytes = config.get("load_in_8bit") or config.get("load_in_4bit")
+    return bool(bitsandbytes) or config.get("quant_method") in list(AUTO_QUANTIZATION_CONFIG_MAPPING)
 
 
 def _refuse_pickles(place: str, config: PreTrainedConfig, options: dict[str, Any], revision: str | None) -> None:
