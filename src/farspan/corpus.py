@@ -167,7 +167,7 @@ def load(name: str, tokenizer: Any) -> Corpus:
     elif about["most"] > LARGEST_SHARE * len(tokens):
         report(
             f"warning: {about['most'] / len(tokens):.1%} of the tokens of text {name!r} are one token "
-            f"({tokenizer.convert_ids_to_tokens(about['most_frequent'])!r}): numbers measured on it mean little."
+            f"({tokenizer.convert_ids_to_tokens(about['most_frequent'])!r:.40}): numbers measured on it mean little."
         )
     return Corpus(name, content.key, tokens, starts, characters=content.characters, unknown=unknown)
 
@@ -527,7 +527,7 @@ def parquet_errors(path: Path) -> Iterator[None]:
         yield
     except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
         why = str(error).partition("\n")[0]
-        raise ValueError(f"{path} is no parquet file, or a damaged one: {why}") from error
+        raise ValueError(f"{path} is no parquet file, or a damaged one: {why.rstrip('.')}. Write it again") from error
 
 
 def _hub_documents(id: str, config: str | None, split: str | None, column: str | None) -> Iterator[str | None]:

@@ -214,6 +214,13 @@ def _check_config(fields: Any, trust_remote_code: bool) -> None:
     dtype = fields.get("dtype", fields.get("torch_dtype"))
     if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise _RefusedError(f"config.json has dtype = {dtype!r}, expected one of torch, such as float32 or bfloat16")
+    if isinstance(window := fields.get("sliding_window"), str):
+        raise _RefusedError(f"config.json has sliding_window = {window!r:.60}, expected a number of tokens. Correct it")
+    for rope in (fields.get("rope_parameters"), fields.get("rope_scaling")):
+        for name in ("factor", "rope_theta") if isinstance(rope, dict) else ():
+            value = rope.get(name)
+            if isinstance(value, int | float) and value <= 0:
+                raise _RefusedError(f"config.json has {name} = {value} of RoPE, expected more than 0. Correct it")
     quantization = fields.get("quantization_config")
     if quantization and not _is_known_quantization(quantization):  # transformers reads such weights as they are
         raise _RefusedError(
