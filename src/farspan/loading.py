@@ -399,7 +399,7 @@ def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
                 f"folder {name} holds no safetensors weights; .bin weights can run code when they are read: "
                 "convert them, or allow it with allow_pickle=True (--allow-pickle)"
             )
-        return f"folder {name} cannot be loaded: {said}"
+        return f"folder {name} cannot be loaded: {said.rstrip('.')}. Download it again"
     if name.startswith((".", "/", "~")) or caused_by(HFValidationError):
         return f"{what} {name!r} is neither a folder nor a hub id such as org/name"
     if offline() or caused_by(OfflineModeIsEnabled):
