@@ -277,6 +277,11 @@ def a_folder(file: Path) -> None:
     file.mkdir()
 
 
+def a_link_to_itself(file: Path) -> None:
+    file.unlink()
+    file.symlink_to(file)
+
+
 def of_another_version(file: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"what_comes_next": 1}))
 
@@ -304,7 +309,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], ...]] = {
     "model.safetensors": (*BINARY, not_finite),
     "optimizer.pt": BINARY,
     "scheduler.pt": BINARY,
-    "rng_state.pth": BINARY,
+    "rng_state.pth": (*BINARY, a_link_to_itself),
     "trainer_state.json": (
         cut, empty, gone, a_list, of_another_version, without_a_history, of_another_step, of_no_callbacks,
     ),
