@@ -384,7 +384,7 @@ def test_lengths_are_parts_of_the_longest_trained_length(
         ({"lengths": (0, 4)}, "must be positive numbers of tokens"),
         ({"repeats": 0}, "repeats = 0; at least 1 is needed"),
         ({"bin": -1}, "bin = -1 tokens; at least 1 is needed"),
-        ({"map_bins": 513}, "map bins = 513; a map has at most 512"),
+        ({"map_bins": 513}, "map_bins = 513; a map has at most 512"),
         ({"sinks": -1}, "sinks = -1; it is the number of first tokens that are left out"),
     ],
 )

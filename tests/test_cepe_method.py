@@ -294,7 +294,7 @@ def test_what_cannot_be_read_is_refused(lm: LM, open_lm: Any, tokenizer: PreTrai
             pass
 
     for text, message in (
-        ("cepe:chunk=17", "longer than the encoder's window of 16"),
+        ("cepe:chunk=17", "chunk = 17 is longer than the encoder's window; use chunk <= 16"),
         ("cepe:chunk=8,decoder_window=8", "leaves no room in decoder_window = 8"),
         ("cepe:mode=cach", "did you mean 'cache'"),
         ("cepe:chunk=0", "chunk must be at least 1"),

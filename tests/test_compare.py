@@ -266,6 +266,14 @@ def test_the_command_prints_tables_draws_and_ends_with_what_failed(saved: Path, 
         assert [line["length"] for line in csv.DictReader(file)] == ["16", "32"] * 3
 
 
+def test_a_cell_of_the_table_is_no_formula_and_no_control_character(tmp_path: Path) -> None:
+    cell = report.Cell("=1+1", "full", "own", 8, "tokens", "nats", False, failed="refused", reason="\x1b[2J", p=1e-9)
+    report.write_tables([cell], tmp_path)
+    with (tmp_path / "compare.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert (line["model"], line["reason"], line["p"]) == ("'=1+1", "␛[2J", "1e-09")
+
+
 def test_the_page_shows_the_table_and_why_cells_failed(lm: LM, tokenizer: Any, text: str, tmp_path: Path) -> None:
     gpt2 = wrap(tiny_model("gpt2"), tokenizer, "<b>gpt2</b>")
     compare([lm, gpt2], ["full", "topk:k=4", "rope:type=yarn,factor=2"], tmp_path, settings(text))

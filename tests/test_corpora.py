@@ -12,12 +12,13 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from farspan import checksums
 from farspan.text import corpora, tokenising, utf8
 from farspan.text.corpora import Corpus, join, load
 from farspan.text.documents import builtin_texts, read_texts
+from farspan.train.batches import train_tokenizer
 
 
 class Counting:
@@ -754,3 +755,14 @@ def test_the_length_that_a_refusal_recommends_is_possible() -> None:
 
 def test_joined_documents_have_a_separator_before_each() -> None:
     assert join([np.array([5, 6]), np.array([7])], (1, 2)).tolist() == [1, 2, 5, 6, 1, 2, 7]
+
+
+def test_a_warning_of_one_token_shows_no_token_of_thousands_of_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    train_tokenizer(["ab" * 4096], 270, tmp_path / "tokenizer")
+    (tmp_path / "text.txt").write_text("ab" * 40_960)
+    load(str(tmp_path / "text.txt"), AutoTokenizer.from_pretrained(tmp_path / "tokenizer"))
+    assert "are one token ('abab" in (said := capsys.readouterr().err)
+    assert len(said) < 300

@@ -298,8 +298,8 @@ def test_no_finite_numbers_are_a_row_that_says_so(lm: LM, tmp_path: Path) -> Non
     ("what", "lengths", "repeats", "problem"),
     [
         (made(options=("red", "", "blue")), (1,), 1, "option '' of made"),
-        (made(), (10,), 1, "made has 9 demonstrations; 10 were asked for"),
-        (made(), (1,), 10, "made has 9 questions; 10 were asked for"),
+        (made(), (10,), 1, "made has 9 demonstrations; 10 are needed"),
+        (made(), (1,), 10, "made has 9 questions; 10 are needed"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(what: Any, lengths: Any, repeats: int, problem: str, lm: LM) -> None:
@@ -393,7 +393,7 @@ def test_the_verbalisers_of_trec_are_all_fifty() -> None:
         ([{"text": None, "label": 0}], "row 1: got nothing, expected text"),
         ([{"text": "  ", "label": 0}], "row 1: got '  ', expected text"),
         ([], "holds no rows"),
-        (["neg"], "holds str 'neg' where a row"),
+        (["neg"], "has no named columns: got str 'neg'"),
     ],
 )
 def test_rows_that_are_not_the_sets_are_refused(rows: list[Any], problem: str, tmp_path: Path) -> None:

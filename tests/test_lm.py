@@ -347,6 +347,16 @@ def test_layers_that_only_draft_tokens_are_left_out(folder: Path) -> None:
         ("model_type", "t5", "is no causal language model known to transformers"),
         ("model_type", "nope", "is no causal language model known to transformers"),
         ("encoder_config", 5, "config.json"),
+        ("sliding_window", "x", "sliding_window = 'x', expected a number of tokens"),
+        (
+            "rope_parameters",
+            {"rope_type": "yarn", "rope_theta": 1e4, "factor": -1.0},
+            "factor = -1.0 of RoPE, expected",
+        ),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 0}, "rope_theta = 0 of RoPE"),
+        ("quantization_config", "x", "quantization_config = 'x', expected an object whose quant_method"),
+        ("quantization_config", {"quant_method": "nope"}, r"quant_method': 'nope'}, expected an object whose"),
+        ("quantization_config", {"quant_method": []}, "expected an object whose quant_method transformers"),
     ],
 )
 def test_a_config_that_is_impossible_is_refused_in_one_line(folder: Path, field: str, value: object, said: str) -> None:

@@ -344,7 +344,10 @@ def test_all_differences_of_two_curves_come_from_one_set_of_draws(monkeypatch: p
     draw = stats.headlines_drawn
     monkeypatch.setattr(stats, "headlines_drawn", lambda one, g: drawn.append(one) or draw(one, g))
     paired.differences(run(3000.0), run(4000.0))
-    assert len(drawn) == 4  # two curves, and both up to the last length of the two
+    assert len(drawn) == 2  # both curves
+    drawn.clear()
+    paired.differences(run(3000.0), run(4000.0, LENGTHS[:-1]))
+    assert len(drawn) == 3  # and the longer one up to the last length of the other
 
 
 def test_a_curve_moved_by_1000_tokens_differs_by_1000_tokens() -> None:

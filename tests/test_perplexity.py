@@ -463,7 +463,7 @@ def test_a_plan_measures_nothing(model: Path) -> None:
     [
         (("--lengths", "0,16"), "lengths [0, 16] must be positive numbers of tokens"),
         (("--target-tokens", 16), "16 target tokens leave no context in a length of 16"),
-        (("--targets", "lats"), r"targets 'lats' are unknown .*; known are fixed, last, all"),
+        (("--targets", "lats"), "known are fixed, last, all"),
         (("--lengths", "64,100000"), "3 repeats of 100,000 need 300,000: give a longer text"),
         (("--method", "nope"), "method 'nope' is unknown"),
         (("--points", 3), "belong to a range"),

@@ -177,7 +177,7 @@ def test_rows_without_an_answer_are_skipped_and_counted(tmp_path: Path) -> None:
         ),
         ('{"question": "x", "answers": "[1"}', "the answers '.1' are no JSON"),
         ("{", "line 1 is damaged: expected JSON"),
-        ("[1]", r"holds list \[1\] where a row with named columns belongs"),
+        ("[1]", r"has no named columns: got list \[1\]"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_named(line: str, said: str, tmp_path: Path) -> None:

@@ -313,7 +313,10 @@ def test_a_folder_without_a_run_cannot_be_read(tmp_path: Path) -> None:
         read_rows(tmp_path)
 
 
-@pytest.mark.parametrize(("content", "reason"), [('{"settings', "is damaged"), ('{"lr": 1}', "not written by farspan")])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [('{"settings', "is damaged.*Restore it, or choose another"), ('{"lr": 1}', "not written by farspan")],
+)
 def test_a_run_json_that_is_damaged_or_of_another_program_is_named(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "run.json").write_text(content)
     for read in (read_rows, lambda folder: Run.open(folder, SETTINGS)):

@@ -238,6 +238,34 @@ def test_an_index_without_checksums_or_of_an_unknown_kind_is_refused(index: Inde
         open_index(index.folder)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("documents", "x", "documents: got 'x', expected integer"),
+        ("text_hash", None, "text_hash: got None, expected string"),
+        ("cut", None, "cut: got None, expected"),
+        ("encoder", 5, "encoder: got 5, expected string"),
+        ("kind", "dense", "encoder: got None, expected the name of an encoder"),
+    ],
+)
+def test_an_index_of_a_stranger_with_fitting_checksums_is_checked(
+    key: str, value: object, said: str, text: str, index: Index
+) -> None:
+    place = index.folder / "index.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {key: value}))
+    checksums.seal(index.folder)
+    for use in (lambda: open_index(index.folder), lambda: build(text, index.folder)):
+        with pytest.raises(ValueError, match=f"index.json is damaged: {said}.*Delete"):
+            use()
+
+
+def test_an_index_whose_places_are_no_integers_is_refused(index: Index) -> None:
+    np.save(index.folder / "starts.npy", np.load(index.folder / "starts.npy").astype(float))
+    checksums.seal(index.folder)
+    with pytest.raises(ValueError, match=r"starts.npy does not fit passages.txt. Delete"):
+        open_index(index.folder)
+
+
 def test_an_index_that_another_process_built_meanwhile_is_kept(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,6 +277,11 @@ def a_folder(file: Path) -> None:
     file.mkdir()
 
 
+def a_link_to_itself(file: Path) -> None:
+    file.unlink()
+    file.symlink_to(file)
+
+
 def of_another_version(file: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"what_comes_next": 1}))
 
@@ -304,7 +309,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], ...]] = {
     "model.safetensors": (*BINARY, not_finite),
     "optimizer.pt": BINARY,
     "scheduler.pt": BINARY,
-    "rng_state.pth": BINARY,
+    "rng_state.pth": (*BINARY, a_link_to_itself),
     "trainer_state.json": (
         cut, empty, gone, a_list, of_another_version, without_a_history, of_another_step, of_no_callbacks,
     ),
@@ -559,6 +564,8 @@ def test_a_wrong_value_of_a_config_trains_or_is_refused_in_one_line(
         ("smt", ["optimizer.lr=inf"], r"optimizer\.lr: .*finite"),
         ("smt", ["smt.beta=nan"], r"smt\.beta: .*finite"),
         ("smt", ["optimizer.lr=1e31"], r"optimizer\.lr: .*at most 1e\+30"),
+        ("smt", ["optimizer.clip=true"], r"optimizer\.clip: expected a number, not true or false \(given True\)"),
+        ("lm", ["trainer.steps=false"], r"trainer\.steps: expected a number, not true or false \(given False\)"),
         ("smt", ["trainer.steps=1" + "0" * 25], r"trainer\.steps: .*at most 2\.14748e\+09"),
         ("smt", ["trained.patterns=['*q_proj*']"], r"patterns = .* does nothing with what = 'qk'.*what = \"patterns\""),
         ("smt", ["trained.rank=4"], r"rank = 4 does nothing with what = 'qk'.*give what = \"lora\""),

@@ -319,7 +319,7 @@ def test_an_answer_of_one_line_ends_there(lm: LM, tmp_path: Path) -> None:
 def test_the_plan_counts_what_is_fed(lm: LM) -> None:
     what = made()
     cost = plan(what, method("full"), lm, lengths=(300,), repeats=4, calibrate=False)
-    parts = [e.tokens for e in what.examples(lm, (300,), 4, 0)]
+    parts = [vars(e.payload) for e in what.examples(lm, (300,), 4, 0)]
     assert cost.tokens == sum(1 + 6 + sum(len(one[key]) for key in ("before", "document", "after")) for one in parts)
 
 
@@ -419,7 +419,7 @@ def test_real_meetings_are_answered(how: str, shared_data: Path, tmp_path: Path)
     lm = load(shared_data / "models" / "stories260K", dtype="float32", device="cpu")
     file = shared_data / "meetings" / "qmsum_val.jsonl"
     what = task(f"zeroscrolls:set=qmsum,data={file},truncate=beginning,new_tokens=16").on(lm, "")
-    assert isinstance(what, ZeroScrolls)
+    assert isinstance(what, BoundZeroScrolls)
     assert len(what.items) == 272
     rows = measured(tmp_path, lm, what, how, lengths=(512,), repeats=2)
     assert [row.status for row in rows] == ["ok", "ok"]

@@ -30,6 +30,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import cached_file
 
 from farspan.device import is_out_of_memory
@@ -225,6 +226,19 @@ def _check_config(fields: Any, trust_remote_code: bool) -> None:
     dtype = fields.get("dtype", fields.get("torch_dtype"))
     if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise _RefusedError(f"config.json has dtype = {dtype!r}, expected one of torch, such as float32 or bfloat16")
+    if isinstance(window := fields.get("sliding_window"), str):
+        raise _RefusedError(f"config.json has sliding_window = {window!r:.60}, expected a number of tokens. Correct it")
+    for rope in (fields.get("rope_parameters"), fields.get("rope_scaling")):
+        for name in ("factor", "rope_theta") if isinstance(rope, dict) else ():
+            value = rope.get(name)
+            if isinstance(value, int | float) and value <= 0:
+                raise _RefusedError(f"config.json has {name} = {value} of RoPE, expected more than 0. Correct it")
+    quantization = fields.get("quantization_config")
+    if quantization and not _is_known_quantization(quantization):  # transformers reads such weights as they are
+        raise _RefusedError(
+            f"config.json has quantization_config = {quantization!r:.60}, expected an object whose quant_method "
+            f"transformers {transformers.__version__} knows. Correct it, or choose another model"
+        )
     kernel = fields.get("attn_implementation", fields.get("_attn_implementation"))
     if isinstance(kernel, str) and "/" in kernel and not trust_remote_code:
         raise _RefusedError(
@@ -233,6 +247,13 @@ def _check_config(fields: Any, trust_remote_code: bool) -> None:
         )
     if isinstance(fields.get("text_config"), dict):
         _check_config(fields["text_config"], trust_remote_code)
+
+
+def _is_known_quantization(config: Any) -> bool:
+    if not isinstance(config, dict):
+        return False
+    bitsandbytes = config.get("load_in_8bit") or config.get("load_in_4bit")
+    return bool(bitsandbytes) or config.get("quant_method") in list(AUTO_QUANTIZATION_CONFIG_MAPPING)
 
 
 def _refuse_pickles(place: str, config: PreTrainedConfig, options: dict[str, Any], revision: str | None) -> None:
@@ -390,7 +411,7 @@ def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
                 f"folder {name} holds no safetensors weights; .bin weights can run code when they are read: "
                 "convert them, or allow it with allow_pickle=True (--allow-pickle)"
             )
-        return f"folder {name} cannot be loaded: {said}"
+        return f"folder {name} cannot be loaded: {said.rstrip('.')}. Download it again"
     if name.startswith((".", "/", "~")) or caused_by(HFValidationError):
         return f"{what} {name!r} is neither a folder nor a hub id such as org/name"
     if offline() or caused_by(OfflineModeIsEnabled):

@@ -391,10 +391,11 @@ def _differences(
 ) -> list[Difference]:
     end = min(one.lengths[-1] * scale for one, scale in zip((a, b), scales, strict=True))
     same_end = [_until(one, round(end / scale)) for one, scale in zip((a, b), scales, strict=True)]
-    whole, ended = (
-        [(stats.headline(one), stats.headlines_drawn(one, g)) for one, g in zip(curves, multipliers, strict=True)]
-        for curves in ([a, b], same_end)
-    )
+    whole = [(stats.headline(one), stats.headlines_drawn(one, g)) for one, g in zip((a, b), multipliers, strict=True)]
+    ended = [
+        numbers if cut is one else (stats.headline(cut), stats.headlines_drawn(cut, g))
+        for one, cut, g, numbers in zip((a, b), same_end, multipliers, whole, strict=True)
+    ]
     result = []
     for name in COMPARED:
         curves, numbers = (same_end, ended) if name == "span" else ([a, b], whole)
@@ -508,7 +509,9 @@ def _whole(curve: stats.Curve) -> Bool[np.ndarray, "repeats lengths"]:
 
 def _until(curve: stats.Curve, end: int) -> stats.Curve:
     """The curve up to a length; where it was not measured there, each repeat is interpolated."""
-    if end >= curve.lengths[-1] or end in curve.lengths:
+    if end >= curve.lengths[-1]:
+        return curve
+    if end in curve.lengths:
         return curve.kept(curve.lengths <= end)
     after = int(np.searchsorted(curve.lengths, end))
     before = max(after - 1, 0)  # before the first length the value there holds

@@ -346,9 +346,9 @@ class BaseMemory(ABC):
             raise ValueError("an earlier read of this memory failed halfway: read the text again into a new memory")
         if ids.dim() != 2 or ids.dtype != torch.long:
             raise ValueError(f"ids must be int64 of shape [batch, time], not {ids.dtype} {tuple(ids.shape)}")
-        limit = self.lm.position_limit
-        if limit is not None and after + ids.shape[1] > limit:
-            raise ValueError(f"{self.lm.name} has {limit:,} positions; {after + ids.shape[1]:,} tokens do not fit")
+        limit, end = self.lm.position_limit, after + ids.shape[1]
+        if limit is not None and end > limit:
+            raise ValueError(f"{self.lm.name} has {limit:,} positions; {end:,} tokens do not fit. Give a shorter text")
         return ids.to(self.lm.device)
 
     @abstractmethod

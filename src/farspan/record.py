@@ -24,6 +24,7 @@ from farspan.files import locked, parse_json, read_json, remove_leftovers, write
 from farspan.schema import check_example, check_header, check_row
 
 T = TypeVar("T")
+REPAIR = "Restore it, or choose another folder (--out)"  # of a damaged run.json
 PACKAGES = ("farspan", "torch", "transformers", "tokenizers", "numpy", "scipy")
 PACKAGE = Path(__file__).resolve().parent
 
@@ -219,12 +220,14 @@ def read_header(folder: str | Path) -> dict[str, Any]:
         header = read_json(path)
     except FileNotFoundError as error:
         raise ValueError(f"{folder} holds no run (no run.json). Name the folder of a run") from error
+    except ValueError as error:
+        raise ValueError(f"{error}. {REPAIR}") from error
     if not isinstance(header, dict) or not {"settings", "models", "sessions"} <= header.keys():
         raise ValueError(f"{path} was not written by farspan: choose another folder")
     try:
         check_header(header)
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}. Restore it, or choose another folder (--out)") from error
+        raise ValueError(f"{path} is damaged: {error}. {REPAIR}") from error
     return header
 
 

@@ -219,6 +219,16 @@ class ExampleLine(Checked):
     scored: Positive
 
 
+class IndexAbout(Checked):
+    """index.json"""
+
+    kind: str
+    documents: Count
+    text_hash: str
+    cut: Words
+    encoder: str | None
+
+
 class Result(Checked):
     """A length in a result file of the forgetting curve's authors."""
 
@@ -286,6 +296,13 @@ def check_header(header: Any) -> None:
     check(Header, header)
     if header["settings"].get("task") == "compare":
         check(Comparison, header["settings"], "settings")
+
+
+def check_index(about: Any) -> None:
+    """Raises ValueError, with field and value, unless this is what index.json holds."""
+    check(IndexAbout, about)
+    if about["kind"] != "bm25" and about["encoder"] is None:
+        raise ValueError("encoder: got None, expected the name of an encoder")
 
 
 def check(kind: type[BaseModel], values: Any, name: str = "") -> None:

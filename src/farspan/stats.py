@@ -186,22 +186,26 @@ def curves(rows: Iterable[Row]) -> dict[tuple[str, str, str], Curve]:
 def by_curve(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
     """The rows of each curve, by (model, method, label of protocol and texts). Where a run holds several versions
     of the task for one question, the label names the version: their numbers are not comparable."""
-    rows = [row for row in latest(rows) if row.task == "curve"]
+    alike: dict[tuple[Any, ...], list[Row]] = {}  # rows that were read share their settings: each is looked at once
+    for row in latest(rows):
+        if row.task == "curve":
+            alike.setdefault((row.model, row.method, row.version, id(row.settings)), []).append(row)
     settings: dict[str, list[dict[str, Any]]] = {}  # short label -> the settings it stands for under one model
     versions: dict[str, set[int]] = {}
-    for row in rows:
+    for row, *_ in alike.values():
         short = f"{row.model} {label(row.settings)}"
         known = settings.setdefault(short, [])
         if row.settings not in known:
             known.append(row.settings)
         versions.setdefault(short, set()).add(row.version)
     groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
+    for part in alike.values():
+        row = part[0]
         short = f"{row.model} {label(row.settings)}"
         what = label(row.settings, whole=len(settings[short]) > 1)
         if len(versions[short]) > 1:
             what += version_label(row.version)
-        groups.setdefault((row.model, row.method, what), []).append(row)
+        groups.setdefault((row.model, row.method, what), []).extend(part)
     return groups
 
 

@@ -1,6 +1,7 @@
 """`make test-attack`: all attacks; a table of counts and a line of JSON in the end; exit 1 where one found something.
 
 cd tests && python -m attack [--parts inputs,kills,...] [--only TEXT] [--sample N] [--jobs N] [--findings FILE]
+                              [--messages FILE]
 """
 
 import argparse
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of fuzzing: another draws other examples")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="commands at once")
     parser.add_argument("--findings", type=Path, default=Path("attack-findings.jsonl"), help="a line each")
+    parser.add_argument("--messages", type=Path, help="file for how each wrong input ended, a line each, to read")
     given = parser.parse_args()
     parts: dict[str, Callable[[Any, list[Stage]], Sequence[tuple[str, str, list[Finding]]]]] = {}
     from attack import parts as known

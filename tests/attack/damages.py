@@ -29,6 +29,7 @@ from attack.inputs import (
     RECALL,
     REPORT,
     TRAIN,
+    Damage,
     Input,
     shown,
     write,
@@ -286,9 +287,12 @@ def models() -> Iterator[Input]:
             named = [f"./models/{name}" if one == LLAMA else one for one in argv]
             if command == "smt":
                 named += ["--set", f"model.name=./models/{name}"]
-            yield Input("models", f"named {shown(name)}, {command}", tuple(named), "ok", (), damage)
+            expect, about = ("refused", ("UTF-8",)) if name == "\udcff" else ("ok", ())
+            yield Input("models", f"named {shown(name)}, {command}", tuple(named), expect, about, damage)
             if command in ("curve", "perplexity", "compare"):
-                yield Input("models", f"named {shown(name)}, {command} --plan", (*named, "--plan"), "ok", (), damage)
+                yield Input(
+                    "models", f"named {shown(name)}, {command} --plan", (*named, "--plan"), expect, about, damage
+                )
 
 
 def _renamed(here: Path, name: str) -> None:
@@ -605,7 +609,7 @@ ROWS: dict[str, tuple[Callable[[list[str]], str], str]] = {
     "reversed": (lambda lines: "".join(reversed(lines)), "same"),
     "one key more": (lambda lines: lines[0].replace("{", '{"more": 1, ', 1) + "".join(lines[1:]), "refused"),
     "a key twice": (lambda lines: lines[0].replace("{", '{"length": 9, ', 1) + "".join(lines[1:]), "any"),
-    "byte-order mark": (lambda lines: "\ufeff" + "".join(lines), "refused"),
+    "byte-order mark": (lambda lines: "\ufeff" + "".join(lines), "same"),
     "huge number": (lambda lines: "".join(lines).replace('"seed": 0', f'"seed": {"9" * 5000}'), "refused"),
     "lone surrogate": (lambda lines: "".join(lines).replace('"reason": ""', '"reason": "\\ud800"'), "any"),
     "zeros": (lambda lines: "\0" * 500, "any"),
@@ -815,6 +819,14 @@ INDEX_VALUES: list[tuple[tuple[str, ...], Any]] = [
 ]  # fmt: skip
 
 
+def _sealed(here: Path, damage: Damage) -> None:
+    """A damage of an index that its checksums do not tell, as a stranger's may be."""
+    from farspan import checksums
+
+    damage(here)
+    checksums.seal(here / "index")
+
+
 def indexes() -> Iterator[Input]:
     """Every file of an index, damaged, and a task that searches it, and `index` repeated."""
     again = (*RALM[:-1], "again")
@@ -827,9 +839,14 @@ def indexes() -> Iterator[Input]:
     for change in ("longer", "shorter", "shifted", "descending", "negative", "floats", "objects", "two-dimensional"):
         damage = partial(_starts, place="index/starts.npy", change=change)
         yield Input("indexes", f"starts {change}, search", again, "same", ("index",), damage, "ralm")
+        sealed = partial(_sealed, damage=damage)
+        expect = "any" if change in ("longer", "shorter", "shifted") else "same"  # other passages, but whole ones
+        yield Input("indexes", f"starts {change}, sealed, search", again, expect, ("index",), sealed, "ralm")
     for path, value in INDEX_VALUES:
         damage = partial(edit_json, place="index/index.json", path=path, value=value)
         name = f"index.json {'.'.join(path) or 'whole'}={'removed' if value is REMOVED else shown(json.dumps(value))}"
         for command, (argv, _) in commands.items():
             expect = "same" if command == "search" else "any"
             yield Input("indexes", f"{name}, {command}", argv, expect, ("index",), damage, "ralm")
+            sealed = partial(_sealed, damage=damage)
+            yield Input("indexes", f"{name}, sealed, {command}", argv, "any", ("index",), sealed, "ralm")

@@ -208,7 +208,6 @@ FIX = re.compile(
     r"exceeded maximum size|omit|correct|rename|replace|restore|leave)\b",
     re.IGNORECASE,
 )
-ERRNO_WITHOUT_NAME = re.compile(r"\[Errno \d+\][^'\"\n]*$", re.MULTILINE)
 WHERE = re.compile(r"[\w.-]+\.\w{2,}|/|'")  # a file, a folder or a quoted name
 UNCLEAR = {
     "errno": re.compile(r"\[Errno \d+\]"),

@@ -1,8 +1,10 @@
 """The parts of `python -m attack`: each returns (name, table, findings) of all its attacks."""
 
+import json
 from typing import Any
 
-from attack.harness import Finding, Stage
+from attack.harness import Finding, Stage, message
+from attack.inputs import Input
 
 Results = list[tuple[str, str, list[Finding]]]
 
@@ -14,7 +16,16 @@ def inputs(given: Any, stages: list[Stage]) -> Results:
     chosen = [one for one in all_inputs() if given.only in one.id]
     if given.sample:
         chosen = sample(chosen, given.sample, given.skip)
-    done = shared_out(stages, chosen, lambda stage, one: attack(stage, one)[1], lambda one: one.id)
+
+    def attacked(stage: Stage, one: Input) -> list[Finding]:
+        end, found = attack(stage, one)
+        if given.messages:
+            line = {"input": one.id, "expect": one.expect, "code": end.code, "message": message(end.stderr)}
+            with given.messages.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        return found
+
+    done = shared_out(stages, chosen, attacked, lambda one: one.id)
     return [(one.name, one.table, findings) for one, findings in done]
 
 

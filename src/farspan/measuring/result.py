@@ -7,7 +7,7 @@ from typing import Any
 
 from farspan.extras import optional_import
 from farspan.record import Row, latest, read_header, read_rows
-from farspan.report.results import Results, results
+from farspan.report.runs import Results, results
 
 
 @dataclass(frozen=True)

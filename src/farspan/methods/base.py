@@ -101,7 +101,7 @@ class Composed(Method):
     def __post_init__(self) -> None:
         for part in self.parts:
             if not part.changes:
-                raise ValueError(f"{part} cannot be composed with other methods")
+                raise ValueError(f"{part} cannot be composed with other methods: name it alone")
         for what in ORDER:
             same = [str(part) for part in self.parts if what in part.changes]
             if len(same) > 1:

@@ -90,7 +90,7 @@ class Cepe(Method):
         limit = window_of(lm.model.encoder)
         chunk = self.chunk or min(CHUNK, limit or CHUNK, max(1, window // 2))
         if limit is not None and chunk > limit:
-            raise ValueError(f"{self}: chunks of {chunk} tokens are longer than the encoder's window of {limit}")
+            raise ValueError(f"{self}: chunk = {chunk} is longer than the encoder's window; use chunk <= {limit}")
         if chunk >= window:
             raise ValueError(
                 f"{self}: chunk = {chunk} leaves no room in decoder_window = {window}; use less than {window}"

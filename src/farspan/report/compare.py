@@ -6,9 +6,8 @@ below 0.05 after Holm's correction over all cells of the task), and ties otherwi
 tokenizer are other tokens: such cells have no verdict.
 """
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from farspan.files import write, written
+from farspan.files import write
 from farspan.paired import LEAST_PAIRS, LEVEL, holm, student_mean
 from farspan.record import Row, latest
-from farspan.report.export import plain
+from farspan.report.export import plain, write_csv
 from farspan.report.picture import COLOURS, saved
 from farspan.report.tables import short_names
 
@@ -225,10 +224,8 @@ def write_tables(found: Sequence[Cell], folder: str | Path) -> list[Path]:
     text += [f"- {plain(line)}" for line in failures(found)]
     paths = [Path(folder) / name for name in ("compare.md", "compare.csv")]
     write(paths[0], "\n".join(text).rstrip() + "\n")
-    with written(paths[1]) as beside, beside.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Cell)])
-        writer.writeheader()
-        writer.writerows({field.name: getattr(cell, field.name) for field in fields(Cell)} for cell in found)
+    columns = [field.name for field in fields(Cell)]
+    write_csv(paths[1], columns, (asdict(cell) for cell in found), decimals=None)
     return paths
 
 

@@ -41,24 +41,26 @@ def write_curves(groups: Sequence[Group], path: Path) -> Path:
 
     Text from outside that a spreadsheet would take for a formula has an apostrophe in front.
     """
-    return _write(path, CURVE_COLUMNS, (line for group in groups for one in group.members for line in _points(one)))
+    return write_csv(path, CURVE_COLUMNS, (line for group in groups for one in group.members for line in _points(one)))
 
 
 def write_memory_lengths(groups: Sequence[Group], path: Path) -> Path:
     """A line per curve and memory length, in tokens of context unless the column says characters."""
-    return _write(path, LENGTH_COLUMNS, (line for group in groups for one in group.members for line in _lengths(one)))
+    return write_csv(
+        path, LENGTH_COLUMNS, (line for group in groups for one in group.members for line in _lengths(one))
+    )
 
 
 def write_perplexity(groups: Sequence[perplexity.Group], path: Path) -> Path:
     """A line per run, model, method, targets and text, and length."""
     members = (one for group in groups for one in group.members)
-    return _write(path, PERPLEXITY_COLUMNS, (line for one in members for line in _expectations(one)))
+    return write_csv(path, PERPLEXITY_COLUMNS, (line for one in members for line in _expectations(one)))
 
 
 def write_positions(groups: Sequence[perplexity.Group], path: Path) -> Path:
     """A line per run, model, method and range of positions in the longest text, of those that scored every token."""
     members = (one for group in groups for one in group.members)
-    return _write(path, POSITION_COLUMNS, (line for one in members for line in _positions(one)))
+    return write_csv(path, POSITION_COLUMNS, (line for one in members for line in _positions(one)))
 
 
 def markdown_page(context: Mapping[str, Any]) -> str:
@@ -147,20 +149,23 @@ def failures(sources: Iterable[Source]) -> list[dict[str, Any]]:
     ]
 
 
-def _write(path: Path, columns: Sequence[str], lines: Iterable[dict[str, Any]]) -> Path:
+def write_csv(path: Path, columns: Sequence[str], lines: Iterable[Mapping[str, Any]], decimals: int | None = 6) -> Path:
+    """Write a line of cells for each of the lines. `decimals`: of a number; None: all digits."""
     with written(path) as beside, beside.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         for line in lines:
-            writer.writerow({name: _cell(value) for name, value in line.items()})
+            writer.writerow({name: _cell(value, decimals) for name, value in line.items()})
     return path
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: Any, decimals: int | None) -> Any:
     if isinstance(value, str):
         return f"'{shown(value)}" if value.startswith(FORMULA) else shown(value)
     if isinstance(value, float):
-        return round(value, 6) if np.isfinite(value) else None
+        if not np.isfinite(value):
+            return None
+        return value if decimals is None else round(value, decimals)
     return value
 
 

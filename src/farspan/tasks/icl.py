@@ -202,7 +202,9 @@ class BoundIcl(Bound[Prompt]):
                 else:
                     drawn.append(classes[label][place])
         if len(drawn) < count:
-            raise ValueError(f"{self.set} has {len(drawn):,} demonstrations; {count:,} were asked for (--lengths)")
+            raise ValueError(
+                f"{self.set} has {len(drawn):,} demonstrations; {count:,} are needed. Give smaller --lengths"
+            )
         return drawn[:count]
 
     def option_ids(self, lm: LM) -> list[np.ndarray]:

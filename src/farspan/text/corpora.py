@@ -143,7 +143,7 @@ def load(name: str, tokenizer: Any) -> Corpus:
     elif about["most"] > LARGEST_SHARE * len(tokens):
         report(
             f"warning: {about['most'] / len(tokens):.1%} of the tokens of text {name!r} are one token "
-            f"({tokenizer.convert_ids_to_tokens(about['most_frequent'])!r}): numbers measured on it mean little."
+            f"({tokenizer.convert_ids_to_tokens(about['most_frequent'])!r:.40}): numbers measured on it mean little."
         )
     return Corpus(name, content.key, tokens, starts, characters=content.characters, unknown=unknown)
 

@@ -134,7 +134,7 @@ def _parquet_errors(path: Path) -> Iterator[None]:
         yield
     except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
         why = str(error).partition("\n")[0]
-        raise ValueError(f"{path} is no parquet file, or a damaged one: {why}") from error
+        raise ValueError(f"{path} is no parquet file, or a damaged one: {why.rstrip('.')}. Write it again") from error
 
 
 def _class_names(metadata: bytes, path: Path) -> dict[str, list[str]]:

@@ -39,6 +39,7 @@ from farspan import checksums
 from farspan.extras import optional_import
 from farspan.files import built, expanded, parse_json, remove_leftovers
 from farspan.record import refuse_differences
+from farspan.schema import check_index
 from farspan.text.corpora import tokenizer_hash
 from farspan.text.documents import read_texts
 from farspan.text.hub import offline
@@ -106,7 +107,8 @@ class Index:
             starts, documents = self._starts, self.documents
         except (ValueError, OSError) as error:
             raise ValueError(f"{error}. {self._again}") from error
-        whole = starts.ndim == documents.ndim == 1 and len(starts) == len(documents) + 1 and not starts[0]
+        numbers = starts.dtype.kind == documents.dtype.kind == "i"
+        whole = numbers and starts.ndim == documents.ndim == 1 and len(starts) == len(documents) + 1 and not starts[0]
         if not whole or (np.diff(starts) < 0).any() or starts[-1] != (self.folder / "passages.txt").stat().st_size:
             raise ValueError(f"{self.folder} is damaged: starts.npy does not fit passages.txt. {self._again}")
 
@@ -279,6 +281,10 @@ def open_index(folder: str | Path) -> Index:
     index.check()
     if about.get("kind") not in KINDS:
         raise ValueError(f"{path} is of an unknown kind: got {about.get('kind')!r}, expected one of {', '.join(KINDS)}")
+    try:
+        check_index(about)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}. {index._again}") from error
     return index
 
 

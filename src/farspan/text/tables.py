@@ -78,9 +78,8 @@ def find_table(folder: str | Path, stems: Sequence[str]) -> Table:
                 tables = [read_table(file) for file in files]
                 return Table(tables[0].name, [row for table in tables for row in table.rows], tables[0].names)
     if not folder.is_dir():
-        raise ValueError(
-            f"{folder} is {'a file, not' if folder.exists() else 'not'} a folder with {' or '.join(stems)}"
-        )
+        what = "a file, not" if folder.exists() else "not"
+        raise ValueError(f"{folder} is {what} a folder with {' or '.join(stems)}: correct the path")
     there = sorted(path.name for path in folder.iterdir())
     raise ValueError(f"{folder} has no {' or '.join(stems)} with one of {', '.join(SUFFIXES)}; there: {there}")
 

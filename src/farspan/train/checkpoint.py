@@ -65,6 +65,8 @@ def reading(file: Path) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         why = str(error).partition("\n")[0] or type(error).__name__
+        if isinstance(error, UnicodeDecodeError):
+            why = f"it holds a text that is not UTF-8 ({error.reason})"
         raise damaged(
             file, why if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {why}"
         ) from error
@@ -309,7 +311,8 @@ class CheckpointTrainer(Trainer):
         folder, several = Path(checkpoint), self.args.world_size > 1
         file = folder / (f"rng_state_{self.args.process_index}.pth" if several else "rng_state.pth")
         # a training with another number of processes has left other files, which are not read
-        if not file.is_file() and (file.exists() or not any(folder.glob("rng_state*.pth"))):
+        there = file.exists() or file.is_symlink()
+        if not file.is_file() and (there or not any(folder.glob("rng_state*.pth"))):
             raise damaged(file, "it is missing, or no file")
         with reading(file):
             super()._load_rng_state(checkpoint)

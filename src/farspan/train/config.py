@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from farspan import files
 from farspan.record import refuse_differences
@@ -23,6 +23,14 @@ class Settings(BaseModel):
     """A table of a training's config. Unknown keys are errors, and so are numbers that are not finite or too large."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_for_a_number(cls, value: Any, field: ValidationInfo) -> Any:
+        kind = cls.model_fields[str(field.field_name)].annotation
+        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:  # pydantic reads true as 1
+            raise ValueError("expected a number, not true or false")
+        return value
 
     @field_validator("*", mode="after")
     @classmethod
