@@ -1,8 +1,6 @@
 """`farspan attention`."""
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -19,11 +17,7 @@ from farspan.cli.options import (
     chosen_lengths,
     said,
 )
-from farspan.cli.show import print_end, print_plans, watched
-from farspan.terminal import Terminal
-
-if TYPE_CHECKING:
-    from farspan.record import Row
+from farspan.cli.show import print_plans, show, watched
 
 
 def attention(
@@ -65,7 +59,7 @@ def attention(
         rows, folder, console = watched(
             measure_attention, "attention", models, methods, settings, out, running.as_json, **options
         )
-        if show_attention(rows, folder, console, running.as_json):
+        if show(rows, folder, console, running.as_json):
             raise typer.Exit(1)
 
 
@@ -81,27 +75,3 @@ def chosen_layers(text: str) -> tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise ValueError(f"layers {text!r} are neither all nor like 0,5,-1") from error
-
-
-def show_attention(rows: list["Row"], folder: Path, console: Terminal, as_json: bool) -> int:
-    """Draws and prints what a run holds; returns how many of its rows failed."""
-    from farspan.report import attention as report
-    from farspan.report.tables import short_names
-
-    found = report.series(rows)
-    pictures: list[Path] = []
-    if any(one.at for one in found):
-        texts = ", ".join(sorted({one.text.rstrip("/").rpartition("/")[2] or one.text for one in found}))
-        names = ", ".join(short_names(one.model for one in found).values())
-        pictures = report.draw_attention(found, folder, f"Attention of {names} ({texts})")
-        report.print_attention(found, console)
-    failed = print_end(rows, folder, pictures, console)
-    if as_json:
-        summary = {
-            "run": str(folder),
-            "attention": report.as_data(found),
-            "failed_rows": failed,
-            "pictures": [str(path) for path in pictures],
-        }
-        print(json.dumps(summary))
-    return failed

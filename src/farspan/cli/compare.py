@@ -1,6 +1,5 @@
 """`farspan compare`."""
 
-import json
 from typing import Annotated
 
 import typer
@@ -17,10 +16,9 @@ from farspan.cli.options import (
     Spacing,
     Text,
     chosen_lengths,
-    err,
     said,
 )
-from farspan.cli.show import print_end, print_plans, watched
+from farspan.cli.show import print_plans, show, watched
 
 
 def compare(
@@ -45,12 +43,8 @@ def compare(
 ) -> None:
     """Models and methods side by side on the same tokens: quality, paired with the first; speed; memory."""
     with said(running.kept):
-        from dataclasses import asdict
-
         from farspan.compare import CompareSettings, plan_compare
         from farspan.compare import compare as compared
-        from farspan.record import read_header
-        from farspan.report import compare as report
 
         chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
         settings = CompareSettings(tuple(task or ["perplexity"]), text, chosen, repeats, seed, cost)
@@ -62,18 +56,5 @@ def compare(
             return
         options = {"loader": loader, "batch": running.batch, "chunk": running.chunk}
         rows, folder, console = watched(compared, "compare", models, methods, settings, out, running.as_json, **options)
-        found = report.cells(rows, read_header(folder))
-        report.print_comparison(found, console)
-        pictures = report.draw_comparison(found, folder)
-        for path in report.write_tables(found, folder):
-            console.print_line(f"table: {path}")
-        console.print_line(f"page: farspan report {folder}")
-        missing = [cell for cell in found if cell.failed]
-        print_end(rows, folder, pictures, console)
-        for line in report.failures(found):
-            err.print_line(line, style="red")
-        if running.as_json:
-            cells = [asdict(cell) for cell in found]
-            print(json.dumps({"run": str(folder), "cells": cells, "failed_cells": len(missing)}))
-        if missing:
+        if show(rows, folder, console, running.as_json, compared=True):
             raise typer.Exit(1)

@@ -1,9 +1,8 @@
 """`farspan curve` and `farspan recall`."""
 
-import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,14 +25,11 @@ from farspan.cli.options import (
     chosen_lengths,
     said,
 )
-from farspan.cli.show import print_end, print_plans, watched
-from farspan.terminal import Terminal
+from farspan.cli.show import print_plans, show, watched
 
 if TYPE_CHECKING:
     from farspan.curves import CurveSettings
     from farspan.lm import Load
-    from farspan.record import Row
-    from farspan.report.tables import Group
 
 
 class Protocol(StrEnum):
@@ -181,80 +177,5 @@ def measured(
         return
     options = {"loader": loader, "minutes": minutes, "batch": running.batch, "chunk": running.chunk}
     rows, folder, console = watched(measure_curves, "curve", models, methods, settings, out, running.as_json, **options)
-    if show_curves(rows, folder, console, running.as_json, test):
+    if show(rows, folder, console, running.as_json, test=test):
         raise typer.Exit(1)
-
-
-def show_curves(rows: list["Row"], folder: Path, console: Terminal, as_json: bool, test: bool = False) -> int:
-    """Draws and prints what a run holds; returns how many of its rows failed."""
-    from farspan.display import print_memory_lengths, print_recall
-    from farspan.record import latest, read_header
-    from farspan.report.picture import draw_curves, draw_maps
-    from farspan.report.tables import Source, as_data, grouped_series, remarks, series, short_names
-
-    header = read_header(folder)
-    curves = series(rows, header["models"])
-    drawn = [one for one in curves if one.summary is not None]
-    at_one_length = bool(drawn) and all(one.map is not None and len(one.curve.lengths) == 1 for one in drawn)
-    lines: list[str] = []
-    pictures = []
-    if drawn:
-        what = "; ".join(sorted({one.what for one in drawn}))
-        names = ", ".join(sorted(short_names(one.model for one in drawn).values()))
-        maps = [one for one in drawn if one.map is not None]
-        if maps:
-            pictures += draw_maps(maps, folder, f"Recall of {names} ({what})")
-        if at_one_length:
-            print_recall(drawn, console)
-        else:
-            pictures += draw_curves(drawn, folder, f"Forgetting curve of {names} ({what})")
-            print_memory_lengths(drawn, console)
-            lines += [line for one in drawn for line in remarks(one)]
-    groups = grouped_series([(Source(folder.resolve().name, folder, header, latest(rows)), curves)])
-    tests = _tested(folder, groups) if test and drawn else []
-    differences = _differences(groups) if len(drawn) > 1 and not test else []
-    for line in [*lines, *(line for _, told in [*tests, *differences] for line in told)]:
-        console.print_line(line, style="dim")
-    failed = print_end(rows, folder, pictures, console)
-    if as_json:
-        summary = {
-            "run": str(folder),
-            "curves": as_data(curves),
-            "tests": [result for result, _ in tests],
-            "differences": [result for result, _ in differences],
-            "failed_rows": failed,
-            "pictures": [str(path) for path in pictures],
-        }
-        print(json.dumps(summary))
-    return failed
-
-
-def _tested(folder: Path, groups: "list[Group]") -> list[tuple[dict[str, Any], list[str]]]:
-    """What the tests of several texts say, as data and in words.
-
-    Raises:
-        ValueError: nothing that can be tested.
-    """
-    from farspan.paired import said
-    from farspan.report.contrasts import text_tests
-
-    tests = text_tests([member for group in groups for member in group.members])
-    if not tests:
-        raise ValueError(f"{folder} holds too little to test its texts by: at least 3 repeats at a length are needed")
-    return [
-        (
-            {"model": test.model, "method": test.method, "texts": test.which} | test.result.as_dict(),
-            [f"{test.model} {test.method}, {test.which}: {line}" for line in said(test.result)],
-        )
-        for test in tests
-    ]
-
-
-def _differences(groups: "list[Group]") -> list[tuple[dict[str, Any], list[str]]]:
-    """What curves under one question differ by from the first of them, as data and in words."""
-    from farspan.paired import said
-    from farspan.report.contrasts import group_differences
-
-    found = [one for group in groups for one in group_differences(group)]
-    # a length that is 0 in both says nothing
-    return [(one.as_dict(), said([one]) if any(one.values) else []) for one in found]

@@ -1,8 +1,6 @@
 """`farspan perplexity`."""
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,11 +18,7 @@ from farspan.cli.options import (
     chosen_lengths,
     said,
 )
-from farspan.cli.show import print_end, print_plans, watched
-from farspan.terminal import Terminal
-
-if TYPE_CHECKING:
-    from farspan.record import Row
+from farspan.cli.show import print_plans, show, watched
 
 
 def perplexity(
@@ -69,33 +63,5 @@ def perplexity(
         rows, folder, console = watched(
             measure_perplexity, "perplexity", models, methods, settings, out, running.as_json, **options
         )
-        if show_perplexity(rows, folder, console, running.as_json):
+        if show(rows, folder, console, running.as_json):
             raise typer.Exit(1)
-
-
-def show_perplexity(rows: list["Row"], folder: Path, console: Terminal, as_json: bool) -> int:
-    """Draws and prints what a run holds; returns how many of its rows failed."""
-    from farspan.record import read_header
-    from farspan.report import perplexity as report
-    from farspan.report.tables import short_names
-
-    found = report.series(rows)
-    drawn = [one for one in found if one.measured.any()]
-    pictures: list[Path] = []
-    if drawn:
-        about = read_header(folder)["models"]
-        trained = {about.get(one.model, {}).get("trained_length") for one in drawn}
-        what = "; ".join(sorted({one.what for one in drawn}))
-        names = ", ".join(sorted(short_names(one.model for one in drawn).values()))
-        pictures = report.draw_perplexity(drawn, folder, f"Perplexity of {names} ({what})", trained)
-        report.print_perplexity(drawn, console)
-    failed = print_end(rows, folder, pictures, console)
-    if as_json:
-        summary = {
-            "run": str(folder),
-            "perplexity": report.as_data(found),
-            "failed_rows": failed,
-            "pictures": [str(path) for path in pictures],
-        }
-        print(json.dumps(summary))
-    return failed

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from farspan.cli.curve import show_curves
 from farspan.cli.options import AsJson, err, said
+from farspan.cli.show import show
 from farspan.terminal import Terminal
 
 
@@ -47,4 +47,4 @@ def import_file(
             for row in rows:
                 if row.key not in known:
                     run.append(row)
-            show_curves(run.rows, out, err if as_json else Terminal(), as_json)
+            show(run.rows, out, err if as_json else Terminal(), as_json)

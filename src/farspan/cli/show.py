@@ -44,15 +44,16 @@ def watched(
         return measure(models, methods, settings, folder, watch=watch, **options), folder, console
 
 
-def print_end(rows: list["Row"], folder: Path, pictures: Sequence[Path], console: Terminal) -> int:
-    """Says what failed and where rows and pictures are; returns how many rows failed."""
-    failed = [row for row in rows if row.status not in ("ok", "budget")]
-    if failed:
-        first = f"{len(failed)} of {len(rows)} rows failed, first: {failed[0].status}: {failed[0].reason}"
-        err.print_line(first, style="red")
-    for line in [f"rows: {folder / 'rows.jsonl'}", *(f"picture: {path}" for path in pictures)]:
-        console.print_line(line)
-    return len(failed)
+def show(rows: list["Row"], folder: Path, console: Terminal, as_json: bool, **options: Any) -> int:
+    """Print and draw what a run holds, and print it as JSON where that is asked for; return how much of it failed."""
+    from farspan.record import read_header
+    from farspan.report import results
+
+    found = results(rows, read_header(folder), folder, **options)
+    found.print(console)
+    if as_json:
+        print(json.dumps(found.as_data()))
+    return found.num_failed
 
 
 def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str, as_json: bool) -> None:
@@ -60,7 +61,7 @@ def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str,
 
     from rich.table import Table
 
-    from farspan.report.tables import short_names
+    from farspan.report.runs import short_names
 
     table = Table(title=f"plan: nothing is measured yet{first}", title_justify="left")
     for column in ("model", "method", "asked", "examples", "tokens", "TFLOP", "memory", "time"):

@@ -1,8 +1,6 @@
 """`farspan task`."""
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,11 +18,7 @@ from farspan.cli.options import (
     chosen_lengths,
     said,
 )
-from farspan.cli.show import print_end, print_plans, watched
-from farspan.terminal import Terminal
-
-if TYPE_CHECKING:
-    from farspan.record import Row
+from farspan.cli.show import print_plans, show, watched
 
 
 def task(
@@ -70,27 +64,5 @@ def task(
         rows, folder, console = watched(
             measure_question, name.partition(":")[0], models, methods, settings, out, running.as_json, **options
         )
-        if show_quality(rows, name, folder, console, running.as_json):
+        if show(rows, folder, console, running.as_json):
             raise typer.Exit(1)
-
-
-def show_quality(rows: list["Row"], name: str, folder: Path, console: Terminal, as_json: bool) -> int:
-    """Prints what a run of one task holds; returns how many of its rows failed."""
-    from farspan.report.quality import as_data, cells, print_quality
-    from farspan.tasks import task as parsed
-
-    question = parsed(name)
-    found = cells(rows, question.quality, getattr(question, "details", ()))
-    print_quality(found, str(question), question.quality, question.unit, console)
-    failed = print_end(rows, folder, [], console)
-    if as_json:
-        summary = {
-            "run": str(folder),
-            "task": str(question),
-            "quality": question.quality.name,
-            "unit": question.unit,
-            "results": as_data(found),
-            "failed_rows": failed,
-        }
-        print(json.dumps(summary))
-    return failed
