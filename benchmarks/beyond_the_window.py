@@ -17,7 +17,11 @@ import numpy as np
 
 from farspan import measure
 from farspan.demo import embedded_model
-from farspan.report.perplexity import draw_perplexity, series
+from farspan.record import read_header
+from farspan.report.cells import cells
+from farspan.report.figures import quality_figure
+from farspan.report.perplexity import series
+from farspan.report.picture import draw_figure
 from farspan.stats import interval, measured_mean
 
 TEXT = "builtin:held-out+tests"
@@ -48,7 +52,8 @@ def main() -> None:
         rows = measure([embedded_model()], methods, [task], text=TEXT, lengths=lengths, repeats=repeats, out=out).rows
         found = series(rows)
         title = f"Beyond the window: the embedded model ({found[0].what})"
-        print(draw_perplexity(found, out, title, [TRAINED])[0])
+        figure = quality_figure(cells(rows, read_header(out)), title, [TRAINED])
+        print(draw_figure(figure, out, "perplexity")[0])
 
     full = next(one for one in found if one.method == "full")
     before = full.nats[:, [lengths.index(TRAINED)]]

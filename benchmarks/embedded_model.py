@@ -16,8 +16,8 @@ from farspan import measure
 from farspan.lm import Load
 from farspan.loading import DEMO, folder_of
 from farspan.record import read_header
-from farspan.report.picture import draw_curves
-from farspan.report.tables import series
+from farspan.report.curve_section import draw_curves
+from farspan.report.curves import series
 from farspan.stats import measured_mean
 
 TEXTS = ("builtin:held-out+tests", "builtin:train+tests", "shuffled:builtin:held-out+tests")

@@ -22,8 +22,8 @@ from farspan import measure, stats
 from farspan.lm import Load
 from farspan.loading import DEMO, folder_of
 from farspan.record import read_header
-from farspan.report.picture import draw_curves
-from farspan.report.tables import series
+from farspan.report.curve_section import draw_curves
+from farspan.report.curves import series
 from farspan.tasks.curve import Curve
 
 WINDOW = 512  # tokens that the models were trained on

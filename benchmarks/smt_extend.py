@@ -43,7 +43,7 @@ from farspan import LM, Row, load, measure, method, stats
 from farspan.loading import DEMO, folder_of
 from farspan.paired import student_mean
 from farspan.report import perplexity as report
-from farspan.report.picture import COLOURS
+from farspan.report.figure import COLOURS
 from farspan.train import smt
 from farspan.train.config import read_config
 

@@ -26,7 +26,7 @@ from farspan.demo import embedded_model
 from farspan.lm import LM, load
 from farspan.paired import holm, student_mean
 from farspan.record import Row
-from farspan.report.quality import Cell, cells
+from farspan.report.cells import Cell, cells
 from farspan.tasks import task
 from farspan.text.retrieval import build
 
@@ -132,7 +132,8 @@ def main() -> None:
     )
     for name, one in chosen.items():
         question = task(one.task.format(**places))
-        found = {(cell.method, cell.length): cell for cell in cells(rows[name], question.quality)}
+        header = {"settings": {"task": str(question)}, "models": {}}
+        found = {(cell.method, cell.length): cell for cell in cells(rows[name], header)}
         names = {how.partition(":")[0]: how for how, _ in found}
         for length in one.lengths:
             line = []

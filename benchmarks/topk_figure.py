@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from farspan import measure
 from farspan.demo import embedded_model
 from farspan.lm import Load
+from farspan.report.figure import COLOURS
 from farspan.report.perplexity import Series, series
-from farspan.report.picture import COLOURS, MARKERS
 from farspan.stats import bands, interval, measured_mean
 
 TARGETS = 64
@@ -32,7 +32,7 @@ def draw(full: Series, topk: Sequence[Series], ks: Sequence[int], path: Path, ti
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     for at, length in enumerate(full.lengths):
-        colour, marker = COLOURS[at], MARKERS[at]
+        colour, marker = COLOURS[at], "osD^vP*"[at]
         nats, accuracy = (np.stack([values[:, at] for values in found], 1) for found in _both(topk))
         for axes, middle, ends, whole in (
             (left, np.exp(measured_mean(nats)), np.exp(interval(nats)), np.exp(measured_mean(full.nats)[at])),

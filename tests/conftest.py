@@ -1,7 +1,8 @@
 """What tests share: tiny models and a tiny tokenizer made in memory, and the folder of real data, if it is there."""
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,23 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def lm(tokenizer: PreTrainedTokenizerFast) -> LM:
     """A tiny Llama with the tiny tokenizer."""
     return wrap(tiny_model(), tokenizer, "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    pytest.importorskip("selenium")
+    from selenium import webdriver
+
+    chromium, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
+    if chromium is None or driver is None:
+        pytest.skip("chromium or chromedriver is not here")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
+    for flag in f"{flags} disable-component-update disable-sync window-size=1200,1600".split():
+        options.add_argument(f"--{flag}")
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('browser')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    started = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    yield started
+    started.quit()

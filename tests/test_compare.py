@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
@@ -19,10 +18,12 @@ from farspan.measuring.grid import grid, measure, plans
 from farspan.measuring.loop import Watch, measure_cell
 from farspan.methods import method
 from farspan.record import Row, Run, read_header, read_rows
-from farspan.report import compare as report
+from farspan.report import cells as report
 from farspan.report.page import write_report
+from farspan.report.tables import print_comparison, write_comparison
 from farspan.tasks import Quality, task
 from farspan.tasks.cost import BoundCost
+from farspan.terminal import Terminal
 
 from tiny import tiny_model
 
@@ -96,12 +97,15 @@ def test_a_cell_holds_the_mean_of_its_rows_and_the_paired_test(lm: LM, text: str
     assert cell.p_holm >= cell.p
 
 
+SETTINGS = {"targets": "fixed", "target_tokens": 4, "text": "books"}
+
+
 def row(method: str, example: str, nats: float, model: str = "m", **more: Any) -> Row:
-    return Row(model, method, "perplexity", 1, {"targets": "fixed"}, 8, 0, 0, example, scores={"nats": nats}, **more)
+    return Row(model, method, "perplexity", 1, SETTINGS, 8, 0, 0, example, scores={"nats": nats}, **more)
 
 
 HEADER = {
-    "models": {"m": {"questions": {"perplexity": {"targets": "fixed"}}}},
+    "models": {"m": {"questions": {"perplexity": SETTINGS}}},
     "settings": {
         "methods": ["full", "better", "worse", "same"],
         "questions": {
@@ -159,8 +163,9 @@ def test_lengths_that_are_too_short_are_refused_and_the_others_measured(saved: P
     assert failed == {("perplexity", how, 8): "refused" for how in ("full", "topk:k=4")}
     assert all(cell.n == 3 for key, cell in found.items() if key not in failed)
     said = [line for line in result.stderr.splitlines() if "at 8: refused" in line]
-    assert len(said) == 2
-    assert "at 8: refused: 8 target tokens leave no context in a length of 8 tokens" in said[0]
+    assert len(said) == 1
+    assert "full, " in said[0]
+    assert "topk:k=4 at 8: refused: 8 target tokens leave no context in a length of 8 tokens" in said[0]
     assert "perplexity:target_tokens=N" in said[0]
     assert "--target-tokens" not in result.output
     before = (tmp_path / "run" / "rows.jsonl").read_bytes()
@@ -268,7 +273,7 @@ def test_the_command_prints_tables_draws_and_ends_with_what_failed(saved: Path, 
 
 def test_a_cell_of_the_table_is_no_formula_and_no_control_character(tmp_path: Path) -> None:
     cell = report.Cell("=1+1", "full", "own", 8, "tokens", "nats", False, failed="refused", reason="\x1b[2J", p=1e-9)
-    report.write_tables([cell], tmp_path)
+    write_comparison([cell], tmp_path)
     with (tmp_path / "compare.csv").open() as file:
         (line,) = csv.DictReader(file)
     assert (line["model"], line["reason"], line["p"]) == ("'=1+1", "␛[2J", "1e-09")
@@ -279,11 +284,12 @@ def test_the_page_shows_the_table_and_why_cells_failed(lm: LM, tokenizer: Any, t
     compare([lm, gpt2], ["full", "topk:k=4", "rope:type=yarn,factor=2"], tmp_path, settings(text))
     write_report([tmp_path / "run"], tmp_path / "page")
     page = (tmp_path / "page" / "report.html").read_text()
-    assert "Comparison: curve:protocol=nested: copy accuracy by tokens" in page
-    assert "&lt;b&gt;gpt2&lt;/b&gt; rope:type=yarn,factor=2" in page
+    assert "Forgetting curve, nested, " in page
+    assert "Copy accuracy (higher is better), by length in tokens" in page
+    assert 'title="&lt;b&gt;gpt2&lt;/b&gt;, run run"' in page
     assert "<b>gpt2" not in page
     assert "seconds to the first token" in page
-    assert "What was asked" in page
+    assert "First examples" in page
     assert "| W/T/L |" in (tmp_path / "page" / "report.md").read_text()
 
 
@@ -327,8 +333,8 @@ def test_default_lengths_leave_the_targets_context(lm: LM, tmp_path: Path) -> No
 
 def test_a_table_marks_wins_and_counts_them() -> None:
     rows = [row(how, str(i), i + by) for how, by in (("full", 0.0), ("better", -1.0)) for i in range(6)]
-    console = Console(record=True, width=160)
-    report.print_comparison(report.cells(rows, HEADER), console)
+    console = Terminal(record=True, width=160)
+    print_comparison(report.cells(rows, HEADER), console)
     shown = console.export_text()
     assert "4.482 ▲" in shown
     assert "1/0/0" in shown

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,17 +16,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
+from browser import opened
+from farspan.cli.show import show
 
 from farspan import stats
-from farspan.cli.curve import show_curves
 from farspan.record import Row
-from farspan.report import figures, perplexity
+from farspan.report import figure, interactive, picture
+from farspan.report.curves import series, trained_at
 from farspan.report.example import examples
 from farspan.report.export import plain
 from farspan.report.page import write_report
-from farspan.report.tables import Group, grouped, read_sources, series, trained_at
-from farspan.terminal import CONTROL
+from farspan.report.runs import Group, grouped, read_sources
+from farspan.terminal import CONTROL, Terminal
 
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
@@ -175,7 +175,8 @@ def groups(*folders: Path) -> list[Group]:
 
 def test_a_report_is_a_page_with_markdown_and_csv_beside_it(tmp_path: Path) -> None:
     written = write_report([run(tmp_path / "a", rows())], tmp_path / "new" / "report")
-    assert [path.name for path in written] == ["report.html", "report.md", "curves.csv", "memory_lengths.csv"]
+    names = ["report.html", "report.md", "quality.csv", "curves.csv", "memory_lengths.csv"]
+    assert [path.name for path in written] == names
     assert all(path.parent == tmp_path / "new" / "report" and path.stat().st_size > 100 for path in written)
 
 
@@ -190,7 +191,7 @@ def test_the_table_holds_what_summarise_says(tmp_path: Path) -> None:
     head, line = page(tmp_path / "out", folder).table(0)
     summary = stats.summarise(stats.curve(rows(repeats=3)))
     lengths = [str(getattr(summary, name)) for name in ("fine", "coarse", "half_life", "reach", "span")]
-    assert head == ["model", "claimed", "fine", "coarse", "half-life", "reach", "span", "repeats"]
+    assert head == ["model", "trained", "fine", "coarse", "half-life", "reach", "span", "repeats"]
     assert line == ["● small", "512", *lengths, "3"]
 
 
@@ -225,8 +226,9 @@ def test_protocols_and_texts_are_shown_apart(tmp_path: Path) -> None:
         run(tmp_path / "again", rows(model="org/large")),
     ]
     shown = page(tmp_path / "out", *folders)
-    assert shown.headings[:3] == ["nested, books", "probe 128+256, books", "nested, code"]
-    tables = [shown.table(i) for i in range(len(shown.tables)) if shown.table(i)[0][1] == "claimed"]
+    titles = ["nested, books", "probe 128+256, books", "nested, code"]
+    assert shown.headings[:3] == [f"Forgetting curve, {title}" for title in titles]
+    tables = [shown.table(i) for i in range(len(shown.tables)) if shown.table(i)[0][1:3] == ["trained", "fine"]]
     assert [[line[0] for line in table[1:]] for table in tables] == [["● small", "● large"], ["● small"], ["● small"]]
     figure = drawn(tmp_path / "out")
     assert {trace["meta"]["curve"] for trace in figure["curve-1"]["data"] if "curve" in trace["meta"]} == {0, 1}
@@ -247,7 +249,7 @@ def test_one_model_in_several_runs_is_told_apart_by_them(tmp_path: Path) -> None
         run(tmp_path / name, rows(model=model)) for name, model in (("a", "org/x"), ("b", "org/x"), ("c", "org/y"))
     ]
     (group,) = groups(*folders)
-    assert [member.series.name for member in group.members] == ["x (a)", "x (b)", "y"]
+    assert [member.name for member in group.members] == ["x (a)", "x (b)", "y"]
 
 
 def test_runs_in_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -257,7 +259,7 @@ def test_runs_in_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 def test_models_of_one_short_name_are_told_apart(tmp_path: Path) -> None:
     (group,) = groups(run(tmp_path / "a", rows(model="one/x")), run(tmp_path / "b", rows(model="two/x")))
-    assert [member.series.name for member in group.members] == ["one/x", "two/x"]
+    assert [member.name for member in group.members] == ["one/x", "two/x"]
 
 
 def test_a_run_named_twice_is_shown_once(tmp_path: Path) -> None:
@@ -342,14 +344,20 @@ def test_a_run_whose_every_row_failed_is_shown_with_its_failures(tmp_path: Path)
     failed = [row(length, repeat, None, reason="20 GiB are missing") for length in (300, 100) for repeat in range(2)]
     shown = page(tmp_path / "out", run(tmp_path / "a", failed))
     assert shown.table(0)[1] == ["● small", "512", "every row failed: oom"]
-    assert shown.table(2)[1] == ["org/small", "full", "a", "oom", "20 GiB are missing", "4", "100"]
+    assert shown.table(1)[1] == ["● small", "512", "oom", "oom"]
+    assert failed_lines(shown) == [["org/small", "full", "a", "oom", "20 GiB are missing", "4", "100"]]
     assert drawn(tmp_path / "out")["curve-1"]["data"][-1]["x"] == [100, 300]
+
+
+def failed_lines(shown: Page) -> list[list[str]]:
+    tables = (shown.table(i) for i in range(len(shown.tables)))
+    return next(table[1:] for table in tables if table and table[0][-1] == "first length")
 
 
 def test_failures_are_counted_by_status_and_reason(tmp_path: Path) -> None:
     failed = [row(500, 0, None), row(600, 0, None), row(600, 1, None, status="nan", reason="3 tokens")]
     shown = page(tmp_path / "out", run(tmp_path / "a", rows() + failed))
-    assert [line[3:] for line in shown.table(2)[1:]] == [
+    assert [line[3:] for line in failed_lines(shown)] == [
         ["oom", "no reason given", "2", "500"],
         ["nan", "3 tokens", "1", "600"],
     ]
@@ -389,7 +397,8 @@ def test_recall_at_one_length_is_drawn_over_distance(tmp_path: Path) -> None:
     assert head == ["model", "depth", "distance", "copy", "control", "memory index"]
     assert first[:3] == ["small", "0", "1,385"]
     assert first[3].startswith("0.495 [")
-    _, copy, _, control = figure["recall-1"]["data"]
+    _, copy, _, control, index = figure["recall-1"]["data"]
+    assert index["y"] == pytest.approx([0.99375, 0.68125, 0.36875])
     assert copy["x"] == control["x"] == [385, 885, 1385]
     assert copy["y"] == pytest.approx([0.995, 0.745, 0.495])
     assert control["y"] == pytest.approx([0.2] * 3)
@@ -424,7 +433,7 @@ def test_a_context_longer_than_all_that_was_measured_stands_where_it_would_be() 
 
 
 def test_every_curve_of_a_group_has_a_look_of_its_own() -> None:
-    looks = {(figures.colour(i), figures.symbol(i)) for i in range(21)}
+    looks = {(interactive.colour(i), figure.shape(i)) for i in range(21)}
     assert len(looks) == 21
 
 
@@ -434,8 +443,8 @@ def test_rows_that_were_just_measured_are_not_read_again_to_show_their_differenc
     measured = [*rows(), *rows(model="org/large")]
     folder = run(tmp_path / "run", measured)
     monkeypatch.setattr("farspan.record._read_rows", lambda path: pytest.fail(f"{path} was read"))
-    console = Console(file=io.StringIO(), width=200)
-    assert show_curves(measured, folder, console, as_json=False) == 0
+    console = Terminal(file=io.StringIO(), width=200)
+    assert show(measured, folder, console, as_json=False) == 0
     assert "shared targets" in console.file.getvalue()
 
 
@@ -482,7 +491,7 @@ def test_markdown_shows_names_and_does_nothing_else(tmp_path: Path) -> None:
     assert plain("a|b\n<i>_c_</i> [d](e)") == r"a\|b &lt;i&gt;\_c\_&lt;/i&gt; \[d\](e)"
     write_report([run(tmp_path / "a", rows(model="org/x|y"))], tmp_path / "out")
     lines = (tmp_path / "out" / "report.md").read_text().splitlines()
-    table = [line for line in lines if line.startswith("|")]
+    table = [line for line in lines if line.startswith("|")][:3]
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
     assert r"x\|y" in table[2]
 
@@ -602,7 +611,8 @@ def test_several_irrelevant_texts_are_tested_against_each_other(tmp_path: Path) 
         row(length, r, v, prefix="laws", control=0.3 + 0.001 * r) for r in range(6) for length, v in CURVE.items()
     ]
     shown = page(tmp_path / "out", run(tmp_path / "a", measured))
-    assert shown.headings[:2] == ["nested, books behind novels", "nested, books behind laws"]
+    titles = ["nested, books behind novels", "nested, books behind laws"]
+    assert shown.headings[:2] == [f"Forgetting curve, {title}" for title in titles]
     assert "Does the choice of text matter?" in shown.headings
     table = next(shown.table(i) for i in range(len(shown.tables)) if shown.table(i)[0][0] == "length")
     assert table[0][:4] == ["length", "novels", "laws", "difference"]
@@ -730,43 +740,45 @@ def expected_rows(nats: dict[int, float | None] = NATS, repeats: int = 2, **chan
     return [expected_row(length, r, value, **changes) for r in range(repeats) for length, value in nats.items()]
 
 
-def test_perplexity_has_a_table_of_nats_by_length(tmp_path: Path) -> None:
+def test_perplexity_has_a_table_by_length(tmp_path: Path) -> None:
     measured = expected_rows() + expected_rows({128: 2.1, 512: 1.6, 1024: None}, method="sinks:window=9,sinks=4")
     shown = page(tmp_path / "out", run(tmp_path / "a", measured))
     assert shown.headings[0] == "Perplexity, last 64 tokens, fixed, library/books"
     head, full, sinks = shown.table(0)
-    assert head == ["model", "claimed", "128", "512", "1,024"]
-    low, high = stats.interval(np.array([1.5, 1.6]))
+    assert head == ["model", "trained", "128", "512", "1,024"]
+    low, high = np.exp(stats.interval(np.array([1.5, 1.6])))
     assert full[:2] == ["● small full", "512"]
-    assert full[3] == f"1.550 [{low:.3f}, {high:.3f}] perplexity 4.71 accuracy 0.500"
+    assert full[3] == f"4.71 [{low:.2f}, {high:.2f}] 1.550 nats accuracy 0.500"
     assert (sinks[0], sinks[4]) == ("● small sinks:window=9,sinks=4", "oom")
 
 
 def test_perplexity_is_drawn_over_length_with_gain_and_accuracy(tmp_path: Path) -> None:
     page(tmp_path / "out", run(tmp_path / "a", expected_rows({**NATS, 2048: None})))
     found = drawn(tmp_path / "out")
-    assert list(found) == ["nats-1", "accuracy-1", "gain-1"]
-    band, line, cross, rule = found["nats-1"]["data"]
+    assert list(found) == ["quality-1", "accuracy-1", "gain-1"]
+    band, line, cross, rule = found["quality-1"]["data"]
     assert (line["x"], line["y"]) == ([128, 512, 1024], pytest.approx([2.05, 1.55, 4.05]))
     low, high = stats.interval(np.array([[2.0, 1.5, 4.0], [2.1, 1.6, 4.1]]))
     assert band["y"] == pytest.approx([*high, *low[::-1]], abs=1e-5)
     assert (cross["x"], rule["x"]) == ([2048], [512, 512])
-    bottom, top = found["nats-1"]["layout"]["yaxis"]["range"]
+    bottom, top = found["quality-1"]["layout"]["yaxis"]["range"]
     assert bottom < min(low) < max(high) < top
     gain = next(one for one in found["gain-1"]["data"] if one["mode"] == "lines+markers")
     assert gain["y"] == pytest.approx([0, 0.5, -2])
+    ends = np.exp([low[1], high[1]])
     assert line["text"][1].split("<br>")[1:] == [
-        "length 512", f"nats per token 1.550 [{low[1]:.3f}, {high[1]:.3f}]", "perplexity 4.71",
-        "accuracy 0.500 [0.500, 0.500]", "gain 0.500 [0.500, 0.500]", "2 windows",
+        "length 512", f"nats per token 1.550 [{low[1]:.3f}, {high[1]:.3f}]",
+        f"perplexity 4.711 [{ends[0]:.3f}, {ends[1]:.3f}]", "accuracy 0.500", "2 examples",
     ]  # fmt: skip
+    assert gain["text"][1].split("<br>")[1:] == ["length 512", "gain 0.500 [0.500, 0.500]"]
 
 
 def test_every_token_scored_is_also_shown_by_position(tmp_path: Path) -> None:
     folder = run(tmp_path / "a", expected_rows({128: 3.0}, targets="all"))
     written = write_report([folder], tmp_path / "out")
-    assert [path.name for path in written[2:]] == ["perplexity.csv", "positions.csv"]
+    assert [path.name for path in written[2:]] == ["quality.csv", "perplexity.csv", "positions.csv"]
     found = drawn(tmp_path / "out")
-    assert list(found) == ["nats-1", "accuracy-1", "position-1"]
+    assert list(found) == ["quality-1", "accuracy-1", "position-1"]
     line = found["position-1"]["data"][-1]
     assert (line["x"], line["y"]) == ([64, 128], [4.0, 2.0])
     first, second = csv.DictReader((tmp_path / "out" / "positions.csv").read_text().splitlines())
@@ -798,7 +810,8 @@ def test_what_is_scored_in_another_way_is_shown_apart(tmp_path: Path) -> None:
         "Perplexity, last 64 tokens, library/books",
         "Perplexity, last 64 tokens, fixed, library/books (task version 0)",
     ]
-    assert [[line[0] for line in shown.table(i)[1:]] for i in range(3)] == [
+    tables = [shown.table(i) for i in range(len(shown.tables)) if shown.table(i)[0][1:2] == ["trained"]]
+    assert [[line[0] for line in table[1:]] for table in tables] == [
         ["● small", "● large"],
         ["● large"],
         ["● small"],
@@ -808,20 +821,20 @@ def test_what_is_scored_in_another_way_is_shown_apart(tmp_path: Path) -> None:
 def test_curves_and_perplexity_stand_on_one_page(tmp_path: Path) -> None:
     folders = [run(tmp_path / "a", expected_rows()), run(tmp_path / "b", rows())]
     written = write_report(folders, tmp_path / "out")
-    names = ["curves.csv", "memory_lengths.csv", "perplexity.csv"]
+    names = ["quality.csv", "curves.csv", "memory_lengths.csv", "perplexity.csv"]
     assert [path.name for path in written[2:]] == names
-    assert list(drawn(tmp_path / "out")) == ["curve-1", "index-1", "nats-2", "accuracy-2", "gain-2"]
+    assert list(drawn(tmp_path / "out")) == ["quality-1", "accuracy-1", "gain-1", "curve-2", "index-2"]
     shown = Page(written[0].read_text())
     assert [a["id"] for tag, a in shown.tags if tag == "section"][:2] == ["group-1", "group-2"]
     assert "What was not measured" not in shown.headings
     text = written[1].read_text()
-    assert "| small | full | a | 512 | 2.050" in text
-    assert "; 4.71; 0.500 |" in text
+    assert "| small | full | a | 512 | 7.77" in text
+    assert "; 1.550 nats; accuracy 0.500 |" in text
 
 
 def test_a_page_of_perplexity_alone_says_nothing_of_curves(tmp_path: Path) -> None:
     written = write_report([run(tmp_path / "a", expected_rows())], tmp_path / "out")
-    assert [path.name for path in written] == ["report.html", "report.md", "perplexity.csv"]
+    assert [path.name for path in written] == ["report.html", "report.md", "quality.csv", "perplexity.csv"]
     shown = Page(written[0].read_text())
     assert shown.headings == ["Perplexity, last 64 tokens, fixed, library/books", "Settings and provenance"]
     assert "Perplexity of small" in shown.texts
@@ -832,7 +845,7 @@ def test_a_page_of_perplexity_alone_says_nothing_of_curves(tmp_path: Path) -> No
 def test_perplexities_that_all_failed_are_shown_with_their_failures(tmp_path: Path) -> None:
     shown = page(tmp_path / "out", run(tmp_path / "a", expected_rows({128: None})))
     assert shown.table(0)[1] == ["● small", "512", "oom"]
-    assert shown.table(1)[1] == ["org/small", "full", "a", "oom", "too little", "2", "128"]
+    assert failed_lines(shown) == [["org/small", "full", "a", "oom", "too little", "2", "128"]]
     assert drawn(tmp_path / "out") == {}
 
 
@@ -840,7 +853,7 @@ def test_perplexities_that_all_failed_are_shown_with_their_failures(tmp_path: Pa
     ("value", "text"), [(6.1, "6.10"), (45.38, "45.4"), (9.999, "10.0"), (120.4, "120"), (1e6, "1,000,000")]
 )
 def test_perplexity_is_written_in_three_digits_or_more(value: float, text: str) -> None:
-    assert perplexity.written(value) == text
+    assert picture.three_digits(value) == text
 
 
 # in a browser
@@ -870,39 +883,6 @@ def twenty(folder: Path) -> list[Path]:
 def report_of_twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("twenty")
     return write_report(twenty(folder / "runs"), folder / "out")[0]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    pytest.importorskip("selenium")
-    from selenium import webdriver
-
-    chromium, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
-    if chromium is None or driver is None:
-        pytest.skip("chromium or chromedriver is not here")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
-    for flag in f"{flags} disable-component-update disable-sync window-size=1200,1600".split():
-        options.add_argument(f"--{flag}")
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('browser')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    started = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    yield started
-    started.quit()
-
-
-def opened(browser: Any, path: Path) -> float:
-    """Opens a page from disk; milliseconds from the start of the navigation until its figures stood."""
-    from selenium.webdriver.support.wait import WebDriverWait
-
-    browser.get_log("browser"), browser.get_log("performance")
-    browser.get(path.as_uri())
-    return float(
-        WebDriverWait(browser, 60, 0.02).until(
-            lambda it: it.execute_script("return document.documentElement.dataset.drawn")
-        )
-    )
 
 
 def loaded(browser: Any, page: Path) -> list[str]:
@@ -985,10 +965,10 @@ def test_a_browser_draws_perplexity_over_logarithmic_lengths_unless_told_otherwi
     measured = expected_rows(model=model) + expected_rows({128: 6.0, 512: 6.0}, method="topk:k=9", model=model)
     path = write_report([run(tmp_path / "a", measured)], tmp_path / "out")[0]
     opened(browser, path)
-    said = hover(browser, "nats-1", 1)
+    said = hover(browser, "quality-1", 1)
     assert said.startswith(f"{model} full")  # shown, not obeyed
     assert "perplexity 4.71" in said
-    kind = "return document.getElementById('nats-1').layout.xaxis.type"
+    kind = "return document.getElementById('quality-1').layout.xaxis.type"
     shown = [browser.execute_script(kind)]
     browser.execute_script("document.querySelector('input[name=log]').click()")
     assert [*shown, browser.execute_script(kind)] == ["log", "linear"]

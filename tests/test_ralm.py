@@ -17,7 +17,7 @@ from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.record import Row, Run, read_examples
-from farspan.report.quality import cells
+from farspan.report.cells import cells
 from farspan.tasks import task
 from farspan.tasks.ralm import BoundRalm
 from farspan.text.corpora import load
@@ -276,13 +276,12 @@ def test_the_first_example_is_kept_whole(documents: Path, lm: LM) -> None:
 
 def test_cells_are_means_with_intervals(documents: Path, lm: LM) -> None:
     rows = measured(documents / "run", lm, ralm(documents, lm))
-    question = task("ralm:index=x")
-    (none, one, three) = cells(rows, question.quality, ("accuracy",))
+    (none, one, three) = cells(rows, {"settings": {"task": "ralm:index=x"}, "models": {}})
     nats = [row.scores["nats"] for row in rows if row.length == 3]
     assert three.value == pytest.approx(np.exp(np.mean(nats)))
     half = 4.302653 * np.std(nats, ddof=1) / np.sqrt(3)  # Student's, two degrees of freedom
     assert (three.low, three.high) == pytest.approx((np.exp(np.mean(nats) - half), np.exp(np.mean(nats) + half)))
-    assert (none.length, one.length, three.num_examples, three.failed) == (0, 1, 3, {})
+    assert (none.length, one.length, three.n, three.statuses) == (0, 1, 3, {})
     assert three.details == {"accuracy": pytest.approx(np.mean([r.scores["accuracy"] for r in rows if r.length == 3]))}
 
 

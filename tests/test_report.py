@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from farspan.record import Row
-from farspan.report.picture import draw_curves
-from farspan.report.quality import _interval
-from farspan.report.tables import as_data, remarks, series
-from farspan.tasks import Quality
+from farspan.report.cells import interval_of
+from farspan.report.curve_section import draw_curves
+from farspan.report.curves import as_data, remarks, series
 
 MODELS = {"org/small": {"trained_length": 512}}
 CURVE = {100: 1.0, 200: 1.0, 300: 0.6, 400: 0.2}  # copy accuracy; control 0.2: half-life 300
@@ -77,10 +76,10 @@ def test_lengths_too_far_apart_for_a_memory_length_are_named_once() -> None:
 
 
 def test_three_rouge_scores_of_0_have_no_interval() -> None:
-    rouge, exact = (Quality(score, "quality", higher_is_better=True) for score in ("score", "exact_match"))
+    rouge, exact = ({"exp": False, "graded": graded} for graded in (True, False))
     zeros = np.zeros(3)
-    assert _interval(zeros, rouge) == (None, None)
-    assert _interval(zeros, exact) == (0.0, pytest.approx(0.5615, abs=1e-3))  # Wilson's, of right and wrong answers
+    assert interval_of(zeros, rouge) == (None, None)
+    assert interval_of(zeros, exact) == (0.0, pytest.approx(0.5615, abs=1e-3))  # Wilson's, of right and wrong answers
 
 
 def test_the_picture_marks_the_context_the_model_was_trained_on(tmp_path: Path) -> None:
@@ -157,6 +156,6 @@ def test_data_hold_the_means_of_the_repeats() -> None:
 
 
 def test_reports_do_not_import_torch() -> None:
-    code = "import sys, farspan.report.picture, farspan.report.tables; print('torch' in sys.modules)"
+    code = "import sys, farspan.report.terminal; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -92,7 +92,7 @@ class MeasuringCallback(TrainerCallback):
     def _recorded(self, task: Task, text: str) -> None:
         """Set `_spec` and `_record`."""
         self._spec = str(task)
-        what = Grid((task,), text, cost=False, trained=(), **self._what)
+        what = Grid((task,), text, cost=False, compared=False, trained=(), **self._what)
         self._record = what.header | {"methods": [str(self.method)]}
 
     def summarised(self, run: Run, step: int) -> dict[str, float]:

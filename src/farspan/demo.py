@@ -5,14 +5,14 @@ from pathlib import Path
 
 from rich.text import Text
 
-from farspan.display import Display, print_memory_lengths
+from farspan.display import Display
 from farspan.lm import LM, load, wrap
 from farspan.loading import DEMO, folder_of
 from farspan.measuring.grid import measure
 from farspan.measuring.loop import Watch
 from farspan.record import Row, read_header
-from farspan.report.picture import draw_curves
-from farspan.report.tables import series
+from farspan.report.curve_section import draw_curves, print_memory_lengths
+from farspan.report.curves import series
 from farspan.terminal import Terminal
 
 TEXTS = {"natural": "builtin:held-out+tests", "shuffled": "shuffled:builtin:held-out+tests"}

@@ -229,8 +229,8 @@ def _check_config(fields: Any, trust_remote_code: bool) -> None:
     if isinstance(window := fields.get("sliding_window"), str):
         raise _RefusedError(f"config.json has sliding_window = {window!r:.60}, expected a number of tokens. Correct it")
     for rope in (fields.get("rope_parameters"), fields.get("rope_scaling")):
-        for name in ("factor", "rope_theta") if isinstance(rope, dict) else ():
-            value = rope.get(name)
+        for name in ("factor", "rope_theta"):
+            value = rope.get(name) if isinstance(rope, dict) else None
             if isinstance(value, int | float) and value <= 0:
                 raise _RefusedError(f"config.json has {name} = {value} of RoPE, expected more than 0. Correct it")
     quantization = fields.get("quantization_config")

@@ -174,7 +174,8 @@ class Identity(Checked):
     trained_length: Positive | None = None
     texts: list[str] = []
     characters_per_token: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = {}
-    questions: dict[str, Words] = {}
+    questions: dict[str, Words] = {}  # of comparisons, in older versions
+    tasks: dict[str, Words] = {}
 
 
 class Session(Checked):
@@ -192,8 +193,9 @@ class Header(Checked):
 class Score(Checked):
     score: str
     name: str
-    higher_is_better: bool
+    higher_is_better: bool | None
     exp: bool
+    graded: bool = False
 
 
 class ComparedQuestion(Checked):
@@ -202,10 +204,23 @@ class ComparedQuestion(Checked):
 
 
 class Comparison(Checked):
-    """The settings in run.json of a comparison."""
+    """The settings in run.json of a comparison, in older versions."""
 
     questions: dict[str, ComparedQuestion]
     methods: list[str]
+
+
+class MeasuredTask(ComparedQuestion):
+    task: str
+    version: Count | None = None
+    details: list[str] = []
+
+
+class Settings(Checked):
+    """The settings in run.json: `farspan.report.header` describes them."""
+
+    tasks: dict[str, MeasuredTask]
+    methods: list[str] = []
 
 
 class ExampleLine(Checked):
@@ -294,7 +309,9 @@ def check_results(points: Any) -> None:
 def check_header(header: Any) -> None:
     """Raises ValueError, with field and value, unless this is what run.json holds."""
     check(Header, header)
-    if header["settings"].get("task") == "compare":
+    if isinstance(header["settings"].get("tasks"), dict):
+        check(Settings, header["settings"], "settings")
+    elif header["settings"].get("task") == "compare":
         check(Comparison, header["settings"], "settings")
 
 

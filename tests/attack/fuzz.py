@@ -336,7 +336,7 @@ def _write(path: Path, data: bytes) -> None:
 
 def check_rows(folder: Path, data: bytes) -> None:
     from farspan.record import latest, read_rows
-    from farspan.report.tables import series
+    from farspan.report.curves import series
 
     place = folder / "fuzzed"
     place.mkdir(exist_ok=True)
@@ -360,7 +360,7 @@ def check_report(folder: Path, data: bytes) -> None:
 
 def check_examples(folder: Path, data: bytes) -> None:
     from farspan.report.example import examples
-    from farspan.report.tables import read_sources
+    from farspan.report.runs import read_sources
 
     place = folder / "fuzzed"
     place.mkdir(exist_ok=True)

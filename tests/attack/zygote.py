@@ -28,7 +28,7 @@ datasets pyarrow.parquet bm25s accelerate peft safetensors.torch tokenizers pyda
 pydoc_data.topics rouge_score.rouge_scorer rouge jieba hypothesis
 farspan farspan.cli farspan.ask farspan.callback farspan.measuring.grid farspan.demo farspan.display
 farspan.doctor farspan.paired farspan.text.retrieval farspan.tasks
-farspan.report.page farspan.report.compare farspan.report.perplexity farspan.report.attention farspan.report.quality
+farspan.report.page farspan.report.terminal farspan.report.perplexity farspan.report.attention farspan.report.cells
 farspan.report.contrasts farspan.report.picture farspan.train.lm farspan.train.smt farspan.train.mlm farspan.train.cepe
 farspan.train.distill
 """

@@ -14,6 +14,7 @@ from farspan.terminal import Terminal
 if TYPE_CHECKING:
     from farspan.lm import Load
     from farspan.measuring.plan import Plan
+    from farspan.record import Row
     from farspan.tasks import Task
 
 
@@ -53,18 +54,20 @@ def run_measurement(
     with Display(console) as display:
         watch = Watch(display.start, display.row, display.notice)
         measured = measure(models, methods, tasks, out=out, minutes=minutes, watch=watch, **what, **options)
-    results = measured.results
-    results.print(console, test_texts=test_texts)
-    pictures = results.draw()
-    if results.failed:
-        err.print_line(results.failed, style="red")
-    for line in [f"rows: {measured.folder / 'rows.jsonl'}", *(f"picture: {path}" for path in pictures)]:
-        console.print_line(line)
-    console.print_line(f"page: farspan report {measured.folder}")
-    if running.as_json:
-        print(json.dumps(results.as_data(test_texts=test_texts) | {"pictures": [str(path) for path in pictures]}))
-    if results.num_failed:
+    if print_results(measured.rows, measured.folder, console, running.as_json, test=test_texts):
         raise typer.Exit(1)
+
+
+def print_results(rows: "list[Row]", folder: Path, console: Terminal, as_json: bool, **options: Any) -> int:
+    """Print and draw what a run holds, also as JSON where that is wanted; return how many parts of it failed."""
+    from farspan.record import read_header
+    from farspan.report import results
+
+    found = results(rows, read_header(folder), folder, **options)
+    found.print(console)
+    if as_json:
+        print(json.dumps(found.as_data()))
+    return found.num_failed
 
 
 def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str, as_json: bool) -> None:
@@ -73,7 +76,7 @@ def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str,
 
     from rich.table import Table
 
-    from farspan.report.tables import short_names
+    from farspan.report.runs import short_names
 
     table = Table(title=f"plan: nothing is measured yet{first}", title_justify="left")
     for column in ("model", "method", "task", "examples", "tokens", "TFLOP", "memory", "time"):

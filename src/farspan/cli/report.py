@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from farspan.cli.measured import print_results
 from farspan.cli.options import AsJson, err, said
 from farspan.terminal import Terminal
 
@@ -46,3 +47,4 @@ def import_file(
             for row in rows:
                 if row.key not in known:
                     run.append(row)
+            print_results(run.rows, out, err if as_json else Terminal(), as_json)

@@ -46,6 +46,7 @@ class Grid:
     repeats: int | None
     seed: int
     cost: bool
+    compared: bool  # lines are compared with the first, and refusals are recorded
     trained: tuple[int, ...]  # tokens, of each model
 
     @property
@@ -61,7 +62,7 @@ class Grid:
             for one in self.tasks
         }
         same = {"text": self.text, "lengths": self.lengths, "repeats": self.repeats, "seed": self.seed}
-        return {"tasks": tasks, **same, "cost": self.cost}
+        return {"tasks": tasks, **same, "cost": self.cost, "compared": self.compared}
 
     def setups(self, lm: LM, watch: Watch) -> list[Setup]:
         """Bind the tasks to one model.
@@ -130,7 +131,7 @@ def grid(
             one.check(given)
     if twice := [str(a) for a, b in combinations(resolved, 2) if str(a) == str(b)]:
         raise ValueError(f"task {twice[0]} is given twice: name each once (--task)")
-    return Grid(resolved, text, given or lengths, repeats, seed, cost, trained)
+    return Grid(resolved, text, given or lengths, repeats, seed, cost, refusals, trained)
 
 
 def measure(

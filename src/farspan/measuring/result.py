@@ -1,13 +1,13 @@
 """The result of a measurement: its rows, tables and pictures."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from farspan.extras import optional_import
 from farspan.record import Row, latest, read_header, read_rows
-from farspan.report.runs import Results, results
+from farspan.report.terminal import Results
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Measured:
 
     @cached_property
     def results(self) -> Results:
-        return results(self.rows, read_header(self.folder), self.folder)
+        return Results(self.rows, read_header(self.folder), self.folder)
 
     def table(self) -> Any:
         """Return a pandas.DataFrame: a line for each model, method, task and length.
@@ -31,7 +31,9 @@ class Measured:
         Raises:
             ValueError: pandas is not installed.
         """
-        return optional_import("pandas", "table").DataFrame([vars(cell) for cell in self.results.cells])
+        return optional_import("pandas", "table").DataFrame(
+            [asdict(cell) for cells in self.results.cells for cell in cells]
+        )
 
     def plot(self) -> list[Path]:
         """Draw the pictures of the run into its folder and return their paths."""

@@ -1,8 +1,8 @@
-"""Where attention goes: shares by distance and by rank, by layer and head, and maps, as tables, JSON and pictures."""
+"""What a report shows of attention: shares by distance and by rank, by layer and head, and maps."""
 
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,17 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure  # not pyplot, which would choose the backend of the whole program
 from matplotlib.ticker import FuncFormatter
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from farspan.record import Row, latest
+from farspan.record import Row
+from farspan.report.figure import COLOURS, Line
+from farspan.report.figure import Figure as Described
+from farspan.report.interactive import place
 from farspan.report.perplexity import numbers
-from farspan.report.picture import COLOURS, saved
-from farspan.report.tables import short_names
-from farspan.stats import interval, measured_mean
+from farspan.report.picture import saved
+from farspan.report.runs import Group, Member, Source, grouped, names_of, short_names
+from farspan.stats import bands, interval, measured_mean
+from farspan.terminal import Terminal
 
 PICKS = ("distance", "bins", "rank", "pareto")
 PARTS = {"all": "all keys", "rest": "without the first {sinks} tokens"}  # as rows call them, and in words
@@ -38,8 +41,13 @@ class At:
     shares: dict[str, dict[str, np.ndarray]]  # by part and pick; PARTS, PICKS
     map: np.ndarray | None  # [side, side]: share of a bin's queries that goes to a bin of keys; mean over repeats
 
+    def of_layer(self, place: int) -> "At":
+        """Return the same of one layer."""
+        shares = {part: {pick: v[:, [place]] for pick, v in of.items()} for part, of in self.shares.items()}
+        return replace(self, sinks=self.sinks[:, [place]], shares=shares, map=None)
+
     def headline(self) -> dict[str, np.ndarray]:
-        """What a table says, by name: numbers [repeats], means over layers and heads."""
+        """Return the numbers of a table by name: [repeats], means over layers and heads."""
         every, rest = self.shares["all"], self.shares["rest"]
         values = {
             "pareto": every["pareto"],
@@ -55,7 +63,7 @@ class At:
 class Series:
     """Attention of one model under one method."""
 
-    name: str  # tells it from the others it stands beside
+    name: str  # distinguishes it from the others of its table or picture
     model: str
     method: str
     text: str
@@ -66,32 +74,31 @@ class Series:
 
 
 def series(rows: Iterable[Row]) -> list[Series]:
-    """Attention of each model and method among the rows, in the order they come."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in latest(rows):
-        if row.task == "attention":
-            text = row.settings["text"]
-            groups.setdefault((row.model, row.method, text), []).append(row)
-    several = [len({key[part] for key in groups}) > 1 for part in range(3)]
-    short = short_names(model for model, *_ in groups)
-    found = []
-    for (model, method, text), group in groups.items():
-        parts = [short[model], *([method] if several[1] else []), *([text] if several[2] else [])]
-        good = [row for row in group if row.status == "ok"]
-        lengths = sorted({row.length for row in good})
-        found.append(
-            Series(
-                name=" ".join(parts),
-                model=model,
-                method=method,
-                text=text,
-                settings=group[0].settings,
-                layers=good[0].scores["layers"] if good else [],
-                at=[_at(length, [row for row in good if row.length == length]) for length in lengths],
-                failures={row.length: row.status for row in group if row.status != "ok"},
-            )
-        )
-    return found
+    """Return the attention of each model and method among the rows, with names that distinguish them."""
+    source = Source.of("", "", {"settings": {}, "models": {}}, rows)
+    return measured([group for group in grouped([source]) if group.task == "attention"])
+
+
+def measured(groups: Sequence[Group]) -> list[Series]:
+    """Return the members of some groups, with names for one picture."""
+    members = [one for group in groups for one in group.members if one.rows]
+    names = names_of([(one.model, one.method, one.rows[0].settings["text"]) for one in members])
+    return [_series(name, one) for name, one in zip(names, members, strict=True)]
+
+
+def _series(name: str, member: Member) -> Series:
+    good = [row for row in member.rows if row.status == "ok"]
+    lengths = sorted({row.length for row in good})
+    return Series(
+        name=name,
+        model=member.model,
+        method=member.method,
+        text=member.rows[0].settings["text"],
+        settings=member.rows[0].settings,
+        layers=good[0].scores["layers"] if good else [],
+        at=[_at(length, [row for row in good if row.length == length]) for length in lengths],
+        failures={row.length: row.status for row in member.rows if row.status != "ok"},
+    )
 
 
 def _at(length: int, rows: Sequence[Row]) -> At:
@@ -150,7 +157,28 @@ def as_data(found: Sequence[Series]) -> list[dict[str, Any]]:
     ]
 
 
-def print_attention(found: Sequence[Series], console: Console) -> None:
+class AttentionResults:
+    """Attention of one run, for a terminal and its folder."""
+
+    def __init__(self, groups: Sequence[Group], folder: Path) -> None:
+        self.folder, self.found = folder, measured(groups)
+
+    def print(self, console: Terminal) -> None:
+        if any(one.at for one in self.found):
+            print_attention(self.found, console)
+
+    def draw(self) -> list[Path]:
+        if not any(one.at for one in self.found):
+            return []
+        texts = ", ".join(sorted({one.text.rstrip("/").rpartition("/")[2] or one.text for one in self.found}))
+        names = ", ".join(short_names(one.model for one in self.found).values())
+        return draw_attention(self.found, self.folder, f"Attention of {names} ({texts})")
+
+    def as_data(self) -> dict[str, Any]:
+        return {"attention": as_data(self.found)}
+
+
+def print_attention(found: Sequence[Series], console: Terminal) -> None:
     """A table for each series: shares with their 95 % interval by length, means over layers and heads; and the
     layers one by one at the longest length."""
     for one in found:
@@ -172,18 +200,10 @@ def print_attention(found: Sequence[Series], console: Console) -> None:
         for column in ("layer", "keys it sees", *columns):
             table.add_column(column, justify="right")
         for at_layer, layer in enumerate(one.layers):
-            of_layer = At(
-                last.length,
-                last.ends,
-                last.visible,
-                last.sinks[:, [at_layer]],
-                {p: {pick: v[:, [at_layer]] for pick, v in last.shares[p].items()} for p in PARTS},
-                None,
-            )
-            means = (f"{value.mean():.3f}" for value in of_layer.headline().values())
+            means = (f"{value.mean():.3f}" for value in last.of_layer(at_layer).headline().values())
             table.add_row(str(layer), f"{last.visible[at_layer]:,}", *means)
         console.print(table)
-    line = "top 25 %: the heaviest quarter of the keys a query sees, head by head; rest: the keys behind the sinks"
+    line = "top 25 %: the heaviest quarter of the keys a query sees, head by head; rest: without the sinks"
     console.print(line, style="dim", highlight=False)
 
 
@@ -323,3 +343,52 @@ def _rounded(values: np.ndarray) -> list[Any]:
 def _said(values: np.ndarray) -> str:
     half = float(interval(values)[1] - measured_mean(values))
     return f"{measured_mean(values):.3f}" + ("" if np.isnan(half) else f"±{half:.3f}".replace("±0", "±"))
+
+
+# on the page
+
+
+def section(group: Group, number: int) -> dict[str, Any]:
+    """Return what the page shows of a group besides its quality: shares by distance and by rank, and by layer."""
+    found = [(index, _series(one.name, one)) for index, one in enumerate(group.members) if one.rows]
+    drawn = [(index, one) for index, one in found if one.at]
+    headings = {"distance": "Share of the nearest keys", "rank": "Share of the heaviest keys, each head's own"}
+    key = "Solid: all keys. Dashed: without the first tokens of the text (sinks)."
+    figures = [
+        place(f"{pick}-{number}", heading, key, _shares(drawn, pick)) for pick, heading in headings.items() if drawn
+    ]
+    about = "the share of attention of the heaviest quarter of the keys that a query sees, head by head"
+    tables = [
+        {
+            "title": f"By layer: {one.name}, {one.at[-1].length:,} tokens",
+            "head": ["layer", *(name.replace("_", " ") for name in one.at[-1].headline())],
+            "lines": [
+                [str(layer), *(f"{value.mean():.3f}" for value in one.at[-1].of_layer(at).headline().values())]
+                for at, layer in enumerate(one.layers)
+            ],
+        }
+        for _, one in drawn
+    ]
+    return {"kind": "attention", "about": about, "figures": figures, "tables": tables}
+
+
+def _shares(found: Sequence[tuple[int, Series]], pick: str) -> Described:
+    """Return the share of the nearest, or of the heaviest, keys over their number, at the longest length of each."""
+    lines = []
+    for index, one in found:
+        at = one.at[-1]
+        for part, style in (("all", "solid"), ("rest", "dashed")):
+            values = at.shares[part][pick].mean((1, 2))
+            low, high = bands(values)
+            what = PARTS[part].format(sinks=one.settings["sinks"])
+            texts = [
+                [f"{one.name}, query at {at.length:,}", f"{end:,} keys", f"{what}: {mean:.3f}"]
+                for end, mean in zip(at.ends, measured_mean(values), strict=True)
+            ]
+            kind = "copy" if part == "all" else "control"
+            lines.append(
+                Line(one.name, at.ends, measured_mean(values), index, low, high, texts, kind, style)  # type: ignore[arg-type]
+            )
+    ends = sorted({end for _, one in found for end in one.at[-1].ends})
+    x = "nearest keys (tokens)" if pick == "distance" else "heaviest keys (tokens)"
+    return Described("", x, "share of attention", lines, log_x=True, ticks=ends, span=(0, 1.02), num_members=len(found))

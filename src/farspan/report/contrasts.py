@@ -1,10 +1,10 @@
-"""Which curves of a report are held against each other, and what the paired tests say of them."""
+"""Which curves of a report are compared with each other, and the results of the paired tests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farspan.paired import Difference, Half, Robustness, differences, differences_in_characters, robustness
-from farspan.report.tables import Group, Member
+from farspan.report.curves import Measured
 
 TEXTS: dict[str, tuple[str, Half]] = {
     "prefix_text": ("irrelevant text", "control"),
@@ -23,12 +23,10 @@ class TextTest:
     result: Robustness
 
 
-def group_differences(group: Group) -> list[Difference]:
-    """Each curve of a group against its first: over the targets they share, else in characters of the text, unpaired;
-    pairs where neither can be are left out."""
-    members = [
-        one.series for one in group.members if one.series.summary is not None and len(one.series.curve.lengths) > 1
-    ]
+def group_differences(curves: Sequence[Measured]) -> list[Difference]:
+    """Return the differences of each curve of a group from its first: over the targets they share, else in characters
+    of the text, unpaired; pairs with neither are left out."""
+    members = [one.series for one in curves if one.series.summary is not None and len(one.series.curve.lengths) > 1]
     found: list[Difference] = []
     for other in members[1:]:
         first, names = members[0], (members[0].name, other.name)
@@ -45,21 +43,31 @@ def group_differences(group: Group) -> list[Difference]:
     return found
 
 
-def text_tests(members: Sequence[Member]) -> list[TextTest]:
-    """For each run, model and method measured with several irrelevant texts, or several target texts, all else equal:
-    whether these matter. What cannot be tested, for want of a common length, is left out."""
+def text_tests(members: Sequence[Measured]) -> list[TextTest]:
+    """Return, for each run, model and method measured with several irrelevant texts, or several target texts, all else
+    equal, whether these change the curve. Texts without a common length are left out."""
     found = []
     for which, (name, half) in TEXTS.items():
-        sets: dict[str, list[Member]] = {}
+        sets: dict[str, list[Measured]] = {}
         for one in members:
-            settings = one.rows[0].settings
+            settings = one.member.rows[0].settings
             rest = {
                 key: value for key, value in settings.items() if key not in (which, f"{which.partition('_')[0]}_hash")
             }
-            key = str((one.source.name, one.series.model, one.series.method, one.rows[0].version, sorted(rest.items())))
+            key = str(
+                (
+                    one.member.source.name,
+                    one.series.model,
+                    one.series.method,
+                    one.member.rows[0].version,
+                    sorted(rest.items()),
+                )
+            )
             sets.setdefault(key, []).append(one)
         for alike in sets.values():
-            curves = {str(one.rows[0].settings.get(which) or "the protocol's own"): one.series.curve for one in alike}
+            curves = {
+                str(one.member.rows[0].settings.get(which) or "the protocol's own"): one.series.curve for one in alike
+            }
             if len(curves) < 2:
                 continue
             try:
@@ -67,5 +75,5 @@ def text_tests(members: Sequence[Member]) -> list[TextTest]:
             except ValueError:  # no length was measured with all of them
                 continue
             about = alike[0]
-            found.append(TextTest(about.source.name, about.series.model, about.series.method, name, result))
+            found.append(TextTest(about.member.source.name, about.series.model, about.series.method, name, result))
     return found

@@ -1,9 +1,12 @@
-"""What a model was asked, in its own tokens, and which of them it knew: from examples.jsonl of a run.
+"""The first example of each task in words, and which of its tokens were predicted: from examples.jsonl of a run.
 
 {"model", "what", "length", "repeat", "parts": [["separator", [tokens]], ["read", [tokens]], ["separator", [tokens]],
- ["asked", [tokens]]], "scored": k}          one JSON object a line; tokens as text; the last k of "asked" are scored
+ ["asked", [tokens]]], "scored": k, "task", "settings"}     one JSON object a line
+
+Tokens are text; the last k of "asked" are scored. `task` and `settings` are those of the rows; older files lack them.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -12,7 +15,10 @@ import numpy as np
 
 from farspan import stats
 from farspan.record import Row, read_examples
-from farspan.report.tables import Source
+from farspan.report.header import LABELS
+from farspan.report.runs import Source
+
+HITS = ("copy_hits", "hits")  # scores with a bit for each scored token
 
 
 @dataclass(frozen=True)
@@ -27,18 +33,19 @@ class Piece:
 class Example:
     source: Source
     model: str
-    method: str | None  # whose hits these are; None: no row says
+    method: str | None  # whose result is shown; None: there is no row
     what: str
     length: int
     repeat: int
     num_tokens: int
     num_scored: int
-    num_hits: int | None  # None: no row says
+    num_hits: int | None  # None: the row does not record them
+    answer: str  # that the model gave; "": none is recorded
     pieces: list[Piece]
 
 
 def examples(source: Source) -> list[Example]:
-    """The first example of each model and each kind of question in a run; none where the run keeps none.
+    """Return the first example of each model and task in a run; none where the run keeps none.
 
     Raises:
         ValueError: a line that is not an example.
@@ -50,50 +57,65 @@ def examples(source: Source) -> list[Example]:
     return list(found.values())
 
 
-def _example(source: Source, values: dict[str, Any]) -> Example:
+def _example(source: Source, values: Mapping[str, Any]) -> Example:
     parts, scored = values["parts"], values["scored"]
-    model, what, length, repeat = (values[name] for name in ("model", "what", "length", "repeat"))
     asked = parts[-1][1]
+    rows = _rows(source, values)
+    mine = [row for row in rows if row.repeat == values["repeat"]]
     pieces = [Piece("read" if kind == "asked" else kind, "".join(tokens)) for kind, tokens in parts[:-1]]
     pieces.append(Piece("fed", "".join(asked[:-scored])))
-    rows = [
-        row
-        for row in source.rows
-        if row.task == "curve" and row.model == model and (row.length, row.depth, row.status) == (length, 0.0, "ok")
-        and stats.label(row.settings) == what and row.scores["scored"] == scored
-    ]  # fmt: skip
-    rows = [row for row in rows if row.method == rows[0].method]
-    copy = _hits(rows, "copy", [row.repeat == repeat for row in rows])
-    control = _hits(rows, "control", [row.scores["control_repeat"] == repeat for row in rows])
-    if copy is None:
-        pieces.append(Piece("fed", "".join(asked[-scored:])))
-    else:
-        kinds = [_kind(i, copy, control) for i in range(scored)]
-        for kind, same in groupby(zip(kinds, asked[-scored:], strict=True), key=lambda pair: pair[0]):
-            pieces.append(Piece(kind, "".join(token for _, token in same)))
+    hits = next((found for name in HITS if (found := _hits(mine, name, scored)) is not None), None)
+    # the control of a target is recorded with the text that was read instead of it
+    other = [row for row in rows if row.scores.get("control_repeat") == values["repeat"]]
+    pieces += _scored(asked[-scored:], hits, _hits(other, "control_hits", scored))
+    answer = mine[0].scores.get("prediction") if mine else None
     return Example(
         source=source,
-        model=model,
-        method=None if copy is None else rows[0].method,
-        what=what,
-        length=length,
-        repeat=repeat,
+        model=values["model"],
+        method=mine[0].method if mine else None,
+        what=values["what"],
+        length=values["length"],
+        repeat=values["repeat"],
         num_tokens=sum(len(tokens) for _, tokens in parts),
         num_scored=scored,
-        num_hits=None if copy is None else int(copy.sum()),
+        num_hits=None if hits is None else int(hits.sum()),
+        answer=answer if isinstance(answer, str) else "",
         pieces=[piece for piece in pieces if piece.text],
     )
 
 
-def _hits(rows: list[Row], name: str, of_target: list[bool]) -> np.ndarray | None:
-    for row, its in zip(rows, of_target, strict=True):
-        if its and f"{name}_hits" in row.scores:
-            return stats.unpacked(row.scores[f"{name}_hits"], row.scores["scored"])
+def _rows(source: Source, values: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of an example's model, task, length and depth, under the first method that has any."""
+
+    def same_task(row: Row) -> bool:
+        if "settings" in values:
+            return (row.task, row.settings) == (values.get("task"), values["settings"])
+        return row.task in LABELS and LABELS[row.task](row.settings) == values["what"]
+
+    place = values["model"], values["length"], 0.0, "ok"
+    rows = [
+        row for row in source.rows if (row.model, row.length, row.depth, row.status) == place and same_task(row)
+    ]  # fmt: skip
+    return [row for row in rows if row.method == rows[0].method]
+
+
+def _hits(rows: Sequence[Row], name: str, scored: int) -> np.ndarray | None:
+    for row in rows:
+        hits = row.scores.get(name)
+        if isinstance(hits, str) and row.scores.get("scored") == scored:
+            return stats.unpacked(hits, scored)
     return None
 
 
-def _kind(index: int, copy: np.ndarray, control: np.ndarray | None) -> str:
-    if not copy[index]:
+def _scored(tokens: Sequence[str], hits: np.ndarray | None, control: np.ndarray | None) -> Iterator[Piece]:
+    """Yield the scored tokens, neighbours of one kind together."""
+    kinds = ["fed" if hits is None else _kind(i, hits, control) for i in range(len(tokens))]
+    for kind, same in groupby(zip(kinds, tokens, strict=True), key=lambda pair: pair[0]):
+        yield Piece(kind, "".join(token for _, token in same))
+
+
+def _kind(index: int, hits: np.ndarray, control: np.ndarray | None) -> str:
+    if not hits[index]:
         return "missed"
     if control is None:
         return "hit"

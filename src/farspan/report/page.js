@@ -68,7 +68,8 @@ function update(section) {
   for (const element of section.querySelectorAll(".figure")) {
     if (!drawn.has(element.id) || element.dataset.kind === "map") continue;
     const changes = { visible: element.data.map((trace) => visible(trace, chosen)) };
-    Plotly.update(element, changes, { "xaxis.type": scale, "xaxis.autorange": true });
+    const hasLengths = element.dataset.kind === "lines" && section.querySelector('input[name="log"]');
+    Plotly.update(element, changes, hasLengths ? { "xaxis.type": scale, "xaxis.autorange": true } : {});
   }
 }
 

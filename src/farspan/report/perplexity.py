@@ -1,28 +1,43 @@
-"""Perplexity by length: the numbers of rows with intervals over repeats, as tables, JSON and a picture."""
+"""What a report shows of perplexity besides its value by length: gain over the shortest length, and by position."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure  # not pyplot, which would choose the backend of the whole program
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from farspan.record import Row, latest
-from farspan.report.picture import COLOURS, MARKERS, add_legend, saved
-from farspan.report.tables import Source, short_names, told_apart
-from farspan.stats import interval, measured_mean, perplexity_label
+from farspan.record import Row
+from farspan.report.cells import cells_of
+from farspan.report.export import WHOSE, CsvTable, statuses, whose
+from farspan.report.figure import Figure, Line
+from farspan.report.figures import quality_figure
+from farspan.report.interactive import place
+from farspan.report.picture import draw_figure, three_digits
+from farspan.report.runs import Group, Member, Source, grouped, names_of, short_names
+from farspan.stats import bands, interval, measured_mean
+from farspan.terminal import Terminal
+
+TARGETS = {
+    "fixed": "the same tokens are scored at every length, and longer lengths put more context before them",
+    "last": "the last tokens of each length are scored; the context begins at the beginning of the text",
+    "all": "every token of a length is scored in one pass, so most of them have a shorter context",
+}
+NATS_COLUMNS = ("n", "nats", "nats_low", "nats_high")
+ACCURACY_COLUMNS = ("accuracy", "accuracy_low", "accuracy_high")
+PERPLEXITY_COLUMNS = (
+    *WHOSE, "length", *NATS_COLUMNS, "perplexity", *ACCURACY_COLUMNS, "gain", "gain_low", "gain_high", "status",
+)  # fmt: skip
+POSITION_COLUMNS = (*WHOSE, "length", "begin", "end", *NATS_COLUMNS, *ACCURACY_COLUMNS)
 
 
 @dataclass(frozen=True)
 class Series:
-    """What one model under one method was measured to expect, by length."""
+    """Perplexity of one model under one method, by length."""
 
-    name: str  # tells it from the others it stands beside
+    name: str  # distinguishes it from the others of its table
     model: str
     method: str
     what: str  # targets and text; numbers are comparable under one only
@@ -47,23 +62,20 @@ class Series:
 
 
 def series(rows: Iterable[Row]) -> list[Series]:
-    """Perplexity by length of each model, method and setting among the rows, in the order they come."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in latest(rows):
-        if row.task == "perplexity":
-            groups.setdefault((row.model, row.method, perplexity_label(row.settings)), []).append(row)
-    several = [len({key[part] for key in groups}) > 1 for part in range(3)]
-    short = short_names(key[0] for key in groups)
-    found = []
-    for (model, method, what), group in groups.items():
-        parts = [short[model]] if several[0] or not several[1] else []
-        parts += [method] if several[1] or not several[0] else []
-        parts += [what] if several[2] else []
-        found.append(_series(" ".join(parts), model, method, what, group))
-    return found
+    """Return the perplexities among the rows, by length, with names that distinguish them."""
+    source = Source.of("", "", {"settings": {}, "models": {}}, rows)
+    return measured([group for group in grouped([source]) if group.task == "perplexity"])
 
 
-def _series(name: str, model: str, method: str, what: str, rows: Sequence[Row]) -> Series:
+def measured(groups: Sequence[Group]) -> list[Series]:
+    """Return the members of some groups, with names for one table."""
+    members = [(group.title, one) for group in groups for one in group.members if one.rows]
+    names = names_of([(one.model, one.method, title) for title, one in members])
+    return [_series(name, title, one) for name, (title, one) in zip(names, members, strict=True)]
+
+
+def _series(name: str, what: str, member: Member) -> Series:
+    rows = member.rows
     lengths, repeats = (sorted({getattr(row, field) for row in rows}) for field in ("length", "repeat"))
     nats, accuracy = (np.full((len(repeats), len(lengths)), np.nan) for _ in range(2))
     good = [row for row in rows if row.status == "ok"]
@@ -80,61 +92,19 @@ def _series(name: str, model: str, method: str, what: str, rows: Sequence[Row]) 
     failures = {row.length: row.status for row in rows if row.status != "ok"}
     same = rows[0].settings["targets"] == "fixed"
     return Series(
-        name, model, method, what, np.array(lengths), nats, accuracy, failures, same, ends, positions[0], positions[1]
+        name, member.model, member.method, what, np.array(lengths), nats, accuracy, failures, same, ends, *positions
     )
 
 
-@dataclass(frozen=True)
-class Member:
-    """One model under one method in one run, and the rows that say so."""
-
-    source: Source
-    series: Series  # its name tells it from the others of its group
-    rows: list[Row]
-
-    @property
-    def trained_length(self) -> int | None:
-        """Tokens of the whole context."""
-        length = self.source.header["models"].get(self.series.model, {}).get("trained_length")
-        return None if length is None else int(length)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Series whose numbers stand beside each other: the same targets, text and version of the task."""
-
-    title: str
-    targets: str  # fixed, last or all
-    members: list[Member]
-
-
-def grouped(sources: Sequence[Source]) -> list[Group]:
-    """Perplexity by length in some runs, what was scored in the same way together, in the order it comes."""
-    groups: dict[tuple[str, int], list[Member]] = {}
-    for source in sources:
-        rows = [row for row in source.rows if row.task == "perplexity"]
-        for version in sorted({row.version for row in rows}, reverse=True):
-            for one in series(row for row in rows if row.version == version):
-                own = [row for row in rows if (row.model, row.method, row.version) == (one.model, one.method, version)]
-                own = [row for row in own if perplexity_label(row.settings) == one.what]
-                groups.setdefault((one.what, version), []).append(Member(source, one, own))
-    found = []
-    for (what, version), members in groups.items():
-        title = f"perplexity, {what}"
-        title += f" (task version {version})" if sum(what == other for other, _ in groups) > 1 else ""
-        names = told_apart([(one.series.model, one.series.method, one.source.name) for one in members])
-        named = [replace(one, series=replace(one.series, name=n)) for one, n in zip(members, names, strict=True)]
-        found.append(Group(title, members[0].rows[0].settings["targets"], named))
-    return found
-
-
-def written(perplexity: float) -> str:
-    """In three digits, or all those before the point."""
-    return f"{perplexity:,.{2 if perplexity < 9.995 else 1 if perplexity < 99.95 else 0}f}"
+def numbers(name: str, values: np.ndarray) -> dict[str, float | None]:
+    """Return mean and interval of some repeats, rounded; None where there is none."""
+    low, high = interval(values)
+    numbers = {name: measured_mean(values), f"{name}_low": low, f"{name}_high": high}
+    return {key: round(float(value), 6) if np.isfinite(value) else None for key, value in numbers.items()}
 
 
 def as_data(found: Sequence[Series]) -> list[dict[str, Any]]:
-    """A summary by model, method and length, ready for JSON: intervals are null under two repeats."""
+    """Return a summary by model, method and length, ready for JSON: intervals are null under two repeats."""
     return [
         {
             "model": one.model,
@@ -161,97 +131,155 @@ def as_data(found: Sequence[Series]) -> list[dict[str, Any]]:
     ]
 
 
-def print_perplexity(found: Sequence[Series], console: Console) -> None:
-    """A table for each series: nats per token with their 95 % interval, perplexity and accuracy by length; and by
-    position in the longest text, where all tokens were scored."""
-    for one in found:
-        title = f"{one.name}: {one.what} (95 % intervals)"
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-        for column in ("length", "nats/token", "perplexity", "accuracy", *(["gain"] if one.same_targets else [])):
-            table.add_column(column, justify="right")
-        for at, length in enumerate(one.lengths):
-            if not one.measured[at]:
-                table.add_row(f"{length:,}", one.failures.get(int(length), "missing"))
-                continue
-            gain = [_said(one.gain[:, at])] if one.same_targets else []
-            table.add_row(f"{length:,}", *_cells(one.nats[:, at], one.accuracy[:, at]), *gain)
-        console.print(table)
-        if one.ends:
-            table = Table(title=f"by position in {one.ends[-1]:,} tokens", title_justify="left", box=SIMPLE_HEAD)
-            for column in ("positions", "nats/token", "perplexity", "accuracy"):
-                table.add_column(column, justify="right")
-            for at, (begin, end) in enumerate(zip([0, *one.ends], one.ends, strict=False)):
-                cells = _cells(one.position_nats[:, at], one.position_accuracy[:, at])
-                table.add_row(f"{begin:,} to {end - 1:,}", *cells)
+class PerplexityResults:
+    """Perplexity of one run, for a terminal and its folder."""
+
+    def __init__(self, groups: Sequence[Group], folder: Path) -> None:
+        self.groups, self.folder, self.found = groups, folder, measured(groups)
+
+    def print(self, console: Terminal) -> None:
+        """Print a table for each member: nats per token with their 95 % interval, perplexity and accuracy by length;
+        and by position in the longest text, where all tokens were scored."""
+        drawn = [one for one in self.found if one.measured.any()]
+        for one in drawn:
+            table = _table(f"{one.name}: {one.what} (95 % intervals)", "length", *(["gain"] * one.same_targets))
+            for at, length in enumerate(one.lengths):
+                if not one.measured[at]:
+                    table.add_row(f"{length:,}", one.failures.get(int(length), "missing"))
+                    continue
+                gain = [_mean(one.gain[:, at])] if one.same_targets else []
+                table.add_row(f"{length:,}", *_cells(one.nats[:, at], one.accuracy[:, at]), *gain)
             console.print(table)
-    if any(one.same_targets for one in found):
-        line = "gain: nats per token less than the same tokens take at the shortest length"
-        console.print(line, style="dim", highlight=False)
+            if one.ends:
+                table = _table(f"by position in {one.ends[-1]:,} tokens", "positions")
+                for at, (begin, end) in enumerate(zip([0, *one.ends], one.ends, strict=False)):
+                    cells = _cells(one.position_nats[:, at], one.position_accuracy[:, at])
+                    table.add_row(f"{begin:,} to {end - 1:,}", *cells)
+                console.print(table)
+        if any(one.same_targets for one in drawn):
+            line = "gain: nats per token less than the same tokens take at the shortest length"
+            console.print(line, style="dim", highlight=False)
+
+    def draw(self) -> list[Path]:
+        """Draw perplexity.png, of further groups perplexity-2.png and so on, each also as SVG."""
+        paths = []
+        for number, group in enumerate(self.groups, 1):
+            drawn = [one for one in group.members if any(row.status == "ok" for row in one.rows)]
+            if not drawn:
+                continue
+            names = ", ".join(sorted(short_names(one.model for one in drawn).values()))
+            trained = [one.trained_length for one in drawn if one.trained_length]
+            figure = quality_figure(cells_of(group), f"Perplexity of {names} ({group.title})", trained)
+            paths += draw_figure(figure, self.folder, "perplexity" if number == 1 else f"perplexity-{number}")
+        return paths
+
+    def as_data(self) -> dict[str, Any]:
+        return {"perplexity": as_data(self.found)}
 
 
-def draw_perplexity(
-    found: Sequence[Series], folder: str | Path, title: str, trained: Iterable[int | None] = ()
-) -> list[Path]:
-    """Draws nats per token (left) and perplexity (right) against length into perplexity.png and .svg; returns the two
-    paths. A line with its interval for each series, crosses below where every row of a length failed, and a dotted
-    line at each trained length."""
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    axes = figure.subplots()
-    for number, one in enumerate(found):
-        colour, good = COLOURS[number % len(COLOURS)], one.measured
-        marker = MARKERS[number % len(MARKERS)]
-        lengths, nats = one.lengths[good], one.nats[:, good]
-        low, high = interval(nats)
-        # side by side, as intervals on top of each other could not be told apart
-        at = lengths * 2.0 ** (0.04 * (number - (len(found) - 1) / 2))
-        mean = measured_mean(nats)
-        spread = None if np.isnan(low).all() else [mean - low, high - mean]
-        axes.errorbar(
-            at, mean, yerr=spread, fmt=f"{marker}-", color=colour, markersize=5, linewidth=1.4, elinewidth=1, capsize=3,
-            label=one.name,
-        )  # fmt: skip
-        if failed := [int(length) for length in one.lengths[~good]]:
-            reasons = ", ".join(sorted({one.failures.get(length, "missing") for length in failed}))
-            axes.plot(
-                failed, [0.02] * len(failed), "x", color=colour, transform=axes.get_xaxis_transform(), clip_on=False,
-                label=f"{one.name}: failed, {reasons}",
-            )  # fmt: skip
-    for length in sorted({length for length in trained if length}):
-        axes.axvline(length, color="#777777", linestyle=":", linewidth=1.2)
-        axes.annotate(
-            f"{length:,} (trained)", (length, 0.98), xycoords=axes.get_xaxis_transform(), xytext=(-3, 0),
-            textcoords="offset points", rotation=90, va="top", ha="right", fontsize=8, color="#555555",
-        )  # fmt: skip
-    axes.set_xscale("log", base=2)
-    ticks = sorted({int(length) for one in found for length in one.lengths})
-    if len(ticks) <= 12:
-        axes.set_xticks(ticks, [f"{length:,}" for length in ticks])
-        axes.minorticks_off()
-    else:
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set(xlabel="length (tokens)", ylabel="nats per token", title=title)
-    right = axes.secondary_yaxis("right", functions=(lambda y: y, lambda y: y))  # the same height, said otherwise
-    right.yaxis.set_major_locator(MaxNLocator(8))
-    right.yaxis.set_major_formatter(FuncFormatter(lambda nats, _: written(float(np.exp(nats)))))
-    right.set_ylabel("perplexity")
-    axes.grid(alpha=0.25)
-    add_legend(figure, axes)
-    return saved(figure, Path(folder), "perplexity")
-
-
-def numbers(name: str, values: np.ndarray) -> dict[str, float | None]:
-    """Mean and interval of some repeats, rounded; None where there is none."""
-    low, high = interval(values)
-    numbers = {name: measured_mean(values), f"{name}_low": low, f"{name}_high": high}
-    return {key: round(float(value), 6) if np.isfinite(value) else None for key, value in numbers.items()}
+def _table(title: str, first: str, *more: str) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for column in (first, "nats/token", "perplexity", "accuracy", *more):
+        table.add_column(column, justify="right")
+    return table
 
 
 def _cells(nats: np.ndarray, accuracy: np.ndarray) -> tuple[str, str, str]:
-    """Nats with their interval, perplexity and accuracy of some repeats."""
-    return _said(nats), f"{np.exp(measured_mean(nats)):,.2f}", f"{measured_mean(accuracy):.3f}"
+    """Return nats with their interval, perplexity and accuracy of some repeats."""
+    return _mean(nats), f"{np.exp(measured_mean(nats)):,.2f}", f"{measured_mean(accuracy):.3f}"
 
 
-def _said(values: np.ndarray) -> str:
+def _mean(values: np.ndarray) -> str:
     low, high = interval(values)
     mean = f"{measured_mean(values):.3f}"
     return mean if np.isnan(low) else f"{mean} [{low:.3f}, {high:.3f}]"
+
+
+# on the page
+
+
+def section(group: Group, number: int) -> dict[str, Any]:
+    """Return what the page shows of a group besides its quality by length."""
+    found = [
+        (index, _series(one.name, group.title, one)) for index, one in enumerate(group.members) if one.rows
+    ]  # with the names and colours of the group
+    drawn = [(index, one) for index, one in found if one.measured.any()]
+    figures = []
+    if drawn:
+        key = "Share of tokens to which the model gives the highest probability."
+        figures.append(place(f"accuracy-{number}", "Accuracy", key, _by_length(drawn, "accuracy")))
+    if any(one.same_targets for _, one in drawn):
+        key = "Nats per token less than the same tokens take at the shortest length, window by window."
+        figures.append(place(f"gain-{number}", "Gain", key, _by_length(drawn, "gain")))
+    if any(one.ends for _, one in drawn):
+        key = "Nats per token by position in the longest text."
+        figures.append(place(f"position-{number}", "By position", key, _by_position(drawn)))
+    targets = next(row.settings["targets"] for one in group.members for row in one.rows)
+    return {"kind": "perplexity", "about": TARGETS.get(targets, ""), "figures": figures}
+
+
+def _by_length(found: Sequence[tuple[int, Series]], what: str) -> Figure:
+    """Return accuracy, or gain, over length."""
+    lines = []
+    for index, one in found:
+        lengths, values = one.lengths[one.measured], getattr(one, what)[:, one.measured]
+        low, high = bands(values) if what == "accuracy" else interval(values)
+        mean = measured_mean(values)
+        texts = [[one.name, f"length {length:,}", f"{what} {_mean(values[:, i])}"] for i, length in enumerate(lengths)]
+        lines.append(Line(one.name, lengths, mean, index, low, high, texts, what))
+    ticks = sorted({int(length) for _, one in found for length in one.lengths})
+    y = "accuracy" if what == "accuracy" else "gain (nats per token)"
+    return Figure("", "length (tokens)", y, lines, log_x=True, ticks=ticks, num_members=len(found))
+
+
+def _by_position(found: Sequence[tuple[int, Series]]) -> Figure:
+    """Return nats per token over the position in the longest text, of those that scored every token."""
+    lines = []
+    for index, one in found:
+        if not one.ends:
+            continue
+        low, high = interval(one.position_nats)
+        mean, accuracy = measured_mean(one.position_nats), measured_mean(one.position_accuracy)
+        texts = [
+            [
+                one.name,
+                f"positions {begin:,} to {end - 1:,} of {one.ends[-1]:,}",
+                f"nats per token {_mean(one.position_nats[:, i])}",
+                f"perplexity {three_digits(float(np.exp(mean[i])))}",
+                f"accuracy {accuracy[i]:.3f}",
+            ]
+            for i, (begin, end) in enumerate(zip([0, *one.ends], one.ends, strict=False))
+        ]
+        lines.append(Line(one.name, one.ends, mean, index, low, high, texts, "position"))
+    ticks = sorted({end for _, one in found for end in one.ends})
+    return Figure(
+        "", "position in the text (tokens)", "nats per token", lines, log_x=True, ticks=ticks, num_members=len(found)
+    )
+
+
+# as CSV
+
+
+def csv_tables(groups: Sequence[Group]) -> dict[str, CsvTable]:
+    """Return perplexity.csv, a line per run, model, method, targets and text, and length; and positions.csv, a line per
+    range of positions in the longest text, of those that scored every token."""
+    found = [(one, _series(one.name, group.title, one)) for group in groups for one in group.members if one.rows]
+    tables = {"perplexity.csv": CsvTable(PERPLEXITY_COLUMNS, [line for one in found for line in _lengths(*one)])}
+    if positions := [line for one in found for line in _positions(*one)]:
+        tables["positions.csv"] = CsvTable(POSITION_COLUMNS, positions)
+    return tables
+
+
+def _lengths(member: Member, one: Series) -> Iterator[dict[str, Any]]:
+    (found,) = as_data([one])
+    measured = {at["length"]: at for at in found["lengths"]}
+    for length in one.lengths.tolist():
+        numbers = dict(measured.get(length, {"length": length, "repeats": 0}))
+        status = statuses(row for row in member.rows if row.length == length)
+        yield whose(member, one.what) | {"n": numbers.pop("repeats"), "status": status} | numbers
+
+
+def _positions(member: Member, one: Series) -> Iterator[dict[str, Any]]:
+    (found,) = as_data([one])
+    about = whose(member, one.what) | {"length": max(one.ends, default=0), "n": len(one.position_nats)}
+    return (about | part for part in found["positions"])

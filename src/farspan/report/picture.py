@@ -1,91 +1,164 @@
-"""Pictures: the forgetting curve, accuracy against length, as figure 1 of Liu et al. 2024, with intervals; and recall
-over length and depth, or over distance."""
+"""Pictures in run folders, drawn with matplotlib: figures, recall over length and depth, and curves of a training."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.axis import Tick
-from matplotlib.figure import Figure  # not pyplot, which would choose the backend of the whole program
+from matplotlib.figure import Figure as Canvas  # not pyplot, which would choose the backend of the whole program
 from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from farspan import stats
 from farspan.files import written
-from farspan.report.tables import Series, trained_at
+from farspan.report.curves import Series
+from farspan.report.figure import FEW_TICKS, Failed, Figure, Line, Mark, Rule, colour, shape
 from farspan.terminal import CONTROL
 
 LEGEND_CHARACTERS = 150  # of small print in the width of a picture
 SHOWN = 5  # curves of a training in one picture
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
-MARKERS = "osD^vP*"
-BANDS = (("fine", "#d9efd9"), ("coarse", "#fdf3d0"), ("amnesia", "#eeeeee"))
+NEUTRAL = "#777777"
+STYLES = {"solid": "-", "dashed": "--", "dotted": ":", "points": ""}
 
 
-def draw_curves(series: Sequence[Series], folder: str | Path, title: str, name: str = "curve") -> list[Path]:
-    """Draws the curves into NAME.png and NAME.svg; returns the two paths.
+def draw_figure(one: Figure, folder: str | Path, name: str) -> list[Path]:
+    """Draw a figure into NAME.png and NAME.svg; returns the two paths. Lengths without a result are crosses at the
+    bottom."""
+    canvas = Canvas(figsize=(9, 6), layout="constrained")
+    axes = canvas.subplots()
+    draw_on(axes, one)
+    add_legend(canvas, axes)
+    return saved(canvas, Path(folder), name)
 
-    Copy accuracy is a full line with its 95 % interval over repeats, control a dashed one. A single curve
-    has the bands of fine memory, coarse memory and amnesia in its background, amnesia only where coarse memory ends
-    within the lengths measured; several have their half-lives marked.
-    Lengths without a good row stand as crosses at the bottom.
-    """
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    axes = figure.subplots()
-    for colour, one in zip(_cycled(len(series)), series, strict=True):
-        _draw(axes, one, colour, alone=len(series) == 1)
-    windows = {(one.trained_length, at) for one in series if (at := trained_at(one)) is not None}
-    for context, length in windows:
-        axes.axvline(length, color="#777777", linestyle=":", linewidth=1.2)
-        axes.annotate(
-            f"context = {context:,} (trained)",
-            (length, 0.5),
-            xytext=(-3, 0),
-            textcoords="offset points",
-            rotation=90,
-            va="center",
-            ha="right",
-            fontsize=8,
-            color="#555555",
-        )
-    longest = max(int(one.curve.lengths[-1]) for one in series)
-    axes.set(xlim=(0, longest * 1.015), ylim=(-0.04, 1.04), xlabel="length of the text to be copied (tokens)")
-    axes.set(ylabel="accuracy (share of tokens predicted)", title=title)
+
+def draw_grid(rows: Sequence[Sequence[Figure | None]], folder: str | Path, name: str) -> list[Path]:
+    """Draw several figures into one picture, with the title of the first of each row and the legend of its last."""
+    canvas = Canvas(figsize=(5 * len(rows[0]), 4.2 * len(rows)), layout="constrained")
+    for panels, figures in zip(canvas.subplots(len(rows), len(rows[0]), squeeze=False), rows, strict=True):
+        for axes, one in zip(panels, figures, strict=True):
+            if one is None:
+                axes.set_axis_off()
+                continue
+            draw_on(axes, one)
+            axes.set_title("")
+            axes.set_title(one.title if one is figures[0] else "", loc="left", fontsize=10)
+        panels[-1].legend(fontsize=8)
+    return saved(canvas, Path(folder), name)
+
+
+def draw_on(axes: Axes, one: Figure) -> None:
+    """Draw a figure on some axes, without a legend."""
+    for number, line in enumerate(one.lines):
+        _draw_line(axes, line, _beside(number, len(one.lines)) if one.log_x and not one.areas else 1.0)
+    for area in one.areas:
+        axes.axvspan(area.start, area.end, color=area.colour, zorder=0, label=area.label)
+    for mark in one.marks:
+        _draw_mark(axes, mark)
+    for failed in one.failed:
+        _draw_failed(axes, failed)
+    for rule in one.rules:
+        _draw_rule(axes, rule)
+    axes.set(xlabel=one.x, ylabel=one.y, title=one.title)
+    _scale(axes, one)
+    if one.span is not None:
+        axes.set_ylim(one.span)
+    if one.exp:
+        right = axes.secondary_yaxis("right", functions=(lambda y: y, lambda y: y))  # the same height in another unit
+        right.yaxis.set_major_locator(MaxNLocator(8))
+        right.yaxis.set_major_formatter(FuncFormatter(lambda nats, _: three_digits(float(np.exp(nats)))))
+        right.set_ylabel(one.exp)
     axes.grid(alpha=0.25)
-    add_legend(figure, axes)
+
+
+def _scale(axes: Axes, one: Figure) -> None:
+    if one.log_x:
+        axes.set_xscale("log", base=2 if one.counts else 10)
+    else:
+        places = [float(place) for line in one.lines for place in line.x] or [0.0]
+        axes.set_xlim(0 if min(places) > 0 else None, 1.015 * max(places) if one.span is not None else None)
+    if one.ticks and len(one.ticks) <= FEW_TICKS:
+        axes.set_xticks(one.ticks, [f"{tick:,}" for tick in one.ticks])
+        axes.minorticks_off()
+    else:
+        axes.xaxis.set_major_formatter("{x:,.0f}" if one.counts else FuncFormatter(lambda x, _: short_number(x)))
+    if one.log_y:
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            set_formatter(FuncFormatter(lambda y, _: short_number(y)))
+
+
+def _beside(number: int, count: int) -> float:
+    """A factor for lengths that puts the intervals of several lines side by side."""
+    return float(2.0 ** (0.04 * (number - (count - 1) / 2)))
+
+
+def _draw_line(axes: Axes, line: Line, shift: float) -> None:
+    x, y = np.asarray(line.x, float), np.asarray(line.y, float)
+    look: dict[str, Any] = {"color": colour(line.index), "linestyle": STYLES[line.style], "label": line.label}
+    if line.style == "points" or line.kind == "quality":
+        spread = None
+        if line.low is not None and line.high is not None and np.isfinite(np.asarray(line.low, float)).any():
+            spread = [y - np.asarray(line.low, float), np.asarray(line.high, float) - y]
+        axes.errorbar(
+            x * shift, y, yerr=spread, marker=shape(line.index)[2], markersize=5, linewidth=1.4, elinewidth=1,
+            capsize=3, **look,
+        )  # fmt: skip
+        return
+    axes.plot(x, y, marker="" if line.style == "dotted" else shape(line.index)[2], markersize=3, **look)
+    if line.low is not None and line.high is not None:
+        low, high = (np.asarray(ends, float) for ends in (line.low, line.high))
+        axes.fill_between(x, low, high, color=colour(line.index), alpha=0.15, linewidth=0)
+
+
+def _draw_mark(axes: Axes, mark: Mark) -> None:
+    spread = None if mark.low is None or mark.high is None else [[mark.x - mark.low], [mark.high - mark.x]]
+    axes.errorbar(
+        mark.x, mark.y, xerr=spread, color=colour(mark.index), marker="D", markersize=6, capsize=4, linestyle="none",
+        label=mark.label,
+    )  # fmt: skip
+
+
+def _draw_failed(axes: Axes, failed: Failed) -> None:
+    lengths = [length for length in sorted(failed.statuses) if length not in failed.partly]
+    if lengths:
+        axes.plot(
+            lengths, [0.02] * len(lengths), "x", color=colour(failed.index),
+            transform=axes.get_xaxis_transform(), clip_on=False, label=failed.label,
+        )  # fmt: skip
+
+
+def _draw_rule(axes: Axes, rule: Rule) -> None:
+    if rule.x is None:
+        axes.axhline(rule.y or 0.0, color=NEUTRAL, linestyle=":", linewidth=1.2)
+        return
+    axes.axvline(rule.x, color=NEUTRAL, linestyle=":", linewidth=1.2)
+    axes.annotate(
+        rule.text, (rule.x, 0.98), xycoords=axes.get_xaxis_transform(), xytext=(-3, 0), textcoords="offset points",
+        rotation=90, va="top", ha="right", fontsize=8, color="#555555", annotation_clip=True,
+    )  # fmt: skip
+
+
+def short_number(number: float) -> str:
+    """Write a tick of an axis."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
+def three_digits(number: float) -> str:
+    """Write a number in three digits, or all those before the point."""
+    return f"{number:,.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}"
+
+
+def draw_map(one: Series, folder: str | Path, title: str, name: str) -> list[Path]:
+    """Draw the memory index over length and depth into NAME.png and NAME.svg; returns the two paths."""
+    figure = Canvas(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    _draw_map(figure, axes, one)
+    axes.set_title(title)
     return saved(figure, Path(folder), name)
-
-
-def draw_maps(series: Sequence[Series], folder: str | Path, title: str) -> list[Path]:
-    """Draws recall over length and depth: a heat map for each series with several lengths (`map.png`, ...), and one
-    picture of recall by distance for those with a single one (`recall.png`). Each as PNG and SVG; returns the paths.
-
-    Raises:
-        ValueError: a series without a map.
-    """
-    if without := [one.name for one in series if one.map is None]:
-        raise ValueError(f"{without[0]} was asked for at one depth only, so it has no map: measure with --depths")
-    maps = [one for one in series if one.map is not None and len(one.map.lengths) > 1]
-    lines = [one for one in series if one.map is not None and len(one.map.lengths) == 1]
-    paths = []
-    for number, one in enumerate(maps, 1):
-        figure = Figure(figsize=(9, 5), layout="constrained")
-        axes = figure.subplots()
-        _draw_map(figure, axes, one)
-        axes.set_title(f"{title}\n{one.name}" if len(maps) > 1 else title)
-        paths += saved(figure, Path(folder), "map" if len(maps) == 1 else f"map-{number}")
-    if lines:
-        figure = Figure(figsize=(9, 5.5), layout="constrained")
-        axes = figure.subplots()
-        for colour, one in zip(_cycled(len(lines)), lines, strict=True):
-            _draw_recall(axes, one, colour, prefix="" if len(lines) == 1 else f"{one.name}: ")
-        axes.set(xlabel="distance between a token and its copy (tokens)", ylabel="accuracy (share of tokens predicted)")
-        axes.set(ylim=(-0.04, 1.04), title=title)
-        axes.grid(alpha=0.25)
-        add_legend(figure, axes)
-        paths += saved(figure, Path(folder), "recall")
-    return paths
 
 
 def draw_training(
@@ -98,16 +171,16 @@ def draw_training(
         trained: tokens of the context that the model is trained on.
         trained_at: the length whose whole context has as many.
     """
-    figure = Figure(figsize=(12, 5), layout="constrained")
+    figure = Canvas(figsize=(12, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     order = sorted(steps)
     _draw_lengths(left, order, [steps[step][1].half_life for step in order], "half-life", "#0072B2")
     _draw_lengths(left, order, [steps[step][1].span for step in order], "span", "#D55E00")
     for step in sorted({order[round(place)] for place in np.linspace(0, len(order) - 1, SHOWN)}):
         curve = steps[step][0].kept(steps[step][0].measured)
-        colour = colormaps["viridis_r"](0.1 + 0.9 * order.index(step) / max(1, len(order) - 1))
-        right.plot(curve.lengths, stats.measured_mean(curve.copy), color=colour, label=f"step {step:,}")
-        right.plot(curve.lengths, stats.measured_mean(curve.control), "--", color=colour)
+        shade = colormaps["viridis_r"](0.1 + 0.9 * order.index(step) / max(1, len(order) - 1))
+        right.plot(curve.lengths, stats.measured_mean(curve.copy), color=shade, label=f"step {step:,}")
+        right.plot(curve.lengths, stats.measured_mean(curve.control), "--", color=shade)
     if trained:
         for line in (left.axhline, right.axvline):
             line(trained_at, color="#777777", linestyle=":", label=f"context = {trained:,} (trained)")
@@ -125,17 +198,17 @@ def draw_training(
 
 
 def _draw_lengths(
-    axes: Axes, steps: Sequence[int], found: Sequence[stats.MemoryLength], label: str, colour: str
+    axes: Axes, steps: Sequence[int], found: Sequence[stats.MemoryLength], label: str, shade: str
 ) -> None:
     values, low, high = (np.array([getattr(o, n) for o in found], float) for n in ("value", "low", "high"))
-    axes.plot(steps, values, "o-", color=colour, markersize=4, label=label)
-    axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.plot(steps, values, "o-", color=shade, markersize=4, label=label)
+    axes.fill_between(steps, low, high, color=shade, alpha=0.15, linewidth=0)
     over = np.array([one.censored for one in found])
     if over.any():
-        axes.plot(np.array(steps)[over], values[over], "^", color=colour, markersize=7, label=f"{label}: at least")
+        axes.plot(np.array(steps)[over], values[over], "^", color=shade, markersize=7, label=f"{label}: at least")
 
 
-def _draw_map(figure: Figure, axes: Axes, one: Series) -> None:
+def _draw_map(figure: Canvas, axes: Axes, one: Series) -> None:
     assert one.map is not None
     lengths, depths = one.map.lengths, one.map.depths
     image = axes.pcolormesh(
@@ -152,26 +225,14 @@ def _draw_map(figure: Figure, axes: Axes, one: Series) -> None:
     figure.colorbar(image, ax=axes, label="memory index (share recalled of what cannot be guessed)")
 
 
-def _draw_recall(axes: Axes, one: Series, colour: str, *, prefix: str) -> None:
-    assert one.map is not None
-    distance = one.map.distance[0]
-    for values, line, what in ((one.map.copy, "-", "copy"), (one.map.control, "--", "control")):
-        values = values[:, 0]
-        axes.plot(
-            distance, stats.measured_mean(values), line, color=colour, marker="o", markersize=3, label=prefix + what
-        )
-        axes.fill_between(distance, *stats.bands(values), color=colour, alpha=0.15, linewidth=0)
-    axes.plot(distance, one.map.memory_index[0], ":", color=colour, label=f"{prefix}memory index")
-
-
-def add_legend(figure: Figure, axes: Axes) -> None:
+def add_legend(figure: Canvas, axes: Axes) -> None:
     """Below the axes, in as many columns as fit."""
     longest = max(len(label) for label in axes.get_legend_handles_labels()[1])
     columns = max(1, min(3, LEGEND_CHARACTERS // (longest + 6)))
     figure.legend(fontsize=8, loc="outside lower center", ncols=columns, frameon=False)
 
 
-def saved(figure: Figure, folder: Path, name: str) -> list[Path]:
+def saved(figure: Canvas, folder: Path, name: str) -> list[Path]:
     """Write a figure as PNG and SVG. Names in it are shown as they are: a dollar sign begins no formula."""
     ticks = {id(text) for tick in figure.findobj(Tick) for text in tick.findobj(Text)}  # powers of ten are formulas
     for text in figure.findobj(Text):
@@ -184,61 +245,3 @@ def saved(figure: Figure, folder: Path, name: str) -> list[Path]:
         with written(path) as beside:
             figure.savefig(beside, dpi=140)
     return paths
-
-
-def _draw(axes: Axes, one: Series, colour: str, *, alone: bool) -> None:
-    curve, summary = one.curve, one.summary
-    assert summary is not None
-    prefix = "" if alone else f"{one.name}: "
-    good = curve.measured
-    lengths = curve.lengths[good]
-    for values, line, what in ((curve.copy, "-", "copy"), (curve.control, "--", "control")):
-        values = values[:, good]
-        axes.plot(
-            lengths,
-            stats.measured_mean(values),
-            line,
-            color=colour,
-            marker="o",
-            markersize=3,
-            label=prefix + what,
-        )
-        if len(values) > 1:
-            low, high = stats.bands(values)
-            axes.fill_between(lengths, low, high, color=colour, alpha=0.15, linewidth=0)
-    if alone:
-        _draw_bands(axes, summary, float(curve.lengths[-1]))
-    half = summary.half_life
-    if half.value > 0 and not half.censored:
-        height = float(np.interp(half.value, lengths, stats.measured_mean(curve.copy[:, good])))
-        spread = None if half.low is None or half.high is None else [[half.value - half.low], [half.high - half.value]]
-        axes.errorbar(
-            half.value, height, xerr=spread, color=colour, marker="D", markersize=6, capsize=4, linestyle="none",
-            label=f"{prefix}half-life {half}",
-        )  # fmt: skip
-    failed = [int(length) for length in curve.lengths[~good]]
-    if failed:
-        reasons = sorted({curve.failures.get(length, "missing") for length in failed})
-        axes.plot(
-            failed,
-            [-0.02] * len(failed),
-            "x",
-            color="#cc0000",
-            clip_on=False,
-            label=f"{prefix}failed: {', '.join(reasons)}",
-        )
-
-
-def _draw_bands(axes: Axes, summary: stats.Summary, longest: float) -> None:
-    edge = longest * 1.015
-    fine = edge if summary.fine.censored else summary.fine.value
-    coarse = max(fine, edge if summary.coarse.censored else summary.coarse.value)
-    starts, ends = (0.0, fine, coarse), (fine, coarse, edge)
-    names = (f"fine memory {summary.fine}", f"coarse memory {summary.coarse}", "amnesia")
-    for (_, colour), start, end, name in zip(BANDS, starts, ends, names, strict=True):
-        if end > start:
-            axes.axvspan(start, end, color=colour, zorder=0, label=name)
-
-
-def _cycled(count: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(count)]

@@ -1,265 +1,187 @@
-"""What a report shows, section by section, as plain texts: what the page's template and its Markdown are given."""
+"""What a report shows, section by section, as plain texts: the input of the page's template and of its Markdown."""
 
 import shlex
-from collections.abc import Iterator, Sequence
-from math import exp, isfinite
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from farspan.paired import Difference, said
-from farspan.report import compare, figures, perplexity
-from farspan.report.contrasts import TextTest, group_differences, text_tests
+import numpy as np
+
+from farspan.paired import LEVEL
+from farspan.report.cells import Cell, by_member, cells_of
 from farspan.report.example import Example, examples
-from farspan.report.export import failures
-from farspan.report.tables import HEADLINE, Group, Member, Series, Source, in_characters, remarks, short_names
-from farspan.stats import MemoryLength, bands, interval, measured_mean, memory_index
+from farspan.report.export import p_value
+from farspan.report.figure import shape
+from farspan.report.figures import PRICES, cost_figure, quality_figure
+from farspan.report.interactive import colour, place
+from farspan.report.kinds import KINDS
+from farspan.report.picture import three_digits
+from farspan.report.runs import Group, Source, short_names
+from farspan.report.tables import MARKS, costs_of, direction
 
-COLUMNS = ("fine", "coarse", "half_life", "reach", "span")
-PAPER_COLUMNS = ("paper_fine", "paper_coarse")
-FOLD = 600  # tokens of an example that stand open
-EXAMPLES = 1_000_000  # characters of all examples together; the page stays small
-PROTOCOLS = {
-    "nested": "a text is read and then asked for whole, its last half scored; one text serves all lengths",
-    "paper": "a text is read and then asked for whole, its last half scored; a fresh text at each length, "
-    "as Liu et al. 2024 did",
-    "probe": "of the text that was read a slice is asked for: tokens to warm up + tokens scored",
-}
-TARGETS = {
-    "fixed": "the same tokens are scored at every length; their context grows to the left",
-    "last": "the last tokens of each length are scored: other ones at each, behind a context that begins where the "
-    "text does",
-    "all": "every token of a length is scored in one pass; most of them have a shorter context",
-}
+FOLD = 600  # tokens of an example that is open
+FEW_LENGTHS = 10  # of an open table
+EXAMPLES = 1_000_000  # characters of all examples together, to keep the page small
+MANY = 6  # members, whose intervals would hide each other
 
 
-def contents(
-    sources: Sequence[Source], groups: Sequence[Group], expected: Sequence[perplexity.Group]
-) -> dict[str, Any]:
-    """Everything that is shown, under the names that the template knows."""
-    members = [one for group in groups for one in group.members]
-    shown = [one.source for one in members] + [one.source for group in expected for one in group.members]
-    return {
-        "title": _title(sources, remembers=bool(groups) or not expected),
-        "perplexity": [_expected(group, number) for number, group in enumerate(expected, len(groups) + 1)],
-        "groups": [_section(group, number) for number, group in enumerate(groups, 1)],
-        "comparisons": [one for source in sources for one in _comparison(source)],
-        "meanings": HEADLINE,
-        "text_tests": [_text_test(one) for one in text_tests(members)],
+def contents(sources: Sequence[Source], groups: Sequence[Group]) -> dict[str, Any]:
+    """Return everything that is shown, under the names that the template uses."""
+    shown = {one.source.name for group in groups for one in group.members}
+    page: dict[str, Any] = {"meanings": {}, "text_tests": []}
+    for task, kind in KINDS.items():
+        if mine := [group for group in groups if group.task == task]:
+            page |= kind.summary(mine)
+    return page | {
+        "title": _title(groups, sources),
+        "groups": [section(group, number) for number, group in enumerate(groups, 1)],
         "examples": _examples(sources),
         "failures": failures(sources),
         "sources": [_provenance(source) for source in sources],
-        "empty": [source.name for source in sources if all(source is not one for one in shown)],
+        "empty": [source.name for source in sources if source.name not in shown],
     }
 
 
-def _comparison(source: Source) -> list[dict[str, Any]]:
-    """A table and a picture of quality against cost for each task of a comparison; nothing of other runs."""
-    if source.header["settings"].get("task") != "compare":
-        return []
-    found = []
-    for number, group in enumerate(compare.by_task(compare.cells(source.rows, source.header))):
-        head, lines = compare.lines(group)
-        shared = compare.at_longest_shared(group)
-        drawn = {
-            f"{price}-{source.name}-{number}": figures.cost_figure(shared, price, title)
-            for price, title in compare.PRICES.items()
-        }
-        found.append(
-            {
-                "id": f"comparison-{source.name}-{number}",
-                "title": f"{group[0].task}: {group[0].quality} by {group[0].unit}",
-                "run": source.name,
-                "head": head,
-                "lines": lines,
-                "legend": compare.legend(group),
-                "failures": compare.failures(group),
-                "cost_at": f"{shared[0].length:,} {shared[0].unit}" if shared else "",
-                "points": [
-                    {"name": cell.method, "colour": figures.colour(i), "glyph": figures.symbol(i)[1]}
-                    for i, cell in enumerate(shared)
-                ],
-                "figures": {place: figure for place, figure in drawn.items() if figure},
-            }
-        )
-    return found
-
-
-def _title(sources: Sequence[Source], *, remembers: bool) -> str:
+def _title(groups: Sequence[Group], sources: Sequence[Source]) -> str:
     names = sorted(short_names(row.model for source in sources for row in source.rows).values())
     whose = f"{len(names)} models"
     if len(names) <= 3:
         whose = " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
-    if not remembers:
-        return f"Perplexity of {whose}"
-    return f"How far back {whose} {'remembers' if len(names) == 1 else 'remember'}"
+    tasks = list(dict.fromkeys(_name(group) for group in groups))
+    what = f"{len(tasks)} tasks" if len(tasks) > 3 or not tasks else ", ".join(tasks)
+    return f"{what[0].upper()}{what[1:]} of {whose}"
 
 
-def _section(group: Group, number: int) -> dict[str, Any]:
-    """What the page shows of one group. Figures are keyed by the id of their place."""
-    members = group.members
-    measured = [one for one in members if one.series.summary is not None]
-    several = [one for one in members if len(one.series.curve.lengths) > 1]
-    places: dict[str, Any] = {}
-    if several or not any(one.series.map for one in members):
-        # all of them, so that a curve has the colour of its line in the table
-        places[f"curve-{number}"] = figures.curve_figure(members)
-        if measured:
-            places[f"index-{number}"] = figures.index_figure(members)
-    if any(one.series.map is not None and len(one.series.map.lengths) == 1 for one in members):
-        places[f"recall-{number}"] = figures.recall_figure(members)
-    maps = []
-    for place, one in enumerate(members):
-        if one.series.map is not None and len(one.series.map.lengths) > 1:
-            maps.append({"id": f"map-{number}-{place}", "name": one.series.name})
-            places[f"map-{number}-{place}"] = figures.map_figure(one)
-    names = (*COLUMNS, *PAPER_COLUMNS) if group.title.startswith("paper") else COLUMNS
-    protocol = group.title.partition(",")[0].partition(" ")[0]
+def _name(group: Group) -> str:
+    """Return the name of a task without its settings."""
+    if group.task in KINDS:
+        return KINDS[group.task].name
+    return f"{group.entry['quality']['name']} ({group.spec.partition(':')[0]})"
+
+
+def section(group: Group, number: int) -> dict[str, Any]:
+    """Return what the page shows of one group: its quality by length, and what its kind of task has besides."""
+    cells = cells_of(group)
+    members = by_member(cells)
+    lengths = sorted({cell.length for cell in cells})
+    quality = group.entry["quality"]
+    own: dict[str, Any] = {"kind": "", "about": "", "figures": [], "tables": [], "draws_quality": False}
+    if group.task in KINDS:
+        own |= KINDS[group.task].section(group, number)
+    trained = {one.name: one.trained_length for one in group.members}
+    compared = any(cell.verdict for cell in cells)
+    costs = any(cell.prefill_rate is not None for cell in cells)
+    figures = [*([] if own["draws_quality"] else _quality(group, cells, number)), *own["figures"]]
+    figures += _costs(group, cells, number)
     return {
         "id": f"group-{number}",
         "number": number,
-        "title": group.title,
-        "protocol": PROTOCOLS.get(protocol, ""),
-        "columns": names,
-        "methods": sorted({one.series.method for one in members}),
-        "lines": [_line(one, index, names) for index, one in enumerate(members)],
-        "remarks": [line for one in measured for line in remarks(one.series)],
-        "figures": places,
-        "maps": maps,
-        "recall": [] if several else [line for one in members for line in _recall(one)],
-        "differences": [_difference(one) for one in group_differences(group)],
-    }
-
-
-def _expected(group: perplexity.Group, number: int) -> dict[str, Any]:
-    """What the page shows of one group of perplexities."""
-    members = group.members
-    measured = [one.series for one in members if one.series.measured.any()]
-    whats = ("nats", "accuracy", *(["gain"] if any(one.same_targets for one in measured) else []))
-    places = {f"{what}-{number}": figures.perplexity_figure(members, what) for what in whats} if measured else {}
-    if any(one.ends for one in measured):
-        places[f"position-{number}"] = figures.position_figure(members)
-    lengths = sorted({int(length) for one in members for length in one.series.lengths})
-    return {
-        "id": f"group-{number}",
-        "number": number,
-        "title": group.title,
-        "targets": TARGETS[group.targets],
+        "title": _heading(group),
+        "about": own["about"],
+        "quality": f"{quality['name']}{direction(quality)}",
+        "unit": group.entry["unit"],
+        "methods": sorted({cell.method for cell in cells}),
         "lengths": [f"{length:,}" for length in lengths],
-        "methods": sorted({one.series.method for one in members}),
-        "lines": [
-            _whose(one.source, one.series, one.trained_length, index)
-            | {"cells": [_expectation(one.series, length) for length in lengths]}
-            for index, one in enumerate(members)
-        ],
-        "figures": places,
+        "compared": compared,
+        "costs": costs,
+        "cost_at": f"{max(cell.length for cell in cells if cell.prefill_rate is not None):,}" if costs else "",
+        "level": LEVEL,
+        "lines": [_line(mine, index, trained, compared, costs) for index, mine in enumerate(members)],
+        "folded": len(lengths) > FEW_LENGTHS or own["draws_quality"],
+        "paired": [_paired(cell) for cell in cells if cell.difference is not None],
+        "own": own,
+        "figures": figures,
+        "controls": any(
+            "control" in str(trace.get("meta", {}).get("kind")) for one in figures for trace in one["data"]
+        ),
+        "many": len(members) > MANY,
+        "log": group.entry["unit"] == "tokens" and not own["draws_quality"],
     }
 
 
-def _expectation(one: perplexity.Series, length: int) -> dict[str, str]:
-    """Nats with their interval, perplexity and accuracy at a length; why not, where a row failed; else nothing."""
-    here = one.lengths == length
-    if not one.measured[here].any():
-        return _shown(one.failures.get(length, "")) | {"perplexity": "", "accuracy": ""}
-    nats, accuracy = one.nats[:, here], one.accuracy[:, here]
-    mean, (low,), (high,) = float(measured_mean(nats)[0]), *interval(nats)
-    cell = _shown(f"{mean:.3f}", f"[{low:.3f}, {high:.3f}]" if isfinite(low) else "")
-    return cell | {"perplexity": perplexity.written(exp(mean)), "accuracy": f"{measured_mean(accuracy)[0]:.3f}"}
+def _heading(group: Group) -> str:
+    """Return the title of a section: the task as it is spelled, or its kind with its settings in words."""
+    name, colon, _ = group.title.partition(":")
+    if group.task not in KINDS or (colon and name.isidentifier()):
+        return group.title
+    name = KINDS[group.task].name.capitalize()
+    return name if group.title == group.task else f"{name}, {group.title}"
 
 
-def _recall(one: Member) -> Iterator[dict[str, Any]]:
-    """The lines of a table of recall by distance, of a map at one length; none where there is no map."""
-    if one.series.map is None:
-        return
-    for depth, distance in zip(one.series.map.depths.tolist(), one.series.map.distance[0], strict=True):
-        at = one.at_depth(depth)
-        line: dict[str, Any] = {"name": one.series.name, "depth": f"{depth:g}", "cells": []}
-        if at.measured.any():
-            line["distance"] = f"{distance:,.0f}"
-            for values in (at.copy, at.control):
-                (low,), (high,) = bands(values)
-                interval = f"[{low:.3f}, {high:.3f}]" if isfinite(low) else ""
-                line["cells"].append(_shown(f"{measured_mean(values)[0]:.3f}", interval))
-            line["cells"].append(_shown(f"{memory_index(at)[0]:.3f}"))
-        else:
-            line["distance"] = ", ".join(at.failures.values())
-        yield line
+def _quality(group: Group, cells: Sequence[Cell], number: int) -> list[dict[str, Any]]:
+    """Return the figure of quality by length, where anything was measured."""
+    quality = group.entry["quality"]
+    if not any(cell.value is not None for cell in cells):
+        return []
+    trained = [one.trained_length for one in group.members if one.trained_length]
+    key = "Cross: failed."
+    key += " Dotted: the context the model was trained on." if trained and group.entry["unit"] == "tokens" else ""
+    heading = "Nats per token by length" if quality["exp"] else f"{quality['name'].capitalize()} by length"
+    key = f"{quality['name'].capitalize()} is exp(nats). {key}" if quality["exp"] else key
+    return [place(f"quality-{number}", heading, key, quality_figure(cells, "", trained))]
 
 
-def _difference(one: Difference) -> dict[str, str]:
-    low, high = (f"{end:+,.0f}" if end is not None else sign for end, sign in ((one.low, "-∞"), (one.high, "∞")))
-    return {
-        "first": one.curves[0],
-        "second": one.curves[1],
-        "name": one.name.replace("_", "-"),
-        "value": f"{one.value:+,.0f} {'' if one.unit == 'tokens' else one.unit}".strip(),
-        "interval": f"[{low}, {high}]",
-        "p": _p(one.p),
-        "pairs": f"{one.pairs:,}" if one.pairs else "unpaired",
-    }
+def _costs(group: Group, cells: Sequence[Cell], number: int) -> list[dict[str, Any]]:
+    """Return the figures of quality against each cost that was measured."""
+    quality = group.entry["quality"]
+    found = []
+    for price, words in PRICES.items():
+        if (figure := cost_figure(cells, price)) is not None:
+            at = figure.title.rpartition(" at ")[2]
+            heading = f"{quality['name'].capitalize()} against {words}"
+            found.append(place(f"{price}-{number}", heading, f"At {at}.", figure, "cost"))
+    return found
 
 
-def _p(p: float | None) -> str:
-    return "unknown" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _text_test(one: TextTest) -> dict[str, Any]:
-    """A table over lengths, its numbers in points of accuracy."""
-    lines = []
-    for at in one.result.lengths:
-        ends = [f"{100 * end:+.1f}" for end in (at.low, at.high) if end is not None]
-        lines.append(
-            {
-                "length": f"{at.length:,}",
-                "means": [f"{100 * at.means[source]:.1f}" for source in one.result.sources],
-                "value": at.reason if at.difference is None else f"{100 * at.difference:+.1f}",
-                "interval": f"[{', '.join(ends)}]" if ends else "",
-                "p": [_p(p) for p in (at.paired_holm, at.tost_holm, at.anova_holm, at.kruskal_holm)],
-                "verdict": at.verdict,
-            }
-        )
-    return {"about": one, "said": said(one.result), "lines": lines}
-
-
-def _line(one: Member, index: int, names: Sequence[str]) -> dict[str, Any]:
-    """A line of the table of memory lengths."""
-    series = one.series
-    line = _whose(one.source, series, series.trained_length, index)
-    line |= {"cells": None, "failed": ", ".join(sorted(set(series.curve.failures.values())))}
-    if series.summary is not None:
-        half = in_characters(series.summary.half_life, series)
-        cells = {name: _cell(getattr(series.summary, name)) for name in names}
-        cells["half_life"]["characters"] = _cell(half)["value"] if half is not None and half.value else ""
-        line |= {"cells": list(cells.values()), "repeats": series.summary.repeats}
+def _line(
+    mine: Sequence[Cell], index: int, trained: Mapping[str, int | None], compared: bool, costs: bool
+) -> dict[str, Any]:
+    """Return a line of the table of quality; its mark is that of its lines in figures."""
+    verdicts = [cell.verdict for cell in mine]
+    counted = "/".join(str(verdicts.count(verdict)) for verdict in ("win", "tie", "loss"))
+    first = mine[0]
+    line: dict[str, Any] = {"name": first.name, "model": first.model, "method": first.method, "run": first.run}
+    line |= {"colour": colour(index), "glyph": shape(index)[0], "trained": trained[first.name]}
+    line["cells"] = [_cell(cell) for cell in mine]
+    line["more"] = [counted if any(verdicts) else "baseline" if not index else ""] if compared else []
+    line["more"] += costs_of(mine) if costs else []
     return line
 
 
-def _whose(source: Source, series: Series | perplexity.Series, trained: int | None, index: int) -> dict[str, Any]:
-    """How a line of a table begins; its mark is that of its curve."""
+def _cell(cell: Cell) -> dict[str, Any]:
+    """Return the quality at a length with its interval and details; the status and reason where rows failed."""
+    if cell.value is None:
+        return {"value": cell.failed or "–", "interval": "", "why": cell.reason, "more": []}
+    written = three_digits if cell.exp else _number
+    interval = "" if cell.low is None or cell.high is None else f"[{written(cell.low)}, {written(cell.high)}]"
+    more = [f"{np.log(cell.value):.3f} nats"] if cell.exp else []
+    more += [f"{name.replace('_', ' ')} {value:.3f}" for name, value in cell.details.items()]
+    more += [f"{count} {status}" for status, count in cell.statuses.items()]
+    why = f"{cell.n} {'example' if cell.n == 1 else 'examples'}"
+    value = f"{written(cell.value)} {MARKS[cell.verdict]}".strip()
+    return {"value": value, "interval": interval, "why": why, "more": more}
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.2f}"
+
+
+def _paired(cell: Cell) -> dict[str, str]:
+    """Return a line of the table of differences from the baseline."""
+    ends = cell.difference_low, cell.difference_high
+    interval = "" if ends[0] is None or ends[1] is None else f"[{ends[0]:+.3f}, {ends[1]:+.3f}]"
     return {
-        "name": series.name,
-        "model": series.model,
-        "method": series.method,
-        "run": source.name,
-        "colour": figures.colour(index),
-        "glyph": figures.symbol(index)[1],
-        "trained": trained,
+        "name": cell.name,
+        "length": f"{cell.length:,}",
+        "value": f"{cell.difference:+.3f}",
+        "interval": interval,
+        "p": p_value(cell.p_holm),
+        "pairs": f"{cell.pairs:,}",
+        "verdict": cell.verdict,
     }
 
 
-def _cell(length: MemoryLength) -> dict[str, str]:
-    value, _, interval = str(length).partition(" ")
-    why = length.reason
-    if length.censored:
-        why = f"more than was measured; what ended the measurement: {length.reason}"
-    return _shown(value, interval, why)
-
-
-def _shown(value: str, interval: str = "", why: str = "") -> dict[str, str]:
-    """What a cell of a table holds."""
-    return {"value": value, "interval": interval, "why": why, "characters": ""}
-
-
 def _examples(sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """The first example of each run; those past a size are only named."""
+    """Return the first example of each run; those past a size are only named."""
     shown: list[dict[str, Any]] = []
     used = 0
     for example in (example for source in sources for example in examples(source)):
@@ -273,8 +195,23 @@ def _share(example: Example) -> str:
     return "" if example.num_hits is None else f"{example.num_hits / example.num_scored:.0%}"
 
 
+def failures(sources: Iterable[Source]) -> list[dict[str, Any]]:
+    """Return what failed, by run, model, method, status and reason: how often, and first at which length."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for source in sources:
+        for row in source.rows:
+            if row.status != "ok":
+                key = (source.name, row.model, row.method, row.status, row.reason)
+                found.setdefault(key, []).append(row.length)
+    names = ("run", "model", "method", "status", "reason")
+    return [
+        dict(zip(names, key, strict=True)) | {"rows": len(lengths), "first_length": min(lengths)}
+        for key, lengths in found.items()
+    ]
+
+
 def _provenance(source: Source) -> dict[str, Any]:
-    """Settings, models and sessions of a run as names and texts."""
+    """Return settings, models and sessions of a run as names and texts."""
     header = source.header
     texts = {
         f"{row.settings.get('text', row.settings.get('target_text'))} ({name})": row.settings[name]
@@ -289,12 +226,16 @@ def _provenance(source: Source) -> dict[str, Any]:
         }
         for session in header["sessions"]
     ]
+    models = {
+        name: {key: value for key, value in of.items() if key != "tasks"} for name, of in header["models"].items()
+    }
+    settings = {name: value for name, value in header["settings"].items() if name not in ("tasks", "questions")}
     return {
         "name": source.name,
         "folder": str(source.folder),
         "rows": len(source.rows),
-        "settings": list(_flat(header["settings"])),
-        "models": [(name, list(_flat(identity))) for name, identity in header["models"].items()],
+        "settings": [("tasks", ", ".join(header["settings"]["tasks"])), *_flat(settings)],
+        "models": [(name, list(_flat(identity))) for name, identity in models.items()],
         "texts": list(texts.items()),
         "sessions": sessions,
     }

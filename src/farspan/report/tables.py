@@ -1,274 +1,137 @@
-"""Curves with their numbers, for pictures, tables and JSON; and those of several runs, grouped by what was asked."""
+"""Tables of quality by model, method and length, for a terminal and as files of a run folder."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
-from farspan import stats
-from farspan.record import Row, latest, read_header, read_rows
+from farspan.files import write
+from farspan.paired import LEAST_PAIRS, LEVEL
+from farspan.report.cells import Cell, by_member, by_task, failures
+from farspan.report.export import markdown_table, plain, quality_table, write_csv
+from farspan.report.runs import short_names
+from farspan.terminal import Terminal
 
-APART = 0.25  # of a memory length; lengths further apart than this leave it open
-HEADLINE = {
-    "fine": "copies 99 %",
-    "coarse": "copies 1 point better than it guesses",
-    "half_life": "recalls half of what it could not guess",
-    "reach": "recalls a twentieth of it",
-    "span": "tokens remembered in all",
-    "paper_fine": "as fine, largest length that passes",
-    "paper_coarse": "as coarse, largest length that passes",
-}
+COSTS = ("tok/s in", "tok/s out", "weights + context + activations")
+MARKS = {"win": "▲", "loss": "▼", "tie": "=", "": ""}
 
 
-def spoken(name: str) -> str:
-    """The name of a number as it is written: half-life, paper fine."""
-    return name.replace("half_life", "half-life").replace("_", " ")
+def comparison(found: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
+    """Return head and lines of the table of one task: quality at each length, and the costs at the longest measured."""
+    lengths = sorted({cell.length for cell in found})
+    head = ["model", "method", *(f"{length:,}" for length in lengths), "W/T/L"]
+    costs = any(cell.prefill_rate is not None for cell in found)
+    head += COSTS if costs else []
+    short = short_names({cell.model for cell in found})
+    table = []
+    for mine in by_member(found):
+        at = {cell.length: cell for cell in mine}
+        verdicts = [cell.verdict for cell in mine]
+        counted = "/".join(str(verdicts.count(verdict)) for verdict in ("win", "tie", "loss"))
+        line = [short[mine[0].model], mine[0].method, *(_marked(at[length]) for length in lengths)]
+        line.append(counted if any(verdicts) else "baseline" if mine[0] is found[0] else "")
+        table.append(line + (costs_of(mine) if costs else []))
+    return head, table
 
 
-def short_names(models: Iterable[str]) -> dict[str, str]:
-    """Each model by the last part of its name, or all by their whole names where these would be the same."""
-    short = {model: model.rstrip("/").rpartition("/")[2] for model in models}
-    return short if len(set(short.values())) == len(short) else {model: model for model in short}
+def costs_of(mine: Sequence[Cell]) -> list[str]:
+    """Return tokens read and generated per second, and memory, of one member at its longest length with costs."""
+    last = max((cell for cell in mine if cell.prefill_rate is not None), key=lambda cell: cell.length, default=mine[-1])
+    memory = _bytes(last.weight_bytes, last.context_bytes, last.activation_bytes)
+    return [_rate(last.prefill_rate), _rate(last.decode_rate), memory]
 
 
-@dataclass(frozen=True)
-class Series:
-    """One curve, what it is of, and its numbers."""
-
-    name: str  # tells it from the others it stands beside
-    model: str
-    method: str
-    what: str  # protocol and texts
-    curve: stats.Curve
-    summary: stats.Summary | None  # None where every row failed
-    trained_length: int | None = None  # tokens of the whole context
-    map: stats.Map | None = None  # where several depths were asked for
-    characters_per_token: float | None = None  # of the target text under the model's tokenizer
+def legend(found: Sequence[Cell]) -> str:
+    """Return what the marks of a comparison mean."""
+    costs = [cell.length for cell in found if cell.prefill_rate is not None]
+    first = f"▲ better, ▼ worse than the first line, = neither: paired over the same examples, p < {LEVEL} after Holm"
+    if any(0 < cell.pairs < LEAST_PAIRS for cell in found):
+        first += f"; no verdict with fewer than {LEAST_PAIRS} shared examples"
+    at = f"; cost at {max(costs):,} tokens: read (in) and generated (out) per second, memory" if costs else ""
+    return f"{first}; W/T/L: wins, ties, losses{at}"
 
 
-def series(rows: Iterable[Row], models: Mapping[str, Mapping[str, Any]]) -> list[Series]:
-    """The curves among the rows, with their numbers. `models`: as run.json has them."""
-    groups = {key: group for key, group in stats.by_curve(rows).items() if any(row.depth == 0 for row in group)}
-    several = [len({key[part] for key in groups}) > 1 for part in range(3)]
-    short = short_names(key[0] for key in groups)
-    result = []
-    for (model, method, what), group in groups.items():
-        parts = [short[model]] if several[0] else []
-        parts += [what] if several[2] or not (several[0] or several[1]) else []
-        parts += [method] if several[1] else []
-        curve = stats.curve(group)
-        about = models.get(model, {})
-        result.append(
-            Series(
-                " ".join(parts),
-                model,
-                method,
-                what,
-                curve,
-                stats.summarise(curve) if curve.measured.any() else None,
-                about.get("trained_length"),
-                stats.memory_map(group) if any(row.depth for row in group) else None,
-                about.get("characters_per_token", {}).get(group[0].settings.get("target_hash")),
-            )
-        )
-    return result
+def print_comparison(found: Sequence[Cell], console: Terminal) -> None:
+    """Print a table for each task."""
+    for group in by_task(found):
+        head, table = comparison(group)
+        title = f"{group[0].task}: {group[0].quality} by {group[0].unit}"
+        shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        for name in head:
+            shown.add_column(name, justify="left" if name in ("model", "method") else "right", overflow="fold")
+        for line in table:
+            shown.add_row(*line)
+        console.print(shown)
+        console.print(legend(group), style="dim", highlight=False)
 
 
-def remarks(one: Series) -> list[str]:
-    """What a reader of the numbers should know: why a length is censored, failures, contaminated windows."""
-    s = one.summary
-    assert s is not None
-    lines = []
-    for name in ("fine", "coarse", "half_life", "reach", "paper_fine", "paper_coarse"):
-        length = getattr(s, name)
-        if length.reason and (name in stats.CROSSINGS or length.low is not None):
-            lines.append(f"{spoken(name)}: {length.reason}")
-    lines += _too_coarse(one)
-    if s.failed:
-        failed = ", ".join(f"{length:,} ({why})" for length, why in sorted(s.failed.items()))
-        lines.append(f"lengths with missing rows: {failed}")
-    if s.contaminated:
-        without = s.without_contaminated.get("half_life")
-        lines.append(
-            f"{len(s.contaminated)} of the windows have a control out of line with the others (text known by heart, or "
-            f"boilerplate){'' if without is None else f'; without them half-life is {without:,.0f}'}"
-        )
-    if s.nonmonotone > 0.1:
-        lines.append(f"the curve rises by up to {s.nonmonotone:.2f} above its non-rising fit: look at the picture")
-    return [f"{one.name}: {line}" for line in lines]
+def direction(quality: Mapping[str, Any]) -> str:
+    """Return which values of a quality are better."""
+    better = quality["higher_is_better"]
+    return "" if better is None else f" ({'higher' if better else 'lower'} is better)"
 
 
-def _too_coarse(one: Series) -> list[str]:
-    """Which memory lengths fall between lengths so far apart that the distance, not chance, makes their interval."""
-    good = one.curve.kept(one.curve.measured)
-    apart = []
-    for name in ("half_life", "reach"):
-        length: stats.MemoryLength = getattr(one.summary, name)
-        if length.censored or length.low is None or length.value == 0.0:
+def print_quality(found: Sequence[Cell], quality: Mapping[str, Any], console: Terminal) -> None:
+    """Print a line for each model, method and length of one task."""
+    title = f"{found[0].task}: {quality['name']}{direction(quality)}, 95 % interval over examples"
+    table = Table(title=title, title_justify="left")
+    details = list(dict.fromkeys(name for one in found for name in one.details))
+    several = len({one.model for one in found}) > 1, len({one.method for one in found}) > 1
+    short = short_names(one.model for one in found)
+    failed = any(one.statuses for one in found)
+    for column in [name for name, shown in zip(("model", "method"), several, strict=True) if shown]:
+        table.add_column(column, overflow="fold")
+    names = (name.replace("_", " ") for name in details)
+    columns = (found[0].unit, quality["name"], *names, "examples", "tokens/s", "kept")
+    for column in (*columns, *(["failed"] if failed else [])):
+        table.add_column(column, justify="right")
+    for one in found:
+        if not one.n and not one.statuses:
             continue
-        before, after = stats.between(good, length.value)
-        if after - before > APART * length.value:
-            apart.append(f"{spoken(name)} is between {before:,} and {after:,}")
-    if not apart:
-        return []
-    return [f"the lengths are too far apart to locate it better: {', '.join(apart)}; measure lengths between these"]
+        line = [short[one.model]] if several[0] else []
+        line += [one.method] if several[1] else []
+        interval = "" if one.low is None or one.high is None else f" [{_number(one.low)}, {_number(one.high)}]"
+        line += [f"{one.length:,}", _number(one.value) + interval]
+        line += [_number(one.details.get(name)) for name in details]
+        line += [str(one.n), *("" if x is None else _rate(x) for x in (one.tokens_per_second, one.kept))]
+        line += [", ".join(f"{count} {status}" for status, count in one.statuses.items())] if failed else []
+        table.add_row(*line)
+    console.print(table)
 
 
-def as_data(curves: Sequence[Series]) -> list[dict[str, Any]]:
-    """Every curve with its points and its numbers, ready for JSON."""
-    found = []
-    for one in curves:
-        entry: dict[str, Any] = {"model": one.model, "method": one.method, "task": "curve", "what": one.what}
-        entry["failed"] = {str(length): status for length, status in one.curve.failures.items()}
-        if one.summary is not None:
-            good = one.curve.kept(one.curve.measured)
-            entry |= {
-                "lengths": good.lengths.tolist(),
-                "copy": stats.measured_mean(good.copy).round(6).tolist(),
-                "control": stats.measured_mean(good.control).round(6).tolist(),
-                "summary": one.summary.as_dict(),
-            }
-        found.append(entry)
-    return found
+def write_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
+    """Write compare.md, the tables, and compare.csv, a line for each cell; returns their paths."""
+    text: list[str] = []
+    for group in by_task(found):
+        text += [f"## {plain(group[0].task)}: {group[0].quality} by {group[0].unit}", ""]
+        text += [*markdown_table(*comparison(group)), legend(group), ""]
+    text += [f"- {plain(line)}" for line in failures(found)]
+    path = Path(folder) / "compare.md"
+    write(path, "\n".join(text).rstrip() + "\n")
+    return [path, write_csv(Path(folder) / "compare.csv", quality_table(found))]
 
 
-@dataclass(frozen=True)
-class Source:
-    """A run that was read."""
-
-    name: str  # tells it from the others it was read with
-    folder: Path
-    header: dict[str, Any]  # its run.json
-    rows: list[Row]  # the last of each measurement
+def _marked(cell: Cell) -> str:
+    if cell.value is None:
+        return cell.failed or "-"
+    number = f"{cell.value:,.2f}" if cell.value >= 10 else f"{cell.value:.3f}"
+    return f"{number} {MARKS[cell.verdict]}".strip()
 
 
-@dataclass(frozen=True)
-class Member:
-    """One curve of one run, and the rows it is made of."""
-
-    source: Source
-    series: Series  # its name tells it from the others of its group
-    rows: list[Row]
-
-    def at_depth(self, depth: float) -> stats.Curve:
-        """As if it were a curve: what was asked at one depth of the texts."""
-        return stats.curve([replace(row, depth=0.0) for row in self.rows if row.depth == depth])
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:,.2f}"
 
 
-@dataclass(frozen=True)
-class Group:
-    """Curves whose numbers stand beside each other: one protocol, the same texts, one version of the task."""
-
-    title: str
-    members: list[Member]
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
 
 
-def read_sources(folders: Sequence[str | Path], notice: Callable[[str], None] = lambda line: None) -> list[Source]:
-    """Read runs; a folder named twice is read once. Runs without rows are left out, and so are folders that only hold
-    folders of runs (`runs/*` names them too), each with a notice.
-
-    Raises:
-        ValueError: no folder, one that holds no run, or no run with rows.
-    """
-    if not folders:
-        raise ValueError("no run was given: name one or more run folders")
-    paths = list({Path(folder).resolve(): Path(folder) for folder in folders})
-    names = _endings(paths)
-    found = []
-    for path, name in zip(paths, names, strict=True):
-        if not (path / "run.json").exists() and any(path.glob("*/run.json")):
-            notice(f"{path} is left out: its runs are in folders of their own. Name them: {path}/*")
-            continue
-        header, rows = read_header(path), latest(read_rows(path))
-        if rows:
-            found.append(Source(name, path, header, rows))
-        else:
-            notice(f"{path} is left out: it holds no rows yet")
-    if not found:
-        raise ValueError(
-            f"{', '.join(map(str, paths))}: no run holds rows yet. Repeat the command of a run, or name others"
-        )
-    return found
-
-
-def grouped(sources: Sequence[Source]) -> list[Group]:
-    """The curves of some runs, those of one protocol, text and task version together, in the order they come.
-
-    Raises:
-        ValueError: a run that mixes settings within a curve.
-    """
-    found = []
-    for source in sources:
-        try:
-            found.append((source, series(source.rows, source.header["models"])))
-        except ValueError as error:
-            raise ValueError(f"{source.folder}: {error}") from error
-    return grouped_series(found)
-
-
-def grouped_series(found: Iterable[tuple[Source, Iterable[Series]]]) -> list[Group]:
-    """The same of curves that were made already, for each run."""
-    groups: dict[tuple[str, int], list[Member]] = {}
-    for source, curves in found:
-        rows = stats.by_curve(source.rows)
-        for one in curves:
-            own = rows[one.model, one.method, one.what]
-            version = own[0].version
-            what = one.what.removesuffix(stats.version_label(version))  # of a run with several versions
-            groups.setdefault((what, version), []).append(Member(source, one, own))
-    several = {what for what, _ in groups if sum(what == other for other, _ in groups) > 1}
-    return [
-        Group(what + stats.version_label(version) if what in several else what, _named(members))
-        for (what, version), members in groups.items()
-    ]
-
-
-def trained_at(one: Series) -> float | None:
-    """The length whose whole context is as long as the model was trained on, by the two lengths measured next to it;
-    None where that is unknown."""
-    curve = one.curve.kept(one.curve.measured)
-    if one.trained_length is None or len(curve.lengths) < 2:
-        return None
-    after = int(np.clip(np.searchsorted(curve.context, one.trained_length), 1, len(curve.lengths) - 1))
-    (left, right), (short, long) = curve.context[after - 1 : after + 1], curve.lengths[after - 1 : after + 1]
-    return float(short + (one.trained_length - left) * (long - short) / (right - left))
-
-
-def in_characters(length: stats.MemoryLength, one: Series) -> stats.MemoryLength | None:
-    """A memory length in characters of the target text; None where their number is unknown."""
-    per_token = one.characters_per_token
-    if per_token is None:
-        return None
-    low, high = (None if end is None else end * per_token for end in (length.low, length.high))
-    return replace(length, value=length.value * per_token, low=low, high=high)
-
-
-def told_apart(members: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Names of (model, method, run): by model, by method where there are several, and by run where the same was
-    measured in several."""
-    short = short_names(model for model, _, _ in members)
-    methods = {method for _, method, _ in members}
-    who = [(model, method) for model, method, _ in members]
-    names = []
-    for model, method, run in members:
-        parts = [short[model]]
-        parts += [method] if len(methods) > 1 else []
-        parts += [f"({run})"] if who.count((model, method)) > 1 else []
-        names.append(" ".join(parts))
-    return names
-
-
-def _named(members: Sequence[Member]) -> list[Member]:
-    names = told_apart([(one.series.model, one.series.method, one.source.name) for one in members])
-    return [replace(one, series=replace(one.series, name=name)) for one, name in zip(members, names, strict=True)]
-
-
-def _endings(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of some different paths that tell them apart."""
-    for parts in range(1, max(len(path.parts) for path in paths) + 1):
-        names = ["/".join(path.parts[-parts:]) for path in paths]
-        if len(set(names)) == len(names):
-            break
-    return names
+def _bytes(*parts: float | None) -> str:
+    """Return parts of one memory in one unit."""
+    known = [part for part in parts if part is not None]
+    if not known:
+        return "-"
+    size, unit = (2**30, "GiB") if max(known) >= 2**30 else (2**20, "MiB")
+    return " + ".join("?" if part is None else f"{part / size:,.1f}" for part in parts) + f" {unit}"

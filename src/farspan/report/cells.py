@@ -1,0 +1,311 @@
+"""The quality of every task of a run by model, method and length: means with intervals, paired differences, and costs.
+
+The first model under the first method is the baseline. A cell is one model under one method at one task and length.
+It wins or loses where the mean difference from the baseline over the same examples is not 0 (p of the paired t test
+below 0.05 after Holm's correction over all cells of the task), and ties otherwise. Examples of models with another
+tokenizer consist of other tokens: such cells have no verdict.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from scipy.stats import binomtest
+
+from farspan.paired import LEVEL, holm, student_mean
+from farspan.record import Row
+from farspan.report.runs import Group, Member, Source, cost_rows, grouped
+from farspan.stats import bands, interval
+
+COSTS = ("prefill_rate", "decode_rate", "prefill_seconds", "weight_bytes", "context_bytes", "activation_bytes")
+Interval = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model under one method at one task and length. Bytes and rates are medians; None where not measured."""
+
+    model: str
+    method: str
+    task: str  # as it is spelled
+    length: int
+    unit: str  # of the length
+    quality: str  # what `value` is
+    exp: bool  # of the mean over examples
+    n: int = 0  # examples
+    value: float | None = None  # mean over examples
+    low: float | None = None  # its 95 % interval
+    high: float | None = None
+    pairs: int = 0  # examples that the baseline was measured on as well
+    difference: float | None = None  # from the baseline, in the unit of the score (nats for perplexity)
+    difference_low: float | None = None  # its 95 % interval
+    difference_high: float | None = None
+    p: float | None = None
+    p_holm: float | None = None  # corrected over the task's cells
+    verdict: str = ""  # win, tie, loss; "" of the baseline and where nothing is paired
+    failed: str = ""  # status of the rows that failed
+    reason: str = ""
+    prefill_rate: float | None = None  # tokens per second
+    decode_rate: float | None = None
+    prefill_seconds: float | None = None  # to the first new token
+    weight_bytes: float | None = None
+    context_bytes: float | None = None
+    activation_bytes: float | None = None
+    run: str = ""
+    name: str = ""  # of model, method and run: distinguishes it from the others at this task and length
+    details: dict[str, float] = field(default_factory=dict)  # means of other scores
+    context: float | None = None  # tokens of the whole prompt, mean
+    tokens_per_second: float | None = None  # of the task itself
+    kept: float | None = None  # tokens held, mean
+    peak_bytes: int = 0
+    statuses: dict[str, int] = field(default_factory=dict)  # rows that hold no result, by status
+
+    @property
+    def whose(self) -> tuple[str, str, str]:
+        return self.run, self.model, self.method
+
+    @property
+    def memory(self) -> float | None:
+        """Bytes that reading takes above the model."""
+        if self.context_bytes is None or self.activation_bytes is None:
+            return None
+        return self.context_bytes + self.activation_bytes
+
+
+def cells(rows: Iterable[Row], header: Mapping[str, Any]) -> list[Cell]:
+    """Return all cells of one run, task by task, in the order in which they were requested.
+
+    Args:
+        header: run.json of the run, of any version.
+
+    Raises:
+        ValueError: a row of status "ok" without the score of its task.
+    """
+    return [cell for group in grouped([Source.of("", "", header, rows)]) for cell in cells_of(group)]
+
+
+def cells_of(group: Group) -> list[Cell]:
+    """Return the cells of one task: for each member, all lengths that any member was measured at, ascending.
+
+    Raises:
+        ValueError: a row of status "ok" without the score of its task.
+    """
+    lengths = sorted({row.length for one in group.members for row in one.rows})
+    costs = {one.source.name: cost_rows(one.source) for one in group.members}
+    base = _by_length(group.members[0])
+    found = []
+    for member in group.members:
+        mine = _by_length(member)
+        for length in lengths:
+            cell = _cell(member, group, length, mine.get(length, []))
+            if member is not group.members[0]:
+                cell = replace(cell, **_difference(mine.get(length, []), base.get(length, []), group.entry))
+            if group.entry["unit"] == "tokens":
+                measured = costs[member.source.name].get((member.model, member.method, length), [])
+                cell = replace(cell, **_costs(measured))
+            found.append(cell)
+    corrected = holm([cell.p for cell in found])
+    better = group.entry["quality"]["higher_is_better"]
+    return [
+        replace(cell, p_holm=p, verdict=_verdict(cell, p, better)) for cell, p in zip(found, corrected, strict=True)
+    ]
+
+
+def _by_length(member: Member) -> dict[int, list[Row]]:
+    found: dict[int, list[Row]] = {}
+    for row in member.rows:
+        found.setdefault(row.length, []).append(row)
+    return found
+
+
+def _cell(member: Member, group: Group, length: int, rows: Sequence[Row]) -> Cell:
+    """Return what the rows of one cell hold, without costs and differences."""
+    quality = group.entry["quality"]
+    cell = Cell(
+        member.model, member.method, group.spec, length, group.entry["unit"], quality["name"], quality["exp"],
+        run=member.source.name, name=member.name,
+    )  # fmt: skip
+    if not rows:
+        return cell
+    good = [row for row in rows if row.status == "ok"]
+    bad = [row.status for row in rows if row.status != "ok"]
+    failed = [row for row in rows if row.status != "ok" and (row.status != "refused" or not good)]
+    if failed:
+        cell = replace(cell, failed=failed[0].status, reason=failed[0].reason)
+    context = _mean(_number(row, "context") for row in good)
+    seconds = sum(row.seconds for row in good)
+    details = {name: _mean(_number(row, name) for row in good) for name in group.entry.get("details", ())}
+    cell = replace(
+        cell,
+        n=len(good),
+        details={name: value for name, value in details.items() if value is not None},
+        context=context,
+        tokens_per_second=context * len(good) / seconds if context and seconds else None,
+        kept=_mean(row.num_kept for row in good),
+        peak_bytes=max(row.peak_bytes for row in rows),
+        statuses={status: bad.count(status) for status in sorted(set(bad))},
+    )
+    if not good:
+        return cell
+    values = np.array([_score(row, quality["score"]) for row in good])
+    ends = _student(values) if member.source.is_comparison else interval_of(values, quality)
+    value, low, high = (
+        None if end is None else _finite(np.exp(end) if quality["exp"] else end) for end in (values.mean(), *ends)
+    )
+    return replace(cell, value=value, low=low, high=high)
+
+
+def _score(row: Row, score: str) -> float:
+    value = _number(row, score)
+    if value is None:
+        raise ValueError(
+            f"the row of {row.model} {row.method}, length {row.length:,}, repeat {row.repeat} has no score "
+            f"{score!r}: delete it from rows.jsonl to measure it again"
+        )
+    return value
+
+
+def _number(row: Row, name: str) -> float | None:
+    """Return a score of a row, the mean of a list by layer and head; None where it is no number.
+
+    Args:
+        name: its key, or a path of keys separated by dots.
+    """
+    value: Any = row.scores
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, list):
+        try:
+            return float(np.mean(np.array(value, float)))
+        except (TypeError, ValueError):
+            return None
+    return None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
+    """Return the 95 % interval of a mean over examples: Wilson's where each is right or wrong, else Student's, clipped
+    to 0 to 1 for shares. None under two examples, and where graded scores are all the same: their spread is unknown."""
+    graded = quality.get("graded", False)
+    if len(values) < 2 or (graded and np.ptp(values) == 0):
+        return None, None
+    if not graded and np.isin(values, (0.0, 1.0)).all():
+        found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
+        return float(found.low), float(found.high)
+    shares = not quality["exp"] and values.min() >= 0 and values.max() <= 1
+    low, high = (side[0] for side in (bands if shares else interval)(values[:, None]))
+    return float(low), float(high)
+
+
+def _student(values: np.ndarray) -> Interval:
+    """Return the interval that comparisons have: Student's for every score. None where all values are the same: they do
+    not show the error of their mean."""
+    if np.ptp(values) == 0:
+        return None, None
+    _, low, high, _ = student_mean(values)
+    return _finite(low), _finite(high)
+
+
+def _difference(mine: Sequence[Row], base: Sequence[Row], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mean difference from the baseline over the examples and depths of both, with its interval and p."""
+    good, theirs = (
+        {(row.example, row.depth): _score(row, entry["quality"]["score"]) for row in rows if row.status == "ok"}
+        for rows in (mine, base)
+    )
+    if not good or not base:
+        return {}
+    shared = [key for key in good if key in theirs]
+    difference, low, high, p = map(_finite, student_mean(np.array([good[key] - theirs[key] for key in shared])))
+    numbers = {"difference": difference, "difference_low": low, "difference_high": high, "p": p}
+    return {"pairs": len(shared)} | numbers
+
+
+def _costs(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the medians of what was measured."""
+    measured = [row.scores for row in rows if row.status == "ok"]
+    known = {name: [scores[name] for scores in measured if scores.get(name) is not None] for name in COSTS}
+    return {name: float(np.median(values)) if values else None for name, values in known.items()}
+
+
+def _verdict(cell: Cell, corrected: float | None, higher_is_better: bool | None) -> str:
+    if corrected is None or cell.difference is None or higher_is_better is None:
+        return ""
+    if corrected >= LEVEL:
+        return "tie"
+    return "win" if (cell.difference > 0) == higher_is_better else "loss"
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def by_task(found: Sequence[Cell]) -> list[list[Cell]]:
+    """Return the cells of each task together."""
+    tasks: dict[str, list[Cell]] = {}
+    for cell in found:
+        tasks.setdefault(cell.task, []).append(cell)
+    return list(tasks.values())
+
+
+def by_member(found: Sequence[Cell]) -> list[list[Cell]]:
+    """Return the cells of each model, method and run together."""
+    members: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in found:
+        members.setdefault(cell.whose, []).append(cell)
+    return list(members.values())
+
+
+def failures(found: Sequence[Cell]) -> list[str]:
+    """Return a line for each task and reason with the models, methods and lengths that failed for it."""
+    reasons: dict[tuple[str, str, str], dict[str, list[int]]] = {}
+    for cell in found:
+        if cell.failed:
+            whose = reasons.setdefault((cell.task, cell.failed, cell.reason), {})
+            whose.setdefault(f"{cell.model} {cell.method}", []).append(cell.length)
+    lines = []
+    for (task, status, reason), whose in reasons.items():
+        at: dict[str, list[str]] = {}
+        for name, lengths in whose.items():
+            at.setdefault(", ".join(f"{length:,}" for length in lengths), []).append(name)
+        where = "; ".join(f"{', '.join(names)} at {lengths}" for lengths, names in at.items())
+        lines.append(f"{task}: {where}: {status}: {reason}")
+    return lines
+
+
+def at_longest_shared(group: Sequence[Cell]) -> list[Cell]:
+    """Return the cells of the longest length at which the most members have a value and a cost."""
+    known = [cell for cell in group if cell.value is not None and cell.prefill_seconds is not None]
+    counts = {length: sum(cell.length == length for cell in known) for length in {cell.length for cell in known}}
+    if not counts:
+        return []
+    longest = max(length for length, count in counts.items() if count == max(counts.values()))
+    return [cell for cell in known if cell.length == longest]
+
+
+def as_data(found: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Return cells ready for JSON, rounded, those without rows left out."""
+    names = ("model", "method", "task", "length", "value", "low", "high", "details", "context", "tokens_per_second")
+    return [
+        _rounded({name: getattr(one, name) for name in (*names, "kept", "peak_bytes")})
+        | {"num_examples": one.n, "failed": one.statuses}
+        for one in found
+        if one.n or one.statuses
+    ]
+
+
+def as_plain(cell: Cell) -> dict[str, Any]:
+    """Return a cell's fields, those that only tables need left out."""
+    return {name: value for name, value in asdict(cell).items() if name not in ("run", "name")}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)
+    return {key: _rounded(one) for key, one in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,165 @@
+"""Figures as plotly.js takes them, drawn by the page: plain dicts of traces and layout.
+
+Plotly reads a small HTML in names and hover texts, so all text is escaped here.
+"""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from farspan.report import figure
+from farspan.report.figure import FEW_TICKS, Failed, Figure, Line, Mark, Rule
+
+DARK = {"#000000": "#777777"}  # the one of the colours that cannot be seen on a dark page
+FAILED = "#cc3311"
+NEUTRAL = "#8a8a8a"
+DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot"}
+
+
+def colour(index: int) -> str:
+    """Return the colour of a member on the page, which may be dark."""
+    plain = figure.colour(index)
+    return DARK.get(plain, plain)
+
+
+def as_plotly(one: Figure) -> dict[str, Any]:
+    """Return a figure as data and layout."""
+    bottom, top = one.limits
+    traces = [trace for line in one.lines for trace in (*_band(line), _line(line))]
+    traces += [_mark(mark) for mark in one.marks]
+    at = bottom if one.span is None else one.span[0] + 0.01
+    traces += [_crosses(failed, at) for failed in one.failed]
+    x = [float(place) for line in one.lines for place in line.x] or [0.0, 1.0]
+    rule_top = top if one.span is None else 1.0
+    traces += [_rule(rule, (min(x), max(x)), (bottom if one.span is None else 0.0, rule_top)) for rule in one.rules]
+    xaxis: dict[str, Any] = {"title": {"text": escape(one.x)}}
+    xaxis |= {"type": "log"} if one.log_x else {"rangemode": "tozero"}
+    if one.log_x and len(one.ticks) <= FEW_TICKS:
+        xaxis |= {"tickvals": list(one.ticks), "ticktext": [f"{tick:,}" for tick in one.ticks]}
+    if not one.counts:
+        xaxis |= {"tickformat": ",.3~g"}
+    yaxis: dict[str, Any] = {"title": {"text": escape(one.y)}}
+    yaxis |= {"type": "log"} if one.log_y else {"range": [bottom, top]}
+    layout = {"xaxis": xaxis, "yaxis": yaxis, "height": one.height, "curves": one.num_members}
+    return {"data": traces, "layout": layout}
+
+
+def place(name: str, heading: str, key: str, figure: Figure, kind: str = "lines") -> dict[str, Any]:
+    """Return a figure for the page, with its heading and its explanation; `name` is the id of its place."""
+    return {"id": name, "heading": heading, "key": key, "kind": kind, **as_plotly(figure)}
+
+
+def _line(line: Line) -> dict[str, Any]:
+    dashed, points = line.style != "solid", line.style == "points"
+    trace: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "markers" if points else "lines+markers",
+        "x": numbers(line.x),
+        "y": numbers(line.y),
+        "text": [hover(text) for text in line.texts],
+        "hoverinfo": "text",
+        "marker": {"size": 11 if points else 4 if dashed else 6, "symbol": figure.shape(line.index)[1]},
+        "meta": {"curve": line.index, "kind": line.kind},
+    }
+    if points:
+        trace["marker"]["color"] = colour(line.index)
+        if line.low is not None and line.high is not None:
+            up = numbers(np.asarray(line.high) - np.asarray(line.y))
+            down = numbers(np.asarray(line.y) - np.asarray(line.low))
+            known = {"visible": up != [None]}
+            trace["error_y"] = {"type": "data", "symmetric": False, "array": up, "arrayminus": down} | known
+    else:
+        width = 1.5 if dashed else 2.25
+        trace["line"] = {"color": colour(line.index), "width": width, "dash": DASHES[line.style]}
+    return trace
+
+
+def _band(line: Line) -> list[dict[str, Any]]:
+    if line.low is None or line.high is None or line.style == "points":
+        return []
+    x, low, high = (np.asarray(values, float) for values in (line.x, line.low, line.high))
+    known = np.isfinite(low)
+    if known.sum() < 2:
+        return []
+    red, green, blue = (int(colour(line.index)[i : i + 2], 16) for i in (1, 3, 5))
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": numbers(np.concatenate([x[known], x[known][::-1]])),
+            "y": numbers(np.concatenate([high[known], low[known][::-1]])),
+            "fill": "toself",
+            "fillcolor": f"rgba({red},{green},{blue},{0.16 if line.style == 'solid' else 0.09})",
+            "line": {"width": 0},
+            "hoverinfo": "skip",
+            "meta": {"curve": line.index, "kind": "band", "of": line.kind},
+        }
+    ]
+
+
+def _mark(mark: Mark) -> dict[str, Any]:
+    bars: dict[str, Any] = {"visible": False}
+    if mark.low is not None and mark.high is not None:
+        ends = {"array": [mark.high - mark.x], "arrayminus": [mark.x - mark.low]}
+        bars = {"visible": True, "symmetric": False, "thickness": 1.5} | ends
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [round(mark.x, 1)],
+        "y": numbers([mark.y]),
+        "error_x": bars,
+        "text": [hover(mark.text)],
+        "hoverinfo": "text",
+        "marker": {"color": colour(mark.index), "symbol": "diamond-open", "size": 11, "line": {"width": 2}},
+        "meta": {"curve": mark.index, "kind": mark.kind},
+    }
+
+
+def _crosses(failed: Failed, height: float) -> dict[str, Any]:
+    """Crosses at the bottom, smaller where other rows of a length were measured."""
+    lengths = sorted(failed.statuses)
+    partly = [length in failed.partly for length in lengths]
+    texts = [
+        hover([failed.name, f"length {length:,}: {'partly ' if part else ''}failed, {failed.statuses[length]}"])
+        for length, part in zip(lengths, partly, strict=True)
+    ]
+    sizes = [6 if part else 10 for part in partly]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": lengths,
+        "y": [height] * len(lengths),
+        "text": texts,
+        "hoverinfo": "text",
+        "marker": {"color": FAILED, "symbol": "x-thin-open", "size": sizes, "line": {"width": 2}},
+        "meta": {"curve": failed.index, "kind": "failed"},
+    }
+
+
+def _rule(rule: Rule, along: tuple[float, float], up: tuple[float, float]) -> dict[str, Any]:
+    x, y = ([rule.x] * 2, list(up)) if rule.x is not None else (list(along), [rule.y] * 2)
+    return {
+        "type": "scatter",
+        "mode": "lines+text",
+        "x": x,
+        "y": y,
+        "text": ["", escape(rule.text, quote=False)],
+        "textposition": "bottom left",
+        "textfont": {"color": NEUTRAL, "size": 11},
+        "line": {"color": NEUTRAL, "width": 1, "dash": "dot"},
+        "hoverinfo": "skip",
+        "meta": {"kind": "rule"},
+    }
+
+
+def hover(lines: Sequence[str]) -> str:
+    """Return what is shown of a point: a name in bold, and a line for each number."""
+    first, *rest = (escape(line, quote=False) for line in lines)
+    return "<br>".join([f"<b>{first}</b>", *rest])
+
+
+def numbers(values: np.ndarray | Sequence[float]) -> list[float | None]:
+    """Return numbers for JSON: None for NaN, five digits after the point."""
+    return [round(float(value), 5) if np.isfinite(value) else None for value in values]

@@ -1,0 +1,80 @@
+"""The tables of the page as Markdown."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from farspan.report.curves import spoken
+from farspan.report.export import markdown_table, plain
+from farspan.report.tables import COSTS
+
+DIFFERENCE = ("first", "second", "name", "value", "interval", "p", "pairs")
+PAIRED = ("name", "length", "value", "interval", "p", "pairs", "verdict")
+FAILURE = ("model", "method", "run", "status", "reason", "rows", "first_length")
+
+
+def markdown_page(context: Mapping[str, Any], files: list[str]) -> str:
+    """Return the tables of the page.
+
+    Args:
+        context: what its template is given.
+        files: names of the CSV files beside it.
+    """
+    lines = [f"# {plain(context['title'])}", ""]
+    for section in context["groups"]:
+        lines += [f"## {plain(section['title'])}", ""]
+        if section["own"].get("kind") == "curve":
+            lines += _curves(section["own"])
+        lines += _quality(section)
+    for test in context["text_tests"]:
+        about = test["about"]
+        lines += [f"## {plain(about.model)}, {plain(about.method)}: {about.which} (run {plain(about.run)})", ""]
+        lines += [f"- {plain(line)}" for line in test["summary"]] + [""]
+    if context["failures"]:
+        head = [key.replace("_", " ") for key in FAILURE]
+        lines += ["## What was not measured", ""]
+        lines += markdown_table(head, ([one[key] for key in FAILURE] for one in context["failures"]))
+    lines += ["## Runs", ""]
+    for source in context["sources"]:
+        commands = "; ".join(session["command"] for session in source["sessions"])
+        lines.append(f"- {plain(source['name'])}: {source['rows']:,} rows; {plain(commands)}")
+    return "\n".join([*lines, "", f"All numbers: {', '.join(files)}.", ""])
+
+
+def _curves(own: Mapping[str, Any]) -> Iterator[str]:
+    names = [spoken(name) for name in own["columns"]]
+    yield from ("Tokens of text to be copied, 95 % interval over repeats.", "")
+    yield from markdown_table(
+        ["model", "method", "trained", *names, "repeats"], (_curve(line, len(names)) for line in own["lines"])
+    )
+    yield from [f"- {plain(remark)}" for remark in own["remarks"]] + [""]
+    if own["differences"]:
+        yield from ("Differences from the first, in tokens unless another unit is given:", "")
+        yield from markdown_table(DIFFERENCE, ([one[key] for key in DIFFERENCE] for one in own["differences"]))
+
+
+def _curve(line: Mapping[str, Any], count: int) -> list[object]:
+    about = [line["name"], line["method"], _trained(line)]
+    if line["cells"] is None:
+        return [*about, f"every row failed: {line['failed']}", *[""] * count]
+    return [*about, *(f"{cell['value']} {cell['interval']}".strip() for cell in line["cells"]), line["repeats"]]
+
+
+def _quality(section: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"{section['quality'].capitalize()}, by length in {section['unit']}, 95 % interval over examples.", "")
+    more = [*(["W/T/L"] if section["compared"] else []), *(COSTS if section["costs"] else ())]
+    lines = (
+        [line["name"], line["method"], line["run"], _trained(line), *map(_cell, line["cells"]), *line["more"]]
+        for line in section["lines"]
+    )
+    yield from markdown_table(["model", "method", "run", "trained", *section["lengths"], *more], lines)
+    if section["paired"]:
+        yield from ("Differences from the first line over the same examples, p after Holm:", "")
+        yield from markdown_table(PAIRED, ([one[key] for key in PAIRED] for one in section["paired"]))
+
+
+def _cell(cell: Mapping[str, Any]) -> str:
+    return "; ".join([f"{cell['value']} {cell['interval']}".strip(), *cell["more"]])
+
+
+def _trained(line: Mapping[str, Any]) -> str:
+    return f"{line['trained']:,}" if line["trained"] else "unknown"

@@ -1,0 +1,184 @@
+"""Runs that were read, and which of their rows answer the same task: what every table and figure is made of."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from farspan.record import Row, latest, read_header, read_rows
+from farspan.report.header import COST, LABELS, current_header, methods_of, rows_of
+from farspan.stats import version_label
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run that was read."""
+
+    name: str  # distinguishes it from the other runs of the report
+    folder: Path
+    header: dict[str, Any]  # run.json in the current form
+    rows: list[Row]  # the last of each measurement
+
+    @classmethod
+    def of(cls, name: str, folder: str | Path, header: Mapping[str, Any], rows: Iterable[Row]) -> "Source":
+        """Return a source whose header has the current form, whatever version of farspan wrote it."""
+        last = latest(rows)
+        return cls(name, Path(folder), current_header(header, last), last)
+
+    @property
+    def is_comparison(self) -> bool:
+        """Whether `farspan compare` measured the run: its lines are compared with the first."""
+        settings = self.header["settings"]
+        return bool(settings.get("compared", settings.get("task") == "compare" or settings.get("cost")))
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model under one method in one run, with its rows of one task."""
+
+    source: Source
+    model: str
+    method: str
+    rows: list[Row]
+    name: str = ""  # distinguishes it from the other members of its group
+
+    @property
+    def trained_length(self) -> int | None:
+        """Tokens of the whole context that the model was trained on."""
+        length = self.source.header["models"].get(self.model, {}).get("trained_length")
+        return None if length is None else int(length)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Members whose numbers are comparable: the same task with the same settings, texts and version."""
+
+    task: str  # of its rows
+    spec: str  # as the task is spelled
+    title: str
+    version: int
+    entry: Mapping[str, Any]  # of `settings.tasks`: unit, quality and details
+    members: list[Member]
+
+
+def read_sources(folders: Sequence[str | Path], notice: Callable[[str], None] = lambda line: None) -> list[Source]:
+    """Read runs; a folder named twice is read once. Runs without rows, empty folders and folders that only hold folders
+    of runs (`runs/*` matches them too) are skipped, each with a notice.
+
+    Raises:
+        ValueError: no folder, a folder with something other than a run, or no run with rows.
+    """
+    if not folders:
+        raise ValueError("no run was given: name one or more run folders")
+    paths = list({Path(folder).resolve(): Path(folder) for folder in folders})
+    names = _endings(paths)
+    found = []
+    for path, name in zip(paths, names, strict=True):
+        if not (path / "run.json").exists() and any(path.glob("*/run.json")):
+            notice(f"{path} is left out: its runs are in folders of their own. Name them: {path}/*")
+            continue
+        header, rows = read_header(path), read_rows(path)
+        if rows:
+            found.append(Source.of(name, path, header, rows))
+        else:
+            notice(f"{path} is left out: it holds no rows yet")
+    if not found:
+        raise ValueError(
+            f"{', '.join(map(str, paths))}: no run holds rows yet. Repeat the command of a run, or name others"
+        )
+    return found
+
+
+def grouped(sources: Sequence[Source]) -> list[Group]:
+    """Return the tasks of some runs with the members that were measured on each, in the order of the runs."""
+    found: dict[tuple[Any, ...], Group] = {}
+    for source in sources:
+        by_spec = rows_of(source.header, source.rows)
+        labels = [_label(entry, spec, by_spec) for spec, entry in source.header["settings"]["tasks"].items()]
+        for (spec, entry), (label, texts) in zip(source.header["settings"]["tasks"].items(), labels, strict=True):
+            asked = [model for model, about in source.header["models"].items() if spec in about.get("tasks", {})]
+            members = [
+                Member(source, model, method, by_spec.get((spec, model, method), []))
+                for model in asked
+                for method in methods_of(source.header, source.rows)
+            ]
+            rows = [row for one in members for row in one.rows]
+            if not rows:
+                continue
+            members = [one for one in members if one.rows or one is members[0]]  # the first is the baseline
+            title = spec if labels.count((label, texts)) > 1 else label
+            key = entry["task"], title, texts, rows[0].version, entry["unit"], entry["quality"]["score"]
+            group = found.setdefault(key, Group(entry["task"], spec, title, rows[0].version, entry, []))
+            group.members.extend(members)
+    titles = [group.title for group in found.values()]
+    return [
+        replace(
+            group,
+            title=group.title + (version_label(group.version) if titles.count(group.title) > 1 else ""),
+            members=_named(group.members),
+        )
+        for group in found.values()
+    ]
+
+
+def _label(
+    entry: Mapping[str, Any], spec: str, by_spec: Mapping[tuple[str, str, str], Sequence[Row]]
+) -> tuple[str, str]:
+    """Return what was asked in a few words, and what distinguishes texts and data of the same name."""
+    settings = next((rows[0].settings for (name, _, _), rows in by_spec.items() if name == spec), None)
+    if settings is None:
+        return spec, ""
+    if entry["task"] in LABELS:
+        return LABELS[entry["task"]](settings), ""
+    return spec, str([settings.get(name) for name in ("text", "text_hash", "data_hash", "index_hash")])
+
+
+def cost_rows(source: Source) -> dict[tuple[str, str, int], list[Row]]:
+    """Return the rows that hold costs, by model, method and length."""
+    found: dict[tuple[str, str, int], list[Row]] = {}
+    for row in source.rows:
+        if row.task == COST:
+            found.setdefault((row.model, row.method, row.length), []).append(row)
+    return found
+
+
+def short_names(models: Iterable[str]) -> dict[str, str]:
+    """Return the last part of each model's name, or all whole names where last parts are the same."""
+    short = {model: model.rstrip("/").rpartition("/")[2] for model in models}
+    return short if len(set(short.values())) == len(short) else {model: model for model in short}
+
+
+def names_of(keys: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Return a name for each different (model, method, what): by the parts that differ, or by model where none does."""
+    several = [len({key[part] for key in keys}) > 1 for part in range(3)]
+    short = short_names(model for model, _, _ in keys)
+    names = []
+    for model, method, what in keys:
+        parts = [short[model]] if several[0] or not any(several) else []
+        parts += [what] if several[2] else []
+        parts += [method] if several[1] else []
+        names.append(" ".join(parts))
+    return names
+
+
+def _named(members: Sequence[Member]) -> list[Member]:
+    """With names: by model, by method where there are several, and by run where the same was measured in several."""
+    short = short_names(one.model for one in members)
+    methods = {one.method for one in members}
+    who = [(one.model, one.method) for one in members]
+    named = []
+    for one in members:
+        parts = [short[one.model]]
+        parts += [one.method] if len(methods) > 1 else []
+        parts += [f"({one.source.name})"] if who.count((one.model, one.method)) > 1 else []
+        named.append(replace(one, name=" ".join(parts)))
+    return named
+
+
+def _endings(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of some different paths that are all different."""
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names

@@ -1,0 +1,134 @@
+"""What a command prints, draws and returns as JSON once it has measured."""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from farspan.record import Row
+from farspan.report.cells import as_data, as_plain, cells_of, failures
+from farspan.report.curve_section import CurveResults
+from farspan.report.figures import PRICES, cost_figure, quality_figure
+from farspan.report.kinds import KINDS, TaskResults
+from farspan.report.picture import draw_figure, draw_grid
+from farspan.report.runs import Source, grouped
+from farspan.report.tables import print_comparison, print_quality, write_comparison
+from farspan.terminal import Terminal
+
+LEFT_OUT = ("ok", "budget")  # statuses of rows that did not fail
+
+
+class Results:
+    """The results of one run: of a comparison its tables, else what each of its tasks has to show.
+
+    Args:
+        header: run.json of the run.
+        folder: where pictures and tables go.
+        test: test whether several texts give the same forgetting curve.
+        compared: whether `farspan compare` measured the run; default what its header records.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[Row],
+        header: Mapping[str, Any],
+        folder: str | Path,
+        *,
+        test: bool = False,
+        compared: bool | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        if compared is not None:
+            header = {**header, "settings": {**header["settings"], "compared": compared}}
+        self.source = Source.of(self.folder.resolve().name, folder, header, rows)
+        self.groups = grouped([self.source])
+        self.cells = [cells_of(group) for group in self.groups]
+        self._test = test
+
+    @cached_property
+    def parts(self) -> list[TaskResults]:
+        """What each kind of task has to show."""
+        found: list[TaskResults] = []
+        for task in dict.fromkeys(group.task for group in self.groups):
+            groups = [group for group in self.groups if group.task == task]
+            if task == "curve" and self._test:
+                found.append(CurveResults(groups, self.folder, test=True))
+            elif task in KINDS:
+                found.append(KINDS[task].results(groups, self.folder))
+        return found
+
+    def print(self, console: Terminal) -> None:
+        """Print the tables, what failed (to standard error), and where rows and pictures are."""
+        pictures = self.draw()
+        if self.source.is_comparison:
+            self._print_comparison(console)
+        else:
+            for part in self.parts:
+                part.print(console)
+            for group, cells in zip(self.groups, self.cells, strict=True):
+                if group.task not in KINDS:
+                    print_quality(cells, group.entry["quality"], console)
+        self._print_failures(Terminal(stderr=True))
+        console.print_line(f"rows: {self.folder / 'rows.jsonl'}")
+        for path in pictures:
+            console.print_line(f"picture: {path}")
+
+    def _print_comparison(self, console: Terminal) -> None:
+        every = [cell for cells in self.cells for cell in cells]
+        print_comparison(every, console)
+        for path in write_comparison(every, self.folder):
+            console.print_line(f"table: {path}")
+        console.print_line(f"page: farspan report {self.folder}")
+
+    def _print_failures(self, errors: Terminal) -> None:
+        failed = [row for row in self.source.rows if row.status not in LEFT_OUT]
+        if not failed:
+            return
+        counted = f"{len(failed)} of {len(self.source.rows)} rows failed"
+        if self.source.is_comparison:
+            lines = [f"{counted}:", *failures([cell for cells in self.cells for cell in cells])]
+        else:
+            lines = [f"{counted}, first: {failed[0].status}: {failed[0].reason}"]
+        for line in lines:
+            errors.print_line(line, style="red")
+
+    def draw(self) -> list[Path]:
+        """Draw the pictures into the folder, once, and return their paths."""
+        return self._pictures
+
+    @cached_property
+    def _pictures(self) -> list[Path]:
+        if self.source.is_comparison:
+            grid = [[cost_figure(cells, price) for price in PRICES] for cells in self.cells]
+            grid = [figures for figures in grid if any(figures)]
+            return draw_grid(grid, self.folder, "compare") if grid else []
+        paths = [path for part in self.parts for path in part.draw()]
+        others = [pair for pair in zip(self.groups, self.cells, strict=True) if pair[0].task not in KINDS]
+        for number, (group, cells) in enumerate(others, 1):
+            if any(cell.value is not None for cell in cells):
+                trained = [one.trained_length for one in group.members if one.trained_length]
+                figure = quality_figure(cells, group.title, trained)
+                paths += draw_figure(figure, self.folder, "quality" if number == 1 else f"quality-{number}")
+        return paths
+
+    @property
+    def num_failed(self) -> int:
+        """How many cells of a comparison, else how many rows, have no result."""
+        if self.source.is_comparison:
+            return sum(bool(cell.failed) for cells in self.cells for cell in cells)
+        return sum(row.status not in LEFT_OUT for row in self.source.rows)
+
+    def as_data(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        data: dict[str, Any] = {"run": str(self.folder)}
+        every = [cell for cells in self.cells for cell in cells]
+        if self.source.is_comparison:
+            data |= {"cells": [as_plain(cell) for cell in every], "failed_cells": self.num_failed}
+        else:
+            for part in self.parts:
+                data |= part.as_data()
+            if self.groups:
+                first = self.groups[0]
+                data |= {"task": first.spec, "quality": first.entry["quality"]["name"], "unit": first.entry["unit"]}
+            data |= {"results": as_data(every), "failed_rows": self.num_failed}
+        return data | {"pictures": [str(path) for path in self.draw()]}

@@ -1,0 +1,132 @@
+"""A page from a real run of every task: its numbers are there, in a browser."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import opened
+from test_cli import farspan
+from transformers import PreTrainedTokenizerFast
+
+from farspan.record import Row, read_rows
+from farspan.report.page import write_report
+from farspan.report.picture import three_digits
+from farspan.tasks import TASKS
+
+from tiny import tiny_model
+
+pytest.importorskip("jinja2")
+pytest.importorskip("plotly")
+
+WORDS = [
+    a + b for a in ("Fox", "dog", "Over", "lazy", "Quick", "brow") for b in ("el", "ar", "ing", "ton", "wick", "y")
+]
+NAMES = ["Ada", "Grace", "Alan", "Kurt", "Emmy", "Sonja"]
+# by task: the command, and the score of a row whose mean is the quality
+RUNS = {
+    "curve": ("curve model --lengths 16,64", "copy"),
+    "recall": ("recall model --length 64 --points 3 --warmup 4 --scored 8", "copy"),
+    "perplexity": ("perplexity model --lengths 32,64 --target-tokens 16", "nats"),
+    "attention": ("attention model --lengths 32,64 --map-bins 8", "pareto"),
+    "own": ("task own:pairs=2 model --lengths 300,400", "right"),
+    "icl": ("task icl:data=classes,text=text,label=label model --lengths 0,3", "accuracy"),
+    "qa": ("task qa:data=nq.jsonl,shots=1,new_tokens=3 model --lengths 0,2", "exact_match"),
+    "ralm": ("task ralm:index=index,window=60,query=20,passage_tokens=25 model --lengths 0,2", "nats"),
+    "zeroscrolls": ("task zeroscrolls:set=qasper,data=scrolls.jsonl,new_tokens=3 model --lengths 400,500", "score"),
+    "longbench": (
+        "task longbench:set=qasper,data=longbench,new_tokens=3,view=answers model --lengths 800,900",
+        "score",
+    ),
+}
+TITLES = {
+    "curve": "Forgetting curve",
+    "recall": "Forgetting curve",
+    "perplexity": "Perplexity",
+    "attention": "Attention",
+}
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """A folder with a model, a text, and the data of every task."""
+    folder = tmp_path_factory.mktemp("tasks")
+    tiny_model("llama").save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    rng = np.random.default_rng(0)
+    (folder / "text").mkdir()
+    for i in range(3):
+        (folder / "text" / f"{i}.txt").write_text(" ".join(f"{' '.join(rng.choice(WORDS, 9))}." for _ in range(60)))
+    passages = [{"id": str(n), "title": f"title {n}", "text": f"passage {n} of a fox.", "score": 1.0} for n in range(3)]
+    lines(folder / "nq.jsonl", [{"question": f"who is {n}", "answers": [n], "ctxs": passages} for n in NAMES])
+    classes = [{"text": f"a fox number {i}", "label": ("red", "dog", "fox")[i % 3]} for i in range(15)]
+    for name in ("train", "test"):
+        lines(folder / "classes" / f"{name}.jsonl", classes)
+    stories = [(f"Who is {i}?\n\nText {i}.\n\nMore of it.", f"fox {i}") for i in range(4)]
+    lines(
+        folder / "scrolls.jsonl",
+        [{"id": str(i), "pid": f"{i}_0", "input": text, "output": answer} for i, (text, answer) in enumerate(stories)],
+    )
+    about = {"length": 40, "dataset": "qasper", "language": "en", "all_classes": None}
+    documents = [("The fox jumps over the lazy dog. " * 3, f"Question {i}?", f"fox {i}") for i in range(4)]
+    lines(
+        folder / "longbench" / "qasper.jsonl",
+        [{"context": c, "input": q, "answers": [a], "_id": str(i)} | about for i, (c, q, a) in enumerate(documents)],
+    )
+    return folder
+
+
+def measured(place: Path, name: str) -> Path:
+    if name == "ralm":
+        farspan("index", "--text", "text", "--out", "index")
+    arguments = [*RUNS[name][0].split(), "--text", "text", "--repeats", "3", "--out", f"run-{name}"]
+    assert farspan(*arguments, "--method", "full", "--method", "topk:k=8").exit_code == 0
+    return place / f"run-{name}"
+
+
+def mean(rows: list[Row], score: str) -> float:
+    values = [row.scores["all"]["pareto"] if score == "pareto" else row.scores[score] for row in rows]
+    return float(np.mean(values))
+
+
+def test_every_task_has_a_run_here() -> None:
+    assert set(TASKS) <= set(RUNS)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_page_of_a_task_shows_its_numbers(
+    name: str, browser: Any, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    folder = measured(place, name)
+    page, *_ = write_report([folder], tmp_path / "out")
+    opened(browser, page)
+    rows = read_rows(folder)
+    score = RUNS[name][1]
+    table = browser.execute_script(
+        "const it = document.querySelector('details.quality'); it.open = true;"
+        "return [...it.querySelectorAll('tbody tr')].map(row => [...row.cells].map(cell => cell.innerText))"
+    )
+    lengths = sorted({row.length for row in rows})
+    methods = ["full", "topk:k=8"]
+    assert [line[0].split()[-1] for line in table] == methods
+    for line, how in zip(table, methods, strict=True):
+        for cell, length in zip(line[2:], lengths, strict=False):
+            value = mean([row for row in rows if (row.method, row.length) == (how, length)], score)
+            assert cell.split()[0] == (three_digits(np.exp(value)) if score == "nats" else f"{value:.3f}")
+    title = browser.find_element("tag name", "h1").text
+    assert title.startswith(TITLES.get(name, ""))
+    assert title.endswith("of model")
+    assert name in title or name in TITLES
+    drawn = "return [...document.querySelectorAll('.figure .main-svg')].length"
+    assert browser.execute_script(drawn) > 0
+    texts = browser.find_element("tag name", "main").text
+    assert "First examples" in texts or name == "attention"
+    assert "What was not measured" not in texts
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
