@@ -273,6 +273,7 @@ def test_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no run")
     with pytest.raises(ValueError, match=r"holds no run \(no run.json\)"):
         write_report([tmp_path], tmp_path / "out")
 
@@ -282,6 +283,13 @@ def test_an_empty_run_is_left_out_of_a_report_with_a_line(tmp_path: Path) -> Non
     write_report([run(tmp_path / "a", rows()), run(tmp_path / "empty", [])], tmp_path / "out", lines.append)
     assert lines == [f"{tmp_path / 'empty'} is left out: it holds no rows yet"]
     assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_an_empty_folder_is_left_out_of_a_report_with_a_line(tmp_path: Path) -> None:
+    lines: list[str] = []
+    (tmp_path / "empty").mkdir()
+    write_report([run(tmp_path / "a", rows()), tmp_path / "empty"], tmp_path / "out", lines.append)
+    assert lines == [f"{tmp_path / 'empty'} is left out: the folder is empty"]
 
 
 def test_no_control_character_is_in_the_tables_of_a_report(tmp_path: Path) -> None:
@@ -666,6 +674,15 @@ def test_an_example_without_its_row_is_shown_without_hits(tmp_path: Path) -> Non
     (found,) = examples(read_sources([folder])[0])
     assert found.num_hits is None
     assert found.pieces[-1].kind == "fed"
+
+
+def test_an_example_with_the_settings_of_its_task_finds_their_rows(tmp_path: Path) -> None:
+    measured = [row(100, 0, scored=4, copy_hits=hits(1, 1, 0, 0), text=text) for text in ("code", "books")]
+    folder = run(tmp_path / "a", measured)
+    about = {"what": "curve:protocol=nested", "task": "curve", "settings": measured[1].settings}
+    example_file(folder, ["one ", "two ", "three ", "four ", "five"], 4, **about)
+    (found,) = examples(read_sources([folder])[0])
+    assert (found.num_hits, found.method) == (2, "full")
 
 
 def test_of_a_model_the_first_example_is_shown(tmp_path: Path) -> None:

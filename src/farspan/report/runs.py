@@ -77,6 +77,9 @@ def read_sources(folders: Sequence[str | Path], notice: Callable[[str], None] = 
         if not (path / "run.json").exists() and any(path.glob("*/run.json")):
             notice(f"{path} is left out: its runs are in folders of their own. Name them: {path}/*")
             continue
+        if path.is_dir() and not any(path.iterdir()):
+            notice(f"{path} is left out: the folder is empty")
+            continue
         header, rows = read_header(path), read_rows(path)
         if rows:
             found.append(Source.of(name, path, header, rows))
