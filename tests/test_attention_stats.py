@@ -463,7 +463,7 @@ def test_a_command_that_is_repeated_measures_nothing_twice(models: Path) -> None
     rows = Path("run/rows.jsonl").read_bytes()
     assert attention(models / "before", *options).exit_code == 0
     assert Path("run/rows.jsonl").read_bytes() == rows
-    assert "sinks was 2, now 8" in refused(attention(models / "before"))
+    assert "sinks=2,bin=8,map_bins=0', now" in refused(attention(models / "before"))
 
 
 @pytest.mark.usefixtures("_text")
@@ -477,7 +477,7 @@ def test_a_plan_says_what_it_costs_and_runs_nothing(models: Path) -> None:
 
 @pytest.mark.usefixtures("_text")
 def test_what_a_user_can_mend_is_said_in_a_line(models: Path) -> None:
-    assert "layers 'first' are neither all nor like 0,5,-1" in refused(
+    assert "layers: got 'first', expected all, or numbers as 0,5,-1" in refused(
         attention(models / "before", "--layers", "first")
     )
     for more in ([], ["--plan"]):

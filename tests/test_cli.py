@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from farspan import __version__
 from farspan.cli import app
 from farspan.record import read_header, read_rows
-from farspan.report import picture
+from farspan.report import curve_section, terminal
 from farspan.tasks.curve import Curve
 
 from tiny import tiny_model
@@ -50,8 +50,9 @@ def drawn() -> None:
 @pytest.fixture(autouse=True)
 def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "drawn" not in request.fixturenames:
-        for draw in ("draw_curves", "draw_maps"):
-            monkeypatch.setattr(picture, draw, lambda *_, **__: [])
+        for draw in ("draw_figure", "draw_grid"):
+            for module in (curve_section, terminal):
+                monkeypatch.setattr(module, draw, lambda *_, **__: [], raising=False)
 
 
 def farspan(*arguments: object) -> Result:

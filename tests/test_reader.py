@@ -98,7 +98,7 @@ def test_the_self_check_catches_a_fork_that_leaves_something_behind(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = open_lm("mamba2", tokenizer)
-    monkeypatch.setattr("farspan.hf.stream.cloned", lambda value: value)
+    monkeypatch.setattr("farspan.hf.cache.cloned", lambda value: value)
     assert self_check(lm) is not None
 
 
@@ -335,7 +335,7 @@ def test_a_plain_memory_grows_and_refuses_as_a_cached_one(lm: LM) -> None:
 
 
 def test_a_head_that_differs_from_the_models_own_is_refused(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf, "logits", lambda model, hidden, output: 2 * model.lm_head(hidden))
+    monkeypatch.setattr("farspan.hf.chunks.logits", lambda model, hidden, output: 2 * model.lm_head(hidden))
     with pytest.raises(ValueError, match="cannot be read yet"):
         self_check(lm)
 

@@ -102,7 +102,7 @@ class Run:
             if (folder / "run.json").exists():
                 before = read_header(folder)  # also where no rows are: what is not ours is not written over
                 if rows:
-                    refuse_differences(folder, "run", before["settings"], header["settings"])
+                    refuse_differences(folder, "run", _by_name(before["settings"]), _by_name(header["settings"]))
                     header = before
             file.truncate(end)
             session = {"command": sys.argv, "started": datetime.now(UTC).isoformat(), **environment()}
@@ -401,6 +401,11 @@ def refuse_differences(
             f"{folder} holds another {what}, made with other settings: {'; '.join(found)}. "
             f"Repeat that {what}'s settings to continue it, or choose another folder (--out, or out in a config)"
         )
+
+
+def _by_name(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run with its tasks as they are spelled, which says all about them."""
+    return settings | ({"tasks": ", ".join(settings["tasks"])} if isinstance(settings.get("tasks"), dict) else {})
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

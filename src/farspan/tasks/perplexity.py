@@ -35,6 +35,7 @@ TARGET_TOKENS = 256  # CEPE's
 SHORTEST = 512  # tokens; a quarter of the trained length, where that is less
 FIRST_BUCKET = 64  # positions; each further one ends at twice the position of the one before
 MASK = 1 << 22  # of one forward on a CPU, where attention in chunks holds a number for each token and token read
+OPTION = "--target-tokens N, or perplexity:target_tokens=N"
 SMALLEST_CHUNK = 256  # tokens; smaller ones take longer
 
 
@@ -76,7 +77,7 @@ class Perplexity(Task):
 
     def check(self, lengths: Sequence[int]) -> None:
         if self.targets != "all":
-            check_target_tokens(self._num_targets, lengths)
+            check_target_tokens(self._num_targets, lengths, OPTION)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return powers of two from a quarter of the smallest trained length, at most 512, or from the first that
@@ -240,7 +241,7 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
         lengths = [first << i for i in range(room.bit_length()) if first << i <= room]
         if not lengths:
             if self.targets != "all":
-                check_target_tokens(self._num_targets, (room,))
+                check_target_tokens(self._num_targets, (room,), OPTION)
             return (room,)
         fitting = [length for length in lengths if self.text.num_windows(length, repeats) >= repeats]
         if fitting and fitting != lengths:
@@ -260,12 +261,12 @@ def shortest_length(trained: int) -> int:
     return min(SHORTEST, 1 << (max(1, trained // 4).bit_length() - 1))
 
 
-def check_target_tokens(target_tokens: int, lengths: Sequence[int]) -> None:
-    """Raise ValueError if the targets leave no context in the shortest length."""
+def check_target_tokens(target_tokens: int, lengths: Sequence[int], how: str = "perplexity:target_tokens=N") -> None:
+    """Raise ValueError if the targets leave no context in the shortest length. `how`: what sets their number."""
     if target_tokens >= lengths[0]:
         raise ValueError(
             f"{target_tokens:,} target tokens leave no context in a length of {lengths[0]:,} tokens: give fewer "
-            f"(perplexity:target_tokens=N or --target-tokens N), or lengths from {target_tokens + 1:,} on (--lengths)"
+            f"({how}), or lengths from {target_tokens + 1:,} on (--lengths)"
         )
 
 

@@ -1,0 +1,131 @@
+"""Whether a model can be read in chunks, and several continuations in one forward: checked on a few hundred tokens."""
+
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from farspan.hf.decoder import logits, plain_hidden
+from farspan.hf.rotary import length_dependent_rope
+from farspan.hf.stream import Stream
+
+LOGITS_AT_ONCE = {"cpu": 1 << 22}  # values; the output head runs on blocks of this size, small ones on a CPU ...
+LOGITS_AT_ONCE_ELSEWHERE = 1 << 25  # ... and large ones where each block reads the whole matrix from slow memory
+CHECK_TEXT = (
+    "The quick brown fox jumps over the lazy dog. A reader that reads a text in pieces has to arrive where a reader "
+    "of the whole arrives: same words, same order, same expectations. Names help to see it: Ada, Grace, Alan, Kurt, "
+    "Emmy, Srinivasa; and numbers do as well: 3, 14, 159, 2653, 58979. "
+)
+_BRANCHES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def self_check(lm: Any) -> str | None:
+    """Why `lm` must be read with plain forwards, or None: chunks, one token and a fork against one plain forward.
+
+    On two rows of about 300 tokens in the dtype of the run. In float32 the largest difference of logits must be below
+    1e-3 of their spread; in lower precision 98 % of the likeliest tokens must agree and the mean KL divergence
+    stay below 0.01 nats. transformers 5.23 gives other logits in chunks for Mamba-1, FalconMamba, Jamba,
+    RecurrentGemma and Bamba, without an error.
+    """
+    if scaling := length_dependent_rope(lm.model):
+        return f"its RoPE scaling ({scaling}) turns with the length of the text, and cached keys do not follow"
+    tokens = lm.tokenizer(CHECK_TEXT * 8, add_special_tokens=False, verbose=False)["input_ids"]
+    length = min(300, len(tokens), lm.position_limit or 300)
+    ids = torch.tensor([tokens[:length], tokens[:length][::-1]], device=lm.device)
+    cut = length // 3
+    with torch.no_grad():
+        whole, output = plain_hidden(lm.model, ids)
+        few = ids[:, :16]
+        own = lm.model(input_ids=few, use_cache=False).logits.float()
+        if bool(own.isnan().any()):
+            return None  # whatever reads it, the rows will say "nan"
+        head = _Difference()
+        head.add(own, logits(lm.model, whole[:, : few.shape[1]], output).float().to(own.device))
+        if problem := head.problem(lm.dtype):
+            raise ValueError(
+                f"{lm.name}: the output head does not give the model's own logits when it is run by itself; "
+                f"this architecture cannot be read yet ({problem})"
+            )
+        try:
+            stream = Stream(lm.model)
+            parts = [stream.step(ids[:, :cut])]
+            snapshot = stream.snapshot()
+            stream.step(ids.flip(1)[:, : cut + 7])  # a fork, which has to leave nothing behind
+            stream.restore(snapshot)
+            cuts = pairwise((cut, 2 * cut + 5, 2 * cut + 6, length))
+            parts += [stream.step(ids[:, first:last]) for first, last in cuts]
+        except torch.OutOfMemoryError:
+            raise
+        except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+            return f"reading in chunks fails: {type(error).__name__}: {error}"
+        chunked = torch.cat(parts, 1)
+        difference = _Difference()
+        block = max(1, logits_at_once(lm) // (2 * lm.vocabulary))
+        for first in range(0, length, block):
+            here = slice(first, first + block)
+            expected = logits(lm.model, whole[:, here], output).float()
+            difference.add(expected, logits(lm.model, chunked[:, here], stream.output).float())
+    problem = difference.problem(lm.dtype)
+    return problem and f"in chunks {problem}"
+
+
+def can_branch(lm: Any) -> bool:
+    """Whether several continuations in one forward give what each gives by itself: some families make their positions
+    or biases of a mask that they expect in another shape. Found out once, on a few tokens."""
+    if lm not in _BRANCHES:
+        ids = torch.tensor(lm.tokenizer(CHECK_TEXT, add_special_tokens=False, verbose=False)["input_ids"])
+        ids = ids.to(lm.device)[None, : lm.position_limit]
+        few = max(1, min(8, ids.shape[1] // 8))
+        text, branches = ids[:, : -3 * few], ids[:, -3 * few :].reshape(3, 1, few)
+        stream = Stream(lm.model)
+        difference = _Difference()
+        with torch.no_grad():
+            stream.step(text)
+            try:
+                snapshot = stream.snapshot()
+                together = logits(lm.model, stream.branch(branches)[:, 0], stream.output).float()
+                stream.restore(snapshot)
+                for branch, given in zip(branches, together, strict=True):
+                    snapshot = stream.snapshot()
+                    expected = logits(lm.model, stream.step(branch), stream.output).float()
+                    difference.add(expected, given[None])
+                    stream.restore(snapshot)
+            except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                _BRANCHES[lm] = False
+                return False
+        _BRANCHES[lm] = difference.problem(lm.dtype) is None
+    return _BRANCHES[lm]
+
+
+class _Difference:
+    """How far two ways to the same logits [batch, time, vocabulary] are apart, added up over blocks."""
+
+    def __init__(self) -> None:
+        self.largest, self.spread, self.same, self.divergence, self.count = 0.0, 0.0, 0.0, 0.0, 0
+
+    def add(self, expected: Tensor, given: Tensor) -> None:
+        apart = (expected - given)[expected.isfinite()].abs()  # a family may rule tokens out with -inf
+        self.largest = max(self.largest, float(apart.max().nan_to_num(torch.inf)))
+        self.spread = max(self.spread, float(expected[expected.isfinite()].std()))
+        self.same += float((expected.argmax(-1) == given.argmax(-1)).float().sum())
+        log_p, log_q = expected.log_softmax(-1), given.log_softmax(-1)
+        self.divergence += float((log_p.exp() * (log_p - log_q).nan_to_num(0.0)).sum())
+        self.count += expected.shape[0] * expected.shape[1]
+
+    def problem(self, dtype: torch.dtype) -> str | None:
+        if dtype == torch.float32:
+            relative = self.largest / max(self.spread, 1e-9)
+            return None if relative < 1e-3 else f"its logits differ by {relative:.2g} of their spread"
+        agreement, divergence = self.same / self.count, self.divergence / self.count
+        if (agreement >= 0.98 and divergence < 0.01) or (agreement >= 0.9 and divergence < 0.001):
+            return None
+        return f"{1 - agreement:.1%} of its likeliest tokens differ (KL divergence {divergence:.2g} nats)"
+
+
+def logits_at_once(lm: Any) -> int:
+    """Logits that are held at a time, over the rows of a batch."""
+    return LOGITS_AT_ONCE.get(lm.device.type, LOGITS_AT_ONCE_ELSEWHERE)

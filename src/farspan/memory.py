@@ -1,0 +1,419 @@
+"""What a reader keeps of what it has read: the protocol, and the memories of models that run in this process.
+
+memory.score(ids) and memory.generate(ids) leave the memory as it was, so that it can be asked as often as you like.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from farspan import hf
+from farspan.hf.chunks import can_branch
+from farspan.lm import LM
+from farspan.logits import Head, NotFiniteError, Scores, check_sampling, head_of, joined, next_token, scored
+
+Ids = Int[
+    Tensor, "batch _"
+]  # rows, each of one length (`_`: its own); -1 marks right padding, where a method allows it
+FEWEST_BRANCHES = 3  # two are as fast one after the other, and ask for no check
+
+
+@runtime_checkable
+class Memory(Protocol):
+    """What a reader keeps of the tokens it has read."""
+
+    @property
+    def num_seen(self) -> int: ...  # tokens read
+
+    @property
+    def num_kept(self) -> int: ...  # tokens still held, largest over layers
+
+    @property
+    def num_encoded(self) -> int:
+        """Tokens read by an encoder instead of the decoder, as of the last question."""
+        return 0
+
+    @property
+    def num_bytes(self) -> int: ...  # held for this memory
+
+    def read(self, ids: Ids) -> None: ...
+
+    def score(self, ids: Ids, keep: slice | None = None) -> Scores: ...
+
+    def generate(
+        self,
+        ids: Ids,
+        max_new_tokens: int,
+        *,
+        stop: Sequence[int] = (),
+        on_token: Callable[[Tensor], None] | None = None,
+        seed: int | None = None,
+        min_new_tokens: int = 0,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+    ) -> list[Tensor]: ...
+
+
+@runtime_checkable
+class ReadsInChunks(Protocol):
+    """What a memory uses of its reader, which may change between two calls."""
+
+    chunk: int  # tokens of one forward
+    capacity: int  # tokens to make room for at once
+    attention: hf.Attention | None  # that stands in for the model's own
+
+
+class BaseMemory(ABC):
+    """What all memories share: checks of what comes in, scoring and generation."""
+
+    def __init__(self, lm: LM) -> None:
+        self.lm = lm
+        self.num_seen = 0
+        self.batch = 0
+        self.scope: hf.Scope | None = None
+        self.broken = False  # a read failed halfway, so that some layers hold tokens that others lack
+
+    @property
+    @abstractmethod
+    def num_kept(self) -> int: ...
+
+    @property
+    def num_encoded(self) -> int:
+        return 0
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int: ...
+
+    @abstractmethod
+    def read(self, ids: Ids) -> None: ...
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text that is held."""
+        return self.num_seen
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Around what runs the model: one thread at a time, and under the method that this memory belongs to."""
+        with hf.alone(self.lm.model):
+            hf.check_scope(self.lm.model, self.scope)
+            yield
+
+    @contextmanager
+    def _appending(self) -> Iterator[None]:
+        """Around what changes the memory: after an error, a lack of memory or Ctrl-C it refuses to be used."""
+        with self._alone():
+            self.broken = True
+            yield
+            self.broken = False
+
+    def _to_read(self, ids: Ids) -> Ids:
+        ids = self._checked(ids, after=self.longest)
+        if bool((ids < 0).any()):
+            raise ValueError("a memory is read without padding: read rows of one length, and pad only what is scored")
+        if self.batch and ids.shape[0] != self.batch:
+            raise ValueError(f"this memory has {self.batch} rows; {ids.shape[0]} cannot be appended to it")
+        return ids
+
+    def _to_ask(self, ids: Ids) -> Tensor:
+        """The ids as k groups of rows that go to the same memory: [k, batch, time]."""
+        if self.num_seen == 0:
+            raise ValueError("nothing was read yet, so nothing predicts the first token: read at least a separator")
+        ids = self._checked(ids, after=self.longest - 1)  # the last token is asked for, never fed
+        if ids.shape[0] % self.batch:
+            raise ValueError(f"{ids.shape[0]} rows cannot be scored on a memory of {self.batch}: give a multiple of it")
+        return ids.reshape(ids.shape[0] // self.batch, self.batch, ids.shape[1])
+
+    def _checked(self, ids: Ids, *, after: int) -> Ids:
+        if self.scope is not None:
+            self.scope.check()
+        if self.broken:
+            raise ValueError("an earlier read of this memory failed halfway: read the text again into a new memory")
+        if ids.dim() != 2 or ids.dtype != torch.long:
+            raise ValueError(f"ids must be int64 of shape [batch, time], not {ids.dtype} {tuple(ids.shape)}")
+        limit = self.lm.position_limit
+        if limit is not None and after + ids.shape[1] > limit:
+            raise ValueError(f"{self.lm.name} has {limit:,} positions; {after + ids.shape[1]:,} tokens do not fit")
+        return ids.to(self.lm.device)
+
+    @abstractmethod
+    def fork(self) -> AbstractContextManager[Callable[[Tensor], Tensor]]:
+        """A function that feeds ids [batch, time] and gives the next token's logits [batch, vocabulary]."""
+
+    @torch.no_grad()
+    def score(self, ids: Ids, keep: slice | None = None) -> Scores:
+        """nats[:, i] = -log p(ids[:, i] | memory, ids[:, :i]), i = 0 included, for the positions in `keep`.
+
+        ids may have k·batch rows: row i continues row i % batch of the memory, whose keys are not copied.
+
+        Raises:
+            ValueError: an empty memory, a number of rows that does not divide, or too many tokens.
+        """
+        kept = range(*(keep or slice(None)).indices(ids.shape[1]))
+        if kept.step != 1:
+            raise ValueError(f"keep = {keep} has a step; only contiguous positions can be kept")
+        with self._alone():
+            groups = self._score_groups(self._to_ask(ids), kept)
+        return Scores(torch.cat([g.nats for g in groups]), torch.cat([g.rank for g in groups]))
+
+    def _score_groups(self, ids: Tensor, kept: range) -> list[Scores]:
+        """Scores of groups of rows [groups, batch, time], each of which continues the memory."""
+        return [self._score_group(group, kept) for group in ids]
+
+    def _score_group(self, ids: Tensor, kept: range) -> Scores:
+        """Scores of one group of rows [batch, time]."""
+        parts = []
+        with closing(self.expectations(ids, kept)) as expected:  # also after an error the memory is as it was
+            for targets, head in expected:
+                parts += list(scored(self.lm, targets, head))
+        return joined(parts, ids)
+
+    @abstractmethod
+    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+        """Of one group of rows [batch, time]: the targets at the kept positions, some at a time in order, and what
+        gives the logits that expect them. Once it is closed the memory is what it was before."""
+
+    @torch.no_grad()
+    def generate(
+        self,
+        ids: Ids,
+        max_new_tokens: int,
+        *,
+        stop: Sequence[int] = (),
+        on_token: Callable[[Tensor], None] | None = None,
+        seed: int | None = None,
+        min_new_tokens: int = 0,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+    ) -> list[Tensor]:
+        """New tokens after memory and ids [batch, time], a tensor [new] for each row, without the stop token.
+
+        Greedy at temperature 0, else sampled from the smallest set of tokens that holds `top_p`. The memory
+        is afterwards what it was before; `on_token` is given each step's tokens [batch], -1 in finished rows.
+
+        Raises:
+            ValueError: an empty memory, another number of rows than its own, too many tokens, or a temperature or
+                top_p out of range.
+            NotFiniteError: logits from which no token can be chosen.
+        """
+        check_sampling(temperature, top_p)
+        groups = self._to_ask(ids)
+        if len(groups) != 1:
+            raise ValueError(f"generate continues {self.batch} rows; {len(ids)} were given")
+        chosen: list[Tensor] = []
+        with self._alone(), self.fork() as expect:
+            logits = expect(groups[0])
+            generator = None if seed is None else torch.Generator(logits.device).manual_seed(seed)
+            done = torch.zeros(self.batch, dtype=torch.bool, device=logits.device)
+            stops = torch.tensor(list(stop), dtype=torch.long, device=logits.device)
+            while len(chosen) < max_new_tokens:
+                if not bool(logits.amax(-1).isfinite().all()):  # single tokens may be ruled out with -inf
+                    raise NotFiniteError(
+                        f"{self.lm.name} gives logits that are not finite for new token {len(chosen) + 1}: its weights "
+                        "are damaged, or its numbers overflow; try --dtype float32, or download the weights again"
+                    )
+                if len(chosen) < min_new_tokens:
+                    logits[:, stops] = -torch.inf
+                token = next_token(logits, temperature, top_p, generator)
+                done |= torch.isin(token, stops)
+                chosen.append(torch.where(done, -1, token))
+                if on_token is not None:
+                    on_token(chosen[-1])
+                if bool(done.all()) or len(chosen) == max_new_tokens:
+                    break
+                logits = expect(token[:, None].to(self.lm.device))
+        rows = torch.stack(chosen, 1) if chosen else ids.new_empty(self.batch, 0)
+        return [row[row >= 0] for row in rows]
+
+
+class CachedMemory(BaseMemory):
+    """Keys and values, or a recurrent state, of what was read."""
+
+    def __init__(self, lm: LM, reader: ReadsInChunks) -> None:
+        super().__init__(lm)
+        self.reader = reader
+        self.stream = hf.Stream(lm.model, reader.capacity, reader.attention)
+        self.last: Tensor | None = None  # [batch, 1, hidden]: expects the first token to come
+
+    @property
+    def num_kept(self) -> int:
+        return self.stream.num_kept
+
+    @property
+    def num_bytes(self) -> int:
+        return self.stream.num_bytes
+
+    @torch.no_grad()
+    def read(self, ids: Ids) -> None:
+        """Appends ids [batch, time].
+
+        Raises:
+            ValueError: padding, another batch size than before, or more tokens than the model has positions.
+        """
+        ids = self._to_read(ids)
+        if ids.shape[1] == 0:
+            return
+        with self._appending():
+            for _, hidden in self._steps(ids):
+                self.last = hidden[:, -1:].clone()
+        self.batch, self.num_seen = ids.shape[0], self.num_seen + ids.shape[1]
+
+    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+        snapshot = self.stream.snapshot()
+        try:
+            if len(kept) and kept.start == 0:
+                assert self.last is not None
+                yield ids[:, :1], head_of(self.lm, self.last, self.stream.output)
+            # the last token is asked for, never fed; hidden state t expects token t + 1
+            for first, hidden in self._steps(ids[:, : max(kept.stop - 1, 0)].clamp_min(0)):
+                low = max(kept.start - 1 - first, 0)
+                if low < hidden.shape[1]:
+                    targets = ids[:, first + low + 1 : first + hidden.shape[1] + 1]
+                    yield targets, head_of(self.lm, hidden[:, low:], self.stream.output)
+        finally:
+            self.stream.restore(snapshot)
+
+    def _score_groups(self, ids: Tensor, kept: range) -> list[Scores]:
+        """As the groups one by one; in one forward for as many as make a chunk, where the model allows it."""
+        fed = kept.stop - 1
+        together = self.reader.chunk // max(fed, 1)
+        worth = len(ids) >= FEWEST_BRANCHES and together > 1 and len(kept) > 0
+        if not (worth and self.stream.can_branch and can_branch(self.lm)):
+            return super()._score_groups(ids, kept)
+        return [scores for few in ids.split(together) for scores in self._score_branches(few, kept)]
+
+    def _score_branches(self, ids: Tensor, kept: range) -> list[Scores]:
+        count, batch, _ = ids.shape
+        parts: list[list[Scores]] = [[] for _ in range(count)]
+        if kept.start == 0:  # what expects a first token is the same for all
+            assert self.last is not None
+            logits = head_of(self.lm, self.last, self.stream.output)(slice(None))
+            for part, first in zip(parts, ids[:, :, :1], strict=True):
+                part += scored(self.lm, first, lambda _: logits)
+        low = max(kept.start - 1, 0)
+        if low < kept.stop - 1:
+            snapshot = self.stream.snapshot()
+            try:
+                hidden = self.stream.branch(ids[:, :, : kept.stop - 1].clamp_min(0))[:, :, low:]
+                targets = ids[:, :, low + 1 : kept.stop]
+                rows = hidden.transpose(0, 1).reshape(batch, -1, hidden.shape[-1])
+                head = head_of(self.lm, rows, self.stream.output)
+                scores = joined(list(scored(self.lm, targets.transpose(0, 1).reshape(batch, -1), head)), ids[0])
+            finally:
+                self.stream.restore(snapshot)
+            time = targets.shape[2]
+            each = zip(parts, scores.nats.split(time, 1), scores.rank.split(time, 1), strict=True)
+            for part, nats, rank in each:
+                part.append(Scores(nats, rank))
+        return [joined(part, ids[0]) for part in parts]
+
+    @contextmanager
+    def fork(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        snapshot = self.stream.snapshot()
+        last = self.last
+
+        def expect(ids: Tensor) -> Tensor:
+            nonlocal last
+            for _, hidden in self._steps(ids):
+                last = hidden[:, -1:]
+            assert last is not None
+            return hf.logits(self.lm.model, last, self.stream.output)[:, -1].float()
+
+        try:
+            yield expect
+        finally:
+            self.stream.restore(snapshot)
+
+    def _steps(self, ids: Ids) -> Iterator[tuple[int, Tensor]]:
+        for first in range(0, ids.shape[1], self.reader.chunk):
+            yield first, self.stream.step(ids[:, first : first + self.reader.chunk])
+
+
+class EvictingMemory(CachedMemory):
+    """Keys and values of a text; from the first question on, those that the method's `Eviction` has chosen.
+
+    The text is read with full attention. The first call of `score` or `generate` drops the other keys for good. To
+    read further needs them again, so `read` then reads the whole text once more: scores depend on the text and on what
+    is scored, never on earlier questions.
+    """
+
+    def __init__(self, lm: LM, reader: ReadsInChunks) -> None:
+        super().__init__(lm, reader)
+        self.text: Tensor | None = None  # [batch, time], int32
+
+    @property
+    def num_bytes(self) -> int:
+        return super().num_bytes + (0 if self.text is None else self.text.nbytes)
+
+    def read(self, ids: Ids) -> None:
+        """Append ids [batch, time]; as `CachedMemory.read`."""
+        ids = self._to_read(ids)
+        text = ids.int() if self.text is None else torch.cat([self.text, ids.int()], 1)
+        if self.stream.reading.evicted and ids.shape[1]:
+            self.num_seen, self.stream = 0, hf.Stream(self.lm.model, self.reader.capacity, self.reader.attention)
+            ids = text.long()
+        super().read(ids)
+        self.text = text
+
+    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+        self._evict()
+        yield from super().expectations(ids, kept)
+
+    @contextmanager
+    def fork(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        self._evict()
+        with super().fork() as expect:
+            yield expect
+
+    def _evict(self) -> None:
+        if not self.stream.reading.evicted:
+            with self._appending():
+                self.stream.evict()
+
+
+class PlainMemory(BaseMemory):
+    """The tokens themselves: every question is one forward over all of them. For models that chunks mislead."""
+
+    def __init__(self, lm: LM) -> None:
+        super().__init__(lm)
+        self.ids: Tensor | None = None
+
+    @property
+    def num_kept(self) -> int:
+        return self.num_seen
+
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self.ids is None else self.ids.nbytes
+
+    def read(self, ids: Ids) -> None:
+        """Appends ids [batch, time]; as `CachedMemory.read`."""
+        ids = self._to_read(ids)
+        self.ids = ids if self.ids is None else torch.cat([self.ids, ids], 1)
+        self.batch, self.num_seen = ids.shape[0], self.ids.shape[1]
+
+    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+        hidden, output = self._hidden(ids[:, : max(kept.stop - 1, 0)].clamp_min(0))
+        wanted = hidden[:, self.num_seen - 1 + kept.start : self.num_seen - 1 + kept.stop]
+        yield ids[:, kept.start : kept.stop], head_of(self.lm, wanted, output)
+
+    @contextmanager
+    def fork(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        fed: list[Tensor] = []
+
+        def expect(ids: Tensor) -> Tensor:
+            fed.append(ids)
+            hidden, output = self._hidden(torch.cat(fed, 1))
+            return hf.logits(self.lm.model, hidden[:, -1:], output)[:, -1].float()
+
+        yield expect
+
+    def _hidden(self, ids: Tensor) -> tuple[Tensor, object]:
+        assert self.ids is not None
+        return hf.plain_hidden(self.lm.model, torch.cat([self.ids, ids], 1))
