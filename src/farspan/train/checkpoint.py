@@ -8,6 +8,7 @@ over. Any other file that cannot be read is named, and the training is refused u
 import math
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +62,9 @@ def reading(file: Path) -> Iterator[None]:
         ValueError: the file cannot be used; names it.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # of a file that torch did not write
+            yield
     except UNREADABLE as error:
         if is_out_of_memory(error):
             raise
@@ -134,7 +137,8 @@ def state_of(checkpoint: Path) -> TrainerState:
         assert named is not None
         if state.global_step != int(named[1]):
             raise ValueError(f"got step {state.global_step!r}, expected {named[1]}, as in the folder's name")
-        if not all(isinstance(entry.get("step"), int) for entry in state.log_history):
+        history = state.log_history if isinstance(state.log_history, list) else [state.log_history]
+        if not all(isinstance(entry, dict) and isinstance(entry.get("step"), int) for entry in history):
             raise ValueError("its log_history has entries without a step")
         if not any(isinstance(entry.get("loss"), float | int) for entry in state.log_history):
             raise ValueError("its log_history has no loss")
