@@ -260,7 +260,7 @@ def gone(file: Path) -> None:
 
 
 def pickled(file: Path) -> None:
-    file.write_bytes(pickle.dumps(Evil(), protocol=2))
+    file.write_bytes(pickle.dumps(Evil()))
 
 
 def a_list(file: Path) -> None:
@@ -290,6 +290,10 @@ def without_a_history(file: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"log_history": []}))
 
 
+def with_a_number_as_history(file: Path) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"log_history": 5}))
+
+
 def of_another_step(file: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"global_step": 3}))
 
@@ -311,7 +315,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], ...]] = {
     "scheduler.pt": BINARY,
     "rng_state.pth": (*BINARY, a_link_to_itself),
     "trainer_state.json": (
-        cut, empty, gone, a_list, of_another_version, without_a_history, of_another_step, of_no_callbacks,
+        cut, empty, gone, a_list, of_another_version, without_a_history, with_a_number_as_history, of_another_step,
+        of_no_callbacks,
     ),
     "scaler.pt": (pickled, a_list),
 }  # fmt: skip
@@ -321,11 +326,18 @@ CASES = [(kind, name, damage) for kind in KINDS for name, damages in DAMAGES.ite
 
 @pytest.mark.parametrize(("kind", "name", "damage"), CASES, ids=lambda value: getattr(value, "__name__", value))
 def test_every_file_of_a_checkpoint_that_is_damaged_is_named(
-    trained: Trained, tmp_path: Path, kind: str, name: str, damage: Callable[[Path], None]
+    trained: Trained,
+    tmp_path: Path,
+    kind: str,
+    name: str,
+    damage: Callable[[Path], None],
+    recwarn: pytest.WarningsRecorder,
 ) -> None:
     with pytest.raises(ValueError) as found:  # noqa: PT011
         trained.continued(kind, tmp_path, lambda folder: damage(folder / name))
     message = str(found.value)
+    assert "object is not" not in message
+    assert not [one for one in recwarn if "pickle protocol" in str(one.message)]
     file = tmp_path / "out" / "checkpoints" / "checkpoint-4" / name
     assert message.startswith(f"{file} is damaged, half written or of another version: ")
     assert f"Delete the folder {file.parent} and repeat the command: the training begins again" in message

@@ -7,6 +7,7 @@ skipped. Any other file that cannot be read is named, and the training is refuse
 import math
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +61,9 @@ def reading(file: Path) -> Iterator[None]:
         ValueError: the file cannot be used; names it.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # of a file that torch did not write
+            yield
     except UNREADABLE as error:
         if is_out_of_memory(error):
             raise
@@ -134,9 +137,18 @@ def state_of(checkpoint: Path) -> TrainerState:
     file = checkpoint / TRAINER_STATE_NAME
     with reading(file):
         state = TrainerState.load_from_json(str(file))
+<<<<<<< HEAD
         if repr(state.global_step) != (step := checkpoint.name.removeprefix("checkpoint-")):
             raise ValueError(f"got step {state.global_step!r}, expected {step}, as in the folder's name")
         if not all(isinstance(entry.get("step"), int) for entry in state.log_history):
+=======
+        named = NAMED.fullmatch(checkpoint.name)
+        assert named is not None
+        if state.global_step != int(named[1]):
+            raise ValueError(f"got step {state.global_step!r}, expected {named[1]}, as in the folder's name")
+        history = state.log_history if isinstance(state.log_history, list) else [state.log_history]
+        if not all(isinstance(entry, dict) and isinstance(entry.get("step"), int) for entry in history):
+>>>>>>> attack
             raise ValueError("its log_history has entries without a step")
         if not any(isinstance(entry.get("loss"), float | int) for entry in state.log_history):
             raise ValueError("its log_history has no loss")
