@@ -137,18 +137,10 @@ def state_of(checkpoint: Path) -> TrainerState:
     file = checkpoint / TRAINER_STATE_NAME
     with reading(file):
         state = TrainerState.load_from_json(str(file))
-<<<<<<< HEAD
         if repr(state.global_step) != (step := checkpoint.name.removeprefix("checkpoint-")):
             raise ValueError(f"got step {state.global_step!r}, expected {step}, as in the folder's name")
-        if not all(isinstance(entry.get("step"), int) for entry in state.log_history):
-=======
-        named = NAMED.fullmatch(checkpoint.name)
-        assert named is not None
-        if state.global_step != int(named[1]):
-            raise ValueError(f"got step {state.global_step!r}, expected {named[1]}, as in the folder's name")
         history = state.log_history if isinstance(state.log_history, list) else [state.log_history]
         if not all(isinstance(entry, dict) and isinstance(entry.get("step"), int) for entry in history):
->>>>>>> attack
             raise ValueError("its log_history has entries without a step")
         if not any(isinstance(entry.get("loss"), float | int) for entry in state.log_history):
             raise ValueError("its log_history has no loss")
