@@ -7,13 +7,18 @@ FLOOR_TRANSFORMERS := 5.15.0
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test lint test-attack test-floor test-distributed clean
+.PHONY: demo check test lint test-attack test-floor test-distributed clean
 
 demo: $(VENV)/.installed
 	$(BIN)/farspan demo
 
 test: $(VENV)/.installed lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# two minutes before a commit: lint, types, and the tests that take most of the risk
+check: $(VENV)/.installed lint
+	$(BIN)/python -m pytest -q -n 2 -k "not gemma and not falcon and not rwkv and not mamba2" tests/test_reader.py \
+	  tests/test_measure.py tests/test_record.py tests/test_curve.py tests/test_stats.py tests/test_compare.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check

@@ -139,7 +139,8 @@ class BaseMemory(ABC):
             raise ValueError(f"ids must be int64 of shape [batch, time], not {ids.dtype} {tuple(ids.shape)}")
         limit = self.lm.position_limit
         if limit is not None and after + ids.shape[1] > limit:
-            raise ValueError(f"{self.lm.name} has {limit:,} positions; {after + ids.shape[1]:,} tokens do not fit: give a shorter text")
+            tokens = after + ids.shape[1]
+            raise ValueError(f"{self.lm.name} has {limit:,} positions; {tokens:,} tokens do not fit. Give a shorter text")
         return ids.to(self.lm.device)
 
     @abstractmethod

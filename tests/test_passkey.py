@@ -1,0 +1,97 @@
+"""Passkey retrieval: where the number is hidden, and scores against one plain forward over everything."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_cli import farspan, last_line, refused
+from transformers import PreTrainedTokenizerFast
+
+from farspan.lm import LM, wrap
+from farspan.measuring.loop import measure_cell
+from farspan.measuring.plan import plan
+from farspan.methods import method
+from farspan.record import Run
+from farspan.tasks.passkey import BoundPasskey, Passkey
+
+from tiny import tiny_model
+
+LENGTHS = (300, 420)
+
+
+@pytest.fixture
+def lm(tokenizer: PreTrainedTokenizerFast) -> LM:
+    return wrap(tiny_model(), tokenizer, "tiny")
+
+
+def test_the_prompt_has_its_length_and_hides_the_number_at_its_depth(lm: LM) -> None:
+    for example in BoundPasskey(depths=3).examples(lm, LENGTHS, 3, 0):
+        prompt = example.payload
+        assert example.depths == (0.0, 0.5, 1.0)
+        for length in LENGTHS:
+            begins = []
+            for depth in example.depths:
+                context = prompt.context(length, depth).tolist()
+                assert len(context) + len(prompt.question) == length
+                key = prompt.key.tolist()
+                places = [i for i in range(len(context)) if context[i : i + len(key)] == key]
+                assert len(places) == 1
+                begins += places
+            filler = length - prompt.fixed
+            assert begins[0] == len(prompt.description)
+            assert abs(begins[1] - begins[0] - filler / 2) <= len(prompt.filler)
+            assert begins[0] + filler - begins[2] < len(prompt.filler)
+            number = lm.tokenizer.decode(prompt.answer.tolist())
+            assert lm.tokenizer.decode(prompt.key.tolist()).count(number.strip()) == 2
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mamba"])
+def test_scores_equal_one_forward_over_everything(
+    architecture: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm, task = wrap(tiny_model(architecture), tokenizer, "tiny"), BoundPasskey(depths=2)
+    examples = {example.id: example.payload for example in task.examples(lm, LENGTHS, 2, 0)}
+    with Run.open(tmp_path / "run", {}) as run:
+        rows = measure_cell(task, method("full"), lm, run, lengths=LENGTHS, repeats=2, chunk=97)
+    assert len(rows) == 2 * 2 * 2
+    for row in rows:
+        prompt = examples[row.example]
+        answer = torch.from_numpy(prompt.answer)
+        context = [*lm.separator.ids, *prompt.context(row.length, row.depth), *prompt.question, *prompt.answer]
+        with torch.no_grad():
+            logits = lm.model(input_ids=torch.tensor([context]), use_cache=False).logits[0].float()
+        log_p = logits[-len(answer) - 1 : -1].log_softmax(-1)
+        assert row.scores["nats"] == pytest.approx(-float(log_p.gather(-1, answer[:, None]).double().sum()), rel=1e-4)
+        hits = (log_p.argmax(-1) == answer).float()
+        assert (row.scores["digits"], row.scores["right"]) == (float(hits.mean()), float(hits.min()))
+
+
+def test_a_plan_counts_the_tokens_that_are_fed(lm: LM) -> None:
+    task = BoundPasskey(depths=2)
+    (example,) = task.examples(lm, LENGTHS, 1, 0)
+    cost = plan(task, method("full"), lm, lengths=LENGTHS, repeats=1, calibrate=False)
+    assert cost.tokens == sum(2 * task.num_tokens(lm, example, length) for length in LENGTHS)
+
+
+def test_lengths_without_room_are_refused(lm: LM) -> None:
+    with pytest.raises(ValueError, match="a length of 20 tokens is too short"):
+        BoundPasskey().examples(lm, (20, 300), 1, 0)
+
+
+@pytest.mark.parametrize("wrong", [{"depths": 0}, {"digits": 0}, {"digits": 16}])
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} = "):
+        Passkey(**wrong)
+
+
+def test_the_command_measures_and_compares(lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for saved in (lm.model, lm.tokenizer):
+        saved.save_pretrained("tiny")
+    common = ("passkey:depths=2", "tiny", "--lengths", "300", "--repeats", 2, "--device", "cpu")
+    summary = last_line(farspan("task", *common, "--json"))
+    assert summary["task"] == "passkey:depths=2,digits=5"
+    assert [(one["length"], one["num_examples"]) for one in summary["results"]] == [(300, 4)]
+    compared = last_line(farspan("compare", "tiny", "--task", *common[:1], *common[2:], "--no-cost", "--json"))
+    assert [(cell["task"], cell["n"]) for cell in compared["cells"]] == [("passkey:depths=2,digits=5", 4)]
+    assert "did you mean 'depths'" in refused(farspan("task", "passkey:depth=3", "tiny"))
