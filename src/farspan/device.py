@@ -1,7 +1,6 @@
 """What a device says of its memory and its time: bytes free and taken, the peak of some work; waiting for it."""
 
 import ctypes
-import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,9 +69,13 @@ def container_free_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory taken so far: of the accelerator, or of this process."""
+    """Return the most memory taken so far: of the accelerator, or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource  # of Unix alone, where psutil knows no peak
+
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kibibytes if sys.platform == "darwin" else kibibytes * 1024
 
