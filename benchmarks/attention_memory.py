@@ -76,7 +76,7 @@ def largest_difference(lm: Any, text: Any) -> tuple[float, float]:
 
 def child(length: int) -> dict[str, Any]:
     """The statistics of a text of this length, in this process."""
-    from farspan.device import peak_above
+    from farspan.hf.device import peak_above
 
     lm, text = build(length)
     looked_at(lm, text, (64, 128), 32)  # the self-check and the first forwards are not what is measured

@@ -100,7 +100,7 @@ WAYS = {
 
 def child(way: str, lengths: tuple[int, ...], repeats: int) -> dict[str, Any]:
     """One way of measuring, in this process."""
-    from farspan.device import peak_above
+    from farspan.hf.device import peak_above
     from farspan.measuring.plan import plan
     from farspan.methods import method
     from farspan.tasks.curve import Curve

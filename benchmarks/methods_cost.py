@@ -37,7 +37,7 @@ WHOLE = ("topk_memory_to_square",)  # under --quick the square of 1,024 tokens i
 
 def reading(way: str, length: int) -> dict[str, float]:
     """Seconds per token and peak MiB of reading a text once with a method."""
-    from farspan.device import peak_above
+    from farspan.hf.device import peak_above
     from farspan.lm import wrap
     from farspan.methods import method
 

@@ -68,7 +68,7 @@ def ours(lm: Any, task: Any, length: int) -> dict[str, Any]:
 
 def child(way: str, length: int) -> dict[str, Any]:
     """One way of measuring, in this process."""
-    from farspan.device import peak_above
+    from farspan.hf.device import peak_above
     from farspan.tasks.perplexity import Perplexity
 
     lm, text = build(length)

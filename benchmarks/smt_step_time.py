@@ -78,7 +78,7 @@ def build(row: int) -> tuple[Any, torch.optim.Optimizer]:
 
 def memory(kind: str, length: int, row: int) -> float:
     """The MiB that a step takes above the loaded model, in this process."""
-    from farspan.device import peak_above
+    from farspan.hf.device import peak_above
 
     steps = Steps(*build(row), kind, length, row)
     with peak_above(torch.device("cpu")) as peak:

@@ -13,8 +13,8 @@ from test_cli import farspan, last_line, refused
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from farspan import attention as maths
 from farspan import hf
+from farspan.hf import attend as maths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, load, wrap
 from farspan.measuring.grid import grid, measure
 from farspan.measuring.loop import measure_cell

@@ -11,8 +11,8 @@ import torch
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
-from farspan import device
 from farspan.cli import app
+from farspan.hf import device
 from farspan.lm import LM, wrap
 from farspan.measuring.grid import grid, measure, plans
 from farspan.measuring.loop import Watch, measure_cell

@@ -14,8 +14,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from farspan import checksums
-from farspan.text import corpora, tokenising, utf8
+from farspan.text import checksums, corpora, tokenising, utf8
 from farspan.text.corpora import Corpus, join, load
 from farspan.text.documents import builtin_texts, read_texts
 from farspan.train.batches import train_tokenizer

@@ -6,8 +6,8 @@ import psutil
 import pytest
 import torch
 
-from farspan import device
-from farspan.device import container_free_bytes, free_bytes
+from farspan.hf import device
+from farspan.hf.device import container_free_bytes, free_bytes
 
 MIB = 2**20
 

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farspan import scoring
 from farspan.lm import LM
 from farspan.measuring.loop import measure_cell
 from farspan.methods import method
 from farspan.record import Row, Run
-from farspan.tasks import task
+from farspan.tasks import scoring, task
 from farspan.tasks.documents import Answering
 from farspan.tasks.longbench import PAPER, SETS, BoundLongBench, LongBench, load_items
 from farspan.tasks.perplexity import BoundPerplexity

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from farspan import stats
-from farspan.device import is_out_of_memory
+from farspan.hf.device import is_out_of_memory
 from farspan.lm import LM, wrap
 from farspan.measuring.loop import Watch, _batches, measure_cell
 from farspan.methods import method

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from farspan import attention
+from farspan.hf import attend as attention
 from farspan.lm import LM, wrap
 from farspan.methods import method
 from farspan.methods.rope import ntk, scaled

@@ -13,8 +13,7 @@ import pytest
 from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
-from farspan import checksums
-from farspan.text import retrieval
+from farspan.text import checksums, retrieval
 from farspan.text.retrieval import Index, build, open_index
 
 TOPICS = ["river", "castle", "engine", "garden", "violin", "harbour", "copper", "planet", "winter", "saddle"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from farspan import scoring
-from farspan.scoring import choice, exact_match, f1, geometric_mean, longbench, rouge
+from farspan.tasks import scoring
+from farspan.tasks.scoring import choice, exact_match, f1, geometric_mean, longbench, rouge
 
 FOX = "The quick brown fox jumps over the lazy dog"
 DOG = "The quick brown dog jumps on the log."

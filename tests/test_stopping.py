@@ -14,7 +14,7 @@ from farspan.loading import DEMO, folder_of
 
 BEGINNING = """
 import sys, time
-from farspan import stopping
+from farspan.cli import stopping
 def command():
     try:
         print("begun", flush=True)

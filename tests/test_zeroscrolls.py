@@ -10,13 +10,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from farspan import scoring
 from farspan.lm import LM, load, wrap
 from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.record import Row, Run
-from farspan.tasks import task
+from farspan.tasks import scoring, task
 from farspan.tasks.documents import Answering, Item
 from farspan.tasks.prompts import line_ends, pieces
 from farspan.tasks.zeroscrolls import SETS, BoundZeroScrolls, ZeroScrolls, load_items

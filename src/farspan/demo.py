@@ -5,7 +5,6 @@ from pathlib import Path
 
 from rich.text import Text
 
-from farspan.display import Display
 from farspan.lm import LM, load, wrap
 from farspan.loading import DEMO, folder_of
 from farspan.measuring.grid import measure
@@ -13,6 +12,7 @@ from farspan.measuring.loop import Watch
 from farspan.record import Row, read_header
 from farspan.report.curve_section import draw_curves, print_memory_lengths
 from farspan.report.curves import series
+from farspan.report.progress import Display
 from farspan.terminal import Terminal
 
 TEXTS = {"natural": "builtin:held-out+tests", "shuffled": "shuffled:builtin:held-out+tests"}

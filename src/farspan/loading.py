@@ -33,8 +33,8 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import cached_file
 
-from farspan.device import is_out_of_memory
 from farspan.files import expanded, parse_json
+from farspan.hf.device import is_out_of_memory
 from farspan.lengths import LARGEST
 from farspan.text.hub import offline
 

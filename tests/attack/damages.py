@@ -821,7 +821,7 @@ INDEX_VALUES: list[tuple[tuple[str, ...], Any]] = [
 
 def _sealed(here: Path, damage: Damage) -> None:
     """A damage of an index that its checksums do not tell, as a stranger's may be."""
-    from farspan import checksums
+    from farspan.text import checksums
 
     damage(here)
     checksums.seal(here / "index")

@@ -3,7 +3,7 @@ signal ends a command in one line from the beginning on."""
 
 from typing import Any
 
-from farspan import stopping
+from farspan.cli import stopping
 
 
 def main() -> None:

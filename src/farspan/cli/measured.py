@@ -37,9 +37,9 @@ def run_measurement(
         test_texts: test whether several texts of a forgetting curve give the same results.
         what: text, lengths, repeats, seed and cost, as of `farspan.measure`.
     """
-    from farspan.display import Display
     from farspan.measuring.grid import grid, measure, plans
     from farspan.measuring.loop import Watch
+    from farspan.report.progress import Display
 
     methods = methods or ["full"]
     options: dict[str, Any] = {

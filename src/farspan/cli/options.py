@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from farspan import stopping
+from farspan.cli import stopping
 from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def said(kept: str = "") -> Iterator[None]:
             elif error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG):
                 message += ". Choose another file or folder"
         if isinstance(error, RuntimeError | MemoryError):
-            from farspan.device import is_out_of_memory
+            from farspan.hf.device import is_out_of_memory
 
             if not is_out_of_memory(error):
                 raise

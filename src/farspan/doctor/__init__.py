@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import torch
 
-from farspan.device import is_out_of_memory
 from farspan.doctor.checks import ORDER, stages
 from farspan.doctor.subject import Check, Subject, beginning, reason
 from farspan.doctor.table import print_checks
 from farspan.doctor.trace import no_trace, state
+from farspan.hf.device import is_out_of_memory
 from farspan.lm import LM
 from farspan.methods import Method
 from farspan.reader import Reader

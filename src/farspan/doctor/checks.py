@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from farspan import hf
-from farspan.attention import angles, frequencies
 from farspan.doctor.subject import Check, Subject, largest, nats_of, reason
+from farspan.hf.attend import angles, frequencies
 from farspan.methods import Method
 from farspan.reader import Reader
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import flash_attention_mask
 
-from farspan.attention import Attend, Call, Eviction, Layer, SinkWindow, keeps_to_its_own
+from farspan.hf.attend import Attend, Call, Eviction, Layer, SinkWindow, keeps_to_its_own
 from farspan.hf.scope import Scope, changed
 
 _NUMBERS = count()

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from farspan.attention import Layer, SinkWindow, keeps_to_its_own
+from farspan.hf.attend import Layer, SinkWindow, keeps_to_its_own
 
 
 class BufferLayer(DynamicLayer):

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from farspan.attention import Call, Layer, angles, dense, turned
+from farspan.hf.attend import Call, Layer, angles, dense, turned
 from farspan.hf.attention import replaced_attention
 from farspan.hf.decoder import decoder_of, plain_hidden
 from farspan.hf.facts import input_device, position_limit

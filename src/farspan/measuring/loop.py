@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from farspan.device import free_bytes, is_out_of_memory, peak_bytes
+from farspan.hf.device import free_bytes, is_out_of_memory, peak_bytes
 from farspan.lm import LM
 from farspan.methods import Method
 from farspan.reader import CHUNK, Reader

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from farspan.device import wait
+from farspan.hf.device import wait
 from farspan.lm import LM
 from farspan.measuring.loop import batch_that_fits, key_bytes, within_positions
 from farspan.methods import Method

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from farspan.attention import Position, sink_window
+from farspan.hf.attend import Position, sink_window
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending

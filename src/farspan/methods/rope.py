@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from farspan import hf
-from farspan.attention import Call, angles, dense, frequencies, turned
+from farspan.hf.attend import Call, angles, dense, frequencies, turned
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, ROPE, Method
 from farspan.reader import Reader, attending, dense_reader

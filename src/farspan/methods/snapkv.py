@@ -25,7 +25,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
-from farspan.attention import Call, dense
+from farspan.hf.attend import Call, dense
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending

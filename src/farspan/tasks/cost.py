@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from farspan.device import peak_above, wait
+from farspan.hf.device import peak_above, wait
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
 from farspan.tasks.base import Bound, Example, Result, Work

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from farspan import scoring
 from farspan.files import expanded
 from farspan.lm import LM
 from farspan.specs import closest
+from farspan.tasks import scoring
 from farspan.tasks.base import Bound, Quality, Task
 from farspan.tasks.documents import Answering, BoundDocuments, Item, check_new_tokens, check_truncate
 from farspan.tasks.perplexity import BoundPerplexity, shortest_length

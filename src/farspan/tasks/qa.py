@@ -31,7 +31,6 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
-from farspan.scoring import exact_match, normalised
 from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
 from farspan.tasks.passages import (
     PASSAGE_TOKENS,
@@ -43,6 +42,7 @@ from farspan.tasks.passages import (
     row,
 )
 from farspan.tasks.prompts import encoded, stops, token_texts
+from farspan.tasks.scoring import exact_match, normalised
 from farspan.tasks.values import inside, number_of, rows_of, text_of, texts_of
 from farspan.text.retrieval import Index, open_index
 from farspan.text.tables import read_table

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from farspan import scoring
 from farspan.lm import LM
 from farspan.specs import closest
+from farspan.tasks import scoring
 from farspan.tasks.base import Quality, Task
 from farspan.tasks.documents import Answering, BoundDocuments, Item, check_new_tokens, check_truncate
 from farspan.tasks.values import inside, rows_of, text_of, texts_of

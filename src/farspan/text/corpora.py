@@ -18,10 +18,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from jaxtyping import Int
 
-from farspan import checksums
 from farspan.files import built, parse_json, remove_leftovers
 from farspan.terminal import report
-from farspan.text import utf8
+from farspan.text import checksums, utf8
 from farspan.text.documents import Document, blocks, documents, no_documents
 from farspan.text.tokenising import Piece, tokenised
 

@@ -35,11 +35,11 @@ import numpy as np
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
 
-from farspan import checksums
 from farspan.extras import optional_import
 from farspan.files import built, expanded, parse_json, remove_leftovers
 from farspan.record import refuse_differences
 from farspan.schema import check_index
+from farspan.text import checksums
 from farspan.text.corpora import tokenizer_hash
 from farspan.text.documents import read_texts
 from farspan.text.hub import offline

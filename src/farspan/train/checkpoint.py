@@ -21,8 +21,8 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from farspan.device import is_out_of_memory
 from farspan.files import parse_json
+from farspan.hf.device import is_out_of_memory
 
 NAMED = re.compile(r"checkpoint-(\d+)")
 # raised by torch.load, safetensors, JSON and the objects that they fill, for files that are cut, foreign or of another

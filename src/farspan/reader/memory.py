@@ -15,7 +15,7 @@ from torch import Tensor
 from farspan import hf
 from farspan.hf.chunks import can_branch
 from farspan.lm import LM
-from farspan.logits import Head, NotFiniteError, Scores, check_sampling, head_of, joined, next_token, scored
+from farspan.reader.logits import Head, NotFiniteError, Scores, check_sampling, head_of, joined, next_token, scored
 
 Ids = Int[
     Tensor, "batch _"
@@ -140,7 +140,9 @@ class BaseMemory(ABC):
         limit = self.lm.position_limit
         if limit is not None and after + ids.shape[1] > limit:
             tokens = after + ids.shape[1]
-            raise ValueError(f"{self.lm.name} has {limit:,} positions; {tokens:,} tokens do not fit. Give a shorter text")
+            raise ValueError(
+                f"{self.lm.name} has {limit:,} positions; {tokens:,} tokens do not fit. Give a shorter text"
+            )
         return ids.to(self.lm.device)
 
     @abstractmethod

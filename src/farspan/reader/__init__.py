@@ -13,11 +13,11 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from farspan import hf
-from farspan.attention import Attend, Eviction, SinkWindow
+from farspan.hf.attend import Attend, Eviction, SinkWindow
 from farspan.hf.chunks import CHECK_TEXT, LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE, logits_at_once, self_check
 from farspan.lm import LM
-from farspan.logits import Head, NotFiniteError, Scores, check_sampling
-from farspan.memory import BaseMemory, CachedMemory, EvictingMemory, Ids, Memory, PlainMemory
+from farspan.reader.logits import Head, NotFiniteError, Scores, check_sampling
+from farspan.reader.memory import BaseMemory, CachedMemory, EvictingMemory, Ids, Memory, PlainMemory
 
 __all__ = [
     "CHECK_TEXT",
