@@ -127,8 +127,8 @@ def worth(
 
     from farspan.demo import embedded_model
     from farspan.lm import load
-    from farspan.paired import student_mean
     from farspan.questions import QuestionSettings, measure_question
+    from farspan.stats import student_mean
 
     torch.set_num_threads(1)
     lm = load(model, dtype="float32", device="cpu") if model else embedded_model()

@@ -40,10 +40,10 @@ from scipy.stats import t as student
 
 from farspan import LM, CurveSettings, Row, load, measure_curves, method, stats
 from farspan.loading import DEMO, folder_of
-from farspan.paired import student_mean
 from farspan.perplexity import PerplexitySettings, measure_perplexity
 from farspan.report import perplexity as report
 from farspan.report.picture import COLOURS
+from farspan.stats import student_mean
 from farspan.train import smt
 from farspan.train.config import read_config
 
@@ -163,7 +163,7 @@ def of_method(rows: Sequence[Row], how: str) -> list[Row]:
 
 def times(curve: stats.Curve | None, base: stats.Curve | None, name: str) -> Interval:
     """A number of a curve over that of the base's, paired by document (delta method). Spreads are those of the
-    bootstrap, quantiles Student's, as in `farspan.paired`."""
+    bootstrap, quantiles Student's, as in `farspan.stats`."""
     assert curve is not None
     assert base is not None
     assert (base.targets == curve.targets).all(), "other documents"

@@ -23,10 +23,10 @@ import torch
 
 from farspan.demo import embedded_model
 from farspan.lm import LM, load
-from farspan.paired import holm, student_mean
 from farspan.questions import QuestionSettings, measure_question
 from farspan.record import Row
 from farspan.report.quality import Cell, cells
+from farspan.stats import holm, student_mean
 from farspan.tasks import task
 from farspan.text.retrieval import build
 

@@ -27,7 +27,7 @@ matplotlib.pyplot matplotlib.backends.backend_agg scipy.stats scipy.optimize plo
 datasets pyarrow.parquet bm25s accelerate peft safetensors.torch tokenizers pydantic rich.progress rich.table
 pydoc_data.topics rouge_score.rouge_scorer rouge jieba hypothesis
 farspan farspan.cli farspan.ask farspan.callback farspan.compare farspan.curves farspan.demo farspan.display
-farspan.doctor farspan.perplexity farspan.questions farspan.paired farspan.text.retrieval farspan.sweep farspan.tasks
+farspan.doctor farspan.perplexity farspan.questions farspan.stats farspan.text.retrieval farspan.sweep farspan.tasks
 farspan.report.page farspan.report.compare farspan.report.perplexity farspan.report.attention farspan.report.quality
 farspan.report.contrasts farspan.report.picture farspan.train.lm farspan.train.smt farspan.train.mlm farspan.train.cepe
 farspan.train.distill

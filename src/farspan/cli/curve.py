@@ -235,8 +235,7 @@ def _tested(folder: Path, groups: "list[Group]") -> list[tuple[dict[str, Any], l
     Raises:
         ValueError: nothing that can be tested.
     """
-    from farspan.paired import said
-    from farspan.report.contrasts import text_tests
+    from farspan.report.contrasts import said, text_tests
 
     tests = text_tests([member for group in groups for member in group.members])
     if not tests:
@@ -252,8 +251,7 @@ def _tested(folder: Path, groups: "list[Group]") -> list[tuple[dict[str, Any], l
 
 def _differences(groups: "list[Group]") -> list[tuple[dict[str, Any], list[str]]]:
     """What curves under one question differ by from the first of them, as data and in words."""
-    from farspan.paired import said
-    from farspan.report.contrasts import group_differences
+    from farspan.report.contrasts import group_differences, said
 
     found = [one for group in groups for one in group_differences(group)]
     # a length that is 0 in both says nothing

@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from farspan.files import write, written
-from farspan.paired import LEAST_PAIRS, LEVEL, holm, student_mean
 from farspan.record import Row, latest
 from farspan.report.export import plain
 from farspan.report.picture import COLOURS, saved
 from farspan.report.tables import short_names
+from farspan.stats import LEAST_PAIRS, LEVEL, holm, student_mean
 
 PRICES = {"seconds": "seconds to the first token", "memory": "memory above the model (MiB)"}
 DECADE = 10  # costs further apart are drawn on a logarithmic axis

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Sequence
 from math import exp, isfinite
 from typing import Any
 
-from farspan.paired import Difference, said
 from farspan.report import compare, figures, perplexity
-from farspan.report.contrasts import TextTest, group_differences, text_tests
+from farspan.report.contrasts import TextTest, group_differences, said, text_tests
 from farspan.report.example import Example, examples
 from farspan.report.export import failures
 from farspan.report.tables import HEADLINE, Group, Member, Series, Source, in_characters, remarks, short_names
-from farspan.stats import MemoryLength, bands, interval, measured_mean, memory_index
+from farspan.stats import Difference, MemoryLength, bands, interval, measured_mean, memory_index
 
 COLUMNS = ("fine", "coarse", "half_life", "reach", "span")
 PAPER_COLUMNS = ("paper_fine", "paper_coarse")
