@@ -103,7 +103,7 @@ def nats(rows: list[Any], model: str, method: str, repeats: int) -> dict[int, np
 
 def interval(values: np.ndarray) -> tuple[float, float, float]:
     """The mean, and its 95 % interval by Student's t."""
-    from farspan.paired import student_mean
+    from farspan.stats import student_mean
 
     return student_mean(values)[:3]
 

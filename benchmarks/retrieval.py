@@ -127,7 +127,7 @@ def worth(
 
     from farspan import load, measure
     from farspan.demo import embedded_model
-    from farspan.paired import student_mean
+    from farspan.stats import student_mean
 
     torch.set_num_threads(1)
     lm = load(model, dtype="float32", device="cpu") if model else embedded_model()

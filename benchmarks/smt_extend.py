@@ -41,9 +41,9 @@ from scipy.stats import t as student
 
 from farspan import LM, Row, load, measure, method, stats
 from farspan.loading import DEMO, folder_of
-from farspan.paired import student_mean
 from farspan.report import perplexity as report
 from farspan.report.figure import COLOURS
+from farspan.stats import student_mean
 from farspan.train import smt
 from farspan.train.config import read_config
 
@@ -166,7 +166,7 @@ def of_method(rows: Sequence[Row], how: str) -> list[Row]:
 
 def times(curve: stats.Curve | None, base: stats.Curve | None, name: str) -> Interval:
     """A number of a curve over that of the base's, paired by document (delta method). Spreads are those of the
-    bootstrap, quantiles Student's, as in `farspan.paired`."""
+    bootstrap, quantiles Student's, as in `farspan.stats`."""
     assert curve is not None
     assert base is not None
     assert (base.targets == curve.targets).all(), "other documents"

@@ -24,9 +24,9 @@ import torch
 from farspan import measure
 from farspan.demo import embedded_model
 from farspan.lm import LM, load
-from farspan.paired import holm, student_mean
 from farspan.record import Row
 from farspan.report.cells import Cell, cells
+from farspan.stats import holm, student_mean
 from farspan.tasks import task
 from farspan.text.retrieval import build
 

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from farspan import paired, stats
+from farspan import stats
+from farspan.report.contrasts import said
+from farspan.stats import run_differences
+from farspan.stats.text_robustness import AtLength
 
 LENGTHS = np.linspace(500, 16_000, 32, dtype=int)
 
@@ -29,9 +32,9 @@ def source(values: Any, **more: Any) -> stats.Curve:
     return curve(1.0, np.array(values, float)[:, None], **more)
 
 
-def at_one_length(*values: Any, **more: Any) -> paired.AtLength:
+def at_one_length(*values: Any, **more: Any) -> AtLength:
     curves = {name: source(one) for name, one in zip("abc", values, strict=False)}
-    return paired.robustness(curves, **more).lengths[0]
+    return stats.robustness(curves, **more).lengths[0]
 
 
 def permuted(one: stats.Curve, order: Any) -> stats.Curve:
@@ -49,13 +52,13 @@ RAW = 0.4 + 0.05 * RNG.standard_normal((1, 8)) + 0.01 * RNG.standard_normal((3, 
 
 def test_holm_is_what_one_gets_by_hand() -> None:
     # 4 x .005, 3 x .010, 2 x .030, and 1 x .040 not below the one before
-    assert paired.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert stats.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
 
 
 def test_holm_says_no_more_than_1_and_leaves_out_what_was_not_tested() -> None:
-    assert paired.holm([0.9, None, 0.04]) == [pytest.approx(0.9), None, pytest.approx(0.08)]
-    assert paired.holm([0.7, 0.8]) == [1.0, 1.0]
-    assert paired.holm([None]) == [None]
+    assert stats.holm([0.9, None, 0.04]) == [pytest.approx(0.9), None, pytest.approx(0.08)]
+    assert stats.holm([0.7, 0.8]) == [1.0, 1.0]
+    assert stats.holm([None]) == [None]
 
 
 # tests at a length
@@ -109,12 +112,12 @@ def test_the_two_sources_that_differ_most_decide() -> None:
 
 def test_targets_are_paired_whatever_the_order_of_the_repeats() -> None:
     order = np.random.default_rng(1).permutation(8)
-    straight = paired.robustness({"a": source(RAW[0]), "b": source(RAW[1])})
-    mixed = paired.robustness({"a": source(RAW[0]), "b": permuted(source(RAW[1]), order)})
+    straight = stats.robustness({"a": source(RAW[0]), "b": source(RAW[1])})
+    mixed = stats.robustness({"a": source(RAW[0]), "b": permuted(source(RAW[1]), order)})
     assert mixed.lengths[0].paired == straight.lengths[0].paired
     assert mixed.lengths[0].low == pytest.approx(straight.lengths[0].low)
     # and not by the order, which would be this
-    unmatched = paired.robustness({"a": source(RAW[0]), "b": source(RAW[1][order])})
+    unmatched = stats.robustness({"a": source(RAW[0]), "b": source(RAW[1][order])})
     assert unmatched.lengths[0].paired != straight.lengths[0].paired
 
 
@@ -130,15 +133,15 @@ def test_a_missing_cell_leaves_its_target_out_of_the_pairs_alone() -> None:
 
 def test_the_copy_half_is_compared_when_asked_for() -> None:
     curves = {name: curve(RAW[i][:, None], 0.1) for i, name in enumerate("abc")}
-    assert paired.robustness(curves, "copy").lengths[0].paired == pytest.approx(
+    assert stats.robustness(curves, "copy").lengths[0].paired == pytest.approx(
         scipy_stats.friedmanchisquare(*RAW).pvalue
     )
-    assert paired.robustness(curves, "control").lengths[0].paired == 1.0
+    assert stats.robustness(curves, "control").lengths[0].paired == 1.0
 
 
 def test_other_targets_are_compared_unpaired() -> None:
     curves = {"a": source(RAW[0]), "b": source(RAW[1] + 0.1, targets=[f"u{i}" for i in range(8)])}
-    found = paired.robustness(curves)
+    found = stats.robustness(curves)
     at = found.lengths[0]
     interval = scipy_stats.ttest_ind(RAW[1] + 0.1, RAW[0], equal_var=False).confidence_interval(0.9)
     assert (at.pairs, at.paired, found.test) == (0, None, "Kruskal-Wallis")
@@ -149,12 +152,12 @@ def test_other_targets_are_compared_unpaired() -> None:
 
 def test_targets_that_no_row_names_are_never_paired() -> None:
     curves = {name: source(RAW[i], targets=[""] * 8) for i, name in enumerate("ab")}
-    assert paired.robustness(curves).lengths[0].pairs == 0
+    assert stats.robustness(curves).lengths[0].pairs == 0
 
 
 def test_fewer_than_three_pairs_are_not_tested_and_it_is_said() -> None:
     second = source(RAW[1], targets=["t0", "t1", *(f"u{i}" for i in range(6))])
-    found = paired.robustness({"a": source(RAW[0]), "b": second})
+    found = stats.robustness({"a": source(RAW[0]), "b": second})
     at = found.lengths[0]
     assert (at.pairs, at.paired, at.tost, at.verdict) == (2, None, None, "undecided")
     assert at.reason == "2 targets are shared; a test needs 3"
@@ -184,11 +187,11 @@ def test_four_equal_targets_are_too_few_for_equivalence() -> None:
 
 
 def test_two_differences_have_no_p_and_few_equal_ones_no_verdict() -> None:
-    assert np.isnan(paired.student_mean(np.array([0.1, 0.1]))[3])
-    value, low, high, p = paired.student_mean(np.full(3, 0.1))
+    assert np.isnan(stats.student_mean(np.array([0.1, 0.1]))[3])
+    value, low, high, p = stats.student_mean(np.full(3, 0.1))
     assert (value, p) == (pytest.approx(0.1), 0.25)
     assert np.isnan([low, high]).all()
-    assert paired.student_mean(np.full(6, 0.1))[3] == 0.5**5
+    assert stats.student_mean(np.full(6, 0.1))[3] == 0.5**5
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 4])
@@ -197,7 +200,7 @@ def test_few_repeats_of_coarse_scores_find_no_more_differences_than_chance_allow
     rng = np.random.default_rng(0)
     text = 0.4 + rng.normal(0, 0.05, (2000, repeats))
     first, second = (np.round((text + rng.normal(0, 0.02, text.shape)) * 32) / 32 for _ in range(2))
-    p = np.array([paired.student_mean(one)[3] for one in second - first])
+    p = np.array([stats.student_mean(one)[3] for one in second - first])
     assert np.mean(p < 0.05) <= 0.05
 
 
@@ -205,7 +208,7 @@ def test_two_sources_of_three_other_targets_each_are_never_called_different() ->
     # the chi-square of Kruskal-Wallis gives p = 0.0495 for an order that one in ten has by chance
     values = np.array([0.3, 0.31, 0.32])
     curves = {"a": source(values), "b": source(values + 0.1, targets=["u0", "u1", "u2"])}
-    at = paired.robustness(curves).lengths[0]
+    at = stats.robustness(curves).lengths[0]
     assert (at.kruskal, at.verdict) == (pytest.approx(0.1), "undecided")
 
 
@@ -234,7 +237,7 @@ def sources(
 def shares(number: int, difference: float, residual: float, trials: int = 300) -> dict[str, float]:
     """How often each test finds something at 5 %, and how often sources are called equivalent."""
     rng = np.random.default_rng([number, trials])
-    found = [paired.robustness(sources(rng, number, difference, residual)).lengths[0] for _ in range(trials)]
+    found = [stats.robustness(sources(rng, number, difference, residual)).lengths[0] for _ in range(trials)]
     share = {name: float(np.mean([getattr(one, name) < 0.05 for one in found])) for name in ("anova", "paired")}
     return share | {"equivalent": float(np.mean([one.verdict == "equivalent" for one in found]))}
 
@@ -262,10 +265,10 @@ def test_equivalence_is_claimed_where_it_is_and_not_where_it_is_not(number: int)
 def test_equivalence_is_over_all_lengths_or_not_at_all() -> None:
     values = np.array([0.4, 0.42, 0.45, 0.5, 0.55])[:, None]
     same = {name: curve(1.0, np.repeat(values, 2, 1), lengths=(100, 200)) for name in "ab"}
-    assert paired.robustness(same).verdict == "equivalent"
+    assert stats.robustness(same).verdict == "equivalent"
     scattered = np.array([[0.0, 0.05], [0.0, -0.05], [0.0, 0.04], [0.0, -0.04], [0.0, 0.01]])
     same["b"] = curve(1.0, values + scattered, lengths=(100, 200))
-    found = paired.robustness(same)
+    found = stats.robustness(same)
     assert [one.verdict for one in found.lengths] == ["equivalent", "undecided"]
     assert found.verdict == "undecided"
 
@@ -283,20 +286,20 @@ def test_a_difference_has_to_survive_the_correction_over_lengths() -> None:
     noise[:, 0] = 0.02 + 0.01 * rng.random(8)  # p = 2 / 2^8 = .0078 there
     lengths = tuple(range(100, 900, 100))
     curves = {"a": curve(1.0, text, lengths=lengths), "b": curve(1.0, text + noise, lengths=lengths)}
-    first = paired.robustness(curves).lengths[0]
+    first = stats.robustness(curves).lengths[0]
     assert (first.paired, first.paired_holm) == (pytest.approx(2 / 256), pytest.approx(16 / 256))
     assert first.verdict == "undecided"
     fewer = {name: one.kept(one.lengths < 500) for name, one in curves.items()}
-    assert paired.robustness(fewer).lengths[0].verdict == "different"
+    assert stats.robustness(fewer).lengths[0].verdict == "different"
 
 
 def test_a_design_that_can_show_nothing_says_how_many_repeats_it_takes() -> None:
     lengths = tuple(range(100, 1700, 100))
     curves = {name: curve(1.0, RAW[i][:8, None] + np.zeros(16), lengths=lengths) for i, name in enumerate("ab")}
     # 16 lengths x 2 / 2^n < .05 from n = 10 on
-    assert "measure 10 repeats" in " ".join(paired.robustness(curves).notes)
+    assert "measure 10 repeats" in " ".join(stats.robustness(curves).notes)
     ten = {name: source([*RAW[i], 0.4, 0.5]) for i, name in enumerate("ab")}
-    assert paired.robustness(ten).notes == ()
+    assert stats.robustness(ten).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -311,7 +314,7 @@ def test_a_design_that_can_show_nothing_says_how_many_repeats_it_takes() -> None
 )
 def test_what_cannot_be_compared_is_refused(curves: Any, more: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        paired.robustness(curves, **more)
+        stats.robustness(curves, **more)
 
 
 # two runs
@@ -327,7 +330,7 @@ def run(middle: Any, lengths: Any = LENGTHS, repeats: int = 6, scale: float = 30
     return curve(0.4 + 0.6 * falling(middle, repeats, lengths, scale), 0.4, lengths=lengths, **more)
 
 
-def of(found: list[paired.Difference], name: str) -> paired.Difference:
+def of(found: list[stats.Difference], name: str) -> stats.Difference:
     return next(one for one in found if one.name == name)
 
 
@@ -335,23 +338,23 @@ MIDDLES = np.array([4000, 4400, 4800, 5200, 5600, 6000])
 
 
 def test_a_curve_differs_from_itself_by_nothing() -> None:
-    for one in paired.differences(run(MIDDLES), run(MIDDLES)):
+    for one in stats.differences(run(MIDDLES), run(MIDDLES)):
         assert (one.value, one.low, one.high, one.p, one.pairs) == (0.0, 0.0, 0.0, 1.0, 6)
 
 
 def test_all_differences_of_two_curves_come_from_one_set_of_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     draw = stats.headlines_drawn
-    monkeypatch.setattr(stats, "headlines_drawn", lambda one, g: drawn.append(one) or draw(one, g))
-    paired.differences(run(3000.0), run(4000.0))
+    monkeypatch.setattr(run_differences, "headlines_drawn", lambda one, g: drawn.append(one) or draw(one, g))
+    stats.differences(run(3000.0), run(4000.0))
     assert len(drawn) == 2  # both curves
     drawn.clear()
-    paired.differences(run(3000.0), run(4000.0, LENGTHS[:-1]))
+    stats.differences(run(3000.0), run(4000.0, LENGTHS[:-1]))
     assert len(drawn) == 3  # and the longer one up to the last length of the other
 
 
 def test_a_curve_moved_by_1000_tokens_differs_by_1000_tokens() -> None:
-    found = paired.differences(run(5000), run(6000))  # two steps of the grid
+    found = stats.differences(run(5000), run(6000))  # two steps of the grid
     for name in ("half_life", "reach", "span", "fine"):
         assert of(found, name).value == pytest.approx(1000, abs=1)
         assert of(found, name).p == 0.5**5  # six equal differences
@@ -360,7 +363,7 @@ def test_a_curve_moved_by_1000_tokens_differs_by_1000_tokens() -> None:
 
 def test_what_targets_differ_by_falls_out() -> None:
     noise = np.random.default_rng(0).normal(0, 20, 6)
-    half_life = of(paired.differences(run(MIDDLES), run(MIDDLES + 200 + noise)), "half_life")
+    half_life = of(stats.differences(run(MIDDLES), run(MIDDLES + 200 + noise)), "half_life")
     alone = stats.summarise(run(MIDDLES)).half_life
     assert half_life.value == pytest.approx(200, abs=60)
     assert half_life.p < 0.01
@@ -372,7 +375,7 @@ def test_the_interval_of_an_area_is_students_of_the_targets_differences() -> Non
     a, b = run(MIDDLES), run(MIDDLES + rng.normal(300, 200, 6))
     area = [np.trapezoid(falling_with_0, [0, *LENGTHS]) for falling_with_0 in _with_first((b.copy - a.copy) / 0.6)]
     expected = scipy_stats.ttest_1samp(area, 0)
-    span = of(paired.differences(a, b, bootstraps=20_000), "span")
+    span = of(stats.differences(a, b, bootstraps=20_000), "span")
     assert span.value == pytest.approx(np.mean(area))
     interval = expected.confidence_interval(0.95)
     assert (span.low, span.high) == pytest.approx((interval.low, interval.high), rel=0.03)
@@ -387,7 +390,7 @@ def test_p_is_below_a_twentieth_where_the_interval_leaves_out_0() -> None:
     rng = np.random.default_rng(3)
     seen = set()
     for shift in np.linspace(0, 400, 9):
-        for one in paired.differences(run(MIDDLES), run(MIDDLES + rng.normal(shift, 150, 6))):
+        for one in stats.differences(run(MIDDLES), run(MIDDLES + rng.normal(shift, 150, 6))):
             assert (one.p < 0.05) == (one.low > 0 or one.high < 0)
             seen.add(one.p < 0.05)
     assert seen == {True, False}
@@ -397,7 +400,7 @@ def test_runs_are_paired_by_target_whatever_the_order_and_beside_targets_of_one_
     b = run(MIDDLES + 100 * np.arange(6))
     more = run([*(MIDDLES + 100 * np.arange(6))[::-1], 9000], repeats=7, targets=[f"t{i}" for i in range(5, -2, -1)])
     assert more.targets[-1, 0] == "t-1"
-    straight, mixed = paired.differences(run(MIDDLES), b), paired.differences(run(MIDDLES), more)
+    straight, mixed = stats.differences(run(MIDDLES), b), stats.differences(run(MIDDLES), more)
     for one, other in zip(straight, mixed, strict=True):
         assert other.value == pytest.approx(one.value)
         assert (other.low, other.high) == pytest.approx((one.low, one.high))
@@ -408,15 +411,15 @@ def test_a_cell_that_one_run_misses_is_left_out_of_both() -> None:
     a, b = run(MIDDLES), run(MIDDLES + 500)
     without = [permuted(one, [0, 1, 2, 4, 5]) for one in (a, b)]
     b.copy[3] = np.nan
-    found = paired.differences(a, b)
+    found = stats.differences(a, b)
     assert [one.pairs for one in found] == [5] * 4
-    assert [one.value for one in found] == pytest.approx([one.value for one in paired.differences(*without)])
+    assert [one.value for one in found] == pytest.approx([one.value for one in stats.differences(*without)])
     one_cell = run(MIDDLES + 500)
     one_cell.control[3, 9] = np.nan
     both = run(MIDDLES)
     both.copy[3, 9] = np.nan
     expected = stats.headline(one_cell)["half_life"][0] - stats.headline(both)["half_life"][0]
-    assert of(paired.differences(a, one_cell), "half_life").value == pytest.approx(expected)
+    assert of(stats.differences(a, one_cell), "half_life").value == pytest.approx(expected)
 
 
 def test_runs_with_other_lengths_are_compared_up_to_where_both_end() -> None:
@@ -428,11 +431,11 @@ def test_runs_with_other_lengths_are_compared_up_to_where_both_end() -> None:
     for other in ([500, 3000, 8000], [500, 10_250], grid, [*grid, 17_000]):
         end = min(other[-1], 16_000)
         expected = 500 * (1 - 500 / 20_000) + (end - 500) - (end**2 - 500**2) / 40_000
-        span = of(paired.differences(to_16_000, straight(other)), "span")
+        span = of(stats.differences(to_16_000, straight(other)), "span")
         assert span.values == pytest.approx((expected, expected))
-        half_life = of(paired.differences(to_16_000, straight(other)), "half_life")
+        half_life = of(stats.differences(to_16_000, straight(other)), "half_life")
         assert half_life.values[0] == pytest.approx(10_000)
-    early = of(paired.differences(to_16_000, curve(np.ones((3, 1)), 0.0, lengths=(200,))), "span")
+    early = of(stats.differences(to_16_000, curve(np.ones((3, 1)), 0.0, lengths=(200,))), "span")
     assert early.values == pytest.approx((200 * (1 - 500 / 20_000), 200))
 
 
@@ -444,39 +447,39 @@ def test_where_each_length_has_its_own_targets_these_are_paired_length_by_length
         order = rng.permutation(6)
         for values in (b.copy, b.control, b.targets):
             values[:, column] = values[order, column]
-    expected = paired.differences(run(MIDDLES), run(MIDDLES + 500))
-    for one, other in zip(paired.differences(a, b), expected, strict=True):
+    expected = stats.differences(run(MIDDLES), run(MIDDLES + 500))
+    for one, other in zip(stats.differences(a, b), expected, strict=True):
         assert other.value == pytest.approx(one.value)
         assert (other.low, other.high) == pytest.approx((one.low, one.high))
 
 
 def test_a_crossing_beyond_the_lengths_measured_bounds_the_difference() -> None:
     short = LENGTHS[LENGTHS <= 8000]
-    half_life = of(paired.differences(run(5000, short), run(9000, short)), "half_life")
+    half_life = of(stats.differences(run(5000, short), run(9000, short)), "half_life")
     assert half_life.censored == ("b",)
     assert half_life.value == pytest.approx(3000, abs=1)
     assert half_life.low == pytest.approx(3000, abs=1)
     assert half_life.high is None
     assert half_life.p == 0.5**5
-    both = of(paired.differences(run(9500, short), run(9000, short)), "half_life")
+    both = of(stats.differences(run(9500, short), run(9000, short)), "half_life")
     assert (both.censored, both.low, both.high, both.p) == (("a", "b"), None, None, None)
-    sign_open = of(paired.differences(run(12_000), run(9000, short)), "half_life")
+    sign_open = of(stats.differences(run(12_000), run(9000, short)), "half_life")
     assert (sign_open.censored, sign_open.p) == (("b",), None)
 
 
 def test_runs_that_share_no_target_are_refused_with_what_each_has() -> None:
     other = run(5000, targets=[f"u{i}" for i in range(6)])
     with pytest.raises(ValueError, match=r"old and new share no target.*old has 6 targets \(t0.*new has 6.*\(u0"):
-        paired.differences(run(5000), other, names=("old", "new"))
+        stats.differences(run(5000), other, names=("old", "new"))
     with pytest.raises(ValueError, match=r"b has 0 targets that its rows name"):
-        paired.differences(run(5000), run(5000, targets=[""] * 6))
+        stats.differences(run(5000), run(5000, targets=[""] * 6))
     with pytest.raises(ValueError, match="share one target"):
-        paired.differences(run(5000), run(5000, targets=["t0", *(f"u{i}" for i in range(5))]))
+        stats.differences(run(5000), run(5000, targets=["t0", *(f"u{i}" for i in range(5))]))
 
 
 def test_other_tokenizers_are_compared_in_characters() -> None:
     # the same text in 4 and in 2 characters a token: half the tokens, the same characters
-    found = paired.differences_in_characters(run(4000), run(8000, scale=600), 4.0, 2.0)
+    found = stats.differences_in_characters(run(4000), run(8000, scale=600), 4.0, 2.0)
     half_life = of(found, "half_life")
     assert half_life.values == pytest.approx((16_000, 16_000), rel=1e-3)
     assert (half_life.unit, half_life.pairs) == ("characters", 0)
@@ -489,7 +492,7 @@ def test_unpaired_differences_are_welchs() -> None:
         [np.trapezoid(row, [0, *LENGTHS]) for row in _with_first((one.copy - 0.4) / 0.6)] for one in (a, b)
     )
     expected = scipy_stats.ttest_ind(second, first, equal_var=False)
-    span = of(paired.differences_in_characters(a, b, 1.0, 1.0, bootstraps=20_000), "span")
+    span = of(stats.differences_in_characters(a, b, 1.0, 1.0, bootstraps=20_000), "span")
     interval = expected.confidence_interval(0.95)
     assert (span.low, span.high) == pytest.approx((interval.low, interval.high), rel=0.05)
     assert span.p == pytest.approx(expected.pvalue, rel=0.1)
@@ -497,7 +500,7 @@ def test_unpaired_differences_are_welchs() -> None:
 
 def test_four_characters_a_token_make_four_times_the_difference_and_its_interval() -> None:
     runs = run(MIDDLES), run(MIDDLES[::-1] + 300)
-    tokens, characters = (paired.differences_in_characters(*runs, scale, scale) for scale in (1.0, 4.0))
+    tokens, characters = (stats.differences_in_characters(*runs, scale, scale) for scale in (1.0, 4.0))
     for one, other in zip(tokens, characters, strict=True):
         assert one.low < one.value < one.high
         assert (other.value, other.low, other.high) == pytest.approx((4 * one.value, 4 * one.low, 4 * one.high))
@@ -510,7 +513,7 @@ def test_four_characters_a_token_make_four_times_the_difference_and_its_interval
 )
 def test_characters_need_a_scale_and_repeats(scale: float, repeats: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        paired.differences_in_characters(run(5000), run(5000, repeats=repeats), 4.0, scale)
+        stats.differences_in_characters(run(5000), run(5000, repeats=repeats), 4.0, scale)
 
 
 def test_intervals_of_differences_hold_the_truth_19_times_in_20() -> None:
@@ -527,7 +530,7 @@ def test_intervals_of_differences_hold_the_truth_19_times_in_20() -> None:
     true = {name: truth[0][name][0] - truth[1][name][0] for name in held}
     for _ in range(trials):
         middles = 5000 + rng.normal(0, 400, 6)
-        for one in paired.differences(noisy(middles), noisy(middles + 300), bootstraps=200):
+        for one in stats.differences(noisy(middles), noisy(middles + 300), bootstraps=200):
             if one.name in held:
                 held[one.name] += one.low <= true[one.name] <= one.high
     for count in held.values():
@@ -539,24 +542,24 @@ def test_intervals_of_differences_hold_the_truth_19_times_in_20() -> None:
 
 def test_robustness_is_said_in_a_few_lines() -> None:
     curves = {"books": source(RAW[0]), "code": source(RAW[1]), "random": source(RAW[2] - 0.2)}
-    lines = paired.said(paired.robustness(curves))
+    lines = said(stats.robustness(curves))
     assert lines[0] == "control accuracy, books / code / random: the text matters"
     assert lines[1].startswith("  different at 100; most at 100: random - code ") or "random - books" in lines[1]
     assert "points [" in lines[1]
     assert "(Friedman, Holm)" in lines[1]
     assert "the paper's unpaired tests" in lines[2]
     same = {name: source(RAW[0]) for name in ("books", "code")}
-    assert paired.said(paired.robustness(same))[0].endswith("the text does not matter, within ±1 points")
+    assert said(stats.robustness(same))[0].endswith("the text does not matter, within ±1 points")
 
 
 def test_differences_are_said_with_what_they_are_of() -> None:
     short = LENGTHS[LENGTHS <= 8000]
-    found = paired.differences(run(5000, short), run(9000, short), names=("old", "new"))
-    half_life = paired.said(found)[0]
+    found = stats.differences(run(5000, short), run(9000, short), names=("old", "new"))
+    half_life = said(found)[0]
     assert half_life == "half-life: old 5,000, new >8,000: +3,000 [+3,000, ∞] tokens, p = 0.031, 6 shared targets"
 
 
 def test_results_are_data() -> None:
-    found = paired.robustness({"a": source(RAW[0]), "b": source(RAW[1])}).as_dict()
+    found = stats.robustness({"a": source(RAW[0]), "b": source(RAW[1])}).as_dict()
     assert found["lengths"][0]["means"]["a"] == pytest.approx(RAW[0].mean())
-    assert paired.differences(run(5000), run(6000))[0].as_dict()["name"] == "half_life"
+    assert stats.differences(run(5000), run(6000))[0].as_dict()["name"] == "half_life"

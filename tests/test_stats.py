@@ -11,6 +11,7 @@ import pytest
 
 from farspan import stats
 from farspan.record import Row
+from farspan.stats import headlines, memory_lengths
 from farspan.tasks.curve import read_authors_file
 
 LLAMA3_8B = Path(__file__).parent / "data" / "llama3_8b_forgetting_curve.json"
@@ -209,7 +210,7 @@ def naive_isotonic(values: np.ndarray, weights: np.ndarray) -> list[float]:
 def test_the_fit_equals_its_naive_twin(seed: int) -> None:
     rng = np.random.default_rng(seed)
     values, weights = rng.random(30), rng.integers(1, 10, 30).astype(float)
-    np.testing.assert_allclose(stats._isotonic(values, weights), naive_isotonic(values, weights), atol=1e-12)
+    np.testing.assert_allclose(headlines.isotonic(values, weights), naive_isotonic(values, weights), atol=1e-12)
 
 
 @pytest.mark.parametrize("warm_up", [True, False])
@@ -218,7 +219,7 @@ def test_crossings_are_where_the_fit_is_interpolated(seed: int, warm_up: bool) -
     rng = np.random.default_rng(seed)
     lengths, weights = np.cumsum(rng.integers(1, 50, 12)), rng.integers(1, 10, 12).astype(float)
     values = np.linspace(rng.uniform(0.2, 1.2), rng.uniform(-0.2, 0.8), 12) + rng.normal(0, 0.2, (40, 12))
-    found, beyond = stats._crossings(lengths, values, 0.5, weights, warm_up=warm_up)
+    found, beyond = headlines.crossings(lengths, values, 0.5, weights, warm_up=warm_up)
     for row, value, censored in zip(values, found, beyond, strict=True):
         first = int(np.argmax(row > 0.5)) if warm_up else 0
         fit = naive_isotonic(row[first:], weights[first:])
@@ -322,7 +323,7 @@ def test_texts_that_no_repeat_is_like_move_the_outer_ends_further() -> None:
     ends = np.array([900, 1000, 1100, 1200])[:, None]
     copy = 0.4 + 0.6 / (1 + np.exp((lengths - ends) / 20))
     one = stats.Curve(lengths, lengths, copy, np.full(copy.shape, 0.4), {}, 2 * lengths, np.full(copy.shape, ""))
-    found = stats._unseen_texts(one)
+    found = memory_lengths._unseen_texts(one)
     expected = 2.353 * np.std([900, 1000, 1100, 1200], ddof=1) * (1 - 0.01 / 0.6) ** 4
     assert found["fine"] == pytest.approx(expected, rel=0.05)
     assert found["reach"] < found["fine"]
@@ -353,7 +354,7 @@ def test_the_same_seed_gives_the_same_interval() -> None:
 def test_drawn_means_spread_as_means_of_so_many_repeats_do() -> None:
     values = np.random.default_rng(0).normal(0.5, 0.1, (8, 2))
     values[4:, 0] = np.nan  # four repeats at one length, eight at the other
-    drawn = stats._drawn(values, stats.multipliers(8, 40_000, 0))
+    drawn = headlines._drawn(values, stats.multipliers(8, 40_000, 0))
     for column, count in ((0, 4), (1, 8)):
         expected = values[:count, column].std(ddof=1) / np.sqrt(count)
         assert drawn[:, column].std() == pytest.approx(expected, rel=0.02)

@@ -27,7 +27,7 @@ matplotlib.pyplot matplotlib.backends.backend_agg scipy.stats scipy.optimize plo
 datasets pyarrow.parquet bm25s accelerate peft safetensors.torch tokenizers pydantic rich.progress rich.table
 pydoc_data.topics rouge_score.rouge_scorer rouge jieba hypothesis
 farspan farspan.cli farspan.ask farspan.callback farspan.measuring.grid farspan.demo farspan.report.progress
-farspan.doctor farspan.paired farspan.text.retrieval farspan.tasks
+farspan.doctor farspan.stats farspan.text.retrieval farspan.tasks
 farspan.report.page farspan.report.terminal farspan.report.perplexity farspan.report.attention farspan.report.cells
 farspan.report.contrasts farspan.report.picture farspan.train.lm farspan.train.smt farspan.train.mlm farspan.train.cepe
 farspan.train.distill

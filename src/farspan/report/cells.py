@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
-from farspan.paired import LEVEL, holm, student_mean
 from farspan.record import Row
 from farspan.report.runs import Group, Member, Source, cost_rows, grouped
-from farspan.stats import bands, interval
+from farspan.stats import LEVEL, bands, holm, interval, student_mean
 
 COSTS = ("prefill_rate", "decode_rate", "prefill_seconds", "weight_bytes", "context_bytes", "activation_bytes")
 Interval = tuple[float | None, float | None]

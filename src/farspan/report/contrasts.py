@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from farspan.paired import Difference, Half, Robustness, differences, differences_in_characters, robustness
 from farspan.report.curves import Measured
+from farspan.stats import Difference, Half, Robustness, differences, differences_in_characters, robustness
 
 TEXTS: dict[str, tuple[str, Half]] = {
     "prefix_text": ("irrelevant text", "control"),
@@ -14,7 +14,7 @@ TEXTS: dict[str, tuple[str, Half]] = {
 
 @dataclass(frozen=True)
 class TextTest:
-    """Whether another text gives a model other numbers, within one run."""
+    """The test whether another text changes a model's numbers, within one run."""
 
     run: str
     model: str
@@ -77,3 +77,60 @@ def text_tests(members: Sequence[Measured]) -> list[TextTest]:
             about = alike[0]
             found.append(TextTest(about.member.source.name, about.series.model, about.series.method, name, result))
     return found
+
+
+def said(result: Robustness | Sequence[Difference]) -> list[str]:
+    """Return a few lines for a terminal."""
+    if isinstance(result, Robustness):
+        return _robustness_lines(result)
+    return [_difference_line(one) for one in result]
+
+
+def _robustness_lines(result: Robustness) -> list[str]:
+    names = {
+        "equivalent": f"does not matter, within ±{100 * result.margin:g} points",
+        "different": "matters",
+        "undecided": "is undecided",
+    }
+    lines = [f"{result.half} accuracy, {' / '.join(result.sources)}: the text {names[result.verdict]}"]
+    for verdict in ("equivalent", "different", "undecided"):
+        some = [one for one in result.lengths if one.verdict == verdict and not one.reason]
+        if not some:
+            continue
+        where = ", ".join(f"{one.length:,}" for one in some)
+        worst = max(some, key=lambda one: abs(one.difference or 0.0))
+        assert worst.sources is not None
+        assert worst.difference is not None
+        assert worst.low is not None
+        assert worst.high is not None
+        p = worst.paired_holm if worst.paired is not None else worst.kruskal_holm
+        lines.append(
+            f"  {verdict} at {where}; most at {worst.length:,}: {worst.sources[1]} - {worst.sources[0]} "
+            f"{100 * worst.difference:+.1f} points [{100 * worst.low:+.1f}, {100 * worst.high:+.1f}] (90 %), "
+            f"{_p(p)} ({result.test}, Holm)"
+        )
+    papers = [
+        f"{label} {_p(min(known))}"
+        for label, name in (("ANOVA", "anova_holm"), ("Kruskal-Wallis", "kruskal_holm"))
+        if (known := [p for one in result.lengths if (p := getattr(one, name)) is not None])
+    ]
+    if papers:
+        lines.append(f"  the paper's unpaired tests, smallest over lengths (Holm): {', '.join(papers)}")
+    return lines + [f"  {note}" for note in result.notes]
+
+
+def _difference_line(one: Difference) -> str:
+    shown = [
+        f"{'>' if name in one.censored else ''}{value:,.0f}" for name, value in zip(one.curves, one.values, strict=True)
+    ]
+    low = "-∞" if one.low is None else f"{one.low:+,.0f}"
+    high = "∞" if one.high is None else f"{one.high:+,.0f}"
+    how = f"{one.pairs} shared targets" if one.pairs else "unpaired"
+    return (
+        f"{one.name.replace('_', '-')}: {one.curves[0]} {shown[0]}, {one.curves[1]} {shown[1]}: {one.value:+,.0f} "
+        f"[{low}, {high}] {one.unit}, {_p(one.p)}, {how}"
+    )
+
+
+def _p(p: float | None) -> str:
+    return "p unknown" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"

@@ -8,15 +8,15 @@ import numpy as np
 from rich.table import Table
 
 from farspan import stats
-from farspan.paired import Difference, said
 from farspan.record import Row
-from farspan.report.contrasts import TextTest, group_differences, text_tests
+from farspan.report.contrasts import TextTest, group_differences, said, text_tests
 from farspan.report.curve_figures import curve_figure, index_figure, known, map_figure, recall_figure
 from farspan.report.curves import HEADLINE, Measured, Series, as_data, in_characters, measured, named, remarks, spoken
 from farspan.report.export import WHOSE, CsvTable, p_value, statuses, whose
 from farspan.report.interactive import place
 from farspan.report.picture import draw_figure, draw_map
 from farspan.report.runs import Group, short_names
+from farspan.stats import Difference
 from farspan.terminal import Terminal
 
 COLUMNS = ("fine", "coarse", "half_life", "reach", "span")

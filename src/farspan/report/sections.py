@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from farspan.paired import LEVEL
 from farspan.report.cells import Cell, by_member, cells_of
 from farspan.report.example import Example, examples
 from farspan.report.export import p_value
@@ -17,6 +16,7 @@ from farspan.report.kinds import KINDS
 from farspan.report.picture import three_digits
 from farspan.report.runs import Group, Source, short_names
 from farspan.report.tables import MARKS, costs_of, direction
+from farspan.stats import LEVEL
 
 FOLD = 600  # tokens of an example that is open
 FEW_LENGTHS = 10  # of an open table

@@ -8,10 +8,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from farspan.files import write
-from farspan.paired import LEAST_PAIRS, LEVEL
 from farspan.report.cells import Cell, by_member, by_task, failures
 from farspan.report.export import markdown_table, plain, quality_table, write_csv
 from farspan.report.runs import short_names
+from farspan.stats import LEAST_PAIRS, LEVEL
 from farspan.terminal import Terminal
 
 COSTS = ("tok/s in", "tok/s out", "weights + context + activations")

@@ -134,7 +134,6 @@ def run(
     Writes `log.jsonl`: a line each `log_every` steps. Returns parameters, rows read, losses and seconds.
 
     Args:
-        trainer_class: makes the Trainer.
         callbacks: measure the model in training.
         save: saves the trained model, or a part of it, as a dtype in a folder.
         base_dtype: of the saved weights where `trainer.dtype` is "auto".
@@ -158,9 +157,8 @@ def run(
         optimizer_and_schedule=build(model, optimizer_settings, settings.steps),
         **options,
     )
-    started = time.perf_counter()
-    first_save = min(settings.save_every, settings.steps)
-    checkpoint = checkpoints.last(out / CHECKPOINTS, first_save, notice if trainer.is_world_process_zero() else _silent)
+    started, notice = time.perf_counter(), notice if trainer.is_world_process_zero() else _silent
+    checkpoint = checkpoints.last(out / CHECKPOINTS, min(settings.save_every, settings.steps), notice)
     before = checkpoints.state_of(checkpoint) if checkpoint else TrainerState()
     if before.global_step > settings.steps:
         raise ValueError(
@@ -185,17 +183,21 @@ def run(
             model.load_state_dict(state, strict=False)  # buffers are as they were made
         with checkpoints.writing(out), files.added(out, last="config.json") as new:
             save(model, dtype, new)
-    num_rows = len(rows)  # type: ignore[arg-type]
-    epochs, more = divmod(settings.steps, -(-num_rows // batch))  # the last step of an epoch has the remaining rows
     return {
         "parameters": parameters,
-        "rows": epochs * num_rows + more * batch,  # read in all
+        "rows": _rows_read(len(rows), batch, settings.steps),  # type: ignore[arg-type]
         "loss": logged[-1]["loss"],  # nats per token, mean since the line before, at most `log_every` steps
         # its parts, where there are several, such as those of the sparse rows and of the ordinary window
         "losses": {name.removeprefix("loss_"): value for name, value in logged[-1].items() if name.startswith("loss_")},
         "held_out_loss": final,  # nats per token
         "seconds": round(time.perf_counter() - started, 1),  # since the last start
     }
+
+
+def _rows_read(rows: int, batch: int, steps: int) -> int:
+    """Return the number of rows that are read in all: the last step of an epoch has the remaining ones."""
+    epochs, more = divmod(steps, -(-rows // batch))
+    return epochs * rows + more * batch
 
 
 def _arguments(

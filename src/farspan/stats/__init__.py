@@ -1,0 +1,40 @@
+# ruff: noqa: F401  (the names are for `from farspan import stats`)
+"""Statistics of forgetting curves: memory lengths with intervals, robustness of texts, differences between runs."""
+
+from farspan.stats.forgetting_curves import (
+    Curve,
+    Map,
+    between,
+    by_curve,
+    curve,
+    curves,
+    gap,
+    index_upper,
+    label,
+    memory_index,
+    memory_map,
+    perplexity_label,
+    repeats_near,
+    short_text,
+    unpacked,
+    version_label,
+    whole_repeats,
+)
+from farspan.stats.headlines import (
+    BOOTSTRAPS,
+    COARSE,
+    CROSSINGS,
+    FINE,
+    HALF_LIFE,
+    REACH,
+    expansion,
+    headline,
+    headlines_drawn,
+    multipliers,
+    repeats_behind,
+)
+from farspan.stats.intervals import LEAST_PAIRS, LEVEL, bands, holm, interval, measured_mean, student_mean
+from farspan.stats.joint_test import established
+from farspan.stats.memory_lengths import JOINT_LEVEL, MemoryLength, Summary, by_chance, summarise
+from farspan.stats.run_differences import Difference, differences, differences_in_characters
+from farspan.stats.text_robustness import MARGIN, Half, Robustness, robustness

@@ -1,0 +1,283 @@
+"""Forgetting curves from rows: accuracy of the copy and of the control by length, for each repeat.
+
+    C(L), M(L)   copy and control accuracy, means over repeats      G = C - M   gap
+    m = G / (1 - M)   memory index: 1 = perfect recall, 0 = guessing
+
+Liu et al. 2024, arXiv 2410.04727, section 3.3.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from farspan.record import Row, latest
+from farspan.stats.intervals import interval, measured_mean
+
+MIN_SCORED = 32  # tokens; a length with fewer is too noisy for a threshold
+CONTAMINATED_CONTROL = 0.8
+CONTAMINATED_LEAST = 0.05  # above the others; where nothing can be guessed, less is noise
+CONTAMINATED_MADS = 4.0  # each 1.4826 of them a standard deviation of normal noise
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The measured accuracies of one model with one method and one protocol."""
+
+    lengths: Int[np.ndarray, "lengths"]
+    scored: Int[np.ndarray, "lengths"]  # tokens scored at each length
+    copy: Float[np.ndarray, "repeats lengths"]  # NaN where a row failed
+    control: Float[np.ndarray, "repeats lengths"]
+    failures: dict[int, str]  # length -> status of the rows that failed there
+    context: Int[np.ndarray, "lengths"]  # tokens of the whole context
+    targets: np.ndarray  # str [repeats, lengths]: the target of each copy and control; empty where no row names it
+
+    @property
+    def measured(self) -> np.ndarray:
+        """A mask of the lengths that have at least one good row."""
+        return np.isfinite(self.copy).any(0) & np.isfinite(self.control).any(0)
+
+    def kept(self, which: np.ndarray) -> "Curve":
+        """Return the curve at some of its lengths."""
+        return Curve(
+            self.lengths[which],
+            self.scored[which],
+            self.copy[:, which],
+            self.control[:, which],
+            self.failures,
+            self.context[which],
+            self.targets[:, which],
+        )
+
+
+@dataclass(frozen=True)
+class Map:
+    """Recall over length and depth of one model with one method and one protocol."""
+
+    lengths: Int[np.ndarray, "lengths"]
+    depths: Float[np.ndarray, "depths"]  # 0 the beginning of the text, 1 its end
+    distance: Float[np.ndarray, "lengths depths"]  # tokens from a token to its copy; NaN where nothing was measured
+    copy: Float[np.ndarray, "repeats lengths depths"]  # NaN where a row failed
+    control: Float[np.ndarray, "repeats lengths depths"]
+    targets: np.ndarray  # str [repeats, lengths]
+
+    @property
+    def memory_index(self) -> Float[np.ndarray, "lengths depths"]:
+        """Over all repeats; NaN where nothing was measured."""
+        control = measured_mean(self.control)
+        left = 1.0 - control
+        return np.divide(measured_mean(self.copy) - control, left, out=np.zeros_like(left), where=left != 0)
+
+
+def curve(rows: Iterable[Row]) -> Curve:
+    """Return the curve of rows of one model, method and task setting, at depth 0 (the beginning of the texts).
+
+    Raises:
+        ValueError: no rows, or rows of several curves.
+    """
+    rows = [row for row in _of_one_setting(rows) if row.depth == 0]
+    if not rows:
+        raise ValueError("no row is at the beginning of a text (depth 0), so there is no curve")
+    cells = _cells(rows)
+    failures = {row.length: row.status for row in rows if row.status != "ok"}
+    scored, context = (np.zeros(len(cells.lengths), int) for _ in range(2))
+    columns = {length: column for column, length in enumerate(cells.lengths.tolist())}
+    for row in rows:
+        if row.status == "ok":
+            column = columns[row.length]
+            scored[column], context[column] = row.scores["scored"], row.scores["context"]
+    return Curve(cells.lengths, scored, cells.copy[:, :, 0], cells.control[:, :, 0], failures, context, cells.targets)
+
+
+def memory_map(rows: Iterable[Row]) -> Map:
+    """Return recall over length and depth, from rows of one model, method and task setting.
+
+    Raises:
+        ValueError: no rows, or rows of several curves.
+    """
+    return _cells(_of_one_setting(rows))
+
+
+def curves(rows: Iterable[Row]) -> dict[tuple[str, str, str], Curve]:
+    """Return all curves among the rows, by (model, method, label)."""
+    return {key: curve(group) for key, group in by_curve(rows).items() if any(row.depth == 0 for row in group)}
+
+
+def by_curve(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
+    """Return the rows of each curve, by (model, method, label of protocol and texts). Where a run holds several
+    versions of the task with one label, the label names the version: their numbers are not comparable."""
+    alike: dict[tuple[Any, ...], list[Row]] = {}  # rows that were read share their settings: each is looked at once
+    for row in latest(rows):
+        if row.task == "curve":
+            alike.setdefault((row.model, row.method, row.version, id(row.settings)), []).append(row)
+    settings: dict[str, list[dict[str, Any]]] = {}  # short label -> the settings it stands for under one model
+    versions: dict[str, set[int]] = {}
+    for row, *_ in alike.values():
+        short = f"{row.model} {label(row.settings)}"
+        known = settings.setdefault(short, [])
+        if row.settings not in known:
+            known.append(row.settings)
+        versions.setdefault(short, set()).add(row.version)
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for part in alike.values():
+        row = part[0]
+        short = f"{row.model} {label(row.settings)}"
+        what = label(row.settings, whole=len(settings[short]) > 1)
+        if len(versions[short]) > 1:
+            what += version_label(row.version)
+        groups.setdefault((row.model, row.method, what), []).extend(part)
+    return groups
+
+
+def version_label(version: int) -> str:
+    """Return the end of a curve's label where one run holds several versions of the task."""
+    return f" (task version {version})"
+
+
+def _of_one_setting(rows: Iterable[Row]) -> list[Row]:
+    rows = latest(rows)
+    if not rows:
+        raise ValueError("there are no rows, so there is no curve")
+    kinds: list[tuple[Any, ...]] = []
+    for row in rows:
+        kind = (row.model, row.method, row.task, row.version, row.settings)
+        if kind not in kinds:
+            kinds.append(kind)
+    if len(kinds) > 1:
+        named = ", ".join(f"{model} {method} {task} version {version}" for model, method, task, version, _ in kinds)
+        raise ValueError(
+            f"the rows belong to {len(kinds)} curves: got {named}, expected one. Separate them with by_curve."
+        )
+    return rows
+
+
+def _cells(rows: Sequence[Row]) -> Map:
+    # a run that is not finished may hold a control whose own repeat is not measured yet
+    numbers = {row.repeat for row in rows} | {row.scores["control_repeat"] for row in rows if row.status == "ok"}
+    repeats = {number: place for place, number in enumerate(sorted(numbers))}
+    lengths, depths = (
+        {value: place for place, value in enumerate(sorted({getattr(row, name) for row in rows}))}
+        for name in ("length", "depth")
+    )
+    shape = (len(repeats), len(lengths), len(depths))
+    copy, control, distance = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape[1:], np.nan)
+    targets = np.full(shape[:2], "", dtype="U16")
+    for row in rows:
+        if row.status == "ok":
+            targets[repeats[row.repeat], lengths[row.length]] = row.scores.get("target", "")
+            cell = lengths[row.length], depths[row.depth]
+            copy[repeats[row.repeat], *cell] = row.scores["copy"]
+            # the control is paired with the copy of the same target, whichever repeat's memory was read for it
+            control[repeats[row.scores["control_repeat"]], *cell] = row.scores["control"]
+            distance[cell] = row.scores.get("distance", row.length + 1)  # missing in published files
+    # A failed row leaves one target without its copy and another without its control. Neither is used, so that the gap
+    # is of the same targets; a run that has just begun may have no target with both, and then all are used.
+    both = np.isfinite(copy) & np.isfinite(control)
+    alone = ~both & both.any(0)
+    copy[alone], control[alone] = np.nan, np.nan
+    return Map(np.array(list(lengths)), np.array(list(depths)), distance, copy, control, targets)
+
+
+def label(settings: dict[str, Any], *, whole: bool = False) -> str:
+    """Return protocol and texts of a curve in a few words; only numbers with the same label are comparable. `whole`:
+    with the texts' paths, where their last parts are the same."""
+
+    def named(text: str) -> str:
+        return text if whole else short_text(text)
+
+    protocol = settings["protocol"]
+    if protocol == "probe":
+        protocol += f" {settings['warmup']}+{settings['scored']}"
+    text = f"{protocol}{' (authors)' if settings.get('compat') else ''}, {named(settings['target_text'])}"
+    return text + (f" behind {named(settings['prefix_text'])}" if settings.get("prefix_text") else "")
+
+
+def perplexity_label(settings: dict[str, Any]) -> str:
+    """Return the targets and text of a perplexity in a few words; only numbers with the same label are comparable."""
+    text = short_text(settings["text"])
+    if settings["targets"] == "all":
+        return f"all tokens, {text}"
+    return f"last {settings['target_tokens']} tokens{', fixed' if settings['targets'] == 'fixed' else ''}, {text}"
+
+
+def short_text(text: str) -> str:
+    """Return the last part of a path; names such as builtin:tests and hub ids whole."""
+    return text if ":" in text or text.count("/") == 1 else text.rstrip("/").rpartition("/")[2]
+
+
+def gap(curve: Curve) -> Float[np.ndarray, "lengths"]:
+    """Return C - M."""
+    return measured_mean(curve.copy) - measured_mean(curve.control)
+
+
+def memory_index(curve: Curve) -> Float[np.ndarray, "lengths"]:
+    """Return (C - M) / (1 - M); 0 where the control is perfect and leaves nothing to remember."""
+    left = 1.0 - measured_mean(curve.control)
+    return np.divide(gap(curve), left, out=np.zeros_like(left), where=left > 0)
+
+
+def index_upper(curve: Curve) -> Float[np.ndarray, "lengths"]:
+    """Return the upper end of the one-sided 95 % interval (Student's) of the memory index; NaN under two repeats."""
+    _, upper = interval(curve.copy - curve.control, 0.9)
+    left = 1.0 - measured_mean(curve.control)
+    return np.divide(upper, left, out=np.where(np.isnan(upper), np.nan, 0.0), where=left > 0)
+
+
+def between(curve: Curve, length: float) -> tuple[int, int]:
+    """Return the measured lengths before and after a length, which may be the second of them; the outermost two, or the
+    first or last twice, where it is outside."""
+    after = min(int(np.searchsorted(curve.lengths, length, side="left")), len(curve.lengths) - 1)
+    return int(curve.lengths[max(after - 1, 0)]), int(curve.lengths[after])
+
+
+def unpacked(hits: str, scored: int) -> np.ndarray:
+    """Return hits per token as 0 and 1, in order, from their form in rows: bits, first token first, in hexadecimal."""
+    return np.unpackbits(np.frombuffer(bytes.fromhex(hits), dtype=np.uint8), count=scored)
+
+
+def is_judged(curve: Curve) -> np.ndarray:
+    """Return a mask of the lengths used for thresholds: those with enough scored tokens, or all if none has."""
+    enough = curve.scored >= MIN_SCORED
+    return enough if enough.any() else np.ones_like(enough)
+
+
+def repeats_at(curve: Curve) -> np.ndarray:
+    """Return the number of repeats with a value at each length, the weights of a fit."""
+    return np.isfinite(curve.copy).sum(0).astype(float)
+
+
+def whole_repeats(curve: Curve) -> int:
+    """Return the number of repeats that have both halves at some length."""
+    return int((np.isfinite(curve.copy) & np.isfinite(curve.control)).any(1).sum())
+
+
+def repeats_near(curve: Curve, length: float) -> int:
+    """Return the number of repeats at the two measured lengths around a value, the smaller one; at least 2."""
+    after = min(int(np.searchsorted(curve.lengths, length)), len(curve.lengths) - 1)
+    return max(2, int(repeats_at(curve)[max(after - 1, 0) : after + 1].min()))
+
+
+def contaminated_windows(curve: Curve) -> list[dict[str, Any]]:
+    """Return the windows that a model guesses far better than the others: boilerplate, or memorised text."""
+    found = []
+    for column, length in enumerate(curve.lengths):
+        values = curve.control[:, column]
+        middle = np.nanmedian(values)
+        spread = np.nanmedian(np.abs(values - middle))
+        for repeat, value in enumerate(values):
+            far = max(CONTAMINATED_MADS * 1.4826 * spread, CONTAMINATED_LEAST)
+            out_of_line = len(values) > 2 and spread > 0 and value - middle > far
+            if value > CONTAMINATED_CONTROL or out_of_line:
+                found.append({"length": int(length), "repeat": repeat, "control": float(value)})
+    return found
+
+
+def without_windows(curve: Curve, windows: Sequence[dict[str, Any]]) -> Curve:
+    copy, control = curve.copy.copy(), curve.control.copy()
+    for window in windows:
+        column = int(np.flatnonzero(curve.lengths == window["length"])[0])
+        copy[window["repeat"], column] = control[window["repeat"], column] = np.nan
+    clean = replace(curve, copy=copy, control=control)
+    return clean.kept(clean.measured)

@@ -1,0 +1,118 @@
+"""The numbers of a curve: where it falls below thresholds, and areas under it; for the measured curve, and for curves
+sampled around it (see `farspan.stats.memory_lengths`)."""
+
+import numpy as np
+from jaxtyping import Float
+from scipy.optimize import isotonic_regression
+from scipy.stats import t as student
+
+from farspan.stats.forgetting_curves import Curve, is_judged, repeats_at, repeats_near, whole_repeats
+from farspan.stats.intervals import measured_mean
+
+FINE = 0.99  # copy accuracy
+COARSE = 0.01  # gap
+HALF_LIFE = 0.5  # memory index
+REACH = 0.05  # memory index
+CROSSINGS = ("fine", "coarse", "half_life", "reach")
+LEVELS = {"fine": FINE, "coarse": COARSE, "half_life": HALF_LIFE, "reach": REACH}
+BOOTSTRAPS = 2000
+DRAWN = 40_000_000  # random numbers of one bootstrap, at most (320 MB)
+
+
+def headline(curve: Curve) -> dict[str, tuple[float, bool]]:
+    """Return, by name, the value and whether it is right-censored, of a curve with a good row at every length."""
+    found = _headlines(curve, measured_mean(curve.copy)[None], measured_mean(curve.control)[None])
+    return {name: (float(values[0]), bool(censored[0])) for name, (values, censored) in found.items()}
+
+
+def headlines_drawn(
+    curve: Curve, multipliers: Float[np.ndarray, "samples repeats"]
+) -> dict[str, tuple[Float[np.ndarray, "samples"], np.ndarray]]:
+    """Return the same for curves sampled around that curve, one for each row of multipliers."""
+    return _headlines(curve, _drawn(curve.copy, multipliers), _drawn(curve.control, multipliers))
+
+
+def multipliers(repeats: int, count: int, seed: int) -> Float[np.ndarray, "samples repeats"]:
+    """Return g of the bootstrap; curves of the same targets that are compared share them. Thousands of repeats get
+    fewer samples, so that all fit into memory."""
+    count = min(count, max(100, DRAWN // max(1, repeats)))
+    return np.random.default_rng(seed).standard_normal((count, repeats))
+
+
+def _drawn(
+    values: Float[np.ndarray, "repeats lengths"], multipliers: Float[np.ndarray, "samples repeats"]
+) -> Float[np.ndarray, "samples lengths"]:
+    """Return C* or M* of the bootstrap. A length with one repeat has no spread and is not changed."""
+    mean, count = measured_mean(values), np.isfinite(values).sum(0)
+    deviation = np.where(np.isfinite(values), values - mean, 0.0) / np.sqrt(np.maximum(count * (count - 1), 1))
+    return mean + multipliers @ deviation
+
+
+def _headlines(
+    curve: Curve, copy: Float[np.ndarray, "samples lengths"], control: Float[np.ndarray, "samples lengths"]
+) -> dict[str, tuple[Float[np.ndarray, "samples"], np.ndarray]]:
+    """Return the numbers of many pairs of mean curves at the lengths of `curve`."""
+    G, left = copy - control, 1.0 - control
+    m = np.divide(G, left, out=np.zeros_like(left), where=left > 0)
+    judged = is_judged(curve)
+    L, w = curve.lengths[judged], repeats_at(curve)[judged]
+    beyond = m[:, -1] > REACH
+    return {
+        "fine": crossings(L, copy[:, judged], FINE, w, warm_up=True),
+        "coarse": crossings(L, G[:, judged], COARSE, w),
+        "half_life": crossings(L, m[:, judged], HALF_LIFE, w),
+        "reach": crossings(L, m[:, judged], REACH, w),
+        "span": (_areas(curve.lengths, m), beyond),
+        "gap_area": (_areas(curve.lengths, G), beyond),
+    }
+
+
+def crossings(
+    lengths: np.ndarray,
+    values: Float[np.ndarray, "samples lengths"],
+    level: float,
+    weights: np.ndarray,
+    *,
+    warm_up: bool = False,
+) -> tuple[Float[np.ndarray, "samples"], np.ndarray]:
+    """Return where the values fall to `level`, and whether only beyond the last length: isotonic fit, linear
+    interpolation; 0 where the fit exceeds it nowhere. `warm_up`: use the lengths from the first that exceeds the level.
+
+    The fit itself is not computed. It is above the level up to where the sum of weight · (value - level) is largest,
+    and on its two sides it is the least mean of what ends there and the largest of what begins there (Robertson, Wright
+    and Dykstra 1988, Order Restricted Statistical Inference, section 1.4).
+    """
+    at = np.arange(len(lengths) + 1)
+    warm = (at[:-1] >= (values > level).argmax(1)[:, None]) if warm_up else np.ones(values.shape, bool)
+    sums = np.zeros((2, len(values), len(at)))  # of weight · (value - level) and of weight, before each length
+    np.cumsum([warm * weights * (values - level), warm * weights], axis=2, out=sums[:, :, 1:])
+    end = sums[0].argmax(1)  # lengths up to the crossing
+    result = np.concatenate([[0], lengths])[end].astype(float)
+    inside = np.flatnonzero((end > 0) & (end < len(lengths)))
+    excess, weight = sums[:, inside] - sums[:, inside, end[inside]][:, :, None]
+    side = at - end[inside, None]
+    mean = np.divide(excess, weight, out=np.zeros_like(excess), where=side != 0)
+    above, below = np.where(side < 0, mean, np.inf).min(1), np.where(side > 0, mean, -np.inf).max(1)
+    result[inside] += above / (above - below) * (lengths[end[inside]] - lengths[end[inside] - 1])
+    return result, end == len(lengths)
+
+
+def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return isotonic_regression(values, weights=weights, increasing=False).x
+
+
+def _areas(lengths: np.ndarray, values: Float[np.ndarray, "samples lengths"]) -> Float[np.ndarray, "samples"]:
+    """Return ∫ dL from 0 to the last length; before the first length, its value is used."""
+    return np.trapezoid(np.concatenate([values[:, :1], values], 1), np.concatenate([[0], lengths]))
+
+
+def expansion(repeats: int) -> float:
+    """Return the number of standard errors from a value to an end of its 95 % interval: Student's quantile."""
+    return float(student.ppf(0.975, repeats - 1))
+
+
+def repeats_behind(curve: Curve, name: str, value: float) -> int:
+    """Return the number of repeats that a value depends on: those near a crossing; for an area, the median over
+    lengths."""
+    near = repeats_near(curve, value) if name in CROSSINGS else int(np.median(repeats_at(curve)))
+    return max(2, min(near, whole_repeats(curve)))

@@ -1,0 +1,91 @@
+"""Means with intervals, two-sided tests of them, and their correction for several tests.
+
+Nothing is tested with fewer than LEAST_PAIRS values. Where all values are the same, an error cannot be estimated and
+Student's t does not apply; the p given there is that of signs, 2^(1 - n) two-sided and 2^-n one-sided, so that at least
+six equal differences are needed for a verdict, and five for an equivalence.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+from scipy.stats import t as student
+
+LEVEL = 0.05
+LEAST_PAIRS = 3  # values; with fewer nothing is tested
+NO_SPREAD = 1e-9  # standard errors smaller than this share of a value are rounding errors
+
+
+def measured_mean(values: Float[np.ndarray, "repeats *cells"]) -> Float[np.ndarray, "*cells"]:
+    """Return the means over the repeats that have a value; NaN where none has."""
+    found = np.isfinite(values)
+    count = found.sum(0)
+    return np.divide(np.where(found, values, 0.0).sum(0), count, out=np.full(count.shape, np.nan), where=count > 0)
+
+
+def interval(
+    values: Float[np.ndarray, "repeats *cells"], share: float = 0.95
+) -> tuple[Float[np.ndarray, "*cells"], Float[np.ndarray, "*cells"]]:
+    """Return the interval (Student's) that holds the mean over repeats with probability `share`, in each cell; NaN
+    under two repeats."""
+    count = np.isfinite(values).sum(0)
+    mean = measured_mean(values)
+    freedom = np.maximum(count - 1, 1)
+    error = np.sqrt(measured_mean((values - mean) ** 2) / freedom)
+    half = np.where(count > 1, student.ppf(0.5 + share / 2, freedom) * error, np.nan)
+    return np.asarray(mean - half), np.asarray(mean + half)  # arrays also where there is one cell
+
+
+def bands(values: Float[np.ndarray, "repeats *cells"]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the 95 % interval of a mean accuracy, cut to 0 and 1."""
+    low, high = interval(values)
+    return np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
+
+
+def student_mean(values: Float[np.ndarray, "values"]) -> tuple[float, float, float, float]:
+    """Return the mean, such as of paired differences, its 95 % interval (Student's), and the two-sided p against a mean
+    of 0, which the interval excludes where p is below 0.05. The interval is NaN under two values, p under LEAST_PAIRS;
+    the interval also where fewer than six values are all the same but not 0, so that their spread is unknown."""
+    n = len(values)
+    if n < 2:
+        return (float(values.mean()) if n else np.nan), np.nan, np.nan, np.nan
+    value, error, freedom = mean_error(values)
+    half = float(student.ppf(1 - LEVEL / 2, freedom)) * error
+    p = two_sided(value, error, freedom, n)
+    if p >= LEVEL and error <= NO_SPREAD * abs(value) and value != 0.0:
+        half = np.nan
+    return value, value - half, value + half, p if n >= LEAST_PAIRS else np.nan
+
+
+def two_sided(value: float, error: float, freedom: float, values: int) -> float:
+    """Return p of the t test; of the signs where there is no spread."""
+    if value == 0.0:
+        return 1.0
+    if error <= NO_SPREAD * abs(value):
+        return 0.5 ** (values - 1)
+    return float(2 * student.sf(abs(value) / error, freedom))
+
+
+def mean_error(differences: np.ndarray) -> tuple[float, float, float]:
+    """Return the mean, its standard error and the degrees of freedom."""
+    n = len(differences)
+    error = 0.0 if np.ptp(differences) == 0 else float(differences.std(ddof=1) / np.sqrt(n))
+    return float(differences.mean()), error, n - 1.0
+
+
+def welch_freedom(squared_errors: Sequence[float], freedoms: Sequence[float]) -> float:
+    """Return the degrees of freedom of a difference of two means (Welch 1947)."""
+    parts = sum(e**2 / n for e, n in zip(squared_errors, freedoms, strict=True))
+    return sum(squared_errors) ** 2 / parts if parts else min(freedoms)
+
+
+def holm(p: Sequence[float | None]) -> list[float | None]:
+    """Correct p values for several tests: the i-th smallest of n times n - i + 1, not below the one before, at most 1
+    (Holm 1979, Scandinavian Journal of Statistics 6). None stays None and is not counted."""
+    order = sorted((value, index) for index, value in enumerate(p) if value is not None)
+    corrected: list[float | None] = [None] * len(p)
+    largest = 0.0
+    for rank, (value, index) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * value))
+        corrected[index] = largest
+    return corrected

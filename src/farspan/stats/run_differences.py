@@ -1,0 +1,215 @@
+"""By how much the numbers of two runs differ, on the same targets, or in characters of the text."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool
+from scipy.stats import t as student
+
+from farspan.stats.forgetting_curves import Curve, whole_repeats
+from farspan.stats.headlines import BOOTSTRAPS, headline, headlines_drawn, multipliers, repeats_behind
+from farspan.stats.intervals import LEAST_PAIRS, two_sided, welch_freedom
+
+COMPARED = ("half_life", "reach", "span", "fine")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much larger a number of the second curve is than the first's, with its 95 % interval.
+
+    The interval is difference ± t · s of the bootstrap of `stats`, with the same multipliers for a target in both
+    curves, and p is two-sided of the t test with that s: below 0.05 where the interval leaves out 0.
+    """
+
+    name: str  # one of COMPARED
+    curves: tuple[str, str]
+    values: tuple[float, float]
+    value: float  # second minus first
+    low: float | None  # None: unbounded, for a crossing that may lie beyond the lengths measured
+    high: float | None
+    p: float | None  # None with too few repeats, or where crossings beyond the lengths leave even the sign open
+    pairs: int  # targets shared; 0: unpaired
+    censored: tuple[str, ...]  # of which curves the value is larger than measured
+    unit: str = "tokens"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def differences(
+    a: Curve,
+    b: Curve,
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    seed: int = 0,
+    bootstraps: int = BOOTSTRAPS,
+) -> list[Difference]:
+    """Return b minus a, in tokens, over their shared targets; the span up to the last length of both.
+
+    Repeats are paired by their target, whatever their order. Where a repeat has another target at each length, as in
+    the paper's protocol, at the lengths that both have.
+
+    Raises:
+        ValueError: the two share fewer than 2 targets.
+    """
+    first, second = _of_shared_targets(a, b)
+    pairs = len(first.copy)
+    if pairs < 2:
+        known = [sorted(set(one.targets[one.targets != ""].tolist())) for one in (a, b)]
+        held = [
+            f"{name} has {len(found)} targets{f' ({found[0]}, ...)' if found else ' that its rows name'}"
+            for name, found in zip(names, known, strict=True)
+        ]
+        raise ValueError(
+            f"{names[0]} and {names[1]} share {'one' if pairs else 'no'} target at any length, and 2 are needed: "
+            f"{' and '.join(held)}. Measure both with the same text, tokenizer, seed and longest length; "
+            f"models with different tokenizers are compared in characters"
+        )
+    g = multipliers(pairs, bootstraps, seed)
+    return _differences(first, second, (g, g), names, (1.0, 1.0), pairs, "tokens")
+
+
+def differences_in_characters(
+    a: Curve,
+    b: Curve,
+    a_characters_per_token: float,
+    b_characters_per_token: float,
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    seed: int = 0,
+    bootstraps: int = BOOTSTRAPS,
+) -> list[Difference]:
+    """Return b minus a in characters of the text, unpaired: models with different tokenizers share no targets.
+
+    Raises:
+        ValueError: characters per token that are no positive number, or a curve with fewer than 2 whole repeats.
+    """
+    scales = a_characters_per_token, b_characters_per_token
+    curves = [one.kept(one.measured) for one in (a, b)]
+    for name, one, scale in zip(names, curves, scales, strict=True):
+        if not (np.isfinite(scale) and scale > 0):
+            raise ValueError(f"{name}: {scale} characters per token is not a positive number")
+        if (repeats := whole_repeats(one)) < 2:
+            raise ValueError(f"{name} has {repeats} repeats with both halves; an interval needs 2 or more")
+    first, second = curves
+    g = [multipliers(len(one.copy), bootstraps, seed + i) for i, one in enumerate(curves)]
+    return _differences(first, second, (g[0], g[1]), names, scales, 0, "characters")
+
+
+def _differences(
+    a: Curve,
+    b: Curve,
+    multipliers: tuple[np.ndarray, np.ndarray],
+    names: tuple[str, str],
+    scales: tuple[float, float],
+    pairs: int,
+    unit: str,
+) -> list[Difference]:
+    end = min(one.lengths[-1] * scale for one, scale in zip((a, b), scales, strict=True))
+    same_end = [_until(one, round(end / scale)) for one, scale in zip((a, b), scales, strict=True)]
+    whole = [(headline(one), headlines_drawn(one, g)) for one, g in zip((a, b), multipliers, strict=True)]
+    ended = [
+        numbers if cut is one else (headline(cut), headlines_drawn(cut, g))
+        for one, cut, g, numbers in zip((a, b), same_end, multipliers, whole, strict=True)
+    ]
+    result = []
+    for name in COMPARED:
+        curves, numbers = (same_end, ended) if name == "span" else ([a, b], whole)
+        found = [values[name] for values, _ in numbers]
+        drawn = [draws[name] for _, draws in numbers]
+        values = [value * scale for (value, _), scale in zip(found, scales, strict=True)]
+        draws = [others * scale for (others, _), scale in zip(drawn, scales, strict=True)]
+        repeats = [repeats_behind(one, name, value) for one, (value, _) in zip(curves, found, strict=True)]
+        if pairs:
+            error, freedom = float(np.std(draws[1] - draws[0])), min(repeats) - 1.0
+        else:
+            squared = [float(np.var(others)) for others in draws]
+            error, freedom = float(np.sqrt(sum(squared))), welch_freedom(squared, [n - 1.0 for n in repeats])
+        value = values[1] - values[0]
+        half = float(student.ppf(0.975, freedom)) * error
+        # a crossing beyond the lengths measured may lie anywhere there; the span ends at a length
+        is_open = [name != "span" and float(np.mean(beyond)) > 0.025 for _, beyond in drawn]
+        censored = [name != "span" and is_censored for _, is_censored in found]
+        sign_unknown = all(censored) or (censored[0] and value > 0) or (censored[1] and value < 0)
+        result.append(
+            Difference(
+                name,
+                names,
+                (values[0], values[1]),
+                value,
+                None if is_open[0] else value - half,
+                None if is_open[1] else value + half,
+                None if sign_unknown or min(repeats) < LEAST_PAIRS else two_sided(value, error, freedom, min(repeats)),
+                pairs,
+                tuple(label for label, is_censored in zip(names, censored, strict=True) if is_censored),
+                unit,
+            )
+        )
+    return result
+
+
+def _of_shared_targets(a: Curve, b: Curve) -> tuple[Curve, Curve]:
+    """Return both curves with one repeat for each shared target, in the same order. A length that both measured keeps
+    only the repeats that are whole in both."""
+    of_a, of_b = _target_of_repeats(a), _target_of_repeats(b)
+    if of_a is None or of_b is None:
+        pair = list(_cell_by_cell(a, b))
+    else:
+        shared = [target for target in dict.fromkeys(of_a) if target and target in of_b]
+        pair = [_rows(a, [of_a.index(t) for t in shared]), _rows(b, [of_b.index(t) for t in shared])]
+    found = [_whole(one) for one in pair]
+    for i, length in enumerate(pair[0].lengths):
+        for j in np.flatnonzero(pair[1].lengths == length):
+            both = found[0][:, i] & found[1][:, j]
+            if both.any():
+                found[0][:, i] = found[1][:, j] = both
+    pair = [
+        replace(one, copy=np.where(good, one.copy, np.nan), control=np.where(good, one.control, np.nan))
+        for one, good in zip(pair, found, strict=True)
+    ]
+    measured = np.flatnonzero(found[0].any(1) & found[1].any(1)).tolist()
+    first, second = (_rows(one, measured) for one in pair)
+    return first.kept(first.measured), second.kept(second.measured)
+
+
+def _target_of_repeats(curve: Curve) -> list[str] | None:
+    """Return the one target of each repeat, "" where no row names it; None where repeats have several."""
+    named = [sorted(set(row.tolist()) - {""}) for row in curve.targets]
+    return None if any(len(row) > 1 for row in named) else [row[0] if row else "" for row in named]
+
+
+def _cell_by_cell(a: Curve, b: Curve) -> tuple[Curve, Curve]:
+    """Return both curves at their shared lengths, with b in the order of a's targets at each length."""
+    a, b = a.kept(np.isin(a.lengths, b.lengths)), b.kept(np.isin(b.lengths, a.lengths))
+    copy, control = np.full(a.copy.shape, np.nan), np.full(a.copy.shape, np.nan)
+    for column in range(len(a.lengths)):
+        rows = {target: row for row, target in enumerate(b.targets[:, column].tolist()) if target}
+        for i, target in enumerate(a.targets[:, column].tolist()):
+            if target in rows:
+                copy[i, column], control[i, column] = b.copy[rows[target], column], b.control[rows[target], column]
+    return a, replace(b, copy=copy, control=control, targets=a.targets)
+
+
+def _rows(curve: Curve, which: list[int]) -> Curve:
+    return replace(curve, copy=curve.copy[which], control=curve.control[which], targets=curve.targets[which])
+
+
+def _whole(curve: Curve) -> Bool[np.ndarray, "repeats lengths"]:
+    return np.isfinite(curve.copy) & np.isfinite(curve.control)
+
+
+def _until(curve: Curve, end: int) -> Curve:
+    """Return the curve up to a length; where it was not measured there, each repeat is interpolated."""
+    if end >= curve.lengths[-1]:
+        return curve
+    if end in curve.lengths:
+        return curve.kept(curve.lengths <= end)
+    after = int(np.searchsorted(curve.lengths, end))
+    before = max(after - 1, 0)  # before the first length the value there holds
+    share = (end - curve.lengths[before]) / (curve.lengths[after] - curve.lengths[before]) if after else 0.0
+    cut = curve.kept(np.arange(len(curve.lengths)) <= after)
+    for values in (cut.copy, cut.control):
+        values[:, after] = (1 - share) * values[:, before] + share * values[:, after]
+    cut.lengths[after] = end
+    return cut.kept(cut.measured)
