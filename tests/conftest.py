@@ -14,8 +14,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's libraries look once, when they a
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: two workers with two threads each wait for another
 # shapes in the annotations are checked while the tests run
 STATS = ("forgetting_curves", "headlines", "intervals", "joint_test", "memory_lengths")
+STATS = ("forgetting_curves", "headlines", "intervals", "joint_test", "memory_lengths")
 install_import_hook(
-    ["farspan.reader", "farspan.hf", "farspan.methods", "farspan.text.corpora", "farspan.stats"],
+    ["farspan.reader", "farspan.hf", "farspan.methods", "farspan.text.corpora"]
+    + [f"farspan.stats.{name}" for name in STATS],
     "beartype.beartype",
 )
 

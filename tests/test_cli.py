@@ -17,7 +17,7 @@ from farspan import __version__
 from farspan.cli import app
 from farspan.record import read_header, read_rows
 from farspan.report import curve_section, terminal
-from farspan.tasks.curve import Curve
+from farspan.tasks.curve import BoundCurve
 
 from tiny import tiny_model
 
@@ -186,7 +186,7 @@ def test_lengths_are_chosen_by_themselves(models: Path) -> None:
     assert result.exit_code == 0, result.output
     (found,) = last_line(result)["curves"]
     assert found["lengths"] == [63]  # half of twice the trained length, less a separator; none shorter can be judged
-    assert read_header("run")["settings"]["lengths"] is None
+    assert read_header("run")["settings"]["lengths"] == "auto"
 
 
 def test_depths_make_a_map(models: Path, drawn: None) -> None:
@@ -232,6 +232,7 @@ def test_runs_become_a_page(models: Path) -> None:
         "report.md",
         "curves.csv",
         "memory_lengths.csv",
+        "quality.csv",
     }
 
 
@@ -241,7 +242,7 @@ def test_runs_become_a_page(models: Path) -> None:
         (("--depths", "0,1.5"), "from 0, the beginning of the text, to 1"),
         (("--depths", "3", *PROBE, "--lengths", "4,16"), "has no depths"),
         (("--protocol", "probe", "--warmup", 20, "--scored", 20), "longer than the longest text, 16 tokens"),
-        (("--warmup", 20), "belong to --protocol probe"),
+        (("--warmup", 20), "belong to protocol=probe"),
         (("--minutes", 1), "goes with --lengths auto"),
         (("--test",), "two or more --prefix-text"),
         (("--lengths", "auto", "--minutes", "0.0001", "--trained-length", 64), "give more --minutes"),
@@ -419,9 +420,9 @@ def test_a_raised_task_version_is_refused_before_anything_is_measured(
 ) -> None:
     curve(models / "llama")
     before = Path("run/rows.jsonl").read_bytes()
-    monkeypatch.setattr(Curve, "version", Curve.version + 1)
+    monkeypatch.setattr(BoundCurve, "version", BoundCurve.version + 1)
     said = refused(curve(models / "llama"))
-    assert f"holds rows of version {Curve.version - 1} of the task curve" in said
+    assert f"holds rows of version {BoundCurve.version - 1} of the task curve" in said
     assert Path("run/rows.jsonl").read_bytes() == before
 
 

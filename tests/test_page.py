@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import opened
-from farspan.cli.show import show
+from farspan.cli.measured import print_results as show
 
 from farspan import stats
 from farspan.record import Row

@@ -204,7 +204,7 @@ def test_windows_that_count_rows_instead_of_positions_are_refused(monkeypatch: p
     [
         ("bloom", {}, "BloomForCausalLM: it takes no positions"),
         ("mamba", {}, "MambaForCausalLM: it takes no positions"),
-        ("falcon", {"alibi": True}, "does not use the positions it is given"),
+        ("falcon", {"alibi": True}, "does not use its positions"),
         ("gpt2", {"n_positions": 128}, "to 400 tokens: it has learned positions, a table of 128"),
         ("opt", {"max_position_embeddings": 128}, "learned positions, a table of 128"),
         ("llama4", {}, "has layers of chunked_attention"),

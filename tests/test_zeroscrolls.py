@@ -400,7 +400,7 @@ def test_settings_that_cannot_be_are_refused(text: str, problem: str) -> None:
 def test_no_room_for_an_answer_and_too_few_examples_are_refused(lm: LM) -> None:
     with pytest.raises(ValueError, match="new_tokens = 0"):
         made(new_tokens=0)
-    with pytest.raises(ValueError, match="qasper has 4 examples; 5 were asked for"):
+    with pytest.raises(ValueError, match="qasper has 4 examples; 5 are needed"):
         made().examples(lm, (300,), 5, 0)
 
 

@@ -123,7 +123,9 @@ def grid(
     for one in chosen:
         if given is not None:
             # a length of 0 passages or demonstrations is the control of the tasks that count them
-            check_lengths(given[1:] if one.unit != "tokens" and given[0] == 0 and len(given) > 1 else given)
+            control = one.unit != "tokens" and given[:1] == (0,)
+            if not control or given[1:]:
+                check_lengths(given[1:] if control else given)
     trained = tuple(loader.trained(model) or DEFAULT_TRAINED_LENGTH for model in models)
     resolved = tuple(one.resolved(given, trained) for one in chosen)
     for one in resolved:

@@ -97,6 +97,8 @@ class Curve(Task):
             raise ValueError(f"warmup = {self.warmup}, scored = {self.scored} tokens: at least 0 and 1 are needed")
         if wrong := [depth for depth in self.depths if not 0 <= depth <= 1]:
             raise ValueError(f"depth {wrong[0]} lies outside the text: 0 is its beginning, 1 its end")
+        if "" in (self.target_text, self.prefix_text):
+            raise ValueError("a text has no name: got '', expected one for target_text or prefix_text, or leave it out")
         if self.protocol is not None:
             check_depths(self.depths, self.protocol, (), 0)
 

@@ -96,7 +96,7 @@ class BoundDocuments(Bound[Prompt]):
             ValueError: fewer items than that.
         """
         if repeats > len(self.items):
-            raise ValueError(f"{self.set} has {len(self.items):,} examples; {repeats:,} were asked for (--repeats)")
+            raise ValueError(f"{self.set} has {len(self.items):,} examples; {repeats:,} are needed (--repeats)")
         chosen = np.random.default_rng([seed]).permutation(len(self.items))[:repeats]
         examples = []
         for repeat, index in enumerate(chosen):

@@ -159,7 +159,7 @@ class BoundIcl(Bound[Prompt]):
         """
         if repeats > len(self.questions):
             raise ValueError(
-                f"{self.set} has {len(self.questions):,} questions; {repeats:,} were asked for (--repeats)"
+                f"{self.set} has {len(self.questions):,} questions; {repeats:,} are needed (--repeats)"
             )
         options = self.option_ids(lm)
         chosen = np.random.default_rng([seed]).permutation(len(self.questions))[:repeats]

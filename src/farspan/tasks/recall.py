@@ -30,6 +30,8 @@ class Recall(Task):
     quality: ClassVar[Quality] = Quality("copy", "copy accuracy", higher_is_better=True, graded=True)
 
     def __post_init__(self) -> None:
+        if "" in (self.target_text, self.prefix_text):
+            raise ValueError("a text has no name: got '', expected one for target_text or prefix_text, or leave it out")
         if not 2 <= self.points <= 1000:
             raise ValueError(f"points = {self.points}; give 2 to 1,000 depths (--points)")
 
