@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import opened
-from farspan.cli.measured import print_results as show
 
 from farspan import stats
+from farspan.cli.measured import print_results as show
 from farspan.record import Row
 from farspan.report import figure, interactive, picture
 from farspan.report.curves import series, trained_at

@@ -79,7 +79,8 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored() -> None:
 def test_a_signal_in_a_finaliser_ends_the_command_too(by: signal.Signals, ends: tuple[int, str]) -> None:
     finaliser = "class It:\n    def __del__(self):\n        print('begun', flush=True)\n        time.sleep(1)\n"
     command = "def command():\n    it = It()\n    del it\n    time.sleep(60)\n"
-    assert stopped(f"import time\nfrom farspan.cli import stopping\n{finaliser}{command}stopping.run(command)", by) == ends
+    code = f"import time\nfrom farspan.cli import stopping\n{finaliser}{command}stopping.run(command)"
+    assert stopped(code, by) == ends
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])

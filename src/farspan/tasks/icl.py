@@ -158,9 +158,7 @@ class BoundIcl(Bound[Prompt]):
             ValueError: fewer questions or demonstrations than needed; options the tokenizer cannot tell apart.
         """
         if repeats > len(self.questions):
-            raise ValueError(
-                f"{self.set} has {len(self.questions):,} questions; {repeats:,} are needed (--repeats)"
-            )
+            raise ValueError(f"{self.set} has {len(self.questions):,} questions; {repeats:,} are needed (--repeats)")
         options = self.option_ids(lm)
         chosen = np.random.default_rng([seed]).permutation(len(self.questions))[:repeats]
         return [self._example(lm, lengths, repeat, int(index), seed, options) for repeat, index in enumerate(chosen)]
