@@ -40,16 +40,16 @@ def build(length: int) -> tuple[Any, Any]:
 
 def looked_at(lm: Any, text: Any, lengths: tuple[int, ...], bin: int) -> tuple[list[Any], dict[str, list[int]]]:
     """The rows of one repeat, and the tokens of each example."""
-    from farspan.measuring.loop import measure
+    from farspan.measuring.loop import measure_cell
     from farspan.methods import method
     from farspan.record import Run
-    from farspan.tasks.attention import Attention
+    from farspan.tasks.attention import BoundAttention
 
-    task = Attention(text, bin)
+    task = BoundAttention(text=text, bin=bin)
     with tempfile.TemporaryDirectory() as folder, Run.open(Path(folder) / "run", {}) as run:
-        rows = measure(task, method("full"), lm, run, lengths=lengths, repeats=1, batch=1)
+        rows = measure_cell(task, method("full"), lm, run, lengths=lengths, repeats=1, batch=1)
     assert all(row.status == "ok" for row in rows)
-    return rows, {e.id: [0, *e.tokens["text"].tolist()] for e in task.examples(lm, lengths, 1, 0)}
+    return rows, {e.id: [0, *e.payload.tolist()] for e in task.examples(lm, lengths, 1, 0)}
 
 
 def largest_difference(lm: Any, text: Any) -> tuple[float, float]:

@@ -62,7 +62,7 @@ def naive(lm: Any, task: Any, lengths: tuple[int, ...], repeats: int) -> dict[st
     with torch.no_grad():
         for example in task.examples(lm, lengths, repeats, 0):
             for length in lengths:
-                target, other = example.tokens["target"][:length].tolist(), example.tokens["other"][:length].tolist()
+                target, other = example.payload.target[:length].tolist(), example.payload.other[:length].tolist()
                 for name, first, second in (("copy", target, target), ("control", target, other)):
                     ids = [*separator, *first, *separator, *second, *separator]
                     best = lm.model(input_ids=torch.tensor([ids])).logits.argmax(-1)[0].tolist()
@@ -76,12 +76,12 @@ def naive(lm: Any, task: Any, lengths: tuple[int, ...], repeats: int) -> dict[st
 
 def ours(lm: Any, task: Any, lengths: tuple[int, ...], repeats: int, **options: Any) -> dict[str, float]:
     """The same hits by `measure`."""
-    from farspan.measuring.loop import measure
+    from farspan.measuring.loop import measure_cell
     from farspan.methods import method
     from farspan.record import Run
 
     with tempfile.TemporaryDirectory() as folder, Run.open(Path(folder) / "run", {}) as run:
-        rows = measure(task, method("full"), lm, run, lengths=lengths, repeats=repeats, **options)
+        rows = measure_cell(task, method("full"), lm, run, lengths=lengths, repeats=repeats, **options)
     hits: dict[str, float] = {}
     for row in rows:
         for name in ("copy", "control"):
@@ -103,10 +103,10 @@ def child(way: str, lengths: tuple[int, ...], repeats: int) -> dict[str, Any]:
     from farspan.hf.device import peak_above
     from farspan.measuring.plan import plan
     from farspan.methods import method
-    from farspan.tasks.curve import Curve
+    from farspan.tasks.curve import BoundCurve
 
     lm, corpus = build()
-    task = Curve(corpus, protocol="probe" if way == "probe" else "nested")
+    task = BoundCurve(target=corpus, protocol="probe" if way == "probe" else "nested")
     result: dict[str, Any] = {"way": way}
     if way != "naive":
         ours(lm, task, (8,), 2, **WAYS[way])  # the self-check and the first forwards are not what is compared

@@ -45,7 +45,7 @@ def made_up(task: Any, reader: Any, batch: Sequence[Any]) -> Iterator[Any]:
                 hits = rng.random(scored) < share
                 values |= {name: float(hits.mean()), f"{name}_nats": float(rng.random())}
                 values[f"{name}_hits"] = np.packbits(hits).tobytes().hex()
-            values |= {"target": example.id, "control_repeat": int(example.tokens["other_repeat"])}
+            values |= {"target": example.id, "control_repeat": example.payload.other_repeat}
             yield Result(example, length, 0.0, values, num_seen=length, num_kept=length)
 
 
@@ -67,9 +67,9 @@ def seconds(*command: str) -> float:
 def main() -> None:
     if sys.argv[1:2] == ["--write"]:
         from farspan.cli import app
-        from farspan.tasks.curve import Curve
+        from farspan.tasks.curve import BoundCurve
 
-        Curve.run = made_up  # type: ignore[method-assign, assignment]
+        BoundCurve.run = made_up  # type: ignore[method-assign, assignment]
         app(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -52,16 +52,14 @@ def naive(lm: Any, text: Any) -> list[float]:
 
 
 def ours(lm: Any, task: Any, length: int) -> dict[str, Any]:
-    """The scores of one row by `measure`."""
-    from farspan.perplexity import default_chunk
-
-    from farspan.measuring.loop import measure
+    """The scores of one row by `measure_cell`."""
+    from farspan.measuring.loop import measure_cell
     from farspan.methods import method
     from farspan.record import Run
 
-    chunk = default_chunk(lm, length)
+    chunk = task.chunk(lm, length)
     with tempfile.TemporaryDirectory() as folder, Run.open(Path(folder) / "run", {}) as run:
-        (row,) = measure(task, method("full"), lm, run, lengths=(length,), repeats=1, chunk=chunk)
+        (row,) = measure_cell(task, method("full"), lm, run, lengths=(length,), repeats=1, chunk=chunk)
     assert row.status == "ok", row.reason
     return row.scores
 
@@ -69,10 +67,11 @@ def ours(lm: Any, task: Any, length: int) -> dict[str, Any]:
 def child(way: str, length: int) -> dict[str, Any]:
     """One way of measuring, in this process."""
     from farspan.hf.device import peak_above
-    from farspan.tasks.perplexity import Perplexity
+    from farspan.tasks.perplexity import BoundPerplexity
 
     lm, text = build(length)
-    task = Perplexity(text, "all", buckets=BUCKETS) if way == "all" else Perplexity(text, target_tokens=TARGETS)
+    how = {"targets": "all", "buckets": BUCKETS} if way == "all" else {"target_tokens": TARGETS}
+    task = BoundPerplexity(text=text, **how)
     if way != "naive":
         ours(lm, task, 2 * TARGETS)  # the self-check and the first forwards are not what is compared
     started = time.perf_counter()
