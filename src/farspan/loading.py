@@ -13,6 +13,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -28,7 +29,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     StrictDataclassError,
 )
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import cached_file
@@ -172,6 +173,9 @@ def load_weights(
             f"{what} {str(name)!r} lacks {len(missing):,} of its weights, such as {missing[0]!r}: "
             "download it again, or correct its config.json"
         )
+    if not getattr(config, "quantization_config", None):
+        with explained(name, what, "weights", trust_remote_code):
+            _refuse_integers(place, {key: options[key] for key in LOCAL if key in options}, revision)
     return model.eval(), _left_out(model, report["unexpected_keys"], name, what)
 
 
@@ -265,23 +269,10 @@ def _refuse_pickles(place: str, config: PreTrainedConfig, options: dict[str, Any
     named = getattr(config, "transformers_weights", None)
     if named is not None and not _is_safetensors(named, (".safetensors", ".safetensors.index.json")):
         raise _RefusedError(f"config.json names the weights {named!r}, expected a .safetensors file of the same folder")
-    folder = Path(place) / options.get("subfolder", "")
-    is_folder = Path(place).is_dir()
-    quiet = {f"_raise_exceptions_for_{kind}": False for kind in ("gated_repo", "missing_entries", "connection_errors")}
-
-    def found(file: str) -> Path | None:
-        if is_folder:
-            return folder / file if (folder / file).exists() else None
-        cached = cached_file(place, file, revision=revision, **quiet, **options)
-        return None if cached is None else Path(cached)
-
+    found = partial(_found, place, options, revision)
     if found("adapter_config.json") and not found("adapter_model.safetensors") and found("adapter_model.bin"):
         raise _RefusedError(f"the weights of its adapter are pickled (adapter_model.bin): {PICKLED}")
-    if is_folder:
-        indexes = [file for file in folder.glob("*.json") if ".safetensors.index" in file.name]
-    else:
-        indexes = [index] if (index := found("model.safetensors.index.json")) else []
-    for file in indexes:
+    for file in _indexes(place, options, revision):
         holds = parse_json(file.read_bytes(), file.name)
         if not isinstance(holds, dict) or not isinstance(holds.get("weight_map"), dict) or "metadata" not in holds:
             raise _RefusedError(f"{file.name} is damaged: expected an object with metadata and weight_map")
@@ -297,6 +288,42 @@ PICKLED = (
     "other weights can run code when they are read: convert them to safetensors, or allow them with "
     "allow_pickle=True (--allow-pickle)"
 )
+
+
+def _found(place: str, options: dict[str, Any], revision: str | None, file: str) -> Path | None:
+    """Return where a file of a folder or a hub id lies; None if it has no such file."""
+    if Path(place).is_dir():
+        path = Path(place) / options.get("subfolder", "") / file
+        return path if path.exists() else None
+    quiet = {f"_raise_exceptions_for_{kind}": False for kind in ("gated_repo", "missing_entries", "connection_errors")}
+    cached = cached_file(place, file, revision=revision, **quiet, **options)
+    return None if cached is None else Path(cached)
+
+
+def _indexes(place: str, options: dict[str, Any], revision: str | None) -> list[Path]:
+    """Return the files that say which weights lie in which safetensors file."""
+    if Path(place).is_dir():
+        return list((Path(place) / options.get("subfolder", "")).glob("*.safetensors.index*.json"))
+    index = _found(place, options, revision, "model.safetensors.index.json")
+    return [index] if index else []
+
+
+def _refuse_integers(place: str, options: dict[str, Any], revision: str | None) -> None:
+    """Refuse integer weights of a config without a quantization: transformers takes them for the weights themselves."""
+    files = {"model.safetensors"}
+    for index in _indexes(place, options, revision):
+        files.update(parse_json(index.read_bytes(), index.name)["weight_map"].values())
+    for file in sorted(files):
+        if (path := _found(place, options, revision, file)) is None:
+            continue
+        with safe_open(path, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118  (not a dict)
+                dtype = weights.get_slice(name).get_dtype()
+                if name.endswith(".weight") and dtype[0] in "IU":
+                    raise _RefusedError(
+                        f"its weight {name!r} holds integers ({dtype}), and config.json has no quantization_config "
+                        "that says what they stand for: restore quantization_config, or choose another model"
+                    )
 
 
 def _is_safetensors(name: Any, endings: tuple[str, ...] = (".safetensors",)) -> bool:

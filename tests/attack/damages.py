@@ -180,7 +180,7 @@ WEIGHTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "one missing": (_one_missing, "refused"),
     "one more": (_one_more, "refused"),
     "other shape": (_other_shape, "refused"),
-    "integers": (_integers, "any"),
+    "integers": (_integers, "refused"),
     "none": (dict.clear, "refused"),
 }
 # weights that give no numbers: rows are measured as `nan`; a text or a training is refused
