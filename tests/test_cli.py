@@ -3,18 +3,21 @@
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import typer
 from click.testing import Result
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from farspan import __version__
 from farspan.cli import app
+from farspan.cli.commands import COMMANDS, TRAININGS
 from farspan.record import read_header, read_rows
 from farspan.report import curve_section, terminal
 from farspan.tasks.curve import BoundCurve
@@ -108,6 +111,18 @@ def test_the_version_is_said() -> None:
 def test_help_names_every_command() -> None:
     said = farspan("--help").stdout
     assert all(command in said for command in ("demo", "curve", "recall", "report", "import", "train"))
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *(f"train {name}" for name in TRAININGS)])
+def test_the_help_of_every_command_ends_with_an_example_that_its_options_take(name: str) -> None:
+    said = " ".join(farspan(*name.split(), "--help").stdout.split())
+    example = said.rpartition("Example: ")[2]
+    words = shlex.split(example)
+    assert words[: 1 + len(name.split())] == ["farspan", *name.split()]
+    command: Any = typer.main.get_command(app)
+    for part in name.split():
+        command = command.commands[part]
+    command.make_context(name, words[1 + len(name.split()) :])  # raises for options that the command does not have
 
 
 # measuring

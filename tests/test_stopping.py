@@ -28,11 +28,11 @@ BY_A_COMMAND = (
     BEGINNING
     + """
 import typer
-from farspan.cli.options import said
+from farspan.cli.options import one_line_errors
 app = typer.Typer()
 @app.command()
 def reported():
-    with said("rows are kept"):
+    with one_line_errors("rows are kept"):
         command()
 sys.argv[1:] = []
 stopping.run(app)

@@ -6,31 +6,30 @@ from typing import Annotated
 
 import typer
 
-from farspan.cli.options import AsJson, Attention, Chunk, Loading, err, said
+from farspan.cli.options import RUN, TASK, AsJson, Chunk, Loading, Model, OneMethod, count, err, one_line_errors, option
 from farspan.terminal import Terminal
 
 
 def ask(
-    model: Annotated[str, typer.Argument(help="Folder or hub id of a causal model.")],
-    question: Annotated[str | None, typer.Argument(help="What to ask; not needed with --interactive.")] = None,
-    context: Annotated[list[Path] | None, typer.Option(help="A text file to ask about; repeatable.")] = None,
-    method: Annotated[str, typer.Option(help="How the model reads.")] = "full",
-    interactive: Annotated[
-        bool, typer.Option("--interactive", help="Read once, then ask until an empty line.")
-    ] = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 256,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: the most likely token each time.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens that hold this much.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Of sampling.")] = None,
-    attention: Attention = None,
+    model: Model,
+    question: Annotated[str | None, typer.Argument(help="The question; not needed with --interactive.")] = None,
     *,
+    context: Annotated[list[Path] | None, option(TASK, "A text file to ask about. Repeatable.")] = None,
+    interactive: Annotated[
+        bool, option(TASK, "Read the files once, then answer questions until an empty line.", "--interactive")
+    ] = False,
+    max_new_tokens: Annotated[int, count(TASK, "Most tokens of an answer.")] = 256,
+    temperature: Annotated[float, option(TASK, "Temperature of sampling; 0: the most likely token.", min=0.0)] = 0.0,
+    top_p: Annotated[float, option(TASK, "Sample from the most likely tokens that hold this probability.")] = 1.0,
+    seed: Annotated[int | None, option(TASK, "Random seed of sampling.", metavar="N")] = None,
+    method: OneMethod = "full",
     loading: Loading,
     chunk: Chunk = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Say tokens and memory of the context; ask nothing.")] = False,
+    plan: Annotated[bool, option(RUN, "Print tokens and memory of the context, and stop.", "--plan")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a model about files of any length, read under any method."""
-    with said():
+    """Answer a question about files of any length, read under any method."""
+    with one_line_errors():
         from dataclasses import asdict
 
         from farspan.ask import Conversation, num_tokens, read_texts
@@ -38,10 +37,10 @@ def ask(
         from farspan.reader import check_sampling
 
         if question is None and not interactive and not plan:
-            raise ValueError("no question was given: write it behind the model, or use --interactive")
+            raise ValueError("no question was given: write it after the model, or use --interactive")
         check_sampling(temperature, top_p)
         how, texts = parsed(method), read_texts(context or [])
-        loader = loading.loader(attention)
+        loader = loading.loader()
         console, lm = err if as_json else Terminal(), loader(model)
         tokens = num_tokens(lm, texts)
         keys = how.kept(tokens) * lm.key_bytes_per_token

@@ -1,56 +1,44 @@
 """`farspan attention`."""
 
-from typing import Annotated, Any
-
-import typer
+from typing import Annotated
 
 from farspan.cli.measured import run_measurement
 from farspan.cli.options import (
+    TASK,
     Loading,
     Methods,
     Models,
-    Out,
-    Points,
+    Repeats,
     Running,
-    Seed,
-    Spacing,
-    Text,
-    chosen_lengths,
-    said,
+    Sampling,
+    count,
+    one_line_errors,
+    option,
 )
 
 
 def attention(
     models: Models,
-    method: Methods = None,
-    text: Text = "builtin",
-    lengths: Annotated[
-        str,
-        typer.Option(help="Positions of queries: 512,4096 or 512:16384; auto: parts of the trained length, to 8,192."),
-    ] = "auto",
-    points: Points = None,
-    spacing: Annotated[Spacing | None, typer.Option(help="Spacing of a range A:B, default log.")] = None,
-    repeats: Annotated[int, typer.Option(help="Windows of the text, from as many documents as possible.")] = 10,
-    layers: Annotated[str, typer.Option(help="all, or as 0,5,-1: the first, the sixth, the last.")] = "all",
-    sinks: Annotated[int, typer.Option(min=0, help="First tokens of a text that `rest` leaves out.")] = 8,
-    bin: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of distance; default 1,024, or less on short lengths.")
-    ] = None,
-    map_bins: Annotated[int, typer.Option(min=0, max=512, help="Bins of the map, by query and key; 0: no map.")] = 128,
-    seed: Seed = 0,
-    out: Out = None,
     *,
+    sampling: Sampling,
+    repeats: Repeats = 10,
+    layers: Annotated[str, option(TASK, "all, or layers such as 0,5,-1: the first, the sixth, the last.")] = "all",
+    sinks: Annotated[int, count(TASK, "First tokens of a text that `rest` leaves out.", 0)] = 8,
+    bin: Annotated[int | None, count(TASK, "Tokens in a bin of distance; default 1,024, or less.")] = None,
+    map_bins: Annotated[int, count(TASK, "Bins of the map by query and key; 0: no map.", 0, 512)] = 128,
+    method: Methods = None,
     loading: Loading,
     running: Running,
 ) -> None:
-    """Where attention goes: by distance, by rank, by layer and head, with and without sinks, and a map."""
-    with said(running.kept):
+    """Measure where attention goes: by distance, rank, layer and head, with and without sinks, and a map.
+
+    A length is the position of a query. With --lengths auto: parts of the trained length, up to 8,192 tokens.
+    """
+    with one_line_errors(running.kept):
         from farspan.tasks.attention import Attention
 
-        chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
         tasks = [Attention(chosen_layers(layers), sinks, bin, map_bins)]
-        what: dict[str, Any] = {"text": text, "lengths": chosen or "auto", "repeats": repeats, "seed": seed}
-        run_measurement(models, method, tasks, running=running, loader=loading.loader(), out=out, **what)
+        run_measurement(models, method, tasks, running, loading, repeats=repeats, **sampling.settings())
 
 
 def chosen_layers(text: str) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -43,17 +44,38 @@ app = typer.Typer(
     help="farspan measures how far back a language model remembers, and extends it.",
     pretty_exceptions_enable=False,
 )
-# in the order in which `farspan --help` lists them
-measures = (curve.curve, curve.recall, perplexity.perplexity, attention.attention, task.task, task.compare)
-for command in (demo.demo, *measures, ask.ask, index.index, doctor.doctor, report.report):
-    app.command()(spread(command))
-app.command("import")(report.import_file)
+Commands = dict[str, tuple[Callable[..., None], str]]  # name, function and example, as `farspan --help` lists them
+COMMANDS: Commands = {
+    "demo": (demo.demo, "--out runs/demo"),
+    "curve": (curve.curve, "demo --text shuffled:builtin --lengths 64,256,1024"),
+    "recall": (curve.recall, "demo --length 1024 --points 8"),
+    "perplexity": (perplexity.perplexity, "demo --lengths 256,512,1024 --method full --method sinks:window=508"),
+    "attention": (attention.attention, "demo --lengths 256,512 --layers 0,-1"),
+    "task": (task.task, "passkey demo --lengths 256,512 --repeats 5"),
+    "compare": (task.compare, "demo --method full --method sinks:window=508 --task perplexity --task curve"),
+    "ask": (ask.ask, "demo 'Who is Watson?' --context book.txt"),
+    "index": (index.index, "--text books/ --out books.index"),
+    "doctor": (doctor.doctor, "demo --method sinks:window=508"),
+    "report": (report.report, "runs/* --out report"),
+    "import": (report.import_file, "results.json --out runs/published"),
+}
+TRAININGS: Commands = {
+    "lm": (train.train_lm, "configs/demo.toml"),
+    "smt": (train.train_smt, "configs/smt-demo.toml --set trainer.steps=100"),
+    "mlm": (train.train_mlm, "configs/mlm-demo.toml"),
+    "cepe": (train.train_cepe, "configs/cepe-warmup-demo.toml"),
+    "distill": (train.train_distill, "configs/distill-demo.toml"),
+}
+
+
+def _add(to: typer.Typer, group: str, commands: Commands) -> None:
+    for name, (command, example) in commands.items():
+        to.command(name, epilog=f"Example: {group} {name} {example}")(spread(command))
+
+
+_add(app, "farspan", COMMANDS)
 train_app = typer.Typer(no_args_is_help=True, help="Train or extend a model. A config is one TOML file.")
-train_app.command("lm")(train.train_lm)
-train_app.command("smt")(train.train_smt)
-train_app.command("mlm")(train.train_mlm)
-train_app.command("cepe")(train.train_cepe)
-train_app.command("distill")(train.train_distill)
+_add(train_app, "farspan train", TRAININGS)
 app.add_typer(train_app, name="train")
 
 

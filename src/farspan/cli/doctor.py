@@ -1,32 +1,30 @@
 """`farspan doctor`."""
 
 import json
-from typing import Annotated
 
 import typer
 
-from farspan.cli.options import AsJson, Attention, Loading, Text, err, said
+from farspan.cli.options import AsJson, Loading, Model, OneMethod, Text, err, one_line_errors
 from farspan.terminal import Terminal
 
 
 def doctor(
-    model: Annotated[str, typer.Argument(help="Folder or hub id of a causal model.")],
-    method: Annotated[str, typer.Option(help="How the model reads.")] = "full",
+    model: Model,
+    method: OneMethod = "full",
     text: Text = "builtin",
-    attention: Attention = None,
     *,
     loading: Loading,
     as_json: AsJson = False,
 ) -> None:
-    """Is a method really doing on this model what it says? Checks in under a minute; exit 1 when one fails."""
-    with said():
+    """Check that a method does on this model what it promises, in under a minute; exit with 1 if a check fails."""
+    with one_line_errors():
         from dataclasses import asdict
 
         from farspan.doctor import beginning, diagnose, print_checks
         from farspan.methods import method as parsed
 
         wanted = parsed(method)
-        loader = loading.loader(attention)
+        loader = loading.loader()
         excerpt, console = beginning(text), err if as_json else Terminal()
         with console.status(f"loading {model}") as status:
             lm = loader(model)

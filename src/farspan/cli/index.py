@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from farspan.cli.options import AsJson, err, said
+from farspan.cli.options import AsJson, err, one_line_errors
 from farspan.terminal import Terminal
 
 
@@ -19,20 +19,24 @@ class Kind(StrEnum):
 
 def index(
     text: Annotated[str, typer.Option(help="FILE, FOLDER, org/name or builtin: the documents.")],
-    out: Annotated[Path, typer.Option(help="Folder of the index; one made in the same way is kept.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder of the index; an index of the same documents and settings is kept.")
+    ],
     kind: Annotated[
         Kind, typer.Option(help="bm25: words; dense: vectors, exact; faiss: vectors, approximate.")
     ] = Kind.bm25,
-    words: Annotated[int | None, typer.Option(min=1, help="Words of a passage, default 100.")] = None,
+    words: Annotated[int | None, typer.Option(min=1, help="Words in a passage; default 100.")] = None,
     passage_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a passage instead of words; needs --tokenizer.")
+        int | None, typer.Option(min=1, help="Tokens in a passage, instead of words; needs --tokenizer.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Folder or hub id of the tokenizer that cuts passages.")] = None,
-    encoder: Annotated[str | None, typer.Option(help="Of dense and faiss, default facebook/contriever.")] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="Encoder of dense and faiss; default facebook/contriever.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Passages of your documents, to be searched by tasks with retrieval."""
-    with said():
+    """Cut documents into passages and index them, for tasks with retrieval."""
+    with one_line_errors():
         import time
 
         from farspan.loading import load_tokenizer

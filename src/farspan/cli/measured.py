@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from farspan.cli.options import Running, err
+from farspan.cli.options import Loading, Running, err
 from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
-    from farspan.lm import Load
     from farspan.measuring.plan import Plan
     from farspan.record import Row
     from farspan.tasks import Task
@@ -22,38 +21,37 @@ def run_measurement(
     models: list[str],
     methods: list[str] | None,
     tasks: "Sequence[str | Task]",
-    *,
     running: Running,
-    loader: "Load",
-    out: Path | None,
+    loading: Loading,
+    *,
     refusals: bool = False,
     minutes: float | None = None,
     test_texts: bool = False,
-    **what: Any,
+    **settings: Any,
 ) -> None:
     """Plan or measure the tasks.
 
     Args:
         test_texts: test whether several texts of a forgetting curve give the same results.
-        what: text, lengths, repeats, seed and cost, as of `farspan.measure`.
+        settings: text, lengths, repeats, seed and cost, as of `farspan.measure`.
     """
     from farspan.measuring.grid import grid, measure, plans
     from farspan.measuring.loop import Watch
     from farspan.report.progress import Display
 
-    methods = methods or ["full"]
-    options: dict[str, Any] = {
-        "loader": loader, "refusals": refusals, "batch": running.batch, "chunk": running.chunk,
-    }  # fmt: skip
+    methods, loader = methods or ["full"], loading.loader()
+    settings |= {"refusals": refusals, "loader": loader}
+    sizes: dict[str, Any] = {"batch": running.batch, "chunk": running.chunk}
     if running.plan:
-        planned = grid(models, tasks, refusals=refusals, loader=loader, **what)
+        planned = grid(models, tasks, **settings)
         first = planned.adaptive * "; the first round of --lengths auto, about two thirds of all"
-        print_plans(list(plans(models, methods, planned, **options)), first, running.as_json)
+        found = plans(models, methods, planned, loader=loader, refusals=refusals, **sizes)
+        print_plans(list(found), first, running.as_json)
         return
     console = err if running.as_json else Terminal()
     with Display(console) as display:
         watch = Watch(display.start, display.row, display.notice)
-        measured = measure(models, methods, tasks, out=out, minutes=minutes, watch=watch, **what, **options)
+        measured = measure(models, methods, tasks, out=running.out, minutes=minutes, watch=watch, **settings, **sizes)
     if print_results(measured.rows, measured.folder, console, running.as_json, test=test_texts):
         raise typer.Exit(1)
 

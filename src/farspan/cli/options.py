@@ -1,4 +1,4 @@
-"""What commands share: their options, how errors are said, how a model is loaded."""
+"""Options that several commands share, and their errors as one line."""
 
 import errno
 import inspect
@@ -36,51 +36,75 @@ class Spacing(StrEnum):
     log = "log"
 
 
-Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Folders or hub ids of causal models.")]
-Methods = Annotated[list[str] | None, typer.Option("--method", help="How the model reads, default full; repeatable.")]
-Text = Annotated[str, typer.Option(help="FILE, FOLDER, org/name, builtin, builtin:held-out or random.")]
+def option(panel: str, help: str, *names: str, **settings: Any) -> Any:
+    """Return an option of one group of `--help`."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **settings)
+
+
+def count(panel: str, help: str, least: int = 1, most: int | None = None, metavar: str = "N") -> Any:
+    return option(panel, help, min=least, max=most, metavar=metavar, show_choices=False)
+
+
+TEXTS, LENGTHS, TASK = "Texts", "Lengths and examples", "Task"
+MODEL, RUN = "Model", "Run"
+
+Model = Annotated[str, typer.Argument(help="Folder or hub id of a causal language model, or demo.")]
+Models = Annotated[
+    list[str], typer.Argument(metavar="MODEL...", help="Folders or hub ids of causal language models, or demo.")
+]
+Methods = Annotated[
+    list[str] | None,
+    option(MODEL, "Method of reading, such as sinks:window=508; default full. Repeatable.", metavar="METHOD"),
+]
+OneMethod = Annotated[str, option(MODEL, "Method of reading, such as sinks:window=508.", metavar="METHOD")]
+Text = Annotated[
+    str, option(TEXTS, "FILE, FOLDER, org/name, builtin, builtin:held-out, shuffled:TEXT or random.", metavar="TEXT")
+]
 TargetTexts = Annotated[
     list[str] | None,
-    typer.Option(
-        "--target-text", help="Text to be copied; default --text. `shuffled`: --text in shuffled order. Repeatable."
-    ),
+    option(TEXTS, "Text to copy; default --text. shuffled: --text in shuffled order. Repeatable.", metavar="TEXT"),
 ]
 PrefixTexts = Annotated[
     list[str] | None,
-    typer.Option("--prefix-text", help="Irrelevant text of the control; default the protocol's own. Repeatable."),
+    option(TEXTS, "Irrelevant text of the control; default: chosen by the protocol. Repeatable.", metavar="TEXT"),
 ]
 Warmup = Annotated[
     int | None,
-    typer.Option(min=0, max=LARGEST, help="Tokens of a probe that are fed first; default 128, beyond 8,192 512."),
+    count(TASK, "Tokens of a probe that are read before scoring; default 128, beyond 8,192 tokens 512.", 0, LARGEST),
 ]
 Scored = Annotated[
     int | None,
-    typer.Option(min=1, max=LARGEST, help="Tokens of a probe that are scored; default 256, beyond 8,192 1,024."),
+    count(TASK, "Tokens of a probe that are scored; default 256, beyond 8,192 tokens 1,024.", 1, LARGEST),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Random seed for choosing texts.")]
-Points = Annotated[int | None, typer.Option(min=1, max=10_000, help="Lengths in a range A:B, default 16.")]
-Out = Annotated[Path | None, typer.Option(help="Run folder; default: one under runs/.")]
-Attention = Annotated[str | None, typer.Option(help="Attention implementation of transformers.")]
-Chunk = Annotated[int | None, typer.Option(min=1, help="Tokens of one forward.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON last.")]
+Repeats = Annotated[int, option(LENGTHS, "Examples at each length.", metavar="N")]
+Seed = Annotated[int, count(LENGTHS, "Random seed for choosing texts.", 0)]
+Out = Annotated[
+    Path | None,
+    option(RUN, "Run folder; default: one under runs/. An unfinished run is continued.", metavar="FOLDER"),
+]
+Chunk = Annotated[int | None, count(RUN, "Tokens of one forward pass; default 1,024.")]
+AsJson = Annotated[bool, option(RUN, "Print the results as one line of JSON at the end.", "--json")]
 
 
 @dataclass(frozen=True)
 class Loading:
     """Options: how models are loaded."""
 
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")] = None
-    device_map: Annotated[str | None, typer.Option(help="`auto` spreads a model over accelerators.")] = None
-    dtype: Annotated[Dtype, typer.Option(help="auto: the checkpoint's own.")] = Dtype.auto
-    trained_length: Annotated[
-        int | None, typer.Option(min=1, max=LARGEST, help="Tokens; overrides the model's config.")
+    attention: Annotated[
+        str | None, option(MODEL, "Attention implementation of transformers: eager, sdpa, ...", metavar="NAME")
     ] = None
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None
-    trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the model.")] = False
-    allow_pickle: Annotated[bool, typer.Option(help="Also read .bin weights, which can run code.")] = False
+    device: Annotated[str | None, option(MODEL, "cpu, cuda, cuda:1 or mps; default: an accelerator, if any.")] = None
+    device_map: Annotated[str | None, option(MODEL, "auto spreads a model over all accelerators.")] = None
+    dtype: Annotated[Dtype, option(MODEL, "Precision of the weights; auto: as stored.")] = Dtype.auto
+    trained_length: Annotated[
+        int | None, count(MODEL, "Trained context length in tokens; default: from the config.", 1, LARGEST)
+    ] = None
+    revision: Annotated[str | None, option(MODEL, "Branch, tag or commit on the hub.")] = None
+    trust_remote_code: Annotated[bool, option(MODEL, "Run Python code that comes with the model.")] = False
+    allow_pickle: Annotated[bool, option(MODEL, "Also read .bin weights, which can run code.")] = False
 
-    def loader(self, attention: str | None = None) -> "Load":
-        """What loads them, with this attention implementation."""
+    def loader(self) -> "Load":
+        """Return what loads the models."""
         from farspan.lm import Load
 
         if self.device is not None and self.device_map is not None:
@@ -92,26 +116,70 @@ class Loading:
         }
         if self.device_map is not None:
             options["device_map"] = self.device_map
-        return Load(self.dtype.value, self.device, attention, self.trained_length, options)
+        return Load(self.dtype.value, self.device, self.attention, self.trained_length, options)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Options: which texts are measured, at which lengths."""
+
+    text: Text = "builtin"
+    lengths: Annotated[
+        str,
+        option(LENGTHS, "512,1024,2048, or a range 512:16384, or auto: see above.", metavar="LENGTHS"),
+    ] = "auto"
+    points: Annotated[int | None, count(LENGTHS, "Number of lengths in a range; default 16.", 1, 10_000)] = None
+    spacing: Annotated[
+        Spacing | None, option(LENGTHS, "Spacing of a range; default log, for a forgetting curve linear.")
+    ] = None
+    seed: Seed = 0
+
+    def settings(self, spacing: Spacing = Spacing.log, *, zero: bool = False) -> dict[str, Any]:
+        """Return text, lengths ("auto" or numbers) and seed, as `farspan.measure` takes them.
+
+        Args:
+            spacing: the default of --spacing.
+            zero: a list may begin with 0, the control of tasks that count passages or demonstrations.
+        """
+        return {"text": self.text, "lengths": self._lengths(spacing, zero), "seed": self.seed}
+
+    def _lengths(self, default: Spacing, zero: bool) -> "tuple[int, ...] | Literal['auto']":
+        from farspan.lengths import DEFAULT_POINTS, parse_lengths
+
+        if (self.points or self.spacing) and ":" not in self.lengths:
+            raise ValueError("--points and --spacing belong to a range, such as --lengths 512:16384")
+        if self.lengths == "auto":
+            return "auto"
+        points = self.points or DEFAULT_POINTS
+        spaced: Literal["linear", "log"] = "log" if (self.spacing or default) is Spacing.log else "linear"
+        first, comma, rest = self.lengths.partition(",")
+        if zero and first.strip() == "0":
+            if rest.strip() == "auto":
+                raise ValueError(f"lengths {self.lengths!r} mix numbers and auto: give one of the two")
+            return (0, *(parse_lengths(rest, points, spaced) if comma else ()))
+        return parse_lengths(self.lengths, points, spaced)
 
 
 @dataclass(frozen=True)
 class Running:
-    """Options: how a measurement is carried out."""
+    """Options: how a measurement is carried out, and where its rows are stored."""
 
-    batch: Annotated[int | None, typer.Option(min=1, help="Repeats read at once; default what fits.")] = None
+    out: Out = None
+    batch: Annotated[int | None, count(RUN, "Examples read at once; default: as many as memory allows.")] = None
     chunk: Chunk = None
-    plan: Annotated[bool, typer.Option("--plan", help="Say tokens, FLOPs, memory and time; measure nothing.")] = False
+    plan: Annotated[
+        bool, option(RUN, "Print the tokens, FLOPs, memory and time that the run needs, and stop.", "--plan")
+    ] = False
     as_json: AsJson = False
 
     @property
     def kept(self) -> str:
-        """What stays of the work where it is stopped."""
+        """Return what remains if the command is stopped."""
         return "" if self.plan else ROWS_KEPT
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """A command as typer wants it: a parameter that is a dataclass becomes an option for each of its fields."""
+    """Return a command for typer, in which a parameter that is a dataclass becomes an option for each of its fields."""
     groups: dict[str, Any] = {}
     flat: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
@@ -138,8 +206,12 @@ CHECKPOINT_KEPT = "the same command continues from the last checkpoint"
 
 
 @contextmanager
-def said(kept: str = "") -> Iterator[None]:
-    """Errors that a user can correct become one line. `kept`: what stays of the work where it is stopped."""
+def one_line_errors(kept: str = "") -> Iterator[None]:
+    """Print an error that a user can correct as one line, and exit with 2.
+
+    Args:
+        kept: what remains of the work if a signal stops the command.
+    """
     try:
         yield
     except KeyboardInterrupt as error:
@@ -167,23 +239,3 @@ def said(kept: str = "") -> Iterator[None]:
             line = f"{line[: LONGEST * 2 // 3]} … {line[-LONGEST // 3 :]}"
         err.print_line(line, style="red")
         raise typer.Exit(2) from error
-
-
-def chosen_lengths(
-    lengths: str, points: int | None, spacing: Spacing | None, default: Spacing, *, zero: bool = False
-) -> tuple[int, ...] | None:
-    """Return the lengths that --lengths, --points and --spacing give; None for `auto`. `zero`: a list may begin with 0,
-    the control of tasks that count passages or demonstrations."""
-    from farspan.lengths import DEFAULT_POINTS, parse_lengths
-
-    if (points or spacing) and ":" not in lengths:
-        raise ValueError("--points and --spacing belong to a range, such as --lengths 512:16384")
-    if lengths == "auto":
-        return None
-    spaced: Literal["linear", "log"] = "log" if (spacing or default) is Spacing.log else "linear"
-    first, comma, rest = lengths.partition(",")
-    if zero and first.strip() == "0":
-        if rest.strip() == "auto":
-            raise ValueError(f"lengths {lengths!r} mix numbers and auto: give one of the two")
-        return (0, *(parse_lengths(rest, points or DEFAULT_POINTS, spaced) if comma else ()))
-    return parse_lengths(lengths, points or DEFAULT_POINTS, spaced)

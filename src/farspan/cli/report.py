@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from farspan.cli.measured import print_results
-from farspan.cli.options import AsJson, err, said
+from farspan.cli.options import AsJson, err, one_line_errors
 from farspan.terminal import Terminal
 
 
@@ -16,8 +16,8 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder for the page and the tables.")] = Path("report"),
     as_json: AsJson = False,
 ) -> None:
-    """One page of any runs that opens anywhere: curves, perplexity, comparisons, failures; also Markdown and CSV."""
-    with said():
+    """Write one page of any runs, which opens offline: results, comparisons and failures; also as Markdown and CSV."""
+    with one_line_errors():
         from farspan.report.page import write_report
 
         def notice(line: str) -> None:
@@ -34,10 +34,10 @@ def import_file(
     file: Annotated[Path, typer.Argument(help="Result file of the authors' script: JSON with copy_accs and lm_accs.")],
     out: Annotated[Path, typer.Option(help="Run folder to make.")],
     model: Annotated[str | None, typer.Option(help="Whose results they are; default the file's name.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON last.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Brings published results into a run, with their memory lengths and a picture."""
-    with said():
+    """Make a run of published results, with their memory lengths and a picture."""
+    with one_line_errors():
         from farspan.record import Run
         from farspan.tasks.curve import read_authors_file
 

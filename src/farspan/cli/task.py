@@ -5,77 +5,57 @@ from typing import Annotated, Any
 import typer
 
 from farspan.cli.measured import run_measurement
-from farspan.cli.options import (
-    Attention,
-    Loading,
-    Methods,
-    Models,
-    Out,
-    Points,
-    Running,
-    Seed,
-    Spacing,
-    Text,
-    chosen_lengths,
-    said,
-)
+from farspan.cli.options import TASK, Loading, Methods, Models, Repeats, Running, Sampling, one_line_errors, option
 
 
 def task(
-    name: Annotated[str, typer.Argument(metavar="TASK", help="A task with its settings, as qa:data=nq.jsonl,shots=2.")],
+    name: Annotated[
+        str, typer.Argument(metavar="TASK", help="A task with its settings, such as qa:data=nq.jsonl,shots=2.")
+    ],
     models: Models,
-    method: Methods = None,
-    text: Text = "builtin",
-    lengths: Annotated[
-        str, typer.Option(help="0,8,20 or 512:16384, in the task's unit (tokens, passages); auto: the task's own.")
-    ] = "auto",
-    points: Points = None,
-    spacing: Annotated[Spacing | None, typer.Option(help="Spacing of a range A:B, default log.")] = None,
-    repeats: Annotated[int, typer.Option(help="Examples.")] = 10,
-    seed: Seed = 0,
-    out: Out = None,
-    attention: Attention = None,
     *,
+    sampling: Sampling,
+    repeats: Repeats = 10,
+    method: Methods = None,
     loading: Loading,
     running: Running,
 ) -> None:
-    """Any task by length: retrieval-augmented perplexity, question answering, in-context learning, tests of a text."""
-    with said(running.kept):
+    """Measure any task by length: retrieval-augmented perplexity, question answering, in-context learning, and more.
+
+    A length counts the task's unit: tokens, passages or demonstrations, and may be 0 where it is no number of tokens.
+    With --lengths auto: the task's own.
+    """
+    with one_line_errors(running.kept):
         from farspan.tasks import task as parsed
 
-        chosen = chosen_lengths(lengths, points, spacing, Spacing.log, zero=parsed(name).unit != "tokens")
-        what: dict[str, Any] = {"text": text, "lengths": chosen, "repeats": repeats, "seed": seed}
-        run_measurement(models, method, [name], running=running, loader=loading.loader(attention), out=out, **what)
+        settings = own_lengths(sampling.settings(zero=parsed(name).unit != "tokens"))
+        run_measurement(models, method, [name], running, loading, repeats=repeats, **settings)
 
 
 def compare(
     models: Models,
-    method: Methods = None,
+    *,
     task: Annotated[
         list[str] | None,
-        typer.Option("--task", help="A task with its settings, default perplexity; repeatable."),
+        option(TASK, "A task with its settings; default perplexity. Repeatable.", "--task", metavar="TASK"),
     ] = None,
-    text: Text = "builtin",
-    lengths: Annotated[str, typer.Option(help="512,1024,2048 or 512:16384; auto: each task's own.")] = "auto",
-    points: Points = None,
-    spacing: Annotated[Spacing | None, typer.Option(help="Spacing of a range A:B, default log.")] = None,
-    repeats: Annotated[int, typer.Option(help="Examples of each length.")] = 10,
-    cost: Annotated[bool, typer.Option(help="Also measure tokens per second and memory.")] = True,
-    seed: Seed = 0,
-    out: Out = None,
-    attention: Attention = None,
-    *,
+    cost: Annotated[bool, option(TASK, "Also measure tokens per second and memory.")] = True,
+    sampling: Sampling,
+    repeats: Repeats = 10,
+    method: Methods = None,
     loading: Loading,
     running: Running,
 ) -> None:
-    """Models and methods side by side on the same tokens: quality, paired with the first; speed; memory."""
-    with said(running.kept):
-        chosen = chosen_lengths(lengths, points, spacing, Spacing.log)
-        what: dict[str, Any] = {"text": text, "lengths": chosen, "repeats": repeats, "seed": seed, "cost": cost}
-        options: dict[str, Any] = {
-            "running": running,
-            "loader": loading.loader(attention),
-            "out": out,
-            "refusals": True,
-        }
-        run_measurement(models, method, task or ["perplexity"], **options, **what)
+    """Compare models and methods on the same tokens: quality, paired with the first model and method; speed; memory.
+
+    With --lengths auto: the lengths of each task.
+    """
+    with one_line_errors(running.kept):
+        settings = own_lengths(sampling.settings())
+        tasks = task or ["perplexity"]
+        run_measurement(models, method, tasks, running, loading, repeats=repeats, cost=cost, refusals=True, **settings)
+
+
+def own_lengths(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with `auto` meaning the task's own lengths, which are the same for all models."""
+    return settings | {"lengths": None if settings["lengths"] == "auto" else settings["lengths"]}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from farspan.cli.options import CHECKPOINT_KEPT, AsJson, said
+from farspan.cli.options import CHECKPOINT_KEPT, AsJson, one_line_errors
 from farspan.terminal import Terminal
 
 Config = Annotated[Path, typer.Argument(help="TOML file; see configs/.")]
@@ -17,7 +17,7 @@ Overrides = Annotated[list[str] | None, typer.Option("--set", help="TABLE.KEY=VA
 
 def train_lm(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Pre-trains a small Llama, tokenizer included. Repeating the command continues a training that was stopped."""
-    with said(CHECKPOINT_KEPT):
+    with one_line_errors(CHECKPOINT_KEPT):
         from farspan.train.config import read_config
         from farspan.train.lm import LmSettings, train
 
@@ -33,7 +33,7 @@ def train_smt(
     as_json: AsJson = False,
 ) -> None:
     """Extends a model's context by Sparse Memory Training. Repeating the command continues one that was stopped."""
-    with said("" if plan_only else CHECKPOINT_KEPT):
+    with one_line_errors("" if plan_only else CHECKPOINT_KEPT):
         from farspan.train.config import read_config
         from farspan.train.smt import SmtSettings, plan, train
 
@@ -52,7 +52,7 @@ def train_smt(
 
 def train_mlm(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Pre-trains an encoder for CEPE by masked-language modelling. Repeating the command continues a stopped one."""
-    with said(CHECKPOINT_KEPT):
+    with one_line_errors(CHECKPOINT_KEPT):
         from farspan.train.config import read_config
         from farspan.train.mlm import MlmSettings, train
 
@@ -64,7 +64,7 @@ def train_mlm(config: Config, overrides: Overrides = None, as_json: AsJson = Fal
 def train_cepe(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Trains an encoder and cross-attention beside a frozen decoder (CEPE), warm-up or main stage. Repeating the
     command continues one that was stopped."""
-    with said(CHECKPOINT_KEPT):
+    with one_line_errors(CHECKPOINT_KEPT):
         from farspan.train.cepe import CepeSettings, train
         from farspan.train.config import read_config
 
@@ -76,7 +76,7 @@ def train_cepe(config: Config, overrides: Overrides = None, as_json: AsJson = Fa
 def train_distill(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Trains as `cepe`, main stage, with the decoder as teacher, which reads all in one window (CEPE-Distilled).
     Repeating the command continues one that was stopped."""
-    with said(CHECKPOINT_KEPT):
+    with one_line_errors(CHECKPOINT_KEPT):
         from farspan.train.config import read_config
         from farspan.train.distill import DistillSettings, train
 

@@ -216,7 +216,10 @@ class BoundQa(Qa, Bound[Prompt]):
         others = (self.pool[i] for i in order if normalised(self.pool[i].question) != question)
         found = [shot for shot, _ in zip(others, range(self.shots), strict=False)]
         if len(found) < self.shots:
-            raise ValueError(f"{self.shots} demonstrations are needed (shots); there are {len(found)} other questions")
+            raise ValueError(
+                f"shots: got {self.shots} demonstrations, expected at most {len(found)}, the number of other "
+                "questions. Use fewer shots"
+            )
         return found
 
     def work(self, lm: LM, example: Example[Prompt]) -> Iterator[Work]:

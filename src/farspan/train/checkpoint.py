@@ -199,8 +199,8 @@ def diverged(what: str, args: TrainingArguments) -> ValueError:
     kept = max(steps(folder), default=0)
     last_one = f"the last checkpoint is {folder / f'checkpoint-{kept}'}" if kept else "there is no checkpoint"
     return ValueError(
-        f"the training diverged: {what}. No model was saved; {last_one}. Lower optimizer.lr = {args.learning_rate:g}, "
-        "or give more optimizer.warmup_steps, and train into another folder (out)"
+        f"the training diverged: {what}. No model was saved; {last_one}. Lower optimizer.lr = {args.learning_rate:g} "
+        "or optimizer.weight_decay, or give more optimizer.warmup_steps, and train into another folder (out)"
     )
 
 
