@@ -12,7 +12,7 @@ import pytest
 from farspan import stats
 from farspan.record import Row
 from farspan.stats import headlines, memory_lengths
-from farspan.tasks.curve import read_authors_file
+from farspan.tasks.published import read_authors_file
 
 LLAMA3_8B = Path(__file__).parent / "data" / "llama3_8b_forgetting_curve.json"
 SETTINGS = {"protocol": "nested", "compat": False, "target_text": "books", "prefix_text": None}

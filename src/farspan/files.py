@@ -165,8 +165,10 @@ def parse_json(content: str | bytes, where: str) -> Any:
         value = json.loads(content)
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is damaged: it is not UTF-8 ({error.reason} at byte {error.start:,})") from error
-    except ValueError as error:  # of JSON, of the digits of an integer
+    except json.JSONDecodeError as error:
         raise ValueError(f"{where} is damaged: expected JSON in UTF-8: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{where} is damaged: got an integer of more digits than Python reads") from error
     except RecursionError as error:
         raise ValueError(deep) from error
     marks: tuple[Any, Any] = (b"[", b"{") if isinstance(content, bytes) else ("[", "{")

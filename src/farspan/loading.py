@@ -392,7 +392,7 @@ def one_line(error: BaseException) -> str:
     said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     said = re.sub(r"<class '([\w.]+\.)?(\w+)'>", r"\2", " ".join(said.split()).rstrip("."))
     if isinstance(error, StrictDataclassError):
-        said = said.partition("Error: ")[2] or said
+        said = (said.partition("Error: ")[2] or said).partition(" Errors: ")[0]
     elif isinstance(error, KeyError):
         said = said if " " in said else f"{said!r} is not known, or missing"
     elif not isinstance(error, ValueError) or not said:

@@ -88,4 +88,5 @@ def _plain(value: Any) -> str:
         return "+".join(map(_plain, value))
     if isinstance(value, bool):
         return str(value).lower()
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+    return str(int(value)) if whole else str(value)

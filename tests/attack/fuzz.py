@@ -471,7 +471,7 @@ def _tokenizer(folder: str) -> Any:
 
 
 def check_authors(folder: Path, data: bytes) -> None:
-    from farspan.tasks.curve import read_authors_file
+    from farspan.tasks.published import read_authors_file
 
     _write(folder / "fuzzed.json", data)
     for row in read_authors_file(folder / "fuzzed.json", "m"):

@@ -219,7 +219,8 @@ UNCLEAR = {
     "library warning": re.compile(r"\b\w*Warning: |^\[\w+\|", re.MULTILINE),
     "python message": re.compile(
         r"(object has no attribute|not subscriptable|object is not iterable|unhashable|unexpected keyword argument|"
-        r"must be str, not|positional argument|list index out of range|argument of type)"
+        r"must be str, not|positional argument|list index out of range|argument of type|weights_only|sys\.set_int|"
+        r"argument after \*\*)"
     ),
 }
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")

@@ -39,7 +39,7 @@ def import_file(
     """Make a run of published results, with their memory lengths and a picture."""
     with one_line_errors():
         from farspan.record import Run
-        from farspan.tasks.curve import read_authors_file
+        from farspan.tasks.published import read_authors_file
 
         rows = read_authors_file(file, model or file.stem)
         with Run.open(out, {"task": "curve", "imported": file.name, "model": model or file.stem}) as run:

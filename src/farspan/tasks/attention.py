@@ -14,7 +14,6 @@ lengths, and the map is of the longest. `rest` is the same without the first tok
 the other weights divided by their sum. Nothing of [time, time] is held: weights are looked at in blocks of queries.
 """
 
-import hashlib
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from torch import Tensor
 from farspan import hf
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
 from farspan.text.corpora import Corpus, load
 
 SINKS = 8  # the paper's, figure 7
@@ -127,7 +126,7 @@ class BoundAttention(Attention, Bound[np.ndarray]):
             )
         what = f"{self.task} {self.version} {self.width} {self.sinks} {self.layers} {self.map_bins} {lm.separator.ids}"
         return [
-            Example(_digest(f"{what} {seed} {repeat}", tokens), repeat, tuple(lengths), tokens)
+            Example(digest(f"{what} {seed} {repeat}", tokens), repeat, tuple(lengths), tokens)
             for repeat, tokens in enumerate(self.text.windows(lengths[-1] - separator, repeats, seed))
         ]
 
@@ -312,7 +311,3 @@ def check_watchable(reader: Reader) -> None:
 def packed(map: np.ndarray) -> str:
     """The lower triangle of a map, row by row, as little-endian float32 in base64."""
     return b64encode(map[np.tril_indices(len(map))].astype("<f4").tobytes()).decode()
-
-
-def _digest(what: str, tokens: np.ndarray) -> str:
-    return hashlib.sha256(what.encode() + np.asarray(tokens, dtype=np.int64).tobytes()).hexdigest()[:16]

@@ -1,10 +1,13 @@
 """What a task is: its settings, bound to a text; the examples it makes; what each gives and costs."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import numpy as np
 
 from farspan.lm import LM
 from farspan.reader import Reader
@@ -171,6 +174,14 @@ class Bound(ABC, Generic[P]):
             ValueError: a reader that the task cannot measure.
         """
         return nullcontext()
+
+
+def digest(*parts: str | np.ndarray) -> str:
+    """Return 16 hexadecimal digits that identify these texts and token ids, in this order."""
+    hashed = hashlib.sha256()
+    for part in parts:
+        hashed.update(part.encode() if isinstance(part, str) else np.asarray(part, np.int64).tobytes())
+    return hashed.hexdigest()[:16]
 
 
 def same_texts(*texts: Corpus | None) -> tuple[Corpus, ...]:

@@ -18,25 +18,20 @@ Liu et al. 2024, arXiv 2410.04727, section 3. Three protocols:
           w = k = floor(L / 2) and so score the same tokens as `nested`.
 """
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from farspan.files import read_json
 from farspan.lengths import DEFAULT_POINTS, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import Reader, Scores
-from farspan.record import Row
-from farspan.schema import check_results
 from farspan.specs import closest
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, same_texts
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest, same_texts
 from farspan.tasks.prompts import token_texts
 from farspan.terminal import report
 from farspan.text.corpora import Corpus, join, load
@@ -296,7 +291,7 @@ class BoundCurve(Curve, Bound[Texts]):
                     values, failed = _judged(scores, index, index + len(batch))
                     values["context"] = separator.shape[1] + length + second.shape[1]
                     values["distance"] = separator.shape[1] + length - start
-                    values["target"] = _digest(example.payload.target)
+                    values["target"] = digest(example.payload.target)
                     # whose target the control was scored on: it pairs the two halves
                     other = example.payload.other_repeat
                     values["control_repeat"] = example.repeat if other is None else other
@@ -362,52 +357,6 @@ def check_depths(depths: Sequence[float], protocol: str, lengths: Sequence[int],
         )
 
 
-def read_authors_file(path: str | Path, model: str) -> list[Row]:
-    """Rows of a result file of the authors' script: a list of {"length", "copy_accs", "lm_accs"}.
-
-    Raises:
-        ValueError: not such a file.
-    """
-    path = Path(path)
-    what = (
-        "is not a result file of the forgetting curve's authors, a JSON list of objects with length, copy_accs, lm_accs"
-    )
-    try:
-        points = read_json(path)
-        check_results(points)
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} does not exist: expected a result file of the forgetting curve's authors") from error
-    except ValueError as error:
-        raise ValueError(f"{path} {what}: {error}. Correct the file") from error
-    return [
-        Row(
-            model=model,
-            method="full",
-            task=BoundCurve.task,
-            version=BoundCurve.version,
-            settings={
-                "protocol": "paper",
-                "compat": True,
-                "target_text": "PG-19 test",
-                "imported": path.name,
-            },
-            length=point["length"],
-            repeat=repeat,
-            seed=0,
-            example=f"{path.name}:{point['length']}:{repeat}",
-            scores={
-                "copy": float(copy),
-                "control": float(control),
-                "control_repeat": repeat,
-                "scored": math.ceil(point["length"] / 2),
-                "context": 2 * point["length"] + 2,
-            },
-        )
-        for point in points
-        for repeat, (copy, control) in enumerate(zip(point["copy_accs"], point["lm_accs"], strict=True))
-    ]
-
-
 def _judged(scores: Scores, copy: int, control: int) -> tuple[dict[str, Any], int]:
     """The two halves of one example as a row holds them, and how many of their tokens have no numbers."""
     values: dict[str, Any] = {"scored": scores.rank.shape[1]}
@@ -427,15 +376,9 @@ def _example(
     task: BoundCurve, seed: int, repeat: int, lengths: tuple[int, ...], separator: tuple[int, ...], texts: Texts
 ) -> Example[Texts]:
     probe = " {} {}".format(*task.probe) if task.protocol == "probe" else ""
-    digest = hashlib.sha256(f"{task.task} {task.version} {task.protocol}{probe} {separator} {seed} {repeat}".encode())
-    for name, ids in texts.named:
-        digest.update(name.encode() + np.asarray(ids, dtype=np.int64).tobytes())
-    return Example(digest.hexdigest()[:16], repeat, lengths, texts, task.depths)
-
-
-def _digest(ids: np.ndarray) -> str:
-    """Of a target: what tells that two rows asked for the same."""
-    return hashlib.sha256(ids.astype(np.int64).tobytes()).hexdigest()[:16]
+    what = f"{task.task} {task.version} {task.protocol}{probe} {separator} {seed} {repeat}"
+    parts = (part for named in texts.named for part in named)
+    return Example(digest(what, *parts), repeat, lengths, texts, task.depths)
 
 
 def overlap(read: np.ndarray, asked: np.ndarray) -> float:

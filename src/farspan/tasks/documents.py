@@ -8,7 +8,6 @@ The document is read as one passage after the separator: the method decides how 
 read after it, and the answer is generated from there.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
-from farspan.tasks.base import Bound, Example, Result, Work
+from farspan.tasks.base import Bound, Example, Result, Work, digest
 from farspan.tasks.passages import places, row
 from farspan.tasks.prompts import behind, pieces, stops, token_texts
 
@@ -84,7 +83,7 @@ class BoundDocuments(Bound[Prompt]):
 
     @cached_property
     def _hash(self) -> str:
-        return _digest([[i.before, i.document, i.after, i.references, i.options] for i in self.items])
+        return digest(json.dumps([[i.before, i.document, i.after, i.references, i.options] for i in self.items]))
 
     def num_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
         return length
@@ -105,7 +104,8 @@ class BoundDocuments(Bound[Prompt]):
             what = [self.task, self.version, self.settings, seed, item.name, item.references, item.options]
             prompt = [ids.tolist() for ids in (before, document, after)]
             given = Prompt(before, document, after, item)
-            examples.append(Example(_digest([*what, lm.separator.ids, prompt]), repeat, tuple(lengths), given))
+            name = digest(json.dumps([*what, lm.separator.ids, prompt]))
+            examples.append(Example(name, repeat, tuple(lengths), given))
         return examples
 
     def kept(self, lm: LM, example: Example[Prompt], length: int) -> tuple[np.ndarray, int] | None:
@@ -212,7 +212,3 @@ def check_truncate(truncate: str) -> None:
             f"truncate = {truncate!r} is unknown, expected the part of a long document to leave out: "
             + ", ".join(TRUNCATE)
         )
-
-
-def _digest(what: Any) -> str:
-    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]

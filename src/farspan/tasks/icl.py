@@ -22,7 +22,6 @@ depend on the number of workers, and never are the question itself; clinic150 is
 those they have behind the prompt.
 """
 
-import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -37,7 +36,7 @@ from numpy.typing import ArrayLike
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.specs import closest
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
 from farspan.tasks.icl_sets import SETS, Labelled, load_own, load_set, own_question
 from farspan.tasks.passages import places, row
 from farspan.tasks.prompts import behind, token_texts
@@ -142,7 +141,7 @@ class BoundIcl(Bound[Prompt]):
 
     @cached_property
     def _hash(self) -> str:
-        return _digest([[one.text, one.label] for one in (*self.demonstrations, *self.questions)])
+        return digest(json.dumps([[one.text, one.label] for one in (*self.demonstrations, *self.questions)]))
 
     def num_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
         return self._prompt_tokens(lm, example, length) + max(map(len, example.payload.options)) - 1
@@ -177,7 +176,7 @@ class BoundIcl(Bound[Prompt]):
         query, alone = behind(lm.tokenizer, f"\n\n{last}", before="x"), behind(lm.tokenizer, last, before="")
         what = [self.version, texts, last, self.options, self.head, *(ids.tolist() for ids in (query, *options))]
         return Example(
-            id=_digest(what),
+            id=digest(json.dumps(what)),
             repeat=repeat,
             lengths=tuple(lengths),
             payload=Prompt(tuple(parts), query, alone, asked.label, tuple(options)),
@@ -290,7 +289,3 @@ def predictions(nats: ArrayLike, prior: ArrayLike, tokens: ArrayLike) -> dict[st
     plain, without, count = (np.asarray(values, dtype=np.float64) for values in (nats, prior, tokens))
     costs = (plain, plain / count, plain - without, (plain - without) / count)
     return {scoring: int(cost.argmin()) for scoring, cost in zip(SCORINGS, costs, strict=True)}
-
-
-def _digest(what: Any) -> str:
-    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]

@@ -9,7 +9,6 @@ separator is not counted. The depth is that of the number in the filler, rounded
 the same at all lengths and depths of an example.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,7 +18,7 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import Reader
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
 from farspan.tasks.passages import places, row
 from farspan.tasks.prompts import encoded, pieces, token_texts
 
@@ -116,11 +115,9 @@ class BoundPasskey(Passkey, Bound[Prompt]):
                 f"a length of {lengths[0]} tokens is too short: the prompt has {prompt.fixed} without its filler; give "
                 f"lengths from {prompt.fixed} on (--lengths)"
             )
-        digest = hashlib.sha256(f"{self.task} {self.version} {self.depths} {lm.separator.ids} {seed} {repeat}".encode())
-        for ids in vars(prompt).values():
-            digest.update(np.asarray(ids, np.int64).tobytes())
+        what = f"{self.task} {self.version} {self.depths} {lm.separator.ids} {seed} {repeat}"
         depths = tuple(float(depth) for depth in np.linspace(0, 1, self.depths).round(6)) if self.depths > 1 else (0.5,)
-        return Example(digest.hexdigest()[:16], repeat, lengths, prompt, depths)
+        return Example(digest(what, *vars(prompt).values()), repeat, lengths, prompt, depths)
 
     def work(self, lm: LM, example: Example[Prompt]) -> Iterator[Work]:
         prompt = example.payload

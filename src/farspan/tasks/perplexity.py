@@ -15,7 +15,6 @@ Three choices of the targets at a total length of T tokens, in a window x of W t
 Logits exist for one block at a time. The separator precedes the text and is not counted in T.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -26,7 +25,7 @@ import torch
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import CHUNK, Memory, Reader, Scores
 from farspan.specs import closest
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
 from farspan.terminal import report
 from farspan.text.corpora import Corpus, load
 
@@ -143,7 +142,7 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
             )
         what = f"{self.task} {self.version} {self.targets} {self.settings.get('target_tokens')} {lm.separator.ids}"
         return [
-            Example(_digest(f"{what} {seed} {repeat}", tokens), repeat, tuple(lengths), tokens)
+            Example(digest(f"{what} {seed} {repeat}", tokens), repeat, tuple(lengths), tokens)
             for repeat, tokens in enumerate(self.text.windows(window, repeats, seed))
         ]
 
@@ -185,7 +184,7 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
             for index, example in enumerate(batch):
                 values, failed = self._judged(scores, index)
                 values["context"] = head.shape[1] + length
-                values["target"] = _digest("", example.payload[first:end])
+                values["target"] = digest(example.payload[first:end])
                 yield Result(
                     example,
                     length,
@@ -278,7 +277,3 @@ def bucket_ends(length: int, buckets: int | None) -> list[int]:
     while ends[-1] < length:
         ends.append(2 * ends[-1])
     return [*ends[:-1], length]
-
-
-def _digest(what: str, tokens: np.ndarray) -> str:
-    return hashlib.sha256(what.encode() + np.asarray(tokens, dtype=np.int64).tobytes()).hexdigest()[:16]

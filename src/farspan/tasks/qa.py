@@ -20,7 +20,6 @@ Data: Natural Questions, TriviaQA and PopQA, as jsonl, parquet or a hub data set
     ctxs                                  [{"title", "text", "score"}], best first; not needed with an index
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
 from farspan.tasks.passages import (
     PASSAGE_TOKENS,
     check_weights,
@@ -150,10 +149,8 @@ class BoundQa(Qa, Bound[Prompt]):
 
     @property
     def _hash(self) -> str:
-        digest = hashlib.sha256()
-        for one in (*self.questions, *(() if self.pool is self.questions else self.pool)):
-            digest.update(repr(one).replace("Question(", "Asked(", 1).encode())  # the class's name in older records
-        return digest.hexdigest()[:16]
+        every = (*self.questions, *(() if self.pool is self.questions else self.pool))
+        return digest(*(repr(one).replace("Question(", "Asked(", 1) for one in every))  # its name in older records
 
     def num_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
         """The answer counts as long as it may be."""
@@ -186,10 +183,8 @@ class BoundQa(Qa, Bound[Prompt]):
         pieces = tuple(passage_ids(lm.tokenizer, str(passage), self.passage_tokens) for passage in passages)
         query = encoded(lm.tokenizer, f"Question: {one.question}\nAnswer:")
         prompt = Prompt(np.concatenate(head), pieces, query, one)
-        digest = hashlib.sha256(f"{self.task} {self.version} {one.answers} {self.new_tokens} {self.weights}".encode())
-        for values in (prompt.head, *joined(pieces), query):
-            digest.update(np.asarray(values, np.int64).tobytes())
-        return Example(digest.hexdigest()[:16], repeat, tuple(lengths), prompt)
+        what = f"{self.task} {self.version} {one.answers} {self.new_tokens} {self.weights}"
+        return Example(digest(what, prompt.head, *joined(pieces), query), repeat, tuple(lengths), prompt)
 
     @cached_property
     def _searched(self) -> dict[str, tuple[Passage, ...]]:

@@ -15,7 +15,6 @@ passages are raw slices of 256 tokens; ours end with a blank line. The weights o
 `weights=retriever` asks for the softmax of the retriever's scores, which every row keeps.
 """
 
-import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ import torch
 from farspan.lm import LM
 from farspan.reader import Reader
 from farspan.specs import closest
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
+from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
 from farspan.tasks.passages import (
     PASSAGE_TOKENS,
     check_weights,
@@ -146,11 +145,9 @@ class BoundRalm(Ralm, Bound[Retrieved]):
             window, rng = lm.tokenizer.decode(tokens.tolist()), np.random.default_rng([seed, repeat])
             numbers, scores, excluded = self._chosen(query, window, lengths[-1], rng)
             pieces = tuple(passage_ids(lm.tokenizer, self.opened.passage(n), self.passage_tokens) for n in numbers)
-            digest = hashlib.sha256(f"{what} {repeat} {self.opened.hash} {self.weights} {self.passages}".encode())
-            for values in (tokens, *joined(pieces), numbers):
-                digest.update(np.asarray(values, np.int64).tobytes())
+            how = f"{what} {repeat} {self.opened.hash} {self.weights} {self.passages}"
             given = Retrieved(tokens, pieces, numbers, scores, excluded)
-            found.append(Example(digest.hexdigest()[:16], repeat, tuple(lengths), given))
+            found.append(Example(digest(how, tokens, *joined(pieces), numbers), repeat, tuple(lengths), given))
         return found
 
     def _chosen(

@@ -67,12 +67,12 @@ def reading(file: Path) -> Iterator[None]:
     except UNREADABLE as error:
         if is_out_of_memory(error):
             raise
-        why = str(error).partition("\n")[0] or type(error).__name__
+        why = f"its content cannot be read ({type(error).__name__})"  # torch would advise to run code in it
         if isinstance(error, UnicodeDecodeError):
             why = f"it holds a text that is not UTF-8 ({error.reason})"
-        raise damaged(
-            file, why if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {why}"
-        ) from error
+        elif isinstance(error, ValueError | OSError) and str(error):
+            why = str(error).partition("\n")[0]
+        raise damaged(file, why) from error
 
 
 @contextmanager
