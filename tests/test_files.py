@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farspan.files import PREFIX, added, built, locked, parse_json, remove_leftovers, write, written
+from farspan.files import PREFIX, added, appending, built, locked, parse_json, remove_leftovers, write, written
 
 
 def names(folder: Path) -> list[str]:
@@ -136,13 +136,17 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_a_living_one
     assert names(tmp_path) == [f"{PREFIX}link", "other"]
 
 
-def test_a_lock_is_held_until_its_file_is_closed(tmp_path: Path) -> None:
-    with locked(tmp_path / "rows.jsonl") as file:
-        file.write(b"1\n")
-        with pytest.raises(ValueError, match="is being written by another process"):
-            locked(tmp_path / "rows.jsonl")
-    with locked(tmp_path / "rows.jsonl") as file:
-        file.write(b"2\n")
+def test_a_lock_is_held_until_its_block_ends(tmp_path: Path) -> None:
+    with locked(tmp_path / "lock"), pytest.raises(ValueError, match="is being written by another process"):
+        locked(tmp_path / "lock")
+    with locked(tmp_path / "lock"):
+        pass
+
+
+def test_a_file_is_appended_to(tmp_path: Path) -> None:
+    for line in (b"1\n", b"2\n"):
+        with appending(tmp_path / "rows.jsonl") as file:
+            file.write(line)
     assert (tmp_path / "rows.jsonl").read_text() == "1\n2\n"
 
 
@@ -153,6 +157,8 @@ def test_links_and_pipes_are_not_locked_or_written(tmp_path: Path) -> None:
     for name in ("link", "pipe"):
         with pytest.raises(ValueError, match="is not a regular file"):
             locked(tmp_path / name)
+        with pytest.raises(ValueError, match="is not a regular file"):
+            appending(tmp_path / name)
     assert not (tmp_path / "target").exists()
     assert time.monotonic() - started < 5
 

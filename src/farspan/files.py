@@ -6,17 +6,17 @@ place itself is replaced or refused, never followed.
 """
 
 import errno
-import fcntl
 import json
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
+
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 PREFIX = ".farspan-part-"  # of temporary folders
 DEEPEST = 100  # levels of lists and objects in JSON
@@ -122,36 +122,38 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def locked(path: Path) -> FileIO:
-    """Open a file for appending, unbuffered, and lock it for this process until it is closed. Makes it if missing.
+def locked(path: Path) -> AcquireReturnProxy:
+    """Hold a lock file, made if missing, until the block of the returned context manager ends or the process does.
 
     Raises:
-        ValueError: another process holds the lock; or `path` is no regular file, such as a symbolic link.
+        ValueError: another process holds it, or `path` is no regular file, such as a symbolic link.
         OSError: the file cannot be opened or made.
     """
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise ValueError(f"{path} is not a regular file: got a link, folder or device, which is not written. Delete it")
-    # O_NOFOLLOW, O_NONBLOCK: also where it becomes a link or a pipe after the check
-    number = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    file = FileIO(number, "ab")
+    _refuse_irregular(path)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"{path} is not a regular file. Delete it")
-        gone = not path.exists() or path.stat().st_ino != found.st_ino
-    except BlockingIOError as error:
-        file.close()
+        return FileLock(path).acquire(blocking=False)
+    except Timeout as error:
         raise ValueError(
             f"{path.parent} is being written by another process. Wait until it ends, or choose another folder"
         ) from error
-    except BaseException:
-        file.close()
-        raise
-    if gone:  # the process that held the lock removed the file
-        file.close()
-        return locked(path)
-    return file
+
+
+def appending(path: Path) -> FileIO:
+    """Open a file for appending, unbuffered. Makes it if missing.
+
+    Raises:
+        ValueError: `path` is no regular file, such as a symbolic link.
+        OSError: the file cannot be opened or made.
+    """
+    _refuse_irregular(path)
+    # also where it becomes a link or a pipe after the check; Windows has neither flag
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    return FileIO(path, "ab", opener=lambda name, mode: os.open(name, mode | flags, 0o666))
+
+
+def _refuse_irregular(path: Path) -> None:
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ValueError(f"{path} is not a regular file: got a link, folder or device, which is not written. Delete it")
 
 
 def parse_json(content: str | bytes, where: str) -> Any:
@@ -240,7 +242,9 @@ def _naming(path: Path) -> Iterator[None]:
 
 def _sync(path: Path) -> None:
     """Wait until a file's content, or a folder's list of names, is on the disk."""
-    number = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and path.is_dir():  # which Windows cannot open
+        return
+    number = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(number)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 runs/NAME/run.json     settings, what the model is, versions, hardware, one entry for each time it was started
 runs/NAME/rows.jsonl   a line an example; a kill loses at most the line being written
+runs/NAME/rows.lock   held by the process that writes the run
 runs/NAME/examples.jsonl   the first example of each model and question, in words
 """
 
@@ -12,6 +13,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -20,10 +22,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from farspan.files import locked, parse_json, read_json, remove_leftovers, write
+from farspan.files import appending, locked, parse_json, read_json, remove_leftovers, write
 from farspan.schema import check_example, check_header, check_row
 
 T = TypeVar("T")
+LOCK = "rows.lock"
 REPAIR = "Restore it, or choose another folder (--out)"  # of a damaged run.json
 PACKAGES = ("farspan", "torch", "transformers", "tokenizers", "numpy", "scipy")
 PACKAGE = Path(__file__).resolve().parent
@@ -68,11 +71,14 @@ class Run:
     What it made is removed again where the block ends by an error before anything was measured.
     """
 
-    def __init__(self, folder: Path, header: dict[str, Any], rows: list[Row], file: FileIO, made: list[Path]) -> None:
+    def __init__(
+        self, folder: Path, header: dict[str, Any], rows: list[Row], file: FileIO, lock: ExitStack, made: list[Path]
+    ) -> None:
         self.folder = folder
         self.header = header
         self.rows = rows
         self._file = file
+        self._lock = lock
         self._made = made  # files and folders that did not exist before, the innermost first
         self._latest: dict[tuple[str, str], dict[tuple[Any, ...], Row]] = {}
         for row in rows:
@@ -92,11 +98,13 @@ class Run:
         refuse_file(folder)
         if folder.exists() and not (folder / "run.json").exists() and not _only_begun(folder):
             raise ValueError(f"{folder} is not empty and holds no run (no run.json): choose another folder with --out")
-        places = (folder / "run.json", path, folder, *folder.parents)
+        places = (folder / "run.json", path, folder / LOCK, folder, *folder.parents)
         made = [place for place in places if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        file = locked(path)
+        lock = ExitStack()
+        lock.enter_context(locked(folder / LOCK))
         try:
+            file = lock.enter_context(appending(path))
             rows, end = _read_rows(path)
             header: dict[str, Any] = {"settings": _plain(settings), "models": {}, "sessions": []}
             if (folder / "run.json").exists():
@@ -107,11 +115,11 @@ class Run:
             file.truncate(end)
             session = {"command": sys.argv, "started": datetime.now(UTC).isoformat(), **environment()}
             header["sessions"].append(session)
-            run = cls(folder, header, rows, file, made)
+            run = cls(folder, header, rows, file, lock, made)
             run._write_header()
         except (ValueError, OSError):
-            _remove(made)
-            file.close()
+            _remove(made)  # while it is locked
+            lock.close()
             raise
         return run
 
@@ -197,9 +205,10 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._file.close()
         if error is not None and not self.rows:
             _remove(self._made)  # while it is locked
-        self._file.close()
+        self._lock.close()
 
 
 def default_folder(command: str, models: Sequence[str], settings: Any) -> Path:
@@ -358,7 +367,7 @@ def _only_begun(folder: Path) -> bool:
     """Whether a folder holds nothing but what a run leaves that ended before its run.json was written."""
     remove_leftovers(folder)
     return all(
-        file.name == "run.json.part" or (file.name == "rows.jsonl" and file.stat().st_size == 0)
+        file.name in ("run.json.part", LOCK) or (file.name == "rows.jsonl" and file.stat().st_size == 0)
         for file in folder.iterdir()
     )
 
@@ -374,7 +383,8 @@ def _remove(made: Sequence[Path]) -> None:
     """Removes what a run without rows made, folders as far as nothing else is in them."""
     for place in made:
         if not place.is_dir():
-            place.unlink(missing_ok=True)
+            with suppress(PermissionError):  # a lock that is held cannot be removed on Windows
+                place.unlink(missing_ok=True)
         elif any(place.iterdir()):
             return
         else:

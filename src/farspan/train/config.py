@@ -154,7 +154,8 @@ def _locked(out: Path) -> Iterator[None]:
             yield
         finally:
             if made and not (out / "settings.json").exists():
-                (working / "lock").unlink()
+                with suppress(PermissionError):  # on Windows, which keeps it while it is held
+                    (working / "lock").unlink()
                 with suppress(OSError):  # the first that holds something else
                     for folder in made:
                         folder.rmdir()
