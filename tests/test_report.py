@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,15 @@ def test_a_curve_becomes_an_svg_of_the_name_asked_for(tmp_path: Path) -> None:
     _, path = draw_curves(series(rows(), MODELS), tmp_path, "a title", name="other")
     assert path.name == "other.svg"
     assert path.read_text().rstrip().endswith("</svg>")
+
+
+def test_a_picture_of_many_curves_has_space_for_them(tmp_path: Path) -> None:
+    many = [one for i in range(60) for one in rows(model=f"org/model-{i}")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "axes sizes collapsed to zero"
+        drawn = svg(many, tmp_path, ", ".join(f"model-{i}" for i in range(60)))
+    assert re.search(r"and \d+ more", drawn)
+    assert "model-59" not in drawn
 
 
 def test_the_picture_of_one_curve_names_what_it_shows(tmp_path: Path) -> None:

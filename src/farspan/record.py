@@ -184,7 +184,8 @@ class Run:
         Raises:
             OSError: the disk is full, say; the file then ends with the row before.
         """
-        line = (json.dumps(asdict(row), allow_nan=False) + "\n").encode()
+        written = json.dumps(asdict(row), allow_nan=False)
+        line = (written + "\n").encode()
         end = os.fstat(self._file.fileno()).st_size
         try:
             while line:
@@ -196,6 +197,7 @@ class Run:
                 f"{error.strerror}; the {len(self.rows):,} rows before it are safe: make room and repeat the command",
                 str(self.folder / "rows.jsonl"),
             ) from error
+        row = Row(**json.loads(written))  # as it will be read: a list where it had a tuple
         self.rows.append(row)
         self._keep(row)
 

@@ -13,7 +13,7 @@ from farspan.measuring.loop import Watch, measure_cell
 from farspan.measuring.plan import Plan, plan
 from farspan.measuring.result import Measured
 from farspan.methods import Method, method
-from farspan.record import Row, Run, default_folder
+from farspan.record import Row, Run, default_folder, latest
 from farspan.tasks import Bound, Task, task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING, BoundCurve, Curve
@@ -195,7 +195,7 @@ def measure(
             share = Budget(budget.left / (len(models) - done))
             # a call each, so that a model is gone before the next is loaded
             _measure_model(loader(model), chosen, what, run, refusals, share, batch, chunk, watch)
-    return Measured(folder)
+    return Measured(folder, latest(run.rows))
 
 
 def _measure_model(

@@ -1,12 +1,12 @@
 """The result of a measurement: its rows, tables and pictures."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from farspan.extras import optional_import
-from farspan.record import Row, latest, read_header, read_rows
+from farspan.record import Row, read_header
 from farspan.report.terminal import Results
 
 
@@ -15,11 +15,7 @@ class Measured:
     """What a run folder holds."""
 
     folder: Path
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """All rows; of a measurement that was repeated, the last."""
-        return latest(read_rows(self.folder))
+    rows: list[Row] = field(repr=False)  # of a measurement that was repeated, the last
 
     @cached_property
     def results(self) -> Results:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.axis import Tick
 from matplotlib.figure import Figure as Canvas  # not pyplot, which would choose the backend of the whole program
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
@@ -19,6 +21,8 @@ from farspan.report.figure import FEW_TICKS, Failed, Figure, Line, Mark, Rule, c
 from farspan.terminal import CONTROL
 
 LEGEND_CHARACTERS = 150  # of small print in the width of a picture
+LEGEND_LINES = 24
+TITLE_CHARACTERS = 100
 SHOWN = 5  # curves of a training in one picture
 NEUTRAL = "#777777"
 STYLES = {"solid": "-", "dashed": "--", "dotted": ":", "points": ""}
@@ -61,7 +65,7 @@ def draw_on(axes: Axes, one: Figure) -> None:
         _draw_failed(axes, failed)
     for rule in one.rules:
         _draw_rule(axes, rule)
-    axes.set(xlabel=one.x, ylabel=one.y, title=one.title)
+    axes.set(xlabel=one.x, ylabel=one.y, title=shorten(one.title, TITLE_CHARACTERS, placeholder=" …"))
     _scale(axes, one)
     if one.span is not None:
         axes.set_ylim(one.span)
@@ -227,10 +231,16 @@ def _draw_map(figure: Canvas, axes: Axes, one: Series) -> None:
 
 
 def add_legend(figure: Canvas, axes: Axes) -> None:
-    """Below the axes, in as many columns as fit."""
-    longest = max(len(label) for label in axes.get_legend_handles_labels()[1])
-    columns = max(1, min(3, LEGEND_CHARACTERS // (longest + 6)))
-    figure.legend(fontsize=8, loc="outside lower center", ncols=columns, frameon=False)
+    """Add a legend below the axes, in as many columns as fit. Of many lines it names the first: with all of them it
+    would leave no space for the axes."""
+    handles, labels = axes.get_legend_handles_labels()
+    if (more := len(labels) - LEGEND_LINES) > 0:
+        handles, labels = (
+            [*handles[:LEGEND_LINES], Line2D([], [], linestyle="none")],
+            [*labels[:LEGEND_LINES], f"and {more:,} more"],
+        )
+    columns = max(1, min(3, LEGEND_CHARACTERS // (max(map(len, labels)) + 6)))
+    figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def saved(figure: Canvas, folder: Path, name: str) -> list[Path]:
