@@ -27,6 +27,7 @@ from farspan.callback import PerplexityCallback
 from farspan.files import locked
 from farspan.report.training import measured_table, model_card
 from farspan.train import cepe, distill, lm, mlm, smt
+from farspan.train.checkpoint import writing
 from farspan.train.config import read_config
 
 from cepe_models import tiny_encoder
@@ -395,6 +396,26 @@ def test_a_damaged_checkpoint_ends_the_command_with_one_line(trained: Trained, b
     assert done.exit_code == 2
     assert "optimizer.pt is damaged" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"),  # torch
+        RuntimeError("basic_ios::clear: iostream error"),  # torch
+        Exception("No space left on device (os error 28)"),  # tokenizers
+    ],
+    ids=str,
+)
+def test_a_full_disk_is_named_whatever_the_library_raises(error: Exception) -> None:
+    with (
+        pytest.raises(
+            ValueError, match=r"^out/checkpoint-2 cannot be written: no space is left on the disk\. Make room"
+        ),
+        writing(Path("out/checkpoint-2")),
+    ):
+        raise error
 
 
 # the folder

@@ -4,10 +4,10 @@
     kept      = the last `window` keys, and the `capacity` - `window` others with the largest pool(votes)
 
 Li et al. 2024, arXiv 2404.14469, section 4.1 and listing 1. The pool (largest or mean of `kernel` neighbouring votes)
-keeps runs of keys together. Keys keep their positions in the text. The authors copy the
-keys for every query head; ours keeps the key heads of the model, and takes the mean over the query heads that share one
-before the pool. Of equal votes the earliest are kept. A layer with a sliding window of its own chooses among the keys
-that it still holds.
+keeps runs of keys together. The defaults are those of the authors' LongBench runs: a window of 32, the largest of 7
+votes. Keys keep their positions in the text. The authors copy the keys for every query head; ours keeps the key heads
+of the model, and takes the mean over the query heads that share one before the pool. Of equal votes the earliest are
+kept. A layer with a sliding window of its own chooses among the keys that it still holds.
 
 The text is read with full attention, in any chunks, and the choice is made at the first question: when `score` or
 `generate` is called. The question sees the chosen keys and all of its own. It votes only if it was read, not if it is

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from farspan.files import added
 from farspan.text.corpora import Corpus
+from farspan.train.checkpoint import writing
 
 
 @dataclass(frozen=True)
@@ -96,5 +97,5 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None
         vocab_size=vocabulary, special_tokens=["<s>"], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    with added(folder, last="tokenizer.json") as new:
+    with writing(folder), added(folder, last="tokenizer.json") as new:
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<s>").save_pretrained(new)

@@ -39,7 +39,7 @@ UNREADABLE = (
     IndexError,
     AttributeError,
 )
-FULL_DISK = ("PytorchStreamWriter", "inline_container")  # in the RuntimeError of torch.save
+FULL_DISK = ("PytorchStreamWriter", "inline_container", "iostream error", "No space left")  # of torch, of tokenizers
 
 
 def damaged(file: Path, why: object) -> ValueError:
@@ -84,10 +84,11 @@ def writing(place: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not any(name in str(error) for name in FULL_DISK):
+    except Exception as error:  # as it is, where tokenizers cannot write
+        is_full = any(words in str(error) for words in FULL_DISK)
+        if not is_full and not isinstance(error, OSError | SafetensorError):
             raise
-        why = str(error).partition("\n")[0]
+        why = "no space is left on the disk" if is_full else str(error).partition("\n")[0]
         raise ValueError(
             f"{place} cannot be written: {why}. Make room there and repeat the command: the training continues from "
             "its last checkpoint"
