@@ -14,7 +14,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's libraries look once, when they a
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: two workers with two threads each wait for another
 # shapes in the annotations are checked while the tests run
 STATS = ("forgetting_curves", "headlines", "intervals", "joint_test", "memory_lengths")
-STATS = ("forgetting_curves", "headlines", "intervals", "joint_test", "memory_lengths")
 install_import_hook(
     ["farspan.reader", "farspan.hf", "farspan.methods", "farspan.text.corpora"]
     + [f"farspan.stats.{name}" for name in STATS],
@@ -37,8 +36,10 @@ transformers.utils.logging.set_verbosity_error()
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One thread, a cache of the tests' own."""
-    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    """One thread, and a cache of the tests' own, which the workers share."""
+    temp = tmp_path_factory.getbasetemp()
+    shared = temp.parent if "PYTEST_XDIST_WORKER" in os.environ else temp
+    monkeypatch.setenv("FARSPAN_CACHE", str(shared / "cache"))
     torch.set_num_threads(1)
 
 
