@@ -1,13 +1,11 @@
 """One TOML file configures a training; every field can be overridden as `a.b=c`."""
 
 import json
-import os
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
@@ -50,8 +48,6 @@ def _folder(name: str) -> str:
 
 Out = Annotated[str, AfterValidator(_folder)]  # the folder of a training
 S = TypeVar("S", bound=Settings)
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) -> S:
@@ -119,26 +115,13 @@ def _read_settings(file: Path) -> dict[str, Any]:
     return before
 
 
-def in_its_folder(train: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Make a training the only one in its folder, `settings.out`. With several processes the first one holds the lock.
-
-    Raises, when the training is called:
-        ValueError: another process trains there, or `settings.out` is a file.
-    """
-
-    @wraps(train)
-    def alone(settings: S, *args: P.args, **options: P.kwargs) -> R:
-        if os.environ.get("RANK", "0") != "0":
-            return train(settings, *args, **options)
-        with _locked(Path(settings.out)):  # type: ignore[attr-defined]
-            return train(settings, *args, **options)
-
-    return alone
-
-
 @contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Hold the lock of a training's folder; where the training was refused before it began, remove what was made."""
+def only_one_in(out: Path) -> Iterator[None]:
+    """Hold the lock of a training's folder. If the training is refused before it begins, remove what was made.
+
+    Raises:
+        ValueError: another process trains there, or `out` is a file.
+    """
     working = out / CHECKPOINTS
     if working.is_symlink():
         raise ValueError(f"{working} is a symbolic link: got {working.readlink()}, expected a folder. Delete the link")

@@ -17,7 +17,7 @@ again at each step. Losses are computed in fp32, by blocks of tokens.
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,19 +29,19 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from farspan import files, hf
 from farspan.lm import LM
-from farspan.lm import load as load_model
-from farspan.loading import folder_of
 from farspan.text.corpora import tokenizer_hash
-from farspan.train.blocks import block_size, summed
-from farspan.train.cepe import CepeSettings, decoded, prepare, start, trained
-from farspan.train.checkpoint import refuse_not_finite, writing
-from farspan.train.config import Settings, in_its_folder
-from farspan.train.documents import DocumentRows, collated
-from farspan.train.objective import NOT_A_TARGET
+from farspan.train import engines
+from farspan.train.blocks import NOT_A_TARGET, block_size, summed
+from farspan.train.cepe import CepeSettings, decoded, fit, opened, prepare
+from farspan.train.checkpoint import writing
+from farspan.train.config import Settings
+from farspan.train.documents import DocumentRows
+from farspan.train.objective import last_hidden
+from farspan.train.trainer import Notice, load_finite, training
 
 Variant = Literal["drop", "smooth", "rest", "renorm"]
 LEAST = -60_000.0  # the log-probability for a probability of 0, which fp16 can hold
@@ -68,8 +68,8 @@ class DistillSettings(CepeSettings):
     distill: DistillationSettings = DistillationSettings()
 
 
-@in_its_folder
-def train(settings: DistillSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+@training
+def train(settings: DistillSettings, notice: Notice) -> dict[str, Any]:
     """Train, or continue a training that was stopped, as `farspan.train.cepe.train`.
 
     Raises:
@@ -77,22 +77,17 @@ def train(settings: DistillSettings, notice: Callable[[str], None] = lambda text
     """
     if settings.stage != "main":
         raise ValueError('stage = "warmup": distillation is of the main stage; warm up with farspan train cepe')
-    lm, chosen = start(settings), settings.distill
+    chosen, lm = settings.distill, opened(settings)
     other = other_teacher(settings, lm)
-    ready = prepare(settings, lm, notice)
-    if chosen.kl == 0:
-        return trained(
-            settings, ready, ready.rows, partial(terms, chosen, None), {"ce": chosen.ce, "kl": 0.0}, notice=notice
-        )
-    teacher = teacher_of(settings, ready.rows, other or lm)
-    rows: Dataset[dict[str, Tensor]] = ready.rows
-    online: Teacher | None = teacher
-    if chosen.stored:
-        with ready.processes.main_process_first():
-            rows = store(teacher, ready.rows, Path(settings.out) / "teacher", notice)
-        online = None
+    samples: Dataset[dict[str, Tensor]]
+    samples = rows = prepare(settings, lm, notice)
+    teacher = teacher_of(settings, rows, other or lm) if chosen.kl else None
+    if teacher is not None and chosen.stored:
+        with engines.processes().main_process_first():
+            samples = store(teacher, rows, Path(settings.out) / "teacher", notice)
+        teacher = None
     weights = {"ce": chosen.ce, "kl": chosen.kl}
-    return trained(settings, ready, rows, partial(terms, chosen, online), weights, notice=notice)
+    return fit(settings, lm, samples, notice, terms=partial(terms, chosen, teacher), weights=weights)
 
 
 def terms(
@@ -186,11 +181,10 @@ class Teacher:
         log-probabilities and the remainder's, in fp16. Chunks are read without noise, which is for the student."""
         ids, context = batch["input_ids"], batch["context_input_ids"].flatten(1)
         whole = torch.cat([ids[:, : self.before], context, ids[:, self.before :]], 1)
-        with hf.watched_decoder(self.model) as seen:
-            self.model(input_ids=whole, use_cache=False, logits_to_keep=1)
-        hidden = seen[-1][0][:, context.shape[1] :].flatten(0, 1)
+        hidden, output = last_hidden(self.model, self.model, input_ids=whole, use_cache=False)
+        hidden = hidden[:, context.shape[1] :].flatten(0, 1)
         vocabulary = self.model.get_input_embeddings().num_embeddings
-        parts = [self._best(block, seen[-1]) for block in hidden.split(block_size(hidden.device, vocabulary))]
+        parts = [self._best(block, output) for block in hidden.split(block_size(hidden.device, vocabulary))]
         index, log_p = (torch.cat(part).view(*ids.shape, -1) for part in zip(*parts, strict=True))
         return index, log_p
 
@@ -212,13 +206,12 @@ def other_teacher(settings: DistillSettings, lm: LM) -> LM | None:
     chosen = settings.distill
     if chosen.teacher is None or chosen.kl == 0:
         return None
-    other = load_model(folder_of(chosen.teacher), dtype=settings.model.dtype, attention=settings.trainer.attention)
+    other = load_finite(chosen.teacher, "teacher", settings.trainer, dtype=settings.model.dtype)
     if tokenizer_hash(other.tokenizer) != tokenizer_hash(lm.tokenizer) or other.vocabulary != lm.vocabulary:
         raise ValueError(
             f"teacher {chosen.teacher!r} has another vocabulary ({other.vocabulary:,} tokens) than the decoder "
             f"{lm.name!r} ({lm.vocabulary:,}): its probabilities would be those of other tokens"
         )
-    refuse_not_finite(other.model, f"teacher {chosen.teacher!r}")
     other.model.requires_grad_(False)
     return other
 
@@ -245,7 +238,7 @@ def teacher_of(settings: DistillSettings, rows: DocumentRows, lm: LM) -> Teacher
     return Teacher(lm.model, {"fingerprint": lm.identity["fingerprint"], "top": top}, top, len(rows.before))
 
 
-def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[str], None]) -> "TaughtRows":
+def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Notice) -> "TaughtRows":
     """Compute the teacher's distributions of all samples, or of those that are missing, and store them in `folder`.
 
     Raises:
@@ -281,7 +274,7 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[
     device = hf.input_device(teacher.model)
     for first in range(done, len(rows), SAMPLES_AT_ONCE):
         last = min(first + SAMPLES_AT_ONCE, len(rows))
-        batch = {name: t.to(device) for name, t in collated([rows[i] for i in range(first, last)]).items()}
+        batch = {name: t.to(device) for name, t in default_collate([rows[i] for i in range(first, last)]).items()}
         best, log_p = teacher.of(batch)
         if not bool(log_p.isfinite().all()):
             raise ValueError(

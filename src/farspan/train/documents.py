@@ -11,7 +11,7 @@ A sample is a pure function of the seed and its index: the same on any number of
 tokens are stored; `farspan.text.corpora` keeps them memory-mapped.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -24,8 +24,8 @@ from torch.utils.data import Dataset
 from farspan.text.corpora import Corpus
 from farspan.text.retrieval import Index
 from farspan.train.batches import View
+from farspan.train.blocks import NOT_A_TARGET
 from farspan.train.config import Settings
-from farspan.train.objective import NOT_A_TARGET
 
 Kind = Literal["filter", "cat", "retrieved"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -209,7 +209,3 @@ def noise(
             suffix = length if rng.random() < settings.whole else int(rng.integers(1, length + 1))
             row[length - suffix :] = False
     return seen
-
-
-def collated(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}

@@ -21,6 +21,11 @@ def processes() -> Any:
     return optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
 
 
+def is_first_process() -> bool:
+    """Return whether this process, by the launcher, is the one that writes files and prints lines."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def num_processes() -> int:
     """Return the number of processes by the launcher (torchrun, accelerate launch)."""
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -46,21 +51,21 @@ def refuse_unfit(engine: str, optimizer: str) -> None:
         raise ValueError(f'trainer.engine = "single", and the launcher started {processes} processes: start one')
 
 
-def shard(model: Any, parts: Iterable[Any], processes: Any, whole: set[Any] | None = None) -> None:
+def shard(model: Any, parts: Iterable[Any], whole: set[Any] | None = None) -> None:
     """Shard a model over the processes (FSDP2), on GPUs and on CPUs alike.
 
     Args:
         parts: modules whose parameters are gathered together, inner ones first; other parameters are gathered with the
             model.
-        processes: accelerate's PartialState.
         whole: parameters that every process keeps.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(processes.device.type, (processes.num_processes,))
+    state = processes()
+    mesh = init_device_mesh(state.device.type, (state.num_processes,))
     for parameter in whole or ():
-        parameter.data = parameter.data.to(processes.device)
+        parameter.data = parameter.data.to(state.device)
     for part in parts:
         fully_shard(part, mesh=mesh)
     # by default the outermost module stays gathered until the backward pass, which an evaluation does not have
@@ -95,7 +100,16 @@ def training_arguments(engine: str, bf16: bool, is_sharded: bool) -> dict[str, A
                 'trainer.engine = "deepspeed" trains in bf16 only on GPUs, as transformers starts it: on CPUs set '
                 "trainer.bf16 = false"
             )
-        arguments: dict[str, Any] = {"deepspeed": deepspeed_config(bf16), "use_cpu": False}
+        optional_import("deepspeed", "deepspeed")
+        config = {  # ZeRO stage 2, as in Sparse Memory Training, table 8, with our own optimizer
+            "zero_optimization": {"stage": 2, "allgather_partitions": True, "allgather_bucket_size": 2e8},
+            "zero_allow_untested_optimizer": True,
+            "bf16": {"enabled": bf16},
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto",
+        }
+        arguments: dict[str, Any] = {"deepspeed": config, "use_cpu": False}
         if on_cpu:
             from accelerate import DistributedType, PartialState
 
@@ -108,23 +122,6 @@ def training_arguments(engine: str, bf16: bool, is_sharded: bool) -> dict[str, A
     if engine == "fsdp2" and not on_cpu and not is_sharded:
         return {"fsdp": True, "fsdp_config": {"version": 2}}
     return {"use_cpu": on_cpu}
-
-
-def deepspeed_config(bf16: bool) -> dict[str, Any]:
-    """Return the config of ZeRO stage 2, as in Sparse Memory Training, table 8, with our own optimizer.
-
-    Raises:
-        ValueError: DeepSpeed is not installed.
-    """
-    optional_import("deepspeed", "deepspeed")
-    return {
-        "zero_optimization": {"stage": 2, "allgather_partitions": True, "allgather_bucket_size": 2e8},
-        "zero_allow_untested_optimizer": True,
-        "bf16": {"enabled": bf16},
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "gradient_clipping": "auto",
-    }
 
 
 def refuse_muon(engine: str, optimizer: str) -> None:
@@ -183,11 +180,11 @@ def sharded(model: Any) -> bool:
 def whole_state(model: Any, *, trained: bool = False) -> dict[str, torch.Tensor]:
     """Return the parameters, or only the trained ones, whole and on the CPU in the first process; in the others none.
     All processes have to call this."""
-    first, state = os.environ.get("RANK", "0") == "0", {}
+    state = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or not trained:
             value = parameter.detach()
             value = value.full_tensor() if hasattr(value, "full_tensor") else value
-            if first:
+            if is_first_process():
                 state[name] = value.cpu()
     return state

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from farspan import hf
 from farspan.train.draws import draw
-from farspan.train.objective import decoded
+from farspan.train.objective import decoded, last_hidden
 
 PROBE = 128  # tokens
 REFUSAL = "Sparse Memory Training cannot train {}"
@@ -122,10 +122,9 @@ def usable(core: Any, longest: int) -> dict[str, int | None]:
 
 
 def _under_explicit_mask(core: Any, ids: Tensor, positions: Tensor) -> Tensor:
-    with hf.watched_decoder(core) as seen:
-        mask = hf.causal_mask(core, positions, None)
-        core(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
-    return seen[-1][0]
+    mask = hf.causal_mask(core, positions, None)
+    inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, "use_cache": False}
+    return last_hidden(core, core, **inputs)[0]
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

@@ -12,9 +12,9 @@ from torch.distributed.checkpoint import state_dict as parts
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from farspan.train.blocks import NOT_A_TARGET
 from farspan.train.checkpoint import CheckpointTrainer, reading
 from farspan.train.engines import sharded, whole_state
-from farspan.train.objective import NOT_A_TARGET
 
 Terms = Callable[[Any, Any, Any], dict[str, Tensor]]
 SHARE = "share_of_the_step"  # of a micro-batch, beside its tensors

@@ -16,6 +16,7 @@ from jaxtyping import Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from transformers.pytorch_utils import Conv1D
 
 from farspan import hf
 from farspan.extras import optional_import
@@ -57,6 +58,12 @@ class Count:
     trained: int
     total: int
 
+    @classmethod
+    def of(cls, model: nn.Module, total: int | None = None) -> "Count":
+        """Count the parameters of a model; `total`: of the model without LoRA's."""
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        return cls(trained, sum(p.numel() for p in model.parameters()) if total is None else total)
+
     def __str__(self) -> str:
         return f"{self.trained:,} of {self.total:,} parameters are trained ({self.trained / self.total:.2%})"
 
@@ -86,7 +93,7 @@ def choose(model: Any, settings: TrainedSettings) -> tuple[Any, Count]:
             _train_queries_and_keys(model, norms=settings.norms)
         elif settings.what == "patterns":
             _train_named(model, settings.patterns)
-    return model, Count(sum(p.numel() for p in model.parameters() if p.requires_grad), total)
+    return model, Count.of(model, total)
 
 
 def plain(model: Any) -> Any:
@@ -143,7 +150,7 @@ def _train_queries_and_keys(model: Any, *, norms: bool) -> None:
         )
     for module in fused:
         for name, parameter in list(module.named_parameters(recurse=False)):
-            dim = 1 if isinstance(module, _transposed()) and parameter.dim() == 2 else 0
+            dim = 1 if isinstance(module, Conv1D) and parameter.dim() == 2 else 0
             rows = _query_key_rows(model.config, parameter.shape[dim]).to(parameter.device)
             parametrize.register_parametrization(module, name, Parts(rows, parameter.shape[dim], dim))
             module.parametrizations[name].original0.requires_grad_(True)
@@ -173,12 +180,6 @@ def _query_key_rows(config: Any, size: int) -> Int[Tensor, "rows"]:
         f"the layout of queries, keys and values in one matrix of {config.model_type} is unknown: name the parameters "
         'to train, trained.what = "patterns"'
     )
-
-
-def _transposed() -> type[nn.Module]:
-    from transformers.pytorch_utils import Conv1D
-
-    return Conv1D
 
 
 def _train_named(model: Any, patterns: tuple[str, ...]) -> None:

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from farspan.text.corpora import Corpus, join
+from farspan.train.blocks import NOT_A_TARGET
 from farspan.train.draws import Draw, Drawn
-from farspan.train.objective import NOT_A_TARGET, Rows
+from farspan.train.objective import Rows
 from farspan.train.schedule import Schedule
 
 Short = Literal["skip", "use", "join"]
