@@ -22,7 +22,7 @@ from farspan.files import built, parse_json, remove_leftovers
 from farspan.terminal import report
 from farspan.text import checksums, utf8
 from farspan.text.documents import Document, blocks, documents, no_documents
-from farspan.text.tokenising import Piece, tokenised
+from farspan.text.tokenising import tokenised
 
 CACHE_FORMAT = 1  # a change of what is stored, or of how text is tokenised, bumps it
 NUM_RANDOM_TOKENS = 1 << 22
@@ -248,49 +248,29 @@ def _random(tokenizer: Any) -> Corpus:
 
 def _write(folder: Path, content: _Content, tokenizer: Any) -> None:
     """Tokenise the documents into a new folder."""
-    sizes, size = [0], 0
-    counts = np.zeros(0, np.int64)
-    pieces = tokenised(content.documents(), tokenizer, _Progress(content.name, content.characters))
+    starts, size = [0], 0
     with (folder / "tokens.npy").open("wb") as file:
         _write_header(file, 0)
-        for ids, last in _gathered(pieces):
+        for ids, is_last in tokenised(content.documents(), tokenizer, _Progress(content.name, content.characters)):
             file.write(ids.tobytes())
-            counts = _added(counts, np.bincount(ids))
             size += len(ids)
-            sizes += [size - len(ids) + end for end in last]
+            if is_last:
+                starts.append(size)
         file.seek(0)
-        _write_header(file, size)  # as long as the first: numpy leaves room for an array to grow
-    np.save(folder / "starts.npy", np.array(sizes))
+        _write_header(file, size)  # as long as the first: numpy leaves space for an array to grow
+    np.save(folder / "starts.npy", np.array(starts))
+    tokens = np.load(folder / "tokens.npy", mmap_mode="r")
     unknown = getattr(tokenizer, "unk_token_id", None)
+    counts = np.zeros(1 + max(int(tokens.max(initial=0)), unknown or 0), np.int64)
+    for first in range(0, size, utf8.BLOCK):
+        counts += np.bincount(tokens[first : first + utf8.BLOCK], minlength=len(counts))
     about = {
-        "unknown": 0 if unknown is None or unknown >= len(counts) else int(counts[unknown]),
-        "most": int(counts.max(initial=0)),
-        "most_frequent": int(counts.argmax()) if len(counts) else 0,
+        "unknown": 0 if unknown is None else int(counts[unknown]),
+        "most": int(counts.max()),
+        "most_frequent": int(counts.argmax()),
     }
     (folder / "about.json").write_text(json.dumps(about) + "\n")
     checksums.seal(folder)
-
-
-def _gathered(pieces: Iterable[Piece]) -> Iterator[tuple[np.ndarray, list[int]]]:
-    """Join pieces to larger ones; yield each with the places in it where documents end."""
-    parts, ends, size = list[np.ndarray](), list[int](), 0
-    for ids, last in pieces:
-        parts.append(ids)
-        size += len(ids)
-        if last:
-            ends.append(size)
-        if size >= utf8.BLOCK:
-            yield np.concatenate(parts), ends
-            parts, ends, size = [], [], 0
-    if parts:
-        yield np.concatenate(parts), ends
-
-
-def _added(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    total = np.zeros(max(len(one), len(other)), np.int64)
-    total[: len(one)] += one
-    total[: len(other)] += other
-    return total
 
 
 class _Progress:

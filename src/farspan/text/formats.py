@@ -10,7 +10,7 @@ from typing import Any
 
 from farspan.extras import optional_import
 from farspan.files import parse_json
-from farspan.text.utf8 import TextFile, read_lines, read_text, refuse_surrogates
+from farspan.text.utf8 import lines_of, read_text, refuse_surrogates
 
 ROWS = 64  # of parquet that are read at once
 
@@ -37,7 +37,8 @@ def rows_of(path: Path, column: str | None = None) -> Rows:
 
 
 def _jsonl(path: Path, column: str | None) -> Rows:
-    lines = ((f"{path}, line {number:,}", line) for number, line in read_lines(path))
+    numbered = enumerate((line.removesuffix("\n") for line in lines_of(path)), 1)
+    lines = ((f"{path}, line {number:,}", line) for number, line in numbered if line.strip())
     return Rows((where, _checked(parse_json(line, where), line, where, column)) for where, line in lines)
 
 
@@ -67,7 +68,7 @@ def _separated(delimiter: str) -> Callable[[Path, str | None], Rows]:
 
     def read(path: Path, column: str | None) -> Rows:
         csv.field_size_limit(max(csv.field_size_limit(), path.stat().st_size))  # a cell may hold a whole document
-        lines = csv.reader(_lines(path), delimiter=delimiter)
+        lines = csv.reader(lines_of(path), delimiter=delimiter)
 
         def cells_of() -> list[str] | None:
             try:
@@ -91,16 +92,6 @@ def _separated(delimiter: str) -> Callable[[Path, str | None], Rows]:
         return Rows(each(), header)
 
     return read
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file, line ends included."""
-    rest = ""
-    for block in TextFile(path):
-        *lines, rest = (rest + block).split("\n")
-        yield from (line + "\n" for line in lines)
-    if rest:
-        yield rest
 
 
 def _parquet(path: Path, column: str | None) -> Rows:
