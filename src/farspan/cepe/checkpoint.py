@@ -1,7 +1,7 @@
-"""Making and loading CEPE models; `saving` writes them.
+"""Make and load CEPE models; `saving` writes them.
 
-A whole model lies in the layout of the authors' checkpoints: the decoder's config.json with flat fields, weights
-`model.layers.{i}.cross_attn.*` and `encoder.*`. An adapter holds only what was added, and the base's name, revision
+A whole model has the layout of the authors' checkpoints: the decoder's config.json with flat fields, weights
+`model.layers.{i}.cross_attn.*` and `encoder.*`. An adapter holds only the added weights, and the base's name, revision
 and a hash of its weights, by which another base is refused.
 """
 
@@ -36,21 +36,21 @@ def from_base(
     allow_pickle: bool = False,
     **hub: Any,
 ) -> Any:
-    """A CEPE model that says exactly what its base says, until it is trained (Yen et al. 2024, section 2).
+    """Return a CEPE model whose outputs equal those of its base until it is trained (Yen et al. 2024, section 2).
 
     Args:
         base: a causal model of transformers, or its folder or hub id. A model that is given becomes the CEPE model: no
             weight is copied.
         encoder: a model, a config (random weights), or a folder or hub id, such as one of masked-language training.
         num_cross_attn_layers: layers, counted from the last, that read the context; default all.
-        num_cross_attn_hidden_states: 1: all read the encoder's last states; else each reads states of its own.
-        dtype: of what is added; default the base's. torch.float32 over a base in bfloat16 trains well.
-        tokenizer, encoder_tokenizer: compared if both are known; default those that lie with base and encoder.
+        num_cross_attn_hidden_states: 1: all read the encoder's last states; else each reads a different layer's.
+        dtype: of the added weights; default the base's. torch.float32 with a base in bfloat16 trains well.
+        tokenizer, encoder_tokenizer: compared if both are known; default those in the folders of base and encoder.
         revision, hub: of the base, as in transformers' `from_pretrained`.
         trust_remote_code, allow_pickle: of base and encoder, as in `farspan.load`.
 
     Raises:
-        ValueError: a model that cannot be loaded or extended, an encoder that does not look both ways, numbers that
+        ValueError: a model that cannot be loaded or extended, an encoder that is not bidirectional, numbers that
             do not fit, or tokenizers that disagree.
     """
     if isinstance(base, str | Path):
@@ -82,7 +82,7 @@ def from_pretrained(
     allow_pickle: bool = False,
     **hub: Any,
 ) -> Any:
-    """A CEPE model from a folder or hub id: the authors' checkpoints, `save_pretrained`'s, and adapters.
+    """Load a CEPE model from a folder or hub id: the authors' checkpoints, `save_pretrained`'s, and adapters.
 
     Args:
         base: for an adapter: the model, its folder or hub id; default the one it names.
@@ -91,12 +91,12 @@ def from_pretrained(
         hub: passed on to transformers, such as device_map="auto", attn_implementation, quantization_config.
 
     Raises:
-        ValueError: no CEPE model, weights that are missing, damaged or unknown, or an adapter for another base.
+        ValueError: not a CEPE model, weights that are missing, damaged or unknown, or an adapter for another base.
     """
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     config = load_config(path, **common)
     if not fields.is_cepe(config):
-        raise ValueError(f"{path} is no CEPE model: its config.json has no do_cross_attention and encoder_config")
+        raise ValueError(f"{path} is not a CEPE model: its config.json has no do_cross_attention and encoder_config")
     with explained(path, "model", "config.json", None):
         fields.check(config)
     if getattr(config, "cepe_weights", None) is not None:
@@ -112,7 +112,7 @@ def from_pretrained(
 
 
 def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:
-    """Both must give a text the same ids; the encoder's may know more, such as [MASK].
+    """Check that both give a text the same ids; the encoder's may have more tokens, such as [MASK].
 
     Raises:
         ValueError: a token that they number differently.
@@ -120,7 +120,7 @@ def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:
     known = encoder_tokenizer.get_vocab()
     for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
         if known.get(token) != index:
-            theirs = f"has it as {known[token]}" if token in known else "does not know it"
+            theirs = f"has it as {known[token]}" if token in known else "does not have it"
             raise ValueError(
                 f"decoder and encoder have tokenizers that disagree: token {token!r} is {index} for the decoder, and "
                 f"the encoder's {theirs}. Train an encoder on the decoder's tokenizer (farspan train mlm)"
@@ -128,7 +128,7 @@ def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:
 
 
 def _extended(base: Any, encoder: Any, layers: int | None, states: int, dtype: torch.dtype) -> Any:
-    """The base as a CEPE model, its cross-attention of random weights."""
+    """Turn the base into a CEPE model, with a cross-attention of random weights."""
     if offloaded := [name for name, weight in base.named_parameters() if weight.is_meta]:
         raise ValueError(
             f"{_name(base)} has weights that are offloaded, such as {offloaded[0]}: load it without offloading"
@@ -163,7 +163,7 @@ def _from_adapter(
 ) -> Any:
     made_for = config.cepe_base
     if base is None and made_for["name"] is None:
-        raise ValueError(f"adapter {place} does not say which base it is for: give base=")
+        raise ValueError(f"adapter {place} does not name its base: give base=")
     its_revision = made_for["revision"] if base is None else None
     given = made_for["name"] if base is None else base
     try:
@@ -210,5 +210,5 @@ def _name(model: Any) -> str | None:
 
 def _tokenizer(place: str | Path, revision: str | None, trust_remote_code: bool) -> Any:
     if not any(Path(place_of(place)).glob("*token*")) and Path(place_of(place)).is_dir():
-        return None  # models are also kept without one; ids the encoder does not know are refused when they come
+        return None  # models can be saved without one; `encode` refuses ids that the encoder does not have
     return load_tokenizer(place, revision=revision, trust_remote_code=trust_remote_code)

@@ -1,4 +1,4 @@
-"""The one table of formats of files with named columns: jsonl, json, csv, tsv and parquet, read row by row."""
+"""The formats of files with named columns: jsonl, json, csv, tsv and parquet, read row by row."""
 
 import csv
 import json
@@ -17,11 +17,11 @@ ROWS = 64  # of parquet that are read at once
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a file or a data set, which can be read once, and what is known of their columns."""
+    """Rows of a file or a data set, which can be read once, and their columns."""
 
     each: Iterator[tuple[str, dict[str, Any]]]  # where a row is, for errors, and the row
     columns: list[str] | None = None  # None: each row has its own
-    names: dict[str, list[str]] = field(default_factory=dict)  # by column, the names that its numbers stand for
+    names: dict[str, list[str]] = field(default_factory=dict)  # by column, the names of its numbers
 
 
 def rows_of(path: Path, column: str | None = None) -> Rows:
@@ -125,11 +125,11 @@ def _parquet_errors(path: Path) -> Iterator[None]:
         yield
     except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
         why = str(error).partition("\n")[0]
-        raise ValueError(f"{path} is no parquet file, or a damaged one: {why.rstrip('.')}. Write it again") from error
+        raise ValueError(f"{path} is not a parquet file, or is damaged: {why.rstrip('.')}. Write it again") from error
 
 
 def _class_names(metadata: bytes, path: Path) -> dict[str, list[str]]:
-    """Return the names that the numbers of columns stand for, from the metadata that `datasets` writes."""
+    """Return the names of the numbers of columns, from the metadata that `datasets` writes."""
     where = f"the metadata 'huggingface' of {path}"
     found: Any = {"": parse_json(metadata, where)}
     for key in ("", "info", "features"):

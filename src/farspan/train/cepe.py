@@ -179,7 +179,7 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
             raise ValueError(f'model.initial = "{chosen.initial}" is for a training without model.warmed_up')
         if not Path(chosen.warmed_up).is_dir():
             raise ValueError(
-                f"model.warmed_up = {chosen.warmed_up!r} is no folder: train it first, farspan train cepe with a "
+                f"model.warmed_up = {chosen.warmed_up!r} is not a folder: train it first, farspan train cepe with a "
                 'config of stage = "warmup", or go without one, model.warmed_up='
             )
         model = cepe.from_pretrained(chosen.warmed_up, base=lm.model, dtype=torch.float32)
@@ -196,17 +196,15 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
             "no encoder: give model.encoder, a folder of farspan train mlm or another bidirectional encoder with the "
             "decoder's tokenizer, or model.warmed_up"
         )
-    encoder: Any = folder_of(chosen.encoder)
-    if chosen.random_encoder:
-        encoder = load_config(encoder, what="encoder")
-    has = _layers_of(encoder)
+    config = load_config(folder_of(chosen.encoder), what="encoder")
+    has = getattr(config, "num_hidden_layers", None)
     if has is not None and chosen.states > has:
         raise ValueError(
             f"model.states = {chosen.states} is more than the layers of encoder {chosen.encoder!r}, at most {has}"
         )
     model = cepe.from_base(
         lm.model,
-        encoder,
+        config if chosen.random_encoder else folder_of(chosen.encoder),
         num_cross_attn_layers=chosen.layers,
         num_cross_attn_hidden_states=chosen.states,
         dtype=torch.float32,
@@ -218,12 +216,6 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
             std = RANDOM_STD if chosen.initial == "random" else 0.0
             nn.init.normal_(projection.weight, std=std)
     return replace(lm, model=model)
-
-
-def _layers_of(encoder: Any) -> int | None:
-    """Return the number of layers in an encoder's config (a config, folder or hub id); None where it has none."""
-    config = load_config(encoder, what="encoder") if isinstance(encoder, str) else encoder
-    return getattr(config, "num_hidden_layers", None)
 
 
 def terms(model: Any, core: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
