@@ -237,7 +237,7 @@ class ExampleLine(Checked):
 class IndexAbout(Checked):
     """index.json"""
 
-    kind: str
+    kind: Literal["bm25", "dense", "faiss"]
     documents: Count
     text_hash: str
     cut: Words
