@@ -159,7 +159,7 @@ def test_noise_of_nothing_and_of_everything() -> None:
         ({"mixture": {"filter": 1.5, "cat": -0.5}}, "sum to 1"),
         ({"mixture": {"fliter": 1.0}}, "'filter', 'cat' or 'retrieved'"),
         ({"mixture": {"retrieved": 1.0}}, r"no index: give data\.index"),
-        ({"mixture": {"retrieved": 1.0}, "index": "i", "query": 6}, "leaves nothing"),
+        ({"mixture": {"retrieved": 1.0}, "index": "i", "query": 6}, "leaves no tokens"),
     ],
 )
 def test_impossible_windows_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -523,7 +523,7 @@ def test_a_half_written_checkpoint_is_named(settings: Callable[..., Any], half: 
     longer = settings("a", "trainer.steps=8", "optimizer.decay_fraction=0")
     file = Path(longer.out) / "checkpoints" / "checkpoint-4" / half
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=rf"checkpoint-4/{half} is damaged, half written.*Delete the folder"):
+    with pytest.raises(ValueError, match=rf"checkpoint-4/{half} is damaged, incomplete.*Delete the folder"):
         train(longer)
 
 
@@ -532,7 +532,7 @@ def test_a_checkpoint_that_lacks_a_file_is_refused(settings: Callable[..., Any],
     train(settings("a", "trainer.steps=4", "optimizer.decay_fraction=0"))
     longer = settings("a", "trainer.steps=8", "optimizer.decay_fraction=0")
     (Path(longer.out) / "checkpoints" / "checkpoint-4" / gone).unlink()
-    with pytest.raises(ValueError, match=f"checkpoint-4/{gone} is damaged, half written"):
+    with pytest.raises(ValueError, match=f"checkpoint-4/{gone} is damaged, incomplete"):
         train(longer)
 
 
@@ -631,7 +631,7 @@ def test_what_can_be_refused_is_refused_before_a_teacher_is_asked(
         (["data.chunk=17"], r"data\.chunk = 17 tokens are more than the 16 the encoder"),
         (["data.chunks=300"], "no document of 2,424 tokens"),
         (["stage=warmup", "data.chunks=2"], r"2 x 8 = 16 must be data\.decoder = 24"),
-        (["trainer.engine=fsdp2"], "spreads a training over processes, and there is one"),
+        (["trainer.engine=fsdp2"], "distributes a training over processes, and there is one"),
     ],
 )
 def test_impossible_settings_are_refused(settings: Callable[..., Any], overrides: list[str], message: str) -> None:
@@ -751,7 +751,7 @@ def test_a_teacher_of_another_vocabulary_or_of_a_shorter_window_is_refused(
         distil(settings("a", f"distill.teacher={tmp_path / 'other'}", "data.text=unread", kind=DistillSettings))
     with pytest.raises(ValueError, match=r"585 tokens are more than the 512 it was trained on"):
         distil(settings("a", "data.chunks=70", kind=DistillSettings))
-    with pytest.raises(ValueError, match="warm up with farspan train cepe"):
+    with pytest.raises(ValueError, match="run the warm-up with farspan train cepe"):
         distil(settings("a", "stage=warmup", kind=DistillSettings))
 
 

@@ -115,7 +115,7 @@ class MeasuringCallback(TrainerCallback, ABC):
         grid = Grid((task,), self.text, cost=False, compared=False, trained=(), **self._what)
         autocast = str(self._autocast).removeprefix("torch.") if self._autocast else None
         self._record = grid.header | {"methods": [str(self.method)], "autocast": autocast}
-        Run.open(self.folder, self._record).__exit__(None, None, None)  # raises now what it would raise at a later step
+        Run.open(self.folder, self._record).__exit__(None, None, None)  # raises errors now instead of at a later step
         if self._listeners is None and args.report_to:
             logger.warning(
                 "the values of %s are not reported to %s: add it with .attach(trainer) instead of callbacks=[...]",
@@ -123,7 +123,7 @@ class MeasuringCallback(TrainerCallback, ABC):
             )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 0 and self.at_start:  # not in on_train_begin, where later callbacks may still refuse
+        if state.global_step == 0 and self.at_start:  # not in on_train_begin, where later callbacks can still raise
             self._measure(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -344,7 +344,7 @@ def _unwrapped(model: Any) -> Any:
 
 @contextmanager
 def _set_aside(model: Any) -> Iterator[None]:
-    """Put the model into eval mode without gradients; afterwards restore the mode of each module and the states of all
+    """Set the model to eval mode, without gradients; afterwards restore the mode of each module and the states of all
     random generators."""
     modes = [(module, module.training) for module in model.modules()]
     devices = [device for device in {p.device for p in model.parameters()} if device.type not in ("cpu", "meta")]
@@ -363,4 +363,4 @@ def _set_aside(model: Any) -> Iterator[None]:
         random.setstate(python)
         np.random.set_state(numpy)
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # gives the memory of the keys back to the training
+            torch.cuda.empty_cache()  # frees the memory of the keys for the training

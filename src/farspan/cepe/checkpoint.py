@@ -59,7 +59,7 @@ def from_base(
         encoder_tokenizer = encoder_tokenizer or _tokenizer(encoder, None, trust_remote_code)
     if tokenizer is not None and encoder_tokenizer is not None:
         check_tokenizers(tokenizer, encoder_tokenizer)
-    base = _base(base, revision, trust_remote_code, allow_pickle, hub)
+    base = _base(base, revision, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle, **hub)
     if isinstance(base, Cepe):
         raise ValueError(f"{_name(base)} is a CEPE model already: give the decoder it was made from")
     dtype = dtype or base.dtype
@@ -100,7 +100,8 @@ def from_pretrained(
     with explained(path, "model", "config.json", None):
         fields.check(config)
     if getattr(config, "cepe_weights", None) is not None:
-        return _from_adapter(str(path), config, base, dtype, common | {"allow_pickle": allow_pickle}, hub)
+        options = {"trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle} | hub
+        return _from_adapter(str(path), config, base, dtype, revision, options)
     if base is not None:
         raise ValueError(f"{path} holds a whole CEPE model, its base included: leave out base")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -154,38 +155,29 @@ def _extended(base: Any, encoder: Any, layers: int | None, states: int, dtype: t
 
 
 def _from_adapter(
-    place: str,
-    config: Any,
-    base: Any,
-    dtype: str | torch.dtype,
-    common: dict[str, Any],
-    hub: dict[str, Any],
+    place: str, config: Any, base: Any, dtype: str | torch.dtype, revision: str | None, options: dict[str, Any]
 ) -> Any:
     made_for = config.cepe_base
     if base is None and made_for["name"] is None:
         raise ValueError(f"adapter {place} does not name its base: give base=")
-    its_revision = made_for["revision"] if base is None else None
-    given = made_for["name"] if base is None else base
+    given, its_revision = (made_for["name"], made_for["revision"]) if base is None else (base, None)
     try:
-        trusted, pickles = common["trust_remote_code"], common["allow_pickle"]
-        base = _base(given, its_revision, trusted, pickles, {"dtype": dtype} | hub)
+        base = _base(given, its_revision, dtype=dtype, **options)
     except ValueError as error:
         raise ValueError(
             f"adapter {place} needs its base: give base=, or correct cepe_base in config.json. {error}"
         ) from error
-    found, wanted = weights_hash(base), config.cepe_weights
-    if (
-        found != wanted if found and wanted else _name(base) != made_for["name"]
-    ):  # quantised: only names can be compared
+    hashes, names = (weights_hash(base), config.cepe_weights), (_name(base), made_for["name"])
+    one, other = hashes if all(hashes) else names  # of quantised weights only names can be compared
+    if one != other:
         its = made_for["name"] + (f" ({made_for['revision']})" if made_for["revision"] else "")
         raise ValueError(f"adapter {place} was made for {its}, not for {_name(base)}: their weights differ")
     with explained(place, "adapter", ADAPTER, None):
-        tensors = load_file(cached_file(place_of(place), ADAPTER, revision=common["revision"]))
+        tensors = load_file(cached_file(place_of(place), ADAPTER, revision=revision))
     added = next(iter(tensors.values())).dtype if isinstance(dtype, str) else dtype
     if getattr(config, "added_dtype", None) == "float32":
         added = torch.float32
-    encoder = encoders.build(config.encoder_config)
-    states = config.num_cross_attn_hidden_states
+    encoder, states = encoders.build(config.encoder_config), config.num_cross_attn_hidden_states
     model = _extended(base, encoder, config.num_cross_attn_layers, states, added)
     model.config.cepe_base = made_for
     missing, unexpected = model.load_state_dict(tensors, strict=False)
@@ -196,12 +188,14 @@ def _from_adapter(
     return model.eval()
 
 
-def _base(base: Any, revision: str | None, trust_remote_code: bool, allow_pickle: bool, hub: dict[str, Any]) -> Any:
+def _base(
+    base: Any, revision: str | None, *, trust_remote_code: bool, dtype: str | torch.dtype = "auto", **options: Any
+) -> Any:
+    """Return a base that is given as a model, or load it."""
     if isinstance(base, PreTrainedModel):
         return base
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    options: dict[str, Any] = {"dtype": "auto", "allow_pickle": allow_pickle, **common, **hub}
-    return load_weights(AutoModelForCausalLM, base, load_config(base, **common), **options)[0]
+    return load_weights(AutoModelForCausalLM, base, load_config(base, **common), dtype=dtype, **common, **options)[0]
 
 
 def _name(model: Any) -> str | None:

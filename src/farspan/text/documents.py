@@ -67,7 +67,7 @@ def documents(name: str) -> Iterator[Document]:
     if not place:
         raise ValueError(
             f"a text has no name: got {name!r}, expected a file, a folder, a hub dataset (org/name) or builtin. Is a "
-            "shell variable not set?"
+            "variable of the shell not set?"
         )
     path = expanded(place)
     if path.is_dir():

@@ -70,15 +70,15 @@ def _separated(delimiter: str) -> Callable[[Path, str | None], Rows]:
         csv.field_size_limit(max(csv.field_size_limit(), path.stat().st_size))  # a cell may hold a whole document
         lines = csv.reader(lines_of(path), delimiter=delimiter)
 
-        def cells_of() -> list[str] | None:
+        def read_cells() -> Iterator[list[str]]:
             try:
-                return next(lines, None)
+                yield from lines
             except csv.Error as error:
                 raise ValueError(f"{path}, line {lines.line_num:,} is damaged: {error}") from error
 
         def each() -> Iterator[tuple[str, dict[str, Any]]]:
             number = 0
-            while (cells := cells_of()) is not None:
+            for cells in cells_of_rows:
                 if cells and len(cells) != len(header):
                     raise ValueError(
                         f"{path}, line {lines.line_num:,} has other columns than the header: got {len(cells)} cells, "
@@ -88,7 +88,8 @@ def _separated(delimiter: str) -> Callable[[Path, str | None], Rows]:
                     number += 1
                     yield f"{path}, row {number:,}", dict(zip(header, cells, strict=True))
 
-        header = cells_of() or []
+        cells_of_rows = read_cells()
+        header = next(cells_of_rows, [])
         return Rows(each(), header)
 
     return read
@@ -103,15 +104,8 @@ def _parquet(path: Path, column: str | None) -> Rows:
         batches = file.iter_batches(batch_size=ROWS, columns=columns)
 
     def each() -> Iterator[tuple[str, dict[str, Any]]]:
-        number = 0
-        while True:
-            with _parquet_errors(path):
-                batch = next(batches, None)
-                rows = [] if batch is None else batch.to_pylist()
-            if batch is None:
-                return
-            for row in rows:
-                number += 1
+        with _parquet_errors(path):
+            for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
                 yield f"{path}, row {number:,}", row
 
     return Rows(each(), schema.names, _class_names((schema.metadata or {}).get(b"huggingface", b"{}"), path))
@@ -119,7 +113,7 @@ def _parquet(path: Path, column: str | None) -> Rows:
 
 @contextmanager
 def _parquet_errors(path: Path) -> Iterator[None]:
-    """Turn errors of pyarrow into ones that name the file, in one line."""
+    """Convert errors of pyarrow into errors of one line that name the file."""
     arrow = optional_import("pyarrow", "data")
     try:
         yield

@@ -2,7 +2,8 @@
 
     BM25(q, d) = Σ_{t in q} log(1 + (N - n_t + 1/2) / (n_t + 1/2)) · f / (f + k1 (1 - b + b |d| / mean |d|))
 
-f: occurrences of term t in passage d, n_t: passages with it, N: passages; k1 1.5, b 0.75. Robertson and Zaragoza 2009, Foundations and Trends in Information Retrieval 3, section 3.4, in Lucene's form, as bm25s computes it. Terms are
+f: occurrences of term t in passage d, n_t: passages with it, N: passages; k1 1.5, b 0.75. Robertson and Zaragoza
+2009, Foundations and Trends in Information Retrieval 3, section 3.4, in Lucene's form, as bm25s computes it. Terms are
 lower-cased words of two letters or more without English stop words. Or `dense`: inner products of a sentence encoder's
 vectors, by default Contriever's (Izacard et al. 2022, arXiv 2112.09118), as in CEPE (Yen et al. 2024, section 4).
 

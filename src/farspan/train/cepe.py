@@ -8,8 +8,8 @@ cross-attention are trained, in fp32; the decoder is frozen, in any precision, i
 saved model hold only trained weights.
 
 Each ablation of tables 5, 11 and 12 is one field: `data.mixture` (filter only, cat only, RetDoc),
-`model.train_encoder`, `model.random_encoder`, `model.warmed_up` (empty: "w/o Warmup", "No Copy Init"); and, of our own,
-`model.initial`.
+`model.train_encoder`, `model.random_encoder`, `model.warmed_up` (empty: "w/o Warmup", "No Copy Init"); and
+`model.initial`, which is not in the paper.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,9 @@ class CepeModelSettings(Settings):
     """[model]: the decoder, and the encoder and cross-attention that are added to it."""
 
     name: str  # the decoder: a folder or hub id, or `demo`, the embedded one
-    encoder: str | None = None  # a folder or hub id, such as one of `farspan train mlm`; `demo`: the embedded model's
+    encoder: str | None = (
+        None  # a folder or hub id, such as an output of `farspan train mlm`; `demo`: the embedded model's
+    )
     warmed_up: str | None = None  # a folder of the warm-up, encoder included; empty: none
     random_encoder: bool = False  # of the shape of `encoder`, without its weights, and without a warm-up
     train_encoder: bool = True

@@ -51,7 +51,7 @@ S = TypeVar("S", bound=Settings)
 
 
 def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) -> S:
-    """The TOML file `path` as `kind`, with `overrides` such as `optimizer.lr=1e-3` (values are TOML, else text).
+    """Read the TOML file `path` as `kind`, with `overrides` such as `optimizer.lr=1e-3` (values are TOML, else text).
 
     Raises:
         ValueError: no such file, not TOML, an unknown key, a missing or an impossible value.
@@ -59,9 +59,9 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
     try:
         values = tomllib.loads(Path(path).read_text("utf-8"))
     except FileNotFoundError as error:
-        raise ValueError(f"config {path} does not exist: name a TOML file, such as one of configs/") from error
+        raise ValueError(f"config {path} does not exist: give a TOML file, such as one of configs/") from error
     except OSError as error:
-        raise ValueError(f"config {path} cannot be read: {error.strerror}. Name a TOML file") from error
+        raise ValueError(f"config {path} cannot be read: {error.strerror}. Give a TOML file") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"config {path} is not UTF-8 ({error.reason} at byte {error.start:,}). Convert it") from error
     except (ValueError, RecursionError) as error:  # also an integer of more digits than Python reads
@@ -82,16 +82,16 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
         raise ValueError(f"config {path}: {problems}") from error
 
 
-BEGUN = ("log.jsonl", "tokenizer.json")  # the first that a training writes
+BEGUN = ("log.jsonl", "tokenizer.json")  # the first files that a training writes
 MAY_CHANGE = ("out", "trainer.steps", "trainer.log_every", "trainer.save_every", "trainer.evaluate_every")
 CHECKPOINTS = "checkpoints"  # the folder in a training's folder that holds them, and its lock
 
 
 def refuse_other_settings(out: Path, settings: Settings) -> None:
-    """Make a training's folder, with `settings.json`, and keep it from being continued with other settings.
+    """Create a training's folder with `settings.json`; refuse to continue a training with other settings.
 
-    Where it trains, how long, and how often it logs may change; so may everything where a training was refused before
-    it began.
+    The folder, the number of steps, and how often it logs and saves may change. If a training was refused before it
+    began, all settings may change.
 
     Raises:
         ValueError: the folder was begun with other settings, or its settings.json is damaged.
@@ -138,13 +138,13 @@ def only_one_in(out: Path) -> Iterator[None]:
         finally:
             if made and not (out / "settings.json").exists():
                 (working / "lock").unlink()
-                with suppress(OSError):  # the first that holds something else
+                with suppress(OSError):  # until one holds something else
                     for folder in made:
                         folder.rmdir()
 
 
 def _meant(kind: type[Settings], error: Any) -> str:
-    """What may have been meant by a key that does not exist."""
+    """Return a suggestion for a key that does not exist."""
     *tables, key = error["loc"]
     for table in tables:
         kind = getattr(getattr(kind, "model_fields", {}).get(table), "annotation", None) or Settings

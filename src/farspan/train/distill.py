@@ -1,12 +1,12 @@
-"""CEPE-Distilled: an instruction-tuned decoder learns to read with an encoder from itself.
+"""CEPE-Distilled: an instruction-tuned decoder with an encoder learns from the decoder without one.
 
     loss = c_CE · CE + c_KL · KL          KL = 1/N Σ_n Σ_k p_nk (log p_nk - log q_nk)
 
 Yen et al. 2024, arXiv 2402.16617, section 3. The teacher p is the same frozen decoder, which reads chunks and input in
-one window; the student q reads the chunks through the encoder. Of each of the teacher's N distributions the K = 50
+one window; the student q reads the chunks through the encoder. Of each of the teacher's N distributions, the K = 50
 likeliest tokens are used. Variants for the other tokens:
 
-    drop      left out, as published: a part of a divergence, which can be negative
+    drop      left out, as published; the sum is no longer a divergence and can be negative
     smooth    one more entry, δ added to all, as in the authors' code: (p + δ) / (1 + (K + 1) δ)
     rest      one more entry
     renorm    p and q are divided by their sums over the K
@@ -16,6 +16,7 @@ again at each step. Losses are computed in fp32, by blocks of tokens.
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +46,6 @@ from farspan.train.trainer import Notice, load_finite, training
 
 Variant = Literal["drop", "smooth", "rest", "renorm"]
 LEAST = -60_000.0  # the log-probability for a probability of 0, which fp16 can hold
-FILES = ("index.npy", "log_probs.npy")
 SAMPLES_AT_ONCE = 8  # of one forward of the teacher
 BATCHES_A_SAVE = 64
 
@@ -76,7 +76,7 @@ def train(settings: DistillSettings, notice: Notice) -> dict[str, Any]:
         ValueError: as there; a teacher with another vocabulary, or with a window too short for chunks and input.
     """
     if settings.stage != "main":
-        raise ValueError('stage = "warmup": distillation is of the main stage; warm up with farspan train cepe')
+        raise ValueError('stage = "warmup": distillation is a main stage; run the warm-up with farspan train cepe')
     chosen, lm = settings.distill, opened(settings)
     other = other_teacher(settings, lm)
     samples: Dataset[dict[str, Tensor]]
@@ -210,7 +210,7 @@ def other_teacher(settings: DistillSettings, lm: LM) -> LM | None:
     if tokenizer_hash(other.tokenizer) != tokenizer_hash(lm.tokenizer) or other.vocabulary != lm.vocabulary:
         raise ValueError(
             f"teacher {chosen.teacher!r} has another vocabulary ({other.vocabulary:,} tokens) than the decoder "
-            f"{lm.name!r} ({lm.vocabulary:,}): its probabilities would be those of other tokens"
+            f"{lm.name!r} ({lm.vocabulary:,}): its probabilities would belong to other tokens"
         )
     other.model.requires_grad_(False)
     return other
@@ -220,7 +220,7 @@ def teacher_of(settings: DistillSettings, rows: DocumentRows, lm: LM) -> Teacher
     """Return `lm` as the teacher of a training on `rows`.
 
     Raises:
-        ValueError: a window that does not hold chunks and input, or windows that are no text.
+        ValueError: a window that does not hold chunks and input, or samples that are not contiguous text.
     """
     needed = rows.window + len(rows.before)
     if lm.trained_length is not None and needed > lm.trained_length:
@@ -244,18 +244,19 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Notice) ->
     Raises:
         ValueError: the folder holds those of another teacher or of other samples, or is damaged.
     """
-    length = len(rows.before) + rows.settings.decoder
     kind = np.uint16 if teacher.model.get_input_embeddings().num_embeddings <= 1 << 16 else np.int32
     about = {"seed": rows.seed, "text": rows.corpus.hash, "data": rows.settings.model_dump(mode="json")}
     about |= teacher.identity
     folder.mkdir(parents=True, exist_ok=True)
-    taught = TaughtRows(rows, folder, (len(rows), length, teacher.top), kind)
+    shape = len(rows), len(rows.before) + rows.settings.decoder
+    layout = {"index.npy": (kind, (*shape, teacher.top)), "log_probs.npy": (np.float16, (*shape, teacher.top + 1))}
+    taught = TaughtRows(rows, folder, layout)
     done, file = 0, folder / "done.json"
     if file.exists():
         try:
             record = files.parse_json(file.read_bytes(), str(file))
             done = int(record.pop("done"))
-            have = min(map(len, taught.open("r")))  # `r+` would lengthen a file that was cut
+            have = min(map(len, taught.arrays("r")))  # `r+` would lengthen a file that was cut
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{folder} is damaged ({error}). Delete it and repeat the command: the teacher reads all samples again"
@@ -264,11 +265,10 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Notice) ->
             raise ValueError(
                 f"{folder} holds a teacher's distributions of other samples: {record}, not {about}. Delete it"
             )
-        if have < len(rows):  # of a shorter training
-            with writing(folder):
-                taught.lengthen()
     with writing(folder):
-        index, log_probs = taught.create() if done == 0 else taught.open("r+")
+        if done == 0 or have < len(rows):  # the second: of a shorter training
+            taught.allocate(keep=done > 0)
+        index, log_probs = taught.arrays("r+")
     if done < len(rows):
         notice(f"the teacher reads {len(rows) - done:,} windows once; {taught.num_bytes / 1e9:.2f} GB in {folder}")
     device = hf.input_device(teacher.model)
@@ -295,8 +295,7 @@ class TaughtRows(Dataset[dict[str, Tensor]]):
 
     rows: DocumentRows
     folder: Path
-    shape: tuple[int, int, int]  # samples, positions, tokens of a distribution
-    kind: type
+    layout: Mapping[str, tuple[type, tuple[int, int, int]]]  # file: dtype; samples, positions, tokens of a distribution
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -310,43 +309,28 @@ class TaughtRows(Dataset[dict[str, Tensor]]):
 
     @property
     def num_bytes(self) -> int:
-        samples, length, top = self.shape
-        return samples * length * (top * np.dtype(self.kind).itemsize + (top + 1) * 2)
+        return sum(np.dtype(kind).itemsize * math.prod(shape) for kind, shape in self.layout.values())
 
     @cached_property
-    def _stored(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.open("r")
+    def _stored(self) -> list[Any]:
+        return self.arrays("r")
 
-    def open(self, mode: Literal["r", "r+"]) -> tuple[Any, Any]:
+    def arrays(self, mode: Literal["r", "r+"]) -> list[Any]:
         """Return indices [samples, positions, top] and log-probabilities, with one more each, memory-mapped."""
-        index, log_probs = (self.folder / name for name in FILES)
-        return np.load(index, mmap_mode=mode), np.load(log_probs, mmap_mode=mode)
+        return [np.load(self.folder / name, mmap_mode=mode) for name in self.layout]
 
-    @property
-    def _layout(self) -> list[tuple[type, tuple[int, int, int]]]:
-        """The dtype and shape of each of FILES."""
-        samples, length, top = self.shape
-        return [(self.kind, (samples, length, top)), (np.float16, (samples, length, top + 1))]
+    def allocate(self, *, keep: bool) -> None:
+        """Create the files of both arrays. `keep`: with the samples that are stored already.
 
-    def create(self) -> tuple[Any, Any]:
-        """Make both arrays, memory-mapped."""
-        index, log_probs = (_new_array(self.folder / name, *of) for name, of in zip(FILES, self._layout, strict=True))
-        return index, log_probs
-
-    def lengthen(self) -> None:
-        """Make room for more samples after those that are stored."""
-        for name, old, layout in zip(FILES, self.open("r"), self._layout, strict=True):
+        Disk space is allocated now, so that a full disk is an error here and not a SIGBUS at a later write.
+        """
+        for name, (kind, shape) in self.layout.items():
+            old = np.load(self.folder / name, mmap_mode="r") if keep else ()
             with files.written(self.folder / name) as path:
-                new = _new_array(path, *layout)
-                new[: len(old)] = old
+                new = np.lib.format.open_memmap(path, "w+", kind, shape)
+                with path.open("r+b") as file:
+                    if hasattr(os, "posix_fallocate"):
+                        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+                if keep:
+                    new[: len(old)] = old
                 new.flush()
-
-
-def _new_array(path: Path, kind: type, shape: tuple[int, int, int]) -> np.memmap:
-    """Make a file of an array, memory-mapped. Its space is taken now, so that a full disk is an error here and not a
-    SIGBUS at a later write."""
-    mapped = np.lib.format.open_memmap(path, "w+", kind, shape)
-    with path.open("r+b") as file:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    return mapped

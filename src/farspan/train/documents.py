@@ -48,10 +48,10 @@ class DocumentSettings(Settings):
     decoder: int = Field(4096, gt=1)  # tokens
     chunks: int = Field(16, gt=0)
     chunk: int = Field(256, gt=0)  # tokens
-    separator: bool = True  # put the tokenizer's beginning of text before the decoder's tokens, as when they are read
+    separator: bool = True  # put the tokenizer's beginning of text before the decoder's tokens, as at inference
     noise: NoiseSettings = NoiseSettings()
     index: str | None = None  # passages for `retrieved`, made by `farspan index`
-    query: int = Field(256, gt=0)  # the first of the decoder's tokens, the query for passages; they are not predicted
+    query: int = Field(256, gt=0)  # the first of the decoder's tokens, the query for passages, not predicted
 
     @field_validator("mixture")
     @classmethod
@@ -72,7 +72,7 @@ class DocumentSettings(Settings):
                 raise ValueError("the mixture has `retrieved` and no index: give data.index (farspan index makes one)")
             if self.query >= self.decoder:
                 raise ValueError(
-                    f"query = {self.query:,} leaves nothing to predict of decoder = {self.decoder:,} tokens"
+                    f"query = {self.query:,} leaves no tokens to predict of decoder = {self.decoder:,} tokens"
                 )
         return self
 
@@ -108,7 +108,9 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         tokenizer: Any = None,
     ) -> None:
         if corpus.shuffled:
-            raise ValueError(f"text {corpus.name!r} is shuffled: got no order to learn. Give the text itself")
+            raise ValueError(
+                f"text {corpus.name!r} is shuffled: got no order to learn. Give the text without shuffled:"
+            )
         context = settings.chunks * settings.chunk
         if copies and settings.mixture.get("retrieved"):
             raise ValueError(

@@ -1,7 +1,7 @@
-"""Engines that spread a training over processes, and the check that they do: one process, DDP, FSDP2, DeepSpeed ZeRO-2.
+"""Engines that distribute a training over processes, and their checks: one process, DDP, FSDP2, DeepSpeed ZeRO-2.
 
-transformers and accelerate fall back silently: with FSDP on CPUs, the Trainer is plain data parallelism. So the engine
-in use is found from the objects that were made, not from the settings.
+transformers and accelerate fall back silently: with FSDP on CPUs, the Trainer uses plain data parallelism. So the
+engine in use is read from the objects that were created, not from the settings.
 """
 
 import os
@@ -44,7 +44,7 @@ def refuse_unfit(engine: str, optimizer: str) -> None:
     processes = num_processes()
     if engine in ("ddp", "fsdp2", "deepspeed") and processes < 2:
         raise ValueError(
-            f'trainer.engine = "{engine}" spreads a training over processes, and there is one: start it with '
+            f'trainer.engine = "{engine}" distributes a training over processes, and there is one: start it with '
             "`torchrun --nproc-per-node=N -m farspan train ...` or `accelerate launch`"
         )
     if engine == "single" and processes > 1:
@@ -81,7 +81,7 @@ def layers_of(model: Any) -> list[Any]:
     kinds = set(model._no_split_modules or ())
     found = [module for module in model.modules() if type(module).__name__ in kinds]
     if not found:
-        raise ValueError(f'trainer.engine = "fsdp2" does not know the layers of {type(model).__name__}: use "ddp"')
+        raise ValueError(f'trainer.engine = "fsdp2" cannot find the layers of {type(model).__name__}: use "ddp"')
     return found[::-1]
 
 
@@ -163,7 +163,7 @@ def refuse_other(engine: str, trainer: Any) -> None:
     used = in_use(trainer)
     if engine != used and not (engine == "auto" and used in ("single", "ddp", "fsdp2", "deepspeed")):
         raise ValueError(
-            f'trainer.engine = "{engine}" was asked for, and {used} is in use: check the launcher and its config '
+            f'trainer.engine = "{engine}" was requested, and {used} is in use: check the launcher and its config '
             "(accelerate's own settings come first)"
         )
 

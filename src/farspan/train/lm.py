@@ -81,7 +81,8 @@ def train(settings: LmSettings, notice: Notice) -> dict[str, Any]:
     separator = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if separator is None:
         raise ValueError(
-            f"tokenizer {source} has neither a beginning- nor an end-of-text token to put between documents"
+            f"tokenizer {source} has neither a beginning- nor an end-of-text token to put between documents: use "
+            "another tokenizer.folder"
         )
 
     def rows(corpus: Corpus) -> PackedRows:

@@ -4,7 +4,7 @@
     logits = E · norm(silu(W h + b)) + c            E: the encoder's own embeddings
 
 Llama blocks with bidirectional attention, over the decoder's vocabulary and [MASK]. Of all tokens 30 % are masked,
-always by [MASK]; special tokens never are. The head runs on masked tokens only, in blocks. Only the encoder is saved.
+always by [MASK], except special tokens. The head runs on masked tokens only, in blocks. Only the encoder is saved.
 """
 
 from pathlib import Path
@@ -43,7 +43,7 @@ class EncoderSettings(Settings):
     layers: int = Field(24, gt=0)
     heads: int = Field(16, gt=0)
     rope_theta: float = Field(10_000.0, gt=0)
-    start: str | None = None  # a causal model whose blocks and shape it starts from, with bidirectional attention
+    start: str | None = None  # a causal model that gives its blocks and shape, with bidirectional attention
 
 
 class MlmOptimizer(OptimizerSettings):
@@ -61,7 +61,7 @@ class MlmTrainer(PretrainingSettings):
     """[trainer]: rows of 512 tokens, 2,048 of them a step."""
 
     steps: int = Field(100_000, gt=0)
-    window: int = Field(512, gt=1)  # tokens of a row, and of the longest chunk that the encoder will take
+    window: int = Field(512, gt=1)  # tokens of a row, and of the longest chunk of the encoder
     batch: int | None = Field(2048, gt=0)
     micro_batch: int = Field(16, gt=0)
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -1,4 +1,4 @@
-"""Checks, before a training on positions with gaps begins, for conditions that would make it silently wrong."""
+"""Checks before a training on positions with gaps, for conditions under which it would be silently wrong."""
 
 import inspect
 from typing import Any
@@ -25,8 +25,8 @@ def preflight(model: Any, core: Any, window: int, longest: int) -> None:
         longest: tokens of the longest documents, and so the number of positions.
 
     Raises:
-        ValueError: the model takes no positions, or fewer; its RoPE depends on the length, or is not fp32; its layers
-            have no attention; memory tokens do not affect the target, or affect it otherwise than by position.
+        ValueError: the model takes no positions, or too few; its RoPE depends on the length, or is not fp32; its layers
+            have no attention; memory tokens do not affect the target, or are cut off by other than their positions.
     """
     windows = usable(core, longest)
     refusal = REFUSAL.format(type(core).__name__)
@@ -99,7 +99,7 @@ def usable(core: Any, longest: int) -> dict[str, int | None]:
     """
     refusal = REFUSAL.format(type(core).__name__)
     if "position_ids" not in inspect.signature(core.forward).parameters:
-        raise ValueError(f"{refusal}: it takes no positions, so a row cannot have gaps")
+        raise ValueError(f"{refusal}: it has no argument position_ids, so a row cannot have gaps")
     limit = hf.position_limit(core)
     if limit is not None and limit < longest:
         raise ValueError(

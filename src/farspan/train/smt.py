@@ -1,11 +1,12 @@
-"""Sparse Memory Training: extend the context of any causal model at the cost of its own window.
+"""Sparse Memory Training: extend the context of any causal model at the cost per step of its own window.
 
 Sparse Memory Training for Long-Sequence Modeling, section 3 and appendices B.1 and D. The end of a long document is
 the target, the rest is memory. Few tokens of the memory are sampled, fewer the further away (`draws`), and keep their
-positions in one ordinary row, so that a step costs the same for any length of the document. The loss is that of the
-target, plus that of the ordinary window (`objective`); only queries and keys are trained (`trained`); documents grow
-during the training (`schedule`). There is no public code. Ours uses Algorithm 1 where the paper contradicts it, means
-instead of sums, and first checks for conditions that would make it silently wrong (`preflight`).
+positions in a row of the window's length, so that a step costs the same for any length of the document. The loss is
+that of the target, plus that of the ordinary window (`objective`); only queries and keys are trained (`trained`);
+documents grow during the training (`schedule`). There is no public code. Ours uses Algorithm 1 where the paper
+contradicts it, means instead of sums, and first checks for conditions under which it would be silently wrong
+(`preflight`).
 """
 
 from collections.abc import Iterator
@@ -55,7 +56,7 @@ class SmtDataSettings(Settings):
 
     text: str  # documents, longer than lengths.target where they can be
     short: Short = "skip"  # how shorter ones are used
-    separator: bool = True  # put the tokenizer's beginning of text before a document, as when it is read
+    separator: bool = True  # put the tokenizer's beginning of text before a document, as at inference
 
 
 class SparseSettings(Settings):
@@ -195,7 +196,9 @@ def scale_rope(lm: LM, text: str, longest: int) -> None:
     """
     chosen = method(text)
     if not isinstance(chosen, Rope) or chosen.type == "dynamic":
-        raise ValueError(f"model.rope = {text!r} must be rope:type=linear, ntk or yarn, with factor=...")
+        raise ValueError(
+            f"model.rope = {text!r} is not supported: expected rope:type=linear, ntk or yarn, with factor=..."
+        )
     theta, own = hf.plain_rope(lm.model, name=str(chosen))
     config = lm.model.config.get_text_config(decoder=True)
     original = chosen.original or lm.trained_length

@@ -100,8 +100,8 @@ def refuse_impossible(settings: RunSettings, optimizer: OptimizerSettings) -> No
     """Refuse, before any long work, settings that are wrong for every model.
 
     Raises:
-        ValueError: an engine that does not fit, a batch that is no multiple of the micro-batch, a schedule longer than
-            the training, or a name in `report_to` that is unknown or not installed.
+        ValueError: an engine that does not fit, a batch that is not a multiple of the micro-batch, a schedule that is
+            longer than the training, or a name in `report_to` that is unknown or not installed.
     """
     from transformers.integrations import get_reporting_integration_callbacks
 
@@ -235,7 +235,7 @@ def run(
     if trainer.is_world_process_zero():
         if state is not None:
             model = again()
-            assert state.keys() == dict(model.named_parameters()).keys(), "another model than was trained"
+            assert state.keys() == dict(model.named_parameters()).keys(), "not the trained model"
             model.load_state_dict(state, strict=False)  # buffers are as they were made
         with checkpoints.writing(out), files.added(out, last="config.json") as new:
             save(model, dtype, new)
@@ -308,7 +308,7 @@ def write_up(
     card: Callable[[dict[str, Any], list[dict[str, Any]]], str] | None = None,
     draw: Callable[[list[dict[str, Any]], Path], Any] = lambda log, out: None,
 ) -> dict[str, Any]:
-    """Write tokenizer, training.json and, if wanted, a model card with a picture to the folder of a trained model.
+    """Write tokenizer, training.json and, with `card`, a model card and a picture to the folder of a trained model.
 
     Args:
         card: returns the text of the model card, given the summary and the entries of the log.

@@ -33,7 +33,7 @@ class WatchedSettings(TrainingSettings):
 def measuring(
     settings: WatchedSettings, method: Any, *, trained_length: int, lengths: Sequence[int], longest: int
 ) -> list[MeasuringCallback]:
-    """Return the callbacks that measure perplexity and, if wanted, a forgetting curve.
+    """Return the callbacks that measure perplexity and, with `watch.curve`, a forgetting curve.
 
     None for a model trained under FSDP2, unless `watch.every` is given: a sharded model cannot be measured in one
     process.
