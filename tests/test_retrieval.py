@@ -312,7 +312,7 @@ def test_what_cannot_be_built_is_said(tmp_path: Path) -> None:
         build("builtin", tmp_path / "index", kind="bm52")
     with pytest.raises(ValueError, match="at least 1"):
         build("builtin", tmp_path / "index", words=0)
-    with pytest.raises(ValueError, match="a tokenizer that says where"):
+    with pytest.raises(ValueError, match="a tokenizer that returns the place"):
         build("builtin", tmp_path / "index", tokens=10)
 
 

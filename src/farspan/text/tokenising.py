@@ -55,24 +55,23 @@ def tokenised(
     for document in documents:
         blocks = iter(document)
         head = _read(blocks, WINDOW + OVERLAP)
-        if len(head) <= WINDOW + OVERLAP:
+        is_long = len(head) > WINDOW + OVERLAP
+        if not is_long:
             short.append(head)
-            if len(short) == DOCUMENTS_AT_ONCE or sum(map(len, short)) >= CHARACTERS_AT_ONCE:
-                yield from _together(short, tokenizer)
-                done += sum(map(len, short))
-                progress(done)
-                short = []
-            continue
-        yield from _together(short, tokenizer)
-        done += sum(map(len, short))
-        short = []
-        cutter = cutter or _Cutter(tokenizer)
-        text = _Text(head, blocks)
-        for ids, characters in cutter.tokens(text):
-            yield ids, False
-            progress(done + characters)
-        yield np.empty(0, np.int32), True
-        done += text.size
+        size = sum(map(len, short))
+        if short and (is_long or len(short) == DOCUMENTS_AT_ONCE or size >= CHARACTERS_AT_ONCE):
+            yield from _together(short, tokenizer)
+            done += size
+            progress(done)
+            short = []
+        if is_long:
+            cutter = cutter or _Cutter(tokenizer)
+            text = _Text(head, blocks)
+            for ids, characters in cutter.tokens(text):
+                yield ids, False
+                progress(done + characters)
+            yield np.empty(0, np.int32), True
+            done += text.size
     yield from _together(short, tokenizer)
     progress(done + sum(map(len, short)))
 

@@ -122,7 +122,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
                 f"{settings.chunk} = {context:,} must be data.decoder = {settings.decoder:,}"
             )
         self.corpus, self.settings, self.samples, self.seed = corpus, settings, samples, seed
-        self.copies, self.noise, self.index, self.tokenizer = copies, noise, index, tokenizer
+        self.noise, self.index, self.tokenizer = noise, index, tokenizer
         self.before = np.asarray(separator if settings.separator else (), np.int64)
         self.window = settings.decoder if copies else settings.decoder + context  # tokens
         self.kinds = [kind for kind in KINDS if settings.mixture.get(kind)]  # type: ignore[call-overload]

@@ -112,8 +112,7 @@ def train(settings: SmtSettings, notice: Notice) -> dict[str, Any]:
         refuse_other_settings(Path(settings.out), settings)
         rows = rows_of(lm, settings)
     model, count = prepared(lm, settings)
-    notice(f"{lm.name}, window {rows.row:,} tokens: {count}")
-    for line in notes_on(rows):
+    for line in (f"{lm.name}, window {rows.row:,} tokens: {count}", *notes_on(rows)):
         notice(line)
     if settings.trainer.engine == "fsdp2":
         engines.shard(lm.model, engines.layers_of(lm.model))
