@@ -17,7 +17,7 @@ SIZE = "{parameters:,} parameters, {tokens:,} tokens"
 
 
 def train_lm(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Pre-trains a small Llama and its tokenizer. Repeating the command continues a training that was stopped."""
+    """Pre-train a small Llama and its tokenizer. Repeating the command continues a training that was stopped."""
     with said(CHECKPOINT_KEPT):
         from farspan.train.lm import LmSettings, train
 
@@ -32,7 +32,7 @@ def train_smt(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Extends a model's context by Sparse Memory Training. Repeating the command continues one that was stopped."""
+    """Extend a model's context by Sparse Memory Training. Repeating the command continues one that was stopped."""
     with said("" if plan_only else CHECKPOINT_KEPT):
         from farspan.train.config import read_config
         from farspan.train.smt import SmtSettings, plan, train
@@ -48,7 +48,7 @@ def train_smt(
 
 
 def train_mlm(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Pre-trains an encoder for CEPE by masked-language modelling. Repeating the command continues a stopped one."""
+    """Pre-train an encoder for CEPE by masked-language modelling. Repeating the command continues a stopped one."""
     with said(CHECKPOINT_KEPT):
         from farspan.train.mlm import MlmSettings, train
 
@@ -56,7 +56,7 @@ def train_mlm(config: Config, overrides: Overrides = None, as_json: AsJson = Fal
 
 
 def train_cepe(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Trains an encoder and cross-attention for a frozen decoder (CEPE), warm-up or main stage. Repeating the command
+    """Train an encoder and cross-attention for a frozen decoder (CEPE), warm-up or main stage. Repeating the command
     continues one that was stopped."""
     with said(CHECKPOINT_KEPT):
         from farspan.train.cepe import CepeSettings, train
@@ -65,7 +65,7 @@ def train_cepe(config: Config, overrides: Overrides = None, as_json: AsJson = Fa
 
 
 def train_distill(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Trains as `cepe`, main stage, with the decoder as teacher, which reads all tokens in one window (CEPE-Distilled).
+    """Train as `cepe`, main stage, with the decoder as teacher, which reads all tokens in one window (CEPE-Distilled).
     Repeating the command continues one that was stopped."""
     with said(CHECKPOINT_KEPT):
         from farspan.train.distill import DistillSettings, train
