@@ -23,7 +23,7 @@ from farspan.methods import method
 from farspan.record import Row, Run, read_rows
 from farspan.report import attention as report
 from farspan.tasks.attention import Attention, BoundAttention, packed, powers, shares, spread
-from farspan.text import corpora as corpus
+from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
 from tiny import tiny_model
@@ -125,7 +125,7 @@ def test_shares_and_map_equal_those_of_the_models_own_weights(
 def test_shares_equal_those_of_a_real_models_own_weights_on_a_real_book(shared_data: Path, tmp_path: Path) -> None:
     lm = load(shared_data / "models" / "stories260K", dtype="float32", device="cpu")
     lm.model.double()  # in float32 the model's own weights are 6e-6 from these
-    book = corpus.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer)
+    book = corpora.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer)
     task = attention_of(book, BIN, SINKS)
     rows = looked_at(tmp_path, lm, task, lengths=(64, 500), repeats=1, chunk=200)
     ids = ids_of(task, lm, 1, (64, 500))

@@ -22,7 +22,7 @@ from farspan.reader import Scores
 from farspan.record import Row, Run, read_rows
 from farspan.report import perplexity as report
 from farspan.tasks.perplexity import BoundPerplexity, Perplexity, bucket_ends
-from farspan.text import corpora as corpus
+from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
 from tiny import tiny_model
@@ -113,7 +113,7 @@ def test_numbers_equal_the_naive_pass_on_a_real_model_and_a_real_book(
     targets: str, shared_data: Path, tmp_path: Path
 ) -> None:
     lm = load(shared_data / "models" / "stories260K", dtype="float32", device="cpu")
-    task = perplexity_of(corpus.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer), targets, 64)
+    task = perplexity_of(corpora.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer), targets, 64)
     rows = measured(tmp_path, lm, task, lengths=(128, 500), repeats=2, chunk=100)
     assert assert_equals_the_naive_pass(rows, lm, task, (128, 500)) > 0.1
 

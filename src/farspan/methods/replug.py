@@ -27,7 +27,7 @@ from farspan.lm import LM
 from farspan.methods.base import PASSAGES, Method
 from farspan.reader import BaseMemory, DenseReader, Head, Ids, Memory, OuterReader, Reader, dense_reader
 from farspan.specs import closest, written
-from farspan.text import retrieval as retrieve
+from farspan.text import retrieval
 
 WEIGHTS = ("uniform", "bm25", "dense")
 QUERY = 256  # tokens behind the passages that say what fits
@@ -201,7 +201,7 @@ class MixtureMemory(BaseMemory):
     def _fit(self, row: int) -> Float[Tensor, "passes"]:
         query, *texts = (self.lm.tokenizer.decode(ids[row].tolist()) for ids in (self.query, *self.passages))
         bm25 = self.how.weights == "bm25"
-        fits = retrieve.bm25(query, texts) if bm25 else retrieve.dense(query, texts, self.how.encoder)
+        fits = retrieval.bm25(query, texts) if bm25 else retrieval.dense(query, texts, self.how.encoder)
         return torch.tensor(fits, dtype=torch.float32)
 
     def _normal(self, weights: Tensor) -> Float[Tensor, "batch passes"]:

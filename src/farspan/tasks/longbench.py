@@ -21,7 +21,7 @@ from farspan.tasks.base import Bound, Quality, Task
 from farspan.tasks.documents import Answering, BoundDocuments, Item, check_new_tokens, check_truncate
 from farspan.tasks.perplexity import BoundPerplexity, shortest_length
 from farspan.tasks.values import text_of, texts_of
-from farspan.text import corpora as corpus
+from farspan.text import corpora
 from farspan.text.tables import find_table, read_table
 
 VIEWS = ("text", "answers")
@@ -209,7 +209,7 @@ class LongBench(Task):
                     f"data {self.data!r} is neither a file nor a folder with {self.set}.jsonl: give the unpacked "
                     "data.zip of THUDM/LongBench"
                 )
-            return BoundPerplexity(targets="all", text=corpus.load(f"{file}#context", lm.tokenizer))
+            return BoundPerplexity(targets="all", text=corpora.load(f"{file}#context", lm.tokenizer))
         scoring.check_installed(SETS[self.set].scorer)
         how = Answering(SETS[self.set].new_tokens if self.new_tokens is None else self.new_tokens)
         return BoundLongBench(self.set, tuple(load_items(self.set, self.data)), how, self.truncate)
