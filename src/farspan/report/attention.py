@@ -1,4 +1,4 @@
-"""What a report shows of attention: shares by distance and by rank, by layer and head, and maps."""
+"""The report of attention: shares by distance and by rank, by layer and head, and maps."""
 
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -80,7 +80,7 @@ class At:
 
 
 class AttentionMember(Member):
-    """A member of a group of attention."""
+    """A member of a group of attention measurements."""
 
     @property
     def settings(self) -> dict[str, Any]:

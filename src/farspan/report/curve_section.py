@@ -1,4 +1,4 @@
-"""What a report shows of forgetting curves besides their quality: memory lengths, curves, maps, and paired tests."""
+"""The report of forgetting curves: memory lengths, curves, maps, and paired tests."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -63,7 +63,7 @@ class CurveReport(TaskReport):
 
     @cached_property
     def drawn(self) -> list[CurveMember]:
-        """Those of the curves that have a result."""
+        """The curves that have a result, with names for one table."""
         return [one for one in self.curves if one.summary is not None]
 
     @cached_property

@@ -59,14 +59,14 @@ class CurveMember(Member):
 
     @property
     def characters_per_token(self) -> float | None:
-        """Of the target text under the model's tokenizer; None where it is unknown."""
+        """Characters per token of the target text under the model's tokenizer; None where unknown."""
         known = self.about_model.get("characters_per_token", {}).get(self.rows[0].settings.get("target_hash"))
         return None if known is None else float(known)
 
     @property
     def trained_at(self) -> float | None:
-        """The length whose whole context is as long as the model was trained on, by the two lengths measured next to
-        it; None where that is unknown."""
+        """The length whose whole context is as long as the trained context, interpolated between measured lengths;
+        None where that is unknown."""
         curve = self.measured
         if self.trained_length is None or len(curve.lengths) < 2:
             return None

@@ -1,4 +1,4 @@
-"""What a figure shows, without how it is drawn: `picture` draws it with matplotlib, `interactive` for the page."""
+"""The content of a figure: `picture` draws it with matplotlib, `interactive` draws it with plotly for the page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Line:
     index: int  # of the member: gives colour and marker
     low: Sequence[float] | np.ndarray | None = None  # NaN where there is no interval
     high: Sequence[float] | np.ndarray | None = None
-    texts: Sequence[Sequence[str]] = ()  # what is known of each point, in lines; the first is a name
+    texts: Sequence[Sequence[str]] = ()  # hover texts of the points, in lines; the first line is a name
     kind: str = ""  # what the values are; the page can hide those of kind "control"
     style: Style = "solid"
     markers: bool = True  # False: only a value alone has one
@@ -105,7 +105,7 @@ class Figure:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """From a little below all values and intervals to a little above them, or the span that was chosen."""
+        """The range of the y axis: `span`, else all values and intervals with a margin."""
         if self.span is not None:
             return self.span
         of_y = [one for one in self.lines if one.style != "mark"]
@@ -129,7 +129,7 @@ class Heat:
     columns: Sequence[str]
     rows: Sequence[str]
     scale: str  # what the values are
-    texts: Sequence[Sequence[Sequence[str]]] = ()  # what is known of each value, in lines; the first is a name
+    texts: Sequence[Sequence[Sequence[str]]] = ()  # hover texts of the values, in lines; the first line is a name
     span: tuple[float, float] = (0.0, 1.0)  # of the colours
     log: bool = False  # whether the colours are
 

@@ -122,7 +122,7 @@ def _band(line: Line) -> list[dict[str, Any]]:
 
 
 def _crosses(failed: Failed, height: float) -> dict[str, Any]:
-    """Crosses at the bottom, smaller where other rows of a length were measured."""
+    """Return crosses at the bottom, smaller where other rows of a length were measured."""
     lengths = sorted(failed.statuses)
     partly = [length in failed.partly for length in lengths]
     texts = [
@@ -159,7 +159,7 @@ def _rule(rule: Rule, along: tuple[float, float], up: tuple[float, float]) -> di
 
 
 def hover(lines: Sequence[str]) -> str:
-    """Return what is shown of a point: a name in bold and a line for each number, or one line alone."""
+    """Return the hover text of a point: a name in bold and a line for each number, or one line alone."""
     first, *rest = (escape(line, quote=False) for line in lines)
     return "<br>".join([f"<b>{first}</b>", *rest]) if rest else first
 

@@ -1,4 +1,4 @@
-"""What a report shows of perplexity besides its value by length: gain over the shortest length, and by position."""
+"""The report of perplexity: its gain over the shortest length, and its value by position."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -40,7 +40,7 @@ Point = Mapping[str, Any]
 
 
 class PerplexityMember(Member):
-    """A member of a group of perplexities."""
+    """A member of a group of perplexity measurements."""
 
     @cached_property
     def _buckets(self) -> list[dict[str, Any]]:
@@ -60,8 +60,8 @@ class PerplexityMember(Member):
 
     @cached_property
     def by_length(self) -> list[dict[str, Any]]:
-        """The numbers of each length that has a result, with intervals, ready for JSON. The gain is by how many nats
-        per token less the same targets take than at the shortest of them."""
+        """The numbers of each length that has a result, with intervals, ready for JSON. The gain is the nats per token
+        at the shortest of these lengths minus those here, over the same targets."""
         found: list[dict[str, Any]] = []
         shortest = np.array([])
         columns = [array.T for array in (self.values("nats"), self.values("accuracy"))]
@@ -181,7 +181,7 @@ def _lines(one: PerplexityMember) -> Iterator[dict[str, Any]]:
     measured = {point["length"]: point for point in one.by_length}
     for length in one.lengths:
         point = dict(measured.get(length, {"length": length, "repeats": 0}))
-        status = statuses(row for row in one.rows if row.length == length)
+        status = statuses(one.rows_at[length])
         yield whose(one) | {"n": point.pop("repeats"), "status": status} | point
 
 

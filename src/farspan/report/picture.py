@@ -117,7 +117,7 @@ def _scale(axes: Axes, one: Figure) -> None:
 
 
 def _beside(number: int, count: int) -> float:
-    """A factor for lengths that puts the intervals of several lines side by side."""
+    """Return a factor for lengths that draws the intervals of several lines side by side."""
     return float(2.0 ** (0.04 * (number - (count - 1) / 2)))
 
 
@@ -187,7 +187,7 @@ def _draw_heat(canvas: Canvas, axes: Axes, one: Heat) -> None:
 
 
 def add_legend(figure: Canvas, axes: Axes) -> None:
-    """Below the axes, in as many columns as fit."""
+    """Add a legend below the axes, in as many columns as fit."""
     longest = max(len(label) for label in axes.get_legend_handles_labels()[1])
     columns = max(1, min(3, LEGEND_CHARACTERS // (longest + 6)))
     figure.legend(fontsize=8, loc="outside lower center", ncols=columns, frameon=False)

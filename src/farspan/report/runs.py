@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Member:
-    """One model under one method in one run, with its rows of one task. Tasks with more to show derive a class, whose
-    numbers are computed once, when they are first read."""
+    """One model under one method in one run, with its rows of one task. Classes derived for a task compute their
+    numbers once, when they are first read."""
 
     source: Source
     model: str
@@ -53,7 +54,7 @@ class Member:
 
     @property
     def about_model(self) -> dict[str, Any]:
-        """What run.json records of the model."""
+        """The entry of the model in run.json."""
         return dict(self.source.header["models"].get(self.model, {}))
 
     @property
@@ -72,10 +73,18 @@ class Member:
         """The status of the rows that failed, by length."""
         return {row.length: row.status for row in self.rows if row.status != "ok"}
 
+    @cached_property
+    def rows_at(self) -> dict[int, list[Row]]:
+        """The rows by length."""
+        found: dict[int, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.length, []).append(row)
+        return found
+
     @property
     def lengths(self) -> list[int]:
         """All lengths, ascending."""
-        return sorted({row.length for row in self.rows})
+        return sorted(self.rows_at)
 
     def values(self, score: str) -> np.ndarray:
         """Return a score by [repeats, lengths]; NaN where a row failed."""

@@ -1,4 +1,4 @@
-"""What a report shows, section by section, as plain texts: the input of the page's template and of its Markdown."""
+"""The content of a report, section by section, as plain texts: the input of the page's template and of its Markdown."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ def _name(group: Group, part: TaskReport) -> str:
 
 
 def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
-    """Return what the page shows of one group: its quality by length, and what its kind of task has besides."""
+    """Return the section of one group: its quality by length, and the further parts of its task."""
     cells = cells_of(group)
     members = by_member(cells)
     lengths = sorted({cell.length for cell in cells})

@@ -1,4 +1,4 @@
-"""What is shown of any task: its quality by model, method and length."""
+"""The report of any task: its quality by model, method and length."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from farspan.terminal import Terminal
 
 
 class TaskReport:
-    """The results of some groups of one task. Tasks with more to show than their quality override its parts; `kinds`
+    """The results of some groups of one task. Tasks with more to report than their quality override its parts; `kinds`
     lists them.
 
     Args:
@@ -40,11 +40,15 @@ class TaskReport:
         return {}
 
     def section(self, group: Group, number: int) -> dict[str, Any]:
-        """Return what the page shows of one group, which has that number, besides its quality."""
+        """Return the further parts of the page's section of one group: `about`, `figures`, `tables`.
+
+        Args:
+            number: of the section, for the ids of figures.
+        """
         return {}
 
     def summary(self) -> dict[str, Any]:
-        """Return what the page shows of all groups together."""
+        """Return the parts of the page that are about all groups together."""
         return {}
 
     def csv_tables(self) -> dict[str, CsvTable]:

@@ -1,4 +1,4 @@
-"""What a command prints, draws and returns as JSON once it has measured."""
+"""The results that a command prints, draws and returns as JSON after a measurement."""
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -19,7 +19,7 @@ LEFT_OUT = ("ok", "budget")  # statuses of rows that did not fail
 
 
 class Results:
-    """The results of one run: of a comparison its tables, else what each of its tasks has to show.
+    """The results of one run: of a comparison its tables, else the report of each task.
 
     Args:
         header: run.json of the run.
