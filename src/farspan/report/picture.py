@@ -175,13 +175,16 @@ def _draw_heat(canvas: Canvas, axes: Axes, one: Heat) -> None:
     norm = (LogNorm if one.log else Normalize)(*one.span)
     image = axes.imshow(values, norm=norm, cmap=COLOURMAP, aspect="auto", interpolation="nearest")
     if values.size <= NUMBERED and not one.log:
+        size = min(8.0, 200 / values.shape[1])
         for (row, column), value in np.ndenumerate(values):
             if np.isfinite(value):
                 shade = "white" if value > 0.6 else "black"
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=shade)
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=size, color=shade)
     for labels, axis in ((one.columns, axes.xaxis), (one.rows, axes.yaxis)):
         step = -(-len(labels) // FEW_LABELS)
-        axis.set_ticks(range(0, len(labels), step), labels[::step])
+        axis.set_ticks(range(0, len(labels), step), labels[::step], fontsize=8)
+    if max(map(len, one.columns)) > 2:
+        axes.tick_params("x", rotation=45)
     axes.set(xlabel=one.x, ylabel=one.y, title=one.title)
     canvas.colorbar(image, ax=axes, label=one.scale)
 
