@@ -128,7 +128,7 @@ def unpacked(text: str) -> np.ndarray:
 class AttentionReport(TaskReport):
     """Attention: shares by distance and by rank, by layer and head, and maps."""
 
-    name = "attention"
+    name, member = "attention", AttentionMember
 
     @cached_property
     def members(self) -> list[AttentionMember]:

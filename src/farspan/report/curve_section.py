@@ -43,7 +43,7 @@ class CurveReport(TaskReport):
         test: test whether several texts give the same curve.
     """
 
-    name = "forgetting curve"
+    name, member = "forgetting curve", CurveMember
 
     def __init__(self, groups: Sequence[Group], folder: Path, *, test: bool = False) -> None:
         super().__init__(groups, folder)
@@ -83,7 +83,9 @@ class CurveReport(TaskReport):
     def print(self, console: Terminal) -> None:
         lines: list[str] = []
         if self.at_one_length:
-            print_recall(self.drawn, console)
+            for one in self.drawn:
+                title = f"recall by distance: {one.name}, {one.everywhere.lengths[0]:,} tokens"
+                console.print_table(title, RECALL, _recall(one))
         elif self.drawn:
             print_memory_lengths(self.drawn, console)
             lines += [line for one in self.drawn for line in remarks(one)]
@@ -193,13 +195,6 @@ def print_memory_lengths(curves: Sequence[CurveMember], console: Terminal) -> No
     console.print_table(title, ["", *(one.name for one in curves)], lines, num_names=1)
     meanings = "; ".join(f"{spoken(field)}: {meaning}" for field, meaning in HEADLINE.items())
     console.print(meanings, style="dim", highlight=False)
-
-
-def print_recall(curves: Sequence[CurveMember], console: Terminal) -> None:
-    """Print recall by distance of some maps with one length each: copy, control and memory index at each distance."""
-    for one in curves:
-        title = f"recall by distance: {one.name}, {one.everywhere.lengths[0]:,} tokens"
-        console.print_table(title, RECALL, _recall(one))
 
 
 def _recall(one: CurveMember) -> list[list[str]]:

@@ -4,11 +4,10 @@ terminal, the page and the CSV files."""
 from collections.abc import Sequence
 from pathlib import Path
 
-from farspan.report.attention import AttentionMember, AttentionReport
+from farspan.report.attention import AttentionReport
 from farspan.report.curve_section import CurveReport
-from farspan.report.curves import CurveMember
-from farspan.report.perplexity import PerplexityMember, PerplexityReport
-from farspan.report.runs import Group, Member
+from farspan.report.perplexity import PerplexityReport
+from farspan.report.runs import Group
 from farspan.report.task_report import TaskReport
 
 KINDS: dict[str, type[TaskReport]] = {
@@ -18,11 +17,7 @@ KINDS: dict[str, type[TaskReport]] = {
 }
 
 
-MEMBERS: dict[str, type[Member]] = {
-    "curve": CurveMember,
-    "perplexity": PerplexityMember,
-    "attention": AttentionMember,
-}
+MEMBERS = {task: kind.member for task, kind in KINDS.items()}
 
 
 def reports(groups: Sequence[Group], folder: Path, *, test: bool = False) -> list[TaskReport]:

@@ -119,6 +119,7 @@ class PerplexityReport(TaskReport):
     all tokens were scored."""
 
     name = picture = "perplexity"
+    member = PerplexityMember
 
     @cached_property
     def members(self) -> list[PerplexityMember]:

@@ -7,7 +7,7 @@ from typing import Any
 from farspan.report.cells import cells_of
 from farspan.report.export import CsvTable
 from farspan.report.figures import draw_quality
-from farspan.report.runs import Group
+from farspan.report.runs import Group, Member
 from farspan.report.tables import print_quality
 from farspan.terminal import Terminal
 
@@ -22,6 +22,7 @@ class TaskReport:
 
     name = ""  # of the task in titles; "": the name of its quality
     picture = "quality"  # name of its pictures
+    member: type[Member] = Member  # class of the members of its groups
 
     def __init__(self, groups: Sequence[Group], folder: Path) -> None:
         self.groups, self.folder = groups, folder
