@@ -8,7 +8,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from farspan import stats
-from farspan.report.contrasts import said
+from farspan.report.contrasts import difference_line, robustness_lines
 from farspan.stats import run_differences
 from farspan.stats.text_robustness import AtLength
 
@@ -542,20 +542,20 @@ def test_intervals_of_differences_hold_the_truth_19_times_in_20() -> None:
 
 def test_robustness_is_said_in_a_few_lines() -> None:
     curves = {"books": source(RAW[0]), "code": source(RAW[1]), "random": source(RAW[2] - 0.2)}
-    lines = said(stats.robustness(curves))
+    lines = robustness_lines(stats.robustness(curves))
     assert lines[0] == "control accuracy, books / code / random: the text matters"
     assert lines[1].startswith("  different at 100; most at 100: random - code ") or "random - books" in lines[1]
     assert "points [" in lines[1]
     assert "(Friedman, Holm)" in lines[1]
     assert "the paper's unpaired tests" in lines[2]
     same = {name: source(RAW[0]) for name in ("books", "code")}
-    assert said(stats.robustness(same))[0].endswith("the text does not matter, within ±1 points")
+    assert robustness_lines(stats.robustness(same))[0].endswith("the text does not matter, within ±1 points")
 
 
 def test_differences_are_said_with_what_they_are_of() -> None:
     short = LENGTHS[LENGTHS <= 8000]
     found = stats.differences(run(5000, short), run(9000, short), names=("old", "new"))
-    half_life = said(found)[0]
+    half_life = difference_line(found[0])
     assert half_life == "half-life: old 5,000, new >8,000: +3,000 [+3,000, ∞] tokens, p = 0.031, 6 shared targets"
 
 

@@ -308,7 +308,7 @@ def test_numbers_that_are_not_finite_are_rows_that_name_the_layer_and_the_length
     assert "hits" not in broken[0].scores
     assert not any(module._forward_hooks for module in model.modules())
     (one,) = report.series(rows)
-    assert np.isfinite(one.nats).sum() == len(rows) - len(broken)
+    assert np.isfinite(one.values("nats")).sum() == len(rows) - len(broken)
 
 
 def test_the_first_layer_that_breaks_is_named(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

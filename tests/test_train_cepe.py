@@ -587,8 +587,7 @@ def test_none_and_all_are_names_of_reporters(settings: Callable[..., Any]) -> No
 
 def test_a_single_loss_is_drawn_as_a_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Any] = []
-    for room in (cepe_report, smt_report):
-        monkeypatch.setattr(room, "saved", lambda figure, *place: figures.append(figure) or [])
+    monkeypatch.setattr("farspan.report.picture.saved", lambda figure, *place: figures.append(figure) or [])
     one = {"step": 4, "loss": 2.0, "loss_sparse": 2.0, "loss_window": 2.0, "length": 32}
     for log in ([one], [one, one | {"step": 8}]):
         cepe_report.draw(log, tmp_path, 32)

@@ -33,7 +33,7 @@ from farspan.measuring.plan import plan
 from farspan.methods.full import Full
 from farspan.reader import dense_reader, read_alike
 from farspan.record import Run
-from farspan.report.picture import draw_training
+from farspan.report.training import draw_memory
 from farspan.tasks.base import Bound, Task
 from farspan.tasks.curve import Curve, Protocol
 from farspan.tasks.perplexity import Perplexity
@@ -243,7 +243,7 @@ class CurveCallback(MeasuringCallback):
             if (measured == step or measured not in self._summaries) and curve.measured.any():
                 self._summaries[measured] = curve, stats.summarise(curve)
         if self._summaries:
-            draw_training(self._summaries, self.folder, self._lm.trained_length, self._trained_at)
+            draw_memory(self._summaries, self.folder, self._lm.trained_length, self._trained_at)
         if step not in self._summaries:
             return {}
         _, numbers = self._summaries[step]

@@ -2,12 +2,14 @@
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.status import Status
+from rich.table import Table
 from rich.text import Text
 
 # C0 but for tab and newline, DEL, C1, and halves of surrogate pairs, which cannot be encoded
@@ -44,6 +46,17 @@ class Terminal(Console):
     def print_line(self, text: str, style: str | None = None) -> None:
         """Print a text as it is, however wide the terminal: without highlighting, and without breaks of its own."""
         self.print(text, style=style, highlight=False, soft_wrap=True)
+
+    def print_table(
+        self, title: str, head: Iterable[str], lines: Iterable[Sequence[str]], *, num_names: int = 0
+    ) -> None:
+        """Print a table of numbers; its first `num_names` columns are names, on the left."""
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        for place, name in enumerate(head):
+            table.add_column(name, justify="left" if place < num_names else "right", overflow="fold")
+        for line in lines:
+            table.add_row(*line)
+        self.print(table)
 
     def status(self, status: RenderableType, **options: Any) -> Status:
         return super().status(Text(shown(status)) if isinstance(status, str) else status, **options)

@@ -38,8 +38,8 @@ def interval(
 
 def bands(values: Float[np.ndarray, "repeats *cells"]) -> tuple[np.ndarray, np.ndarray]:
     """Return the 95 % interval of a mean accuracy, cut to 0 and 1."""
-    low, high = interval(values)
-    return np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
+    low, high = (np.asarray(np.clip(end, 0.0, 1.0)) for end in interval(values))
+    return low, high
 
 
 def student_mean(values: Float[np.ndarray, "values"]) -> tuple[float, float, float, float]:
