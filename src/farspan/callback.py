@@ -214,7 +214,7 @@ class CurveCallback(MeasuringCallback):
         self.tokens, self.longest = tokens, longest
         self.text, self.seed = text, seed
         self.curve = Curve(protocol=protocol)
-        self._summaries: dict[int, tuple[stats.Curve, stats.Summary]] = {}
+        self._summaries: dict[int, tuple[stats.MeasuredCurve, stats.Summary]] = {}
 
     def choose(self) -> None:
         """Choose texts, lengths and repeats within the budget."""

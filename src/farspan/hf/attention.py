@@ -20,7 +20,7 @@ _SWITCH = "_attn_implementation_internal"
 
 
 @dataclass
-class Reading:
+class StreamAttentionState:
     """The part of a stream's state that its attention uses."""
 
     start: int = 0  # position of the first query of a forward
@@ -29,7 +29,7 @@ class Reading:
     evicted: bool = False
 
 
-class Attention(Scope):
+class CustomAttention(Scope):
     """What stands in for a model's own attention while a method is on."""
 
     def __init__(
@@ -47,11 +47,11 @@ class Attention(Scope):
         self.shape = shape  # of caches that drop keys while a text is read; None: they keep all
         self.eviction = eviction  # chooses the keys that are kept once the text has been read; None: all
         self.padding = padding  # whether a padded batch can be read when the model is called by itself
-        self.now: Reading | None = None  # of the stream that reads; None: the model is called by itself
+        self.now: StreamAttentionState | None = None  # of the stream that reads; None: the model is called by itself
         self.offset: int | None = None  # the same as the model's masks have it, when it is called by itself
 
     @contextmanager
-    def reading(self, now: Reading) -> Iterator[None]:
+    def reading(self, now: StreamAttentionState) -> Iterator[None]:
         self.now = now
         try:
             yield
@@ -137,7 +137,7 @@ def replaced_attention(
     eviction: Eviction | None = None,
     padding: bool = False,
     reserved: bool = False,
-) -> Iterator[Attention]:
+) -> Iterator[CustomAttention]:
     """Lets `model` attend by `attend`; inside, also when it is called by itself. `reserved`: other readers are refused
     meanwhile.
 
@@ -149,7 +149,7 @@ def replaced_attention(
     before = [(config, config._attn_implementation_internal) for config in configs if hasattr(config, _SWITCH)]
     if any(str(own).startswith("farspan_") for _, own in before):
         raise ValueError(f"{name} cannot be put on a model whose attention another method has taken over")
-    stand_in = Attention(attend, layers, name=name, shape=shape, padding=padding, eviction=eviction)
+    stand_in = CustomAttention(attend, layers, name=name, shape=shape, padding=padding, eviction=eviction)
     AttentionInterface.register(key, stand_in)
     AttentionMaskInterface.register(key, stand_in.mask)
 

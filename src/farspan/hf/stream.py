@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from farspan.hf.attention import Attention, Reading
+from farspan.hf.attention import CustomAttention, StreamAttentionState
 from farspan.hf.cache import BufferLayer, cloned, new_cache, saved, tensors
 from farspan.hf.decoder import forward
 
@@ -26,7 +26,7 @@ class Stream:
     more are taken in, at the price of moving what is there. `attention`: what stands in for the model's own.
     """
 
-    def __init__(self, model: Any, capacity: int = 0, attention: Attention | None = None) -> None:
+    def __init__(self, model: Any, capacity: int = 0, attention: CustomAttention | None = None) -> None:
         self.model = model
         self.attention = attention
         self.parameters = inspect.signature(model.forward).parameters
@@ -37,7 +37,7 @@ class Stream:
         self.state: Any = None if self.state_name == "state" else self._new_cache(capacity)
         self.num_seen = 0
         self.output: Any = None
-        self.reading = Reading()
+        self.reading = StreamAttentionState()
 
     def _new_cache(self, capacity: int) -> Any:
         layers, shape = ([], None) if self.attention is None else (self.attention.layers, self.attention.shape)
@@ -100,7 +100,7 @@ class Stream:
                 keys, values = (x.gather(2, chosen[..., None].expand(-1, -1, -1, x.shape[3])) for x in (keys, values))
                 layers[index] = BufferLayer.of(keys, values, self.num_seen)
                 positions[index] = (chosen + call.num_missing).int()
-        self.state.layers, self.reading = layers, Reading(positions=positions, evicted=True)
+        self.state.layers, self.reading = layers, StreamAttentionState(positions=positions, evicted=True)
 
     def snapshot(self) -> Any:
         """What `restore` needs, once, to forget everything fed after this moment. Holds no copy of any keys."""

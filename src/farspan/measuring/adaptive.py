@@ -143,7 +143,7 @@ def measure_adaptively(
     return rounds.rows
 
 
-def finer_lengths(curve: stats.Curve, longest: int) -> tuple[int, ...]:
+def finer_lengths(curve: stats.MeasuredCurve, longest: int) -> tuple[int, ...]:
     """New lengths inside the brackets of the thresholds and of the ends of their intervals by chance, where these
     brackets are still wide, also against the interval."""
     new: set[int] = set()
@@ -163,7 +163,7 @@ def finer_lengths(curve: stats.Curve, longest: int) -> tuple[int, ...]:
     return tuple(sorted(new - set(curve.lengths.tolist())))
 
 
-def undecided(curve: stats.Curve, longest: int, most: int) -> tuple[tuple[int, ...], set[str]]:
+def undecided(curve: stats.MeasuredCurve, longest: int, most: int) -> tuple[tuple[int, ...], set[str]]:
     """Lengths that need more repeats, and the thresholds that even `most` of them would not decide."""
     measured = curve.kept(curve.measured)
     if not len(measured.lengths):
@@ -198,7 +198,7 @@ def last_worth_measuring(rows: Sequence[Row], longest: int) -> int:
     return end_of_amnesia(stats.curve(rows)) or longest
 
 
-def end_of_amnesia(curve: stats.Curve) -> int | None:
+def end_of_amnesia(curve: stats.MeasuredCurve) -> int | None:
     """The third length in a row that is amnesia; None where there is none yet."""
     lost = stats.index_upper(curve) < AMNESIA  # False where there are too few repeats for an interval
     for end in range(AMNESIA_LENGTHS, len(lost) + 1):
@@ -232,7 +232,7 @@ class _Rounds:
             if row.task == self.task.task and row.settings == self.task.settings
         ]
 
-    def curve(self, lengths: set[int], repeats: int) -> stats.Curve:
+    def curve(self, lengths: set[int], repeats: int) -> stats.MeasuredCurve:
         """Of these lengths and of the first repeats alone."""
         return stats.curve(row for row in self.rows if row.length in lengths and row.repeat < repeats)
 

@@ -93,7 +93,7 @@ class DenseReader(Reader):
     chunk: int = CHUNK
     capacity: int = 0
     fallback: str | None = None
-    attention: hf.Attention | None = None  # what a method has put in the place of full attention
+    attention: hf.CustomAttention | None = None  # what a method has put in the place of full attention
     scope: hf.Scope | None = None  # outside of which what was read cannot be used
     incremental: ClassVar[bool] = True
 

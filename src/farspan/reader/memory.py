@@ -65,7 +65,7 @@ class ReadsInChunks(Protocol):
 
     chunk: int  # tokens of one forward
     capacity: int  # tokens to make room for at once
-    attention: hf.Attention | None  # that stands in for the model's own
+    attention: hf.CustomAttention | None  # that stands in for the model's own
 
 
 class BaseMemory(ABC):

@@ -62,7 +62,7 @@ def _halves(
         yield Line(f"{prefix}{kind}", x, mean, index, low, high, texts, kind, style)  # type: ignore[arg-type]
 
 
-def _half_life(index: int, prefix: str, one: Series, good: stats.Curve) -> list[Mark]:
+def _half_life(index: int, prefix: str, one: Series, good: stats.MeasuredCurve) -> list[Mark]:
     half = one.summary.half_life if one.summary else None
     if half is None or half.value == 0 or half.censored:
         return []
@@ -160,7 +160,7 @@ def map_figure(one: Measured) -> dict[str, Any]:
     return {"data": [heat], "layout": layout}
 
 
-def _texts(name: str, curve: stats.Curve, where: stats.Map | None = None, depth: int = 0) -> list[list[str]]:
+def _texts(name: str, curve: stats.MeasuredCurve, where: stats.Map | None = None, depth: int = 0) -> list[list[str]]:
     """Return what is known of each length, in lines. `depth`: which one of the map, if there is one."""
     index, counts = stats.memory_index(curve), np.isfinite(curve.copy).sum(0)
     halves = [(stats.measured_mean(values), *stats.bands(values)) for values in (curve.copy, curve.control)]

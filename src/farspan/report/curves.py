@@ -36,7 +36,7 @@ class Series:
     model: str
     method: str
     what: str  # protocol and texts
-    curve: stats.Curve
+    curve: stats.MeasuredCurve
     summary: stats.Summary | None  # None where every row failed
     trained_length: int | None = None  # tokens of the whole context
     map: stats.Map | None = None  # where several depths were measured
@@ -50,7 +50,7 @@ class Measured:
     member: Member
     series: Series
 
-    def at_depth(self, depth: float) -> stats.Curve:
+    def at_depth(self, depth: float) -> stats.MeasuredCurve:
         """Return the curve of the rows at one depth of the texts, as if it were their beginning."""
         return stats.curve([replace(row, depth=0.0) for row in self.member.rows if row.depth == depth])
 

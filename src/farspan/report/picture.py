@@ -167,7 +167,7 @@ def draw_map(one: Series, folder: str | Path, title: str, name: str) -> list[Pat
 
 
 def draw_training(
-    steps: Mapping[int, tuple[stats.Curve, stats.Summary]], folder: Path, trained: int | None, trained_at: int
+    steps: Mapping[int, tuple[stats.MeasuredCurve, stats.Summary]], folder: Path, trained: int | None, trained_at: int
 ) -> list[Path]:
     """Draws half-life and span against the step, and some of the curves, into training.png and training.svg; returns
     the two paths.

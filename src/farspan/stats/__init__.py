@@ -2,8 +2,8 @@
 """Statistics of forgetting curves: memory lengths with intervals, robustness of texts, differences between runs."""
 
 from farspan.stats.forgetting_curves import (
-    Curve,
     Map,
+    MeasuredCurve,
     between,
     by_curve,
     curve,

@@ -23,7 +23,7 @@ CONTAMINATED_MADS = 4.0  # each 1.4826 of them a standard deviation of normal no
 
 
 @dataclass(frozen=True)
-class Curve:
+class MeasuredCurve:
     """The measured accuracies of one model with one method and one protocol."""
 
     lengths: Int[np.ndarray, "lengths"]
@@ -39,9 +39,9 @@ class Curve:
         """A mask of the lengths that have at least one good row."""
         return np.isfinite(self.copy).any(0) & np.isfinite(self.control).any(0)
 
-    def kept(self, which: np.ndarray) -> "Curve":
+    def kept(self, which: np.ndarray) -> "MeasuredCurve":
         """Return the curve at some of its lengths."""
-        return Curve(
+        return MeasuredCurve(
             self.lengths[which],
             self.scored[which],
             self.copy[:, which],
@@ -71,7 +71,7 @@ class Map:
         return np.divide(measured_mean(self.copy) - control, left, out=np.zeros_like(left), where=left != 0)
 
 
-def curve(rows: Iterable[Row]) -> Curve:
+def curve(rows: Iterable[Row]) -> MeasuredCurve:
     """Return the curve of rows of one model, method and task setting, at depth 0 (the beginning of the texts).
 
     Raises:
@@ -88,7 +88,9 @@ def curve(rows: Iterable[Row]) -> Curve:
         if row.status == "ok":
             column = columns[row.length]
             scored[column], context[column] = row.scores["scored"], row.scores["context"]
-    return Curve(cells.lengths, scored, cells.copy[:, :, 0], cells.control[:, :, 0], failures, context, cells.targets)
+    return MeasuredCurve(
+        cells.lengths, scored, cells.copy[:, :, 0], cells.control[:, :, 0], failures, context, cells.targets
+    )
 
 
 def memory_map(rows: Iterable[Row]) -> Map:
@@ -100,7 +102,7 @@ def memory_map(rows: Iterable[Row]) -> Map:
     return _cells(_of_one_setting(rows))
 
 
-def curves(rows: Iterable[Row]) -> dict[tuple[str, str, str], Curve]:
+def curves(rows: Iterable[Row]) -> dict[tuple[str, str, str], MeasuredCurve]:
     """Return all curves among the rows, by (model, method, label)."""
     return {key: curve(group) for key, group in by_curve(rows).items() if any(row.depth == 0 for row in group)}
 
@@ -207,25 +209,25 @@ def short_text(text: str) -> str:
     return text if ":" in text or text.count("/") == 1 else text.rstrip("/").rpartition("/")[2]
 
 
-def gap(curve: Curve) -> Float[np.ndarray, "lengths"]:
+def gap(curve: MeasuredCurve) -> Float[np.ndarray, "lengths"]:
     """Return C - M."""
     return measured_mean(curve.copy) - measured_mean(curve.control)
 
 
-def memory_index(curve: Curve) -> Float[np.ndarray, "lengths"]:
+def memory_index(curve: MeasuredCurve) -> Float[np.ndarray, "lengths"]:
     """Return (C - M) / (1 - M); 0 where the control is perfect and leaves nothing to remember."""
     left = 1.0 - measured_mean(curve.control)
     return np.divide(gap(curve), left, out=np.zeros_like(left), where=left > 0)
 
 
-def index_upper(curve: Curve) -> Float[np.ndarray, "lengths"]:
+def index_upper(curve: MeasuredCurve) -> Float[np.ndarray, "lengths"]:
     """Return the upper end of the one-sided 95 % interval (Student's) of the memory index; NaN under two repeats."""
     _, upper = interval(curve.copy - curve.control, 0.9)
     left = 1.0 - measured_mean(curve.control)
     return np.divide(upper, left, out=np.where(np.isnan(upper), np.nan, 0.0), where=left > 0)
 
 
-def between(curve: Curve, length: float) -> tuple[int, int]:
+def between(curve: MeasuredCurve, length: float) -> tuple[int, int]:
     """Return the measured lengths before and after a length, which may be the second of them; the outermost two, or the
     first or last twice, where it is outside."""
     after = min(int(np.searchsorted(curve.lengths, length, side="left")), len(curve.lengths) - 1)
@@ -237,29 +239,29 @@ def unpacked(hits: str, scored: int) -> np.ndarray:
     return np.unpackbits(np.frombuffer(bytes.fromhex(hits), dtype=np.uint8), count=scored)
 
 
-def is_judged(curve: Curve) -> np.ndarray:
+def is_judged(curve: MeasuredCurve) -> np.ndarray:
     """Return a mask of the lengths used for thresholds: those with enough scored tokens, or all if none has."""
     enough = curve.scored >= MIN_SCORED
     return enough if enough.any() else np.ones_like(enough)
 
 
-def repeats_at(curve: Curve) -> np.ndarray:
+def repeats_at(curve: MeasuredCurve) -> np.ndarray:
     """Return the number of repeats with a value at each length, the weights of a fit."""
     return np.isfinite(curve.copy).sum(0).astype(float)
 
 
-def whole_repeats(curve: Curve) -> int:
+def whole_repeats(curve: MeasuredCurve) -> int:
     """Return the number of repeats that have both halves at some length."""
     return int((np.isfinite(curve.copy) & np.isfinite(curve.control)).any(1).sum())
 
 
-def repeats_near(curve: Curve, length: float) -> int:
+def repeats_near(curve: MeasuredCurve, length: float) -> int:
     """Return the number of repeats at the two measured lengths around a value, the smaller one; at least 2."""
     after = min(int(np.searchsorted(curve.lengths, length)), len(curve.lengths) - 1)
     return max(2, int(repeats_at(curve)[max(after - 1, 0) : after + 1].min()))
 
 
-def contaminated_windows(curve: Curve) -> list[dict[str, Any]]:
+def contaminated_windows(curve: MeasuredCurve) -> list[dict[str, Any]]:
     """Return the windows that a model guesses far better than the others: boilerplate, or memorised text."""
     found = []
     for column, length in enumerate(curve.lengths):
@@ -274,7 +276,7 @@ def contaminated_windows(curve: Curve) -> list[dict[str, Any]]:
     return found
 
 
-def without_windows(curve: Curve, windows: Sequence[dict[str, Any]]) -> Curve:
+def without_windows(curve: MeasuredCurve, windows: Sequence[dict[str, Any]]) -> MeasuredCurve:
     copy, control = curve.copy.copy(), curve.control.copy()
     for window in windows:
         column = int(np.flatnonzero(curve.lengths == window["length"])[0])

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from scipy.optimize import isotonic_regression
 from scipy.stats import t as student
 
-from farspan.stats.forgetting_curves import Curve, is_judged, repeats_at, repeats_near, whole_repeats
+from farspan.stats.forgetting_curves import MeasuredCurve, is_judged, repeats_at, repeats_near, whole_repeats
 from farspan.stats.intervals import measured_mean
 
 FINE = 0.99  # copy accuracy
@@ -19,14 +19,14 @@ BOOTSTRAPS = 2000
 DRAWN = 40_000_000  # random numbers of one bootstrap, at most (320 MB)
 
 
-def headline(curve: Curve) -> dict[str, tuple[float, bool]]:
+def headline(curve: MeasuredCurve) -> dict[str, tuple[float, bool]]:
     """Return, by name, the value and whether it is right-censored, of a curve with a good row at every length."""
     found = _headlines(curve, measured_mean(curve.copy)[None], measured_mean(curve.control)[None])
     return {name: (float(values[0]), bool(censored[0])) for name, (values, censored) in found.items()}
 
 
 def headlines_drawn(
-    curve: Curve, multipliers: Float[np.ndarray, "samples repeats"]
+    curve: MeasuredCurve, multipliers: Float[np.ndarray, "samples repeats"]
 ) -> dict[str, tuple[Float[np.ndarray, "samples"], np.ndarray]]:
     """Return the same for curves sampled around that curve, one for each row of multipliers."""
     return _headlines(curve, _drawn(curve.copy, multipliers), _drawn(curve.control, multipliers))
@@ -49,7 +49,7 @@ def _drawn(
 
 
 def _headlines(
-    curve: Curve, copy: Float[np.ndarray, "samples lengths"], control: Float[np.ndarray, "samples lengths"]
+    curve: MeasuredCurve, copy: Float[np.ndarray, "samples lengths"], control: Float[np.ndarray, "samples lengths"]
 ) -> dict[str, tuple[Float[np.ndarray, "samples"], np.ndarray]]:
     """Return the numbers of many pairs of mean curves at the lengths of `curve`."""
     G, left = copy - control, 1.0 - control
@@ -111,7 +111,7 @@ def expansion(repeats: int) -> float:
     return float(student.ppf(0.975, repeats - 1))
 
 
-def repeats_behind(curve: Curve, name: str, value: float) -> int:
+def repeats_behind(curve: MeasuredCurve, name: str, value: float) -> int:
     """Return the number of repeats that a value depends on: those near a crossing; for an area, the median over
     lengths."""
     near = repeats_near(curve, value) if name in CROSSINGS else int(np.median(repeats_at(curve)))

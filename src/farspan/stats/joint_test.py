@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float
 
-from farspan.stats.forgetting_curves import Curve, is_judged
+from farspan.stats.forgetting_curves import MeasuredCurve, is_judged
 from farspan.stats.headlines import FINE, LEVELS
 from farspan.stats.intervals import measured_mean
 
@@ -13,7 +13,7 @@ JOINT_SAMPLES = 4000  # simulated to calibrate the test
 JOINT_REPEATS = 40  # more are calibrated as if there were so many, which is slightly conservative
 
 
-def established(curve: Curve, name: str, level: float) -> float:
+def established(curve: MeasuredCurve, name: str, level: float) -> float:
     """Return the longest length up to which a joint test shows that the curve of `name`, one of CROSSINGS, exceeds its
     threshold there or later, or for "gap" that the gap exceeds 0: one-sided at `level`, over repeats. 0 if there is
     none, and under two repeats.

@@ -34,7 +34,7 @@ from jaxtyping import Float
 from scipy.stats import t as student
 
 from farspan.stats.forgetting_curves import (
-    Curve,
+    MeasuredCurve,
     contaminated_windows,
     gap,
     is_judged,
@@ -107,7 +107,7 @@ class Summary:
         return asdict(self)
 
 
-def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> Summary:
+def summarise(curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> Summary:
     """Return all numbers of a curve, from the lengths that have good rows.
 
     Raises:
@@ -179,7 +179,9 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
     )
 
 
-def by_chance(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> dict[str, tuple[float, float, bool]]:
+def by_chance(
+    curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS
+) -> dict[str, tuple[float, float, bool]]:
     """Return, by name, both ends of value ± t · s, and whether the upper end may lie beyond the last length: the spread
     between texts, without the uncertainty of interpolation between lengths. For a curve with a good row at every
     length; empty under two repeats or without bootstraps."""
@@ -200,7 +202,7 @@ def by_chance(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> d
     return found
 
 
-def _unseen_texts(curve: Curve) -> dict[str, float]:
+def _unseen_texts(curve: MeasuredCurve) -> dict[str, float]:
     """Return, by name, how far (tokens) the outer end of a crossing's interval moves for texts unlike all repeats.
 
     Where a mean falls to an extreme threshold is decided by the few texts that are forgotten first (`fine`) or last
@@ -221,7 +223,7 @@ def _unseen_texts(curve: Curve) -> dict[str, float]:
     return {name: spread * max(0.0, 1.0 - share) ** len(ends) for name, share in shares.items()}
 
 
-def _outwards(curve: Curve, low: float, high: float, over: bool) -> tuple[float, float, bool]:
+def _outwards(curve: MeasuredCurve, low: float, high: float, over: bool) -> tuple[float, float, bool]:
     """Return an interval of a crossing moved outwards to lengths used for thresholds: between two of them only the
     order of the values is known, not where in between the curve crosses."""
     lengths = np.concatenate([[0.0], curve.lengths[is_judged(curve)]])
@@ -232,13 +234,13 @@ def _outwards(curve: Curve, low: float, high: float, over: bool) -> tuple[float,
     return float(lengths[max(before, 0)]), float(lengths[-1] if over else lengths[after]), over
 
 
-def _cliff_end(curve: Curve, m: Float[np.ndarray, "lengths"], level: float) -> tuple[float, bool]:
+def _cliff_end(curve: MeasuredCurve, m: Float[np.ndarray, "lengths"], level: float) -> tuple[float, bool]:
     judged = is_judged(curve)
     value, censored = crossings(curve.lengths[judged], m[None, judged], level, repeats_at(curve)[judged])
     return float(value[0]), bool(censored[0])
 
 
-def _why_it_ended(curve: Curve) -> str:
+def _why_it_ended(curve: MeasuredCurve) -> str:
     last = curve.lengths[curve.measured][-1]
     later = [status for length, status in sorted(curve.failures.items()) if length > last]
     return {
@@ -249,5 +251,5 @@ def _why_it_ended(curve: Curve) -> str:
     }.get(later[0] if later else "", "the longest length measured")
 
 
-def _first_judged(curve: Curve) -> float:
+def _first_judged(curve: MeasuredCurve) -> float:
     return float(curve.lengths[is_judged(curve)][0])

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool
 from scipy.stats import t as student
 
-from farspan.stats.forgetting_curves import Curve, whole_repeats
+from farspan.stats.forgetting_curves import MeasuredCurve, whole_repeats
 from farspan.stats.headlines import BOOTSTRAPS, headline, headlines_drawn, multipliers, repeats_behind
 from farspan.stats.intervals import LEAST_PAIRS, two_sided, welch_freedom
 
@@ -38,8 +38,8 @@ class Difference:
 
 
 def differences(
-    a: Curve,
-    b: Curve,
+    a: MeasuredCurve,
+    b: MeasuredCurve,
     *,
     names: tuple[str, str] = ("a", "b"),
     seed: int = 0,
@@ -71,8 +71,8 @@ def differences(
 
 
 def differences_in_characters(
-    a: Curve,
-    b: Curve,
+    a: MeasuredCurve,
+    b: MeasuredCurve,
     a_characters_per_token: float,
     b_characters_per_token: float,
     *,
@@ -98,8 +98,8 @@ def differences_in_characters(
 
 
 def _differences(
-    a: Curve,
-    b: Curve,
+    a: MeasuredCurve,
+    b: MeasuredCurve,
     multipliers: tuple[np.ndarray, np.ndarray],
     names: tuple[str, str],
     scales: tuple[float, float],
@@ -149,7 +149,7 @@ def _differences(
     return result
 
 
-def _of_shared_targets(a: Curve, b: Curve) -> tuple[Curve, Curve]:
+def _of_shared_targets(a: MeasuredCurve, b: MeasuredCurve) -> tuple[MeasuredCurve, MeasuredCurve]:
     """Return both curves with one repeat for each shared target, in the same order. A length that both measured keeps
     only the repeats that are whole in both."""
     of_a, of_b = _target_of_repeats(a), _target_of_repeats(b)
@@ -173,13 +173,13 @@ def _of_shared_targets(a: Curve, b: Curve) -> tuple[Curve, Curve]:
     return first.kept(first.measured), second.kept(second.measured)
 
 
-def _target_of_repeats(curve: Curve) -> list[str] | None:
+def _target_of_repeats(curve: MeasuredCurve) -> list[str] | None:
     """Return the one target of each repeat, "" where no row names it; None where repeats have several."""
     named = [sorted(set(row.tolist()) - {""}) for row in curve.targets]
     return None if any(len(row) > 1 for row in named) else [row[0] if row else "" for row in named]
 
 
-def _cell_by_cell(a: Curve, b: Curve) -> tuple[Curve, Curve]:
+def _cell_by_cell(a: MeasuredCurve, b: MeasuredCurve) -> tuple[MeasuredCurve, MeasuredCurve]:
     """Return both curves at their shared lengths, with b in the order of a's targets at each length."""
     a, b = a.kept(np.isin(a.lengths, b.lengths)), b.kept(np.isin(b.lengths, a.lengths))
     copy, control = np.full(a.copy.shape, np.nan), np.full(a.copy.shape, np.nan)
@@ -191,15 +191,15 @@ def _cell_by_cell(a: Curve, b: Curve) -> tuple[Curve, Curve]:
     return a, replace(b, copy=copy, control=control, targets=a.targets)
 
 
-def _rows(curve: Curve, which: list[int]) -> Curve:
+def _rows(curve: MeasuredCurve, which: list[int]) -> MeasuredCurve:
     return replace(curve, copy=curve.copy[which], control=curve.control[which], targets=curve.targets[which])
 
 
-def _whole(curve: Curve) -> Bool[np.ndarray, "repeats lengths"]:
+def _whole(curve: MeasuredCurve) -> Bool[np.ndarray, "repeats lengths"]:
     return np.isfinite(curve.copy) & np.isfinite(curve.control)
 
 
-def _until(curve: Curve, end: int) -> Curve:
+def _until(curve: MeasuredCurve, end: int) -> MeasuredCurve:
     """Return the curve up to a length; where it was not measured there, each repeat is interpolated."""
     if end >= curve.lengths[-1]:
         return curve

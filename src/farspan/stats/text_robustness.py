@@ -20,7 +20,7 @@ from jaxtyping import Float
 from scipy.stats import chi2, f_oneway, friedmanchisquare, kruskal, mannwhitneyu, permutation_test
 from scipy.stats import t as student
 
-from farspan.stats.forgetting_curves import Curve
+from farspan.stats.forgetting_curves import MeasuredCurve
 from farspan.stats.intervals import LEAST_PAIRS, LEVEL, NO_SPREAD, holm, mean_error, welch_freedom
 
 Half = Literal["copy", "control"]
@@ -77,7 +77,7 @@ class Robustness:
 
 
 def robustness(
-    curves: Mapping[str, Curve], half: Half = "control", *, margin: float = MARGIN, seed: int = 0
+    curves: Mapping[str, MeasuredCurve], half: Half = "control", *, margin: float = MARGIN, seed: int = 0
 ) -> Robustness:
     """Compare the accuracy of copy or control between sources of a text, by name, at the lengths that all have.
 
@@ -136,7 +136,7 @@ def robustness(
     return Robustness(half, tuple(curves), margin, test, tuple(found), overall, tuple(_notes(found, test, len(curves))))
 
 
-def _values(curve: Curve, half: Half, length: int) -> tuple[np.ndarray, dict[str, float]]:
+def _values(curve: MeasuredCurve, half: Half, length: int) -> tuple[np.ndarray, dict[str, float]]:
     """Return all values at a length, and by target those whose target is known."""
     column = int(np.flatnonzero(curve.lengths == length)[0])
     values = getattr(curve, half)[:, column]

@@ -39,7 +39,7 @@ from farspan.specs import closest
 from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
 from farspan.tasks.icl_sets import SETS, Labelled, load_own, load_set, own_question
 from farspan.tasks.passages import places, row
-from farspan.tasks.prompts import behind, token_texts
+from farspan.tasks.prompts import following, token_texts
 
 SCORINGS = ("plain", "normalized", "calibrated", "both")
 LENGTHS = (2, 20, 40)  # demonstrations, CEPE's table 3
@@ -48,7 +48,7 @@ DIGITS = 5  # of the numbers in a row; what is predicted is decided on what is r
 
 
 @dataclass(frozen=True)
-class Prompt:
+class IclPrompt:
     """One question as tokens, with its demonstrations and options."""
 
     shown: tuple[np.ndarray, ...]  # demonstrations
@@ -115,7 +115,7 @@ class Icl(Task):
 
 
 @dataclass(frozen=True)
-class BoundIcl(Bound[Prompt]):
+class BoundIcl(Bound[IclPrompt]):
     """Accuracy on the questions of one set. A length is a number of demonstrations."""
 
     set: str  # one of SETS, or the folder of a data set of the user's own
@@ -143,14 +143,14 @@ class BoundIcl(Bound[Prompt]):
     def _hash(self) -> str:
         return digest(json.dumps([[one.text, one.label] for one in (*self.demonstrations, *self.questions)]))
 
-    def num_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
+    def num_tokens(self, lm: LM, example: Example[IclPrompt], length: int) -> int:
         return self._prompt_tokens(lm, example, length) + max(map(len, example.payload.options)) - 1
 
-    def _prompt_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
+    def _prompt_tokens(self, lm: LM, example: Example[IclPrompt], length: int) -> int:
         front, passages, query = example.payload.parts(self.head, length)
         return len(lm.separator.ids) + len(front) + sum(map(len, passages)) + len(query)
 
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Prompt]]:
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[IclPrompt]]:
         """Return `repeats` questions, each with demonstrations of its own.
 
         Raises:
@@ -164,22 +164,22 @@ class BoundIcl(Bound[Prompt]):
 
     def _example(
         self, lm: LM, lengths: Sequence[int], repeat: int, index: int, seed: int, options: list[np.ndarray]
-    ) -> Example[Prompt]:
+    ) -> Example[IclPrompt]:
         asked = self.questions[index]
         shown = self._drawn(lengths[-1], asked, np.random.default_rng([seed, index]))
         texts = [f"{self.question.format(one.text)} {self.options[one.label]}" for one in shown]
         last = self.question.format(asked.text)
         # the empty line is at the front of what follows: some tokenizers read it in another way where a text ends
         first, *others = texts or [""]
-        parts = [behind(lm.tokenizer, first, before="")] if texts else []
-        parts += [behind(lm.tokenizer, f"\n\n{text}", before="x") for text in others]
-        query, alone = behind(lm.tokenizer, f"\n\n{last}", before="x"), behind(lm.tokenizer, last, before="")
+        parts = [following(lm.tokenizer, first, before="")] if texts else []
+        parts += [following(lm.tokenizer, f"\n\n{text}", before="x") for text in others]
+        query, alone = following(lm.tokenizer, f"\n\n{last}", before="x"), following(lm.tokenizer, last, before="")
         what = [self.version, texts, last, self.options, self.head, *(ids.tolist() for ids in (query, *options))]
         return Example(
             id=digest(json.dumps(what)),
             repeat=repeat,
             lengths=tuple(lengths),
-            payload=Prompt(tuple(parts), query, alone, asked.label, tuple(options)),
+            payload=IclPrompt(tuple(parts), query, alone, asked.label, tuple(options)),
         )
 
     def _drawn(self, count: int, asked: Labelled, rng: np.random.Generator) -> list[Labelled]:
@@ -211,7 +211,7 @@ class BoundIcl(Bound[Prompt]):
             ValueError: an option without tokens, or two with the same.
         """
         last = self.question.rpartition("\n")[2]
-        ids = [behind(lm.tokenizer, f" {option}", before=last) for option in self.options]
+        ids = [following(lm.tokenizer, f" {option}", before=last) for option in self.options]
         seen: dict[tuple[int, ...], str] = {}
         for option, tokens in zip(self.options, ids, strict=True):
             if not option.strip() or not len(tokens):
@@ -220,7 +220,7 @@ class BoundIcl(Bound[Prompt]):
                 raise ValueError(f"options {other!r} and {option!r} of {self.set} are the same tokens for {lm.name}")
         return ids
 
-    def work(self, lm: LM, example: Example[Prompt]) -> Iterator[Work]:
+    def work(self, lm: LM, example: Example[IclPrompt]) -> Iterator[Work]:
         options = example.payload.options
         yield from (Work(1, len(lm.separator.ids), len(ids) - 1, len(ids)) for ids in options)
         for length in example.lengths:
@@ -228,7 +228,7 @@ class BoundIcl(Bound[Prompt]):
             yield Work(1, 0, prompt, 0)
             yield from (Work(1, prompt, len(ids) - 1, len(ids)) for ids in options)
 
-    def run(self, reader: Reader, batch: Sequence[Example[Prompt]]) -> Iterator[Result]:
+    def run(self, reader: Reader, batch: Sequence[Example[IclPrompt]]) -> Iterator[Result]:
         """Yield results of examples one by one, whose prompts differ in length."""
         lm, options = reader.lm, batch[0].payload.options
         separator = torch.tensor([lm.separator.ids])
@@ -249,7 +249,7 @@ class BoundIcl(Bound[Prompt]):
                 values |= {"context": self._prompt_tokens(lm, example, length), **placed}
                 yield Result(example, length, scores=values, num_seen=counts[0], num_kept=counts[1])
 
-    def shown(self, lm: LM, example: Example[Prompt], length: int) -> dict[str, Any]:
+    def shown(self, lm: LM, example: Example[IclPrompt], length: int) -> dict[str, Any]:
         """Return an example with `length` demonstrations in words, its parts token by token; the last `scored` are the
         right option."""
         front, passages, query = example.payload.parts(self.head, length)

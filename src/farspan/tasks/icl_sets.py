@@ -27,7 +27,7 @@ class Labelled:
 
 
 @dataclass(frozen=True)
-class Set:
+class IclSet:
     """One classification set: where it is, and how it is written."""
 
     hub: str
@@ -70,7 +70,7 @@ TREC_FINE = {
 }
 
 SETS = {
-    "sst2": Set(
+    "sst2": IclSet(
         hub="stanfordnlp/sst2",
         question="Sentence: {}\nSentiment:",
         scoring="calibrated",
@@ -79,18 +79,18 @@ SETS = {
         names=("negative", "positive"),
         lines=(("stsa.binary.train",), ("stsa.binary.dev",)),
     ),
-    "mr": Set(
+    "mr": IclSet(
         hub="cornell-movie-review-data/rotten_tomatoes",
         question="Review: {}\nSentiment:",
         names=("neg", "pos"),
         options=("negative", "positive"),
     ),
-    "ag_news": Set(
+    "ag_news": IclSet(
         hub="fancyzhx/ag_news",
         question="Article: {}\nTopic:",
         names=("World", "Sports", "Business", "Sci/Tech"),
     ),
-    "sst5": Set(
+    "sst5": IclSet(
         hub="SetFit/sst5",
         question="Sentence: {}\nSentiment:",
         scoring="calibrated",
@@ -98,7 +98,7 @@ SETS = {
         names=("very negative", "negative", "neutral", "positive", "very positive"),
         options=("terrible", "bad", "okay", "good", "great"),
     ),
-    "trec_coarse": Set(
+    "trec_coarse": IclSet(
         hub="CogComp/trec",
         converted=True,
         question="Question: {}\nType:",
@@ -108,7 +108,7 @@ SETS = {
         lines=TREC_LINES,
         encoding="iso-8859-1",
     ),
-    "trec_fine": Set(
+    "trec_fine": IclSet(
         hub="CogComp/trec",
         converted=True,
         question="Question: {}\nType:",
@@ -118,7 +118,7 @@ SETS = {
         lines=TREC_LINES,
         encoding="iso-8859-1",
     ),
-    "dbpedia": Set(
+    "dbpedia": IclSet(
         hub="fancyzhx/dbpedia_14",
         question="Input: {}\nType:",
         scoring="both",
@@ -132,7 +132,7 @@ SETS = {
             "Building", "Nature", "Village", "Animal", "Plant", "Album", "Film", "Book",
         ),
     ),
-    "nlu_scenario": Set(
+    "nlu_scenario": IclSet(
         hub="xingkunliuxtracta/nlu_evaluation_data",
         converted=True,
         question="Utterance: {}\nScenario:",
@@ -140,18 +140,18 @@ SETS = {
         splits=("train", "train"),
         label=("scenario",),
     ),
-    "nlu_intent": Set(
+    "nlu_intent": IclSet(
         hub="xingkunliuxtracta/nlu_evaluation_data",
         converted=True,
         question="Utterance: {}\nIntent:",
         splits=("train", "train"),
     ),
-    "banking77": Set(
+    "banking77": IclSet(
         hub="legacy-datasets/banking77",
         question="Query: {}\nIntent:",
         label=("label", "category"),
     ),
-    "clinic150": Set(
+    "clinic150": IclSet(
         hub="clinc/clinc_oos",
         config="plus",
         question="Utterance: {}\nIntent:",
@@ -209,11 +209,11 @@ def load_own(data: str, text: str, label: str) -> tuple[tuple[str, ...], tuple[L
 
 def own_question(text: str, label: str) -> str:
     """Return the prompt of a data set of the user's own: the columns' names in front of the text and of the class."""
-    before, behind = (
+    before, after = (
         " ".join(name.replace("_", " ").split()).capitalize().replace("{", "{{").replace("}", "}}")
         for name in (text, label)
     )
-    return f"{before}: {{}}\n{behind}:"
+    return f"{before}: {{}}\n{after}:"
 
 
 def _labelled(table: Table, text: str, label: str, names: Sequence[str]) -> tuple[Labelled, ...]:
@@ -223,7 +223,7 @@ def _labelled(table: Table, text: str, label: str, names: Sequence[str]) -> tupl
     )
 
 
-def _split(of: Set, data: str | None, which: int) -> Table:
+def _split(of: IclSet, data: str | None, which: int) -> Table:
     if data is None:
         return hub_table(of.hub, of.config, of.splits[which], converted=of.converted)
     folder = expanded(data)
@@ -233,7 +233,7 @@ def _split(of: Set, data: str | None, which: int) -> Table:
     return find_table(folder, [of.splits[which]])
 
 
-def _labelled_lines(path: Path, of: Set) -> Table:
+def _labelled_lines(path: Path, of: IclSet) -> Table:
     """A file of lines, each a label, a space and a text."""
     rows = []
     for line in path.read_text(of.encoding).split("\n"):

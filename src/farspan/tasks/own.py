@@ -52,7 +52,7 @@ class UnfitError(ValueError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerScores:
     """The log-probabilities and hits of one test."""
 
     nats: np.ndarray  # [answers], the right one first; NaN where the model gave no numbers
@@ -307,7 +307,7 @@ class BoundOwn(Own, Bound[Hidden]):
                     num_kept=memory.num_kept,
                 )
 
-    def _answers(self, memory: Memory, example: Example[Hidden]) -> dict[str, Answer]:
+    def _answers(self, memory: Memory, example: Example[Hidden]) -> dict[str, AnswerScores]:
         found = {}
         for test, query in example.payload.queries.items():
             scored = [
@@ -316,7 +316,7 @@ class BoundOwn(Own, Bound[Hidden]):
             ]
             hits = (scored[0].rank[0] == 0).cpu().numpy()
             nats = np.array([float(one.nats.double().sum()) for one in scored])
-            found[test] = Answer(nats, float(hits.mean() if test == "recall" else hits.all()))
+            found[test] = AnswerScores(nats, float(hits.mean() if test == "recall" else hits.all()))
         return found
 
     def _texts(self, lm: LM, example: Example[Hidden]) -> dict[str, list[str]]:
@@ -343,7 +343,7 @@ class BoundOwn(Own, Bound[Hidden]):
         return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(query.answers[0])}
 
 
-def _judged(found: dict[str, Answer], without: dict[str, Answer]) -> dict[str, float]:
+def _judged(found: dict[str, AnswerScores], without: dict[str, AnswerScores]) -> dict[str, float]:
     """Of each test, between 0 and 1. Options that were raised alike share what the best of them gets."""
     judged = {test: one.hit for test, one in found.items()}
     if "cloze" in found:

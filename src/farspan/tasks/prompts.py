@@ -32,7 +32,7 @@ def pieces(tokenizer: Any, *texts: str) -> list[np.ndarray]:
     return [np.array(whole[first:last], dtype=np.int64) for first, last in pairwise([*cuts, len(whole)])]
 
 
-def behind(tokenizer: Any, text: str, *, before: str) -> np.ndarray:
+def following(tokenizer: Any, text: str, *, before: str) -> np.ndarray:
     """The token ids that `text` adds where it stands behind `before`."""
     return pieces(tokenizer, before, text)[1]
 
@@ -53,6 +53,6 @@ def stops(tokenizer: Any, *, one_line: bool) -> list[int]:
 def token_texts(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> list[str]:
     """Tokens as text, each as what it adds to the ones before it: alone, some tokenizers drop its leading space."""
     ids = [int(i) for i in ids]
-    behind = [tokenizer.decode(ids[max(0, n - 8) : n + 1]) for n in range(len(ids))]
+    until = [tokenizer.decode(ids[max(0, n - 8) : n + 1]) for n in range(len(ids))]
     before = [tokenizer.decode(ids[max(0, n - 8) : n]) for n in range(len(ids))]
-    return [text[len(known) :] for text, known in zip(behind, before, strict=True)]
+    return [text[len(known) :] for text, known in zip(until, before, strict=True)]

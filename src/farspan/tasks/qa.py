@@ -74,7 +74,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class QaPrompt:
     """One question with its passages as tokens."""
 
     head: np.ndarray  # the separator and the demonstrations
@@ -121,7 +121,7 @@ class Qa(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundQa(Qa, Bound[Prompt]):
+class BoundQa(Qa, Bound[QaPrompt]):
     """The questions of one data set."""
 
     questions: tuple[Question, ...]
@@ -152,11 +152,11 @@ class BoundQa(Qa, Bound[Prompt]):
         every = (*self.questions, *(() if self.pool is self.questions else self.pool))
         return digest(*(repr(one).replace("Question(", "Asked(", 1) for one in every))  # its name in older records
 
-    def num_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
+    def num_tokens(self, lm: LM, example: Example[QaPrompt], length: int) -> int:
         """The answer counts as long as it may be."""
         return example.payload.num_tokens(length) + self.new_tokens - 1
 
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Prompt]]:
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[QaPrompt]]:
         """Return a question for each repeat; those of few repeats are the first of many.
 
         Raises:
@@ -172,7 +172,7 @@ class BoundQa(Qa, Bound[Prompt]):
         chosen = np.random.default_rng(seed).permutation(fitting)[:repeats]
         return [self._example(lm, int(which), i, lengths, seed) for i, which in enumerate(chosen)]
 
-    def _example(self, lm: LM, which: int, repeat: int, lengths: Sequence[int], seed: int) -> Example[Prompt]:
+    def _example(self, lm: LM, which: int, repeat: int, lengths: Sequence[int], seed: int) -> Example[QaPrompt]:
         one = self.questions[which]
         head = [np.array(lm.separator.ids, np.int64)]
         for shot in self._demonstrations(which, seed):
@@ -182,7 +182,7 @@ class BoundQa(Qa, Bound[Prompt]):
         passages = self._passages(one, lengths[-1])
         pieces = tuple(passage_ids(lm.tokenizer, str(passage), self.passage_tokens) for passage in passages)
         query = encoded(lm.tokenizer, f"Question: {one.question}\nAnswer:")
-        prompt = Prompt(np.concatenate(head), pieces, query, one)
+        prompt = QaPrompt(np.concatenate(head), pieces, query, one)
         what = f"{self.task} {self.version} {one.answers} {self.new_tokens} {self.weights}"
         return Example(digest(what, prompt.head, *joined(pieces), query), repeat, tuple(lengths), prompt)
 
@@ -217,14 +217,14 @@ class BoundQa(Qa, Bound[Prompt]):
             )
         return found
 
-    def work(self, lm: LM, example: Example[Prompt]) -> Iterator[Work]:
+    def work(self, lm: LM, example: Example[QaPrompt]) -> Iterator[Work]:
         for length in example.lengths:
             fed = example.payload.num_tokens(length)
             yield Work(1, 0, fed, 1)
             for new in range(1, self.new_tokens):  # as many as there may be
                 yield Work(1, fed + new - 1, 1, 1)
 
-    def run(self, reader: Reader, batch: Sequence[Example[Prompt]]) -> Iterator[Result]:
+    def run(self, reader: Reader, batch: Sequence[Example[QaPrompt]]) -> Iterator[Result]:
         """Yield results of examples one by one, whose passages differ in length; fewest passages first."""
         tokenizer = reader.lm.tokenizer
         stop = stops(tokenizer, one_line=True)
@@ -268,7 +268,7 @@ class BoundQa(Qa, Bound[Prompt]):
                     num_kept=memory.num_kept,
                 )
 
-    def shown(self, lm: LM, example: Example[Prompt], length: int) -> dict[str, Any]:
+    def shown(self, lm: LM, example: Example[QaPrompt], length: int) -> dict[str, Any]:
         """Return an example with `length` passages in words, its parts token by token; the last `scored` are a right
         answer."""
         given, one = example.payload, example.payload.question

@@ -35,7 +35,7 @@ LETTERS = "ABCD"
 
 
 @dataclass(frozen=True)
-class Set:
+class ScrollsSet:
     """One set: where it is, what is said around its documents, and how answers are judged."""
 
     config: str  # of tau/scrolls
@@ -48,7 +48,7 @@ class Set:
 
 
 SETS = {
-    "narrativeqa": Set(
+    "narrativeqa": ScrollsSet(
         config="narrative_qa",
         before="Story:\n",
         instruction="You are given a story, which can be either a novel or a movie script, and a question. Answer the "
@@ -58,7 +58,7 @@ SETS = {
         answering=QUESTION,
         quality="F1",
     ),
-    "qasper": Set(
+    "qasper": ScrollsSet(
         config="qasper",
         before="Article:\n",
         instruction="You are given a scientific article and a question. Answer the question as concisely as you can, "
@@ -70,7 +70,7 @@ SETS = {
         answering=QUESTION,
         quality="F1",
     ),
-    "quality": Set(
+    "quality": ScrollsSet(
         config="quality",
         before="Story:\n",
         instruction="You are provided a story and a multiple-choice question with 4 possible answers (marked by A, B, "
@@ -80,7 +80,7 @@ SETS = {
         answering=QUESTION,
         quality="accuracy",
     ),
-    "govreport": Set(
+    "govreport": ScrollsSet(
         config="gov_report",
         before="Report:\n",
         instruction="Instruction: You are given a report by a government agency. Write a one-page summary of the "
@@ -90,7 +90,7 @@ SETS = {
         answering=SAMPLED,
         quality="ROUGE-L",
     ),
-    "summ_screen_fd": Set(
+    "summ_screen_fd": ScrollsSet(
         config="summ_screen_fd",
         before="Episode Script:\n",
         instruction="You are given a script of a TV episode. Summarize the episode in a paragraph.\n\n",
@@ -99,7 +99,7 @@ SETS = {
         answering=SUMMARY,
         quality="ROUGE-L",
     ),
-    "qmsum": Set(
+    "qmsum": ScrollsSet(
         config="qmsum",
         before="Transcript:\n",
         instruction="You are given a meeting transcript and a query containing a question or instruction. Answer the "
@@ -181,13 +181,15 @@ def load_items(name: str, data: str | None) -> list[Item]:
     return list(_scrolls(name, of, table))
 
 
-def _item(of: Set, name: str, document: str, question: str, references: Sequence[str], options: str = "") -> Item:
+def _item(
+    of: ScrollsSet, name: str, document: str, question: str, references: Sequence[str], options: str = ""
+) -> Item:
     asked = of.question.replace("{options}", options).replace("{question}", question)
     choices = tuple(line[4:] for line in options.split("\n")) if options else ()
     return Item(name, of.before, document.strip(), f"\n\n{of.instruction}{asked}", tuple(references), choices)
 
 
-def _scrolls(name: str, of: Set, table: Table) -> Iterator[Item]:
+def _scrolls(name: str, of: ScrollsSet, table: Table) -> Iterator[Item]:
     """SCROLLS: the question, an empty line, the document in "input"; a row for each reference, in "output"."""
     id_, input_, output = table.column("id"), table.column("input"), table.column("output")
     rows: dict[str, list[tuple[str, str]]] = {}  # by example: what is asked, and a reference
@@ -208,7 +210,7 @@ def _scrolls(name: str, of: Set, table: Table) -> Iterator[Item]:
             yield _item(of, key, text, "", references)
 
 
-def _choice(of: Set, key: str, text: str, references: Sequence[str]) -> Item:
+def _choice(of: ScrollsSet, key: str, text: str, references: Sequence[str]) -> Item:
     found = CHOICES.fullmatch(text)
     if found is None:
         raise ValueError(f"the input of {key} has no four options marked (A) to (D)")
@@ -224,7 +226,7 @@ def _joined(text: str) -> str:
     return " ".join(text.split())
 
 
-def _narrativeqa(of: Set, table: Table) -> Iterator[Item]:
+def _narrativeqa(of: ScrollsSet, table: Table) -> Iterator[Item]:
     """The set's own form: document.text, question.text, answers with a text each."""
     document, question, answers = table.column("document"), table.column("question"), table.column("answers")
     for number, row in enumerate(table.rows):
@@ -238,7 +240,7 @@ def _narrativeqa(of: Set, table: Table) -> Iterator[Item]:
         yield _item(of, f"row {number}", texts[document], texts[question], references)
 
 
-def _govreport(of: Set, table: Table) -> Iterator[Item]:
+def _govreport(of: ScrollsSet, table: Table) -> Iterator[Item]:
     """The form of ccdv/govreport-summarization."""
     report, summary = table.column("report"), table.column("summary")
     for number, row in enumerate(table.rows):
@@ -247,7 +249,7 @@ def _govreport(of: Set, table: Table) -> Iterator[Item]:
         yield _item(of, f"row {number}", texts[0], "", [texts[1]])
 
 
-def _qmsum(of: Set, table: Table) -> Iterator[Item]:
+def _qmsum(of: ScrollsSet, table: Table) -> Iterator[Item]:
     """The form of Yale-LILY/QMSum: a meeting a row, with general and specific queries."""
     said = table.column("meeting_transcripts")
     kinds = table.column("general_query_list"), table.column("specific_query_list")
