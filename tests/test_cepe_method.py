@@ -309,7 +309,7 @@ def test_what_cannot_be_read_is_refused(lm: LM, open_lm: Any, tokenizer: PreTrai
     with method(TEXT).on(lm) as reader:
         with pytest.raises(ValueError, match="a head of 24 tokens leaves no room"):
             reader.read(some_ids(1, 50), head=some_ids(1, 24))
-        with pytest.raises(ValueError, match="nothing was read yet"):
+        with pytest.raises(ValueError, match="the memory is empty"):
             reader.read().score(some_ids(1, 3))
         with pytest.raises(ValueError, match="nothing predicts the first token"):
             reader.read(some_ids(1, 8), some_ids(1, 8)).score(some_ids(1, 3))

@@ -1,4 +1,4 @@
-"""All that reaches into transformers: caches, attention, RoPE, the output head, masks, limits."""
+"""All access to transformers' internals: caches, attention, RoPE, the output head, masks, limits."""
 
 from farspan.hf.attention import CustomAttention, attention_names, replaced_attention
 from farspan.hf.cache import BufferLayer
