@@ -258,7 +258,7 @@ def test_runs_become_a_page(models: Path) -> None:
         (("--depths", "3", *PROBE, "--lengths", "4,16"), "has no depths"),
         (("--protocol", "probe", "--warmup", 20, "--scored", 20), "longer than the longest text, 16 tokens"),
         (("--warmup", 20), "belong to protocol=probe"),
-        (("--minutes", 1), "goes with --lengths auto"),
+        (("--minutes", 1), "needs --lengths auto"),
         (("--test",), "two or more --prefix-text"),
         (("--lengths", "auto", "--minutes", "0.0001", "--trained-length", 64), "give more --minutes"),
     ],

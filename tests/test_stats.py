@@ -525,7 +525,7 @@ def test_texts_of_one_name_in_two_places_are_two_curves() -> None:
             for r in rows(STEP)
         ]
     )
-    assert [what for _, _, what in found] == ["nested, t.txt behind /x/p.txt", "nested, t.txt behind /y/p.txt"]
+    assert [what for _, _, what in found] == ["nested, t.txt after /x/p.txt", "nested, t.txt after /y/p.txt"]
 
 
 def test_a_failed_row_leaves_neither_half_of_its_targets() -> None:

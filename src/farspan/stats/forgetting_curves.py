@@ -18,8 +18,8 @@ from farspan.stats.intervals import interval, measured_mean
 
 MIN_SCORED = 32  # tokens; a length with fewer is too noisy for a threshold
 CONTAMINATED_CONTROL = 0.8
-CONTAMINATED_LEAST = 0.05  # above the others; where nothing can be guessed, less is noise
-CONTAMINATED_MADS = 4.0  # each 1.4826 of them a standard deviation of normal noise
+CONTAMINATED_LEAST = 0.05  # above the others; with few correct guesses, less is noise
+CONTAMINATED_MADS = 4.0  # 1.4826 of them are a standard deviation of normal noise
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class MeasuredCurve:
     control: Float[np.ndarray, "repeats lengths"]
     failures: dict[int, str]  # length -> status of the rows that failed there
     context: Int[np.ndarray, "lengths"]  # tokens of the whole context
-    targets: np.ndarray  # str [repeats, lengths]: the target of each copy and control; empty where no row names it
+    targets: np.ndarray  # str [repeats, lengths]: the target of each copy and control; empty if no row names it
 
     @property
     def measured(self) -> np.ndarray:
@@ -40,7 +40,7 @@ class MeasuredCurve:
         return np.isfinite(self.copy).any(0) & np.isfinite(self.control).any(0)
 
     def kept(self, which: np.ndarray) -> "MeasuredCurve":
-        """Return the curve at some of its lengths."""
+        """Return the curve at the lengths of this mask."""
         return MeasuredCurve(
             self.lengths[which],
             self.scored[which],
@@ -65,7 +65,7 @@ class Map:
 
     @property
     def memory_index(self) -> Float[np.ndarray, "lengths depths"]:
-        """Over all repeats; NaN where nothing was measured."""
+        """The memory index over all repeats; NaN where nothing was measured."""
         control = measured_mean(self.control)
         left = 1.0 - control
         return np.divide(measured_mean(self.copy) - control, left, out=np.zeros_like(left), where=left != 0)
@@ -110,11 +110,11 @@ def curves(rows: Iterable[Row]) -> dict[tuple[str, str, str], MeasuredCurve]:
 def by_curve(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
     """Return the rows of each curve, by (model, method, label of protocol and texts). Where a run holds several
     versions of the task with one label, the label names the version: their numbers are not comparable."""
-    alike: dict[tuple[Any, ...], list[Row]] = {}  # rows that were read share their settings: each is looked at once
+    alike: dict[tuple[Any, ...], list[Row]] = {}  # rows read from a file share settings objects: each is compared once
     for row in latest(rows):
         if row.task == "curve":
             alike.setdefault((row.model, row.method, row.version, id(row.settings)), []).append(row)
-    settings: dict[str, list[dict[str, Any]]] = {}  # short label -> the settings it stands for under one model
+    settings: dict[str, list[dict[str, Any]]] = {}  # short label -> its settings under one model
     versions: dict[str, set[int]] = {}
     for row, *_ in alike.values():
         short = f"{row.model} {label(row.settings)}"
@@ -156,7 +156,7 @@ def _of_one_setting(rows: Iterable[Row]) -> list[Row]:
 
 
 def _cells(rows: Sequence[Row]) -> Map:
-    # a run that is not finished may hold a control whose own repeat is not measured yet
+    # an unfinished run may hold a control whose own repeat is not measured yet
     numbers = {row.repeat for row in rows} | {row.scores["control_repeat"] for row in rows if row.status == "ok"}
     repeats = {number: place for place, number in enumerate(sorted(numbers))}
     lengths, depths = (
@@ -171,11 +171,11 @@ def _cells(rows: Sequence[Row]) -> Map:
             targets[repeats[row.repeat], lengths[row.length]] = row.scores.get("target", "")
             cell = lengths[row.length], depths[row.depth]
             copy[repeats[row.repeat], *cell] = row.scores["copy"]
-            # the control is paired with the copy of the same target, whichever repeat's memory was read for it
+            # the control is paired with the copy of the same target, from whichever repeat's memory it was scored
             control[repeats[row.scores["control_repeat"]], *cell] = row.scores["control"]
             distance[cell] = row.scores.get("distance", row.length + 1)  # missing in published files
-    # A failed row leaves one target without its copy and another without its control. Neither is used, so that the gap
-    # is of the same targets; a run that has just begun may have no target with both, and then all are used.
+    # A failed row leaves one target without its copy and another without its control. Neither is used, so that copy and
+    # control have the same targets. A run that has just begun may have no target with both; then all are used.
     both = np.isfinite(copy) & np.isfinite(control)
     alone = ~both & both.any(0)
     copy[alone], control[alone] = np.nan, np.nan
@@ -184,7 +184,7 @@ def _cells(rows: Sequence[Row]) -> Map:
 
 def label(settings: dict[str, Any], *, whole: bool = False) -> str:
     """Return protocol and texts of a curve in a few words; only numbers with the same label are comparable. `whole`:
-    with the texts' paths, where their last parts are the same."""
+    with the texts' paths, if their last parts are the same."""
 
     def named(text: str) -> str:
         return text if whole else short_text(text)
@@ -193,7 +193,7 @@ def label(settings: dict[str, Any], *, whole: bool = False) -> str:
     if protocol == "probe":
         protocol += f" {settings['warmup']}+{settings['scored']}"
     text = f"{protocol}{' (authors)' if settings.get('compat') else ''}, {named(settings['target_text'])}"
-    return text + (f" behind {named(settings['prefix_text'])}" if settings.get("prefix_text") else "")
+    return text + (f" after {named(settings['prefix_text'])}" if settings.get("prefix_text") else "")
 
 
 def perplexity_label(settings: dict[str, Any]) -> str:
@@ -228,8 +228,8 @@ def index_upper(curve: MeasuredCurve) -> Float[np.ndarray, "lengths"]:
 
 
 def between(curve: MeasuredCurve, length: float) -> tuple[int, int]:
-    """Return the measured lengths before and after a length, which may be the second of them; the outermost two, or the
-    first or last twice, where it is outside."""
+    """Return the measured lengths below and at or above a length; outside of all, the outermost two, or the first or
+    last twice."""
     after = min(int(np.searchsorted(curve.lengths, length, side="left")), len(curve.lengths) - 1)
     return int(curve.lengths[max(after - 1, 0)]), int(curve.lengths[after])
 
@@ -240,7 +240,7 @@ def unpacked(hits: str, scored: int) -> np.ndarray:
 
 
 def is_judged(curve: MeasuredCurve) -> np.ndarray:
-    """Return a mask of the lengths used for thresholds: those with enough scored tokens, or all if none has."""
+    """Return a mask of the lengths used for thresholds: those with enough scored tokens, or all if no length has."""
     enough = curve.scored >= MIN_SCORED
     return enough if enough.any() else np.ones_like(enough)
 

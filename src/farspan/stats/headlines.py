@@ -1,5 +1,5 @@
-"""The numbers of a curve: where it falls below thresholds, and areas under it; for the measured curve, and for curves
-sampled around it (see `farspan.stats.memory_lengths`)."""
+"""The numbers of a curve: crossings of thresholds and areas under it; for the measured curve, and for curves sampled
+around it (see `farspan.stats.memory_lengths`)."""
 
 import numpy as np
 from jaxtyping import Float
@@ -28,7 +28,7 @@ def headline(curve: MeasuredCurve) -> dict[str, tuple[float, bool]]:
 def headlines_drawn(
     curve: MeasuredCurve, multipliers: Float[np.ndarray, "samples repeats"]
 ) -> dict[str, tuple[Float[np.ndarray, "samples"], np.ndarray]]:
-    """Return the same for curves sampled around that curve, one for each row of multipliers."""
+    """Return the values and censoring of curves sampled around a curve, one for each row of multipliers."""
     return _headlines(curve, _drawn(curve.copy, multipliers), _drawn(curve.control, multipliers))
 
 
@@ -75,12 +75,12 @@ def crossings(
     *,
     warm_up: bool = False,
 ) -> tuple[Float[np.ndarray, "samples"], np.ndarray]:
-    """Return where the values fall to `level`, and whether only beyond the last length: isotonic fit, linear
-    interpolation; 0 where the fit exceeds it nowhere. `warm_up`: use the lengths from the first that exceeds the level.
+    """Return the length at which the values fall to `level`, and whether it is beyond the last one: isotonic fit,
+    linear interpolation; 0 if the fit never exceeds it. `warm_up`: start at the first length that exceeds the level.
 
-    The fit itself is not computed. It is above the level up to where the sum of weight · (value - level) is largest,
-    and on its two sides it is the least mean of what ends there and the largest of what begins there (Robertson, Wright
-    and Dykstra 1988, Order Restricted Statistical Inference, section 1.4).
+    The fit itself is not computed. It exceeds the level up to the maximum of the sum of weight · (value - level); on
+    the two sides it is the least mean of the ranges that end there and the largest of those that begin there
+    (Robertson, Wright and Dykstra 1988, Order Restricted Statistical Inference, section 1.4).
     """
     at = np.arange(len(lengths) + 1)
     warm = (at[:-1] >= (values > level).argmax(1)[:, None]) if warm_up else np.ones(values.shape, bool)
