@@ -482,7 +482,7 @@ def test_what_a_user_can_mend_is_said_in_a_line(models: Path) -> None:
     )
     for more in ([], ["--plan"]):
         said = refused(attention(models / "before", "--method", "topk:k=3", *more))
-        assert "this method brings attention of its own" in said
+        assert "this method replaces its attention" in said
 
 
 @pytest.mark.usefixtures("_text")

@@ -11,7 +11,7 @@ from farspan.hf.decoder import logits, plain_hidden
 from farspan.hf.rotary import length_dependent_rope
 from farspan.hf.stream import Stream
 
-LOGITS_AT_ONCE = {"cpu": 1 << 22}  # values; the output head runs on blocks of this size: small on a CPU,
+LOGITS_AT_ONCE = {"cpu": 1 << 22}  # values; the output head runs on small blocks on a CPU,
 LOGITS_AT_ONCE_ELSEWHERE = 1 << 25  # on large ones where each block reads the whole matrix from slow memory
 CHECK_TEXT = (
     "The quick brown fox jumps over the lazy dog. A reader that reads a text in pieces has to arrive where a reader "

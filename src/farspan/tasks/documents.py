@@ -1,11 +1,11 @@
-"""A document, then an instruction, answered in words: shared by the sets of long-document understanding.
+"""A document, then an instruction, answered with text: shared by the sets of long-document understanding.
 
-A length is the most tokens of separator, prompt and answer together. An example whose document is too long for that is
+A length is the largest number of tokens of separator, prompt and answer. An example whose document is too long is
 recorded and not measured ("too_long"), unless `truncate` names the part of the document to leave out. Every row records
 how many tokens were left out.
 
-The document is read as one passage after the separator: the method decides how it is cut. The rest of the prompt is
-read after it, and the answer is generated from there.
+The document is read as one passage after the separator, which the method may cut. The rest of the prompt is read next,
+and then the answer is generated.
 """
 
 import json
@@ -23,17 +23,17 @@ from farspan.tasks.base import Bound, Example, Result, Work, digest
 from farspan.tasks.passages import places, row
 from farspan.tasks.prompts import following, pieces, stops, token_texts
 
-TRUNCATE = ("none", "beginning", "middle", "end")  # what of a document is left out
+TRUNCATE = ("none", "beginning", "middle", "end")  # the part of a document to leave out
 
 
 @dataclass(frozen=True)
 class Item:
-    """One document with what is asked of it."""
+    """One document with its prompt and references."""
 
     name: str
-    before: str  # the prompt in front of the document
+    before: str  # the prompt before the document
     document: str
-    after: str  # the prompt behind it
+    after: str  # the prompt after it
     references: tuple[str, ...]
     options: tuple[str, ...] = ()  # of a choice, or the classes
 
@@ -67,14 +67,14 @@ class BoundDocuments(Bound[DocumentPrompt]):
     items: tuple[Item, ...] = field(repr=False)
     answering: Answering
     truncate: str = "none"  # one of TRUNCATE
-    omitted: str = ""  # stands where the end of a document was left out
+    omitted: str = ""  # replaces the end of a document that was left out
 
     def __post_init__(self) -> None:
         check_truncate(self.truncate)
         check_new_tokens(self.answering.new_tokens)
 
     def judged(self, prediction: str, item: Item) -> dict[str, float]:
-        """The scores of an answer, "score" among them."""
+        """Return the scores of an answer, "score" among them."""
         raise NotImplementedError
 
     @property
@@ -110,7 +110,7 @@ class BoundDocuments(Bound[DocumentPrompt]):
 
     def kept(self, lm: LM, example: Example[DocumentPrompt], length: int) -> tuple[np.ndarray, int] | None:
         """Return the tokens of the document that fit, with the note that its end is missing, and how many were left
-        out; None where it must not be cut or nothing of it would be left."""
+        out; None if it must not be cut or none would fit."""
         document = example.payload.document
         fixed = self._fixed(lm, example)
         room = length - fixed - self.answering.new_tokens
@@ -177,7 +177,7 @@ class BoundDocuments(Bound[DocumentPrompt]):
         return Result(example, length, scores=values, num_seen=memory.num_seen, num_kept=memory.num_kept)
 
     def shown(self, lm: LM, example: Example[DocumentPrompt], length: int) -> dict[str, Any]:
-        """Return an example in words, with the part of its document that fits (all of it where it must not be cut), its
+        """Return an example as text, with the part of its document that fits (all of it if it must not be cut), its
         parts token by token; the last `scored` are a right answer."""
         given = example.payload
         document, _ = self.kept(lm, example, length) or (given.document, 0)
@@ -200,7 +200,7 @@ class BoundDocuments(Bound[DocumentPrompt]):
 
 
 def check_new_tokens(new_tokens: int) -> None:
-    """Raise ValueError unless an answer may have a token."""
+    """Raise ValueError unless an answer may have at least one token."""
     if new_tokens < 1:
         raise ValueError(f"new_tokens = {new_tokens}; at least 1 is needed")
 

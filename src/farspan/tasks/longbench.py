@@ -1,12 +1,12 @@
-"""LongBench: twelve sets as texts to be expected, and all twenty-one as questions to be answered.
+"""LongBench: perplexity on the texts of twelve sets, and answers to the questions of all twenty-one.
 
 view=text       next-token perplexity and accuracy on the contexts of a set, by length: the view of Sparse Memory
-                Training, tables 2, 3 and 10. That its "accuracy" is of next tokens is our reading: vanilla LLaMA-2
-                falls to about 0.05 on every set alike, which no task score does.
+                Training, tables 2, 3 and 10. We take its "accuracy" as that of next tokens: vanilla LLaMA-2 falls
+                to about 0.05 on every set, which no task score does.
 view=answers    Bai et al. 2024, arXiv 2308.14508: their prompts, lengths of answers and scorers.
 
-The benchmark cuts a prompt that is too long out of its middle; here a document is cut only where it was said how
-(truncate=middle is theirs, but of the document alone, so that the question always stays). No chat template.
+The benchmark removes the middle of a prompt that is too long; here a document is cut only if `truncate` is set
+(truncate=middle is theirs, but cuts only the document, so that the question always stays). No chat template.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ VIEWS = ("text", "answers")
 
 @dataclass(frozen=True)
 class LongBenchSet:
-    """One set: its prompt, how long its answers are, and how they are judged."""
+    """One set: its prompt, the length of its answers, and their scorer."""
 
     prompt: str  # {context} and {input} in it
     new_tokens: int
@@ -215,7 +215,7 @@ class LongBench(Task):
         return BoundLongBench(self.set, tuple(load_items(self.set, self.data)), how, self.truncate)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """view=text: powers of two to twice the largest trained length; else what the models were trained on."""
+        """Return, for view=text, powers of two to twice the largest trained length; else the trained lengths."""
         if self.view == "answers":
             return tuple(sorted(set(trained)))
         first = shortest_length(min(trained))
@@ -235,10 +235,10 @@ class BoundLongBench(BoundDocuments):
 
 
 def load_items(name: str, data: str) -> list[Item]:
-    """The questions of a set, in the benchmark's form.
+    """Return the questions of a set, in the benchmark's form.
 
     Raises:
-        ValueError: no such data, or another set's.
+        ValueError: no such data, or data of another set.
     """
     table = find_table(data, [name]) if expanded(data).is_dir() else read_table(data)
     context, asked, answers = table.column("context"), table.column("input"), table.column("answers")

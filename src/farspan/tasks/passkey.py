@@ -4,9 +4,9 @@
 
 Mohtashami and Jaggi 2023 (Landmark Attention), arXiv 2305.16300, section 4.2 and appendix: their wording, a number of
 five digits, a filler of five short sentences repeated to the length. Right if every token of the number has the highest
-probability after the ones before it, which is what greedy decoding needs. A length is all tokens of the prompt; the
-separator is not counted. The depth is that of the number in the filler, rounded to whole repetitions. The numbers are
-the same at all lengths and depths of an example.
+probability given the ones before it, as in greedy decoding. A length is all tokens of the prompt; the separator is not
+counted. The depth is that of the number in the filler, rounded to whole repetitions. An example has the same number at
+all lengths and depths.
 """
 
 from collections.abc import Iterator, Sequence
@@ -83,7 +83,7 @@ class Passkey(Task):
 
 @dataclass(frozen=True)
 class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
-    """The task itself: it needs no text."""
+    """The task itself; it needs no text."""
 
     task: ClassVar[str] = "passkey"
     version: ClassVar[int] = 1
@@ -153,7 +153,7 @@ class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
                     )
 
     def shown(self, lm: LM, example: Example[PasskeyPrompt], length: int) -> dict[str, Any]:
-        """Return an example at its first depth in words, its parts token by token; the last `scored` are the number."""
+        """Return an example at its first depth as text, its parts token by token; the last `scored` are the number."""
         prompt = example.payload
         parts = [
             ["separator", token_texts(lm.tokenizer, lm.separator.ids)],
