@@ -494,7 +494,7 @@ def test_a_data_set_of_ones_own_is_read_by_the_names_of_its_columns(suffix: str,
         (
             [*OWN, {"utterance": "x", "intent": "play music"}],
             ("utterance", "intent"),
-            "classes 'play music' and 'play_music' of .* are both asked as 'play music'",
+            "classes 'play music' and 'play_music' of .* are both scored as 'play music'",
         ),
     ],
 )
