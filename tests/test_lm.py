@@ -307,7 +307,7 @@ def test_a_part_that_a_text_model_does_without_is_named_once_and_recorded(
     lm = load(folder, device="cpu")
     assert lm.identity["left_out"] == {"vision_tower": 2, "multi_modal_projector": 1}
     assert [record.getMessage() for record in caplog.records] == [
-        f"model '{folder}': weights that a text-only decoder does without are left out: "
+        f"model '{folder}': weights that a text-only decoder does not use are left out: "
         "'multi_modal_projector' (1), 'vision_tower' (2)"
     ]
 
