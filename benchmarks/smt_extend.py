@@ -172,7 +172,7 @@ def times(curve: stats.MeasuredCurve | None, base: stats.MeasuredCurve | None, n
     assert (base.targets == curve.targets).all(), "other documents"
     g = stats.multipliers(len(base.copy), stats.BOOTSTRAPS, 0)
     a, b = (stats.headline(one)[name][0] for one in (base, curve))
-    drawn_a, drawn_b = (stats.headlines_drawn(one, g)[name][0] for one in (base, curve))
+    drawn_a, drawn_b = (stats.headlines_sampled(one, g)[name][0] for one in (base, curve))
     half = float(student.ppf(0.975, len(g[0]) - 1) * np.std(drawn_b - b / a * drawn_a)) / a
     return b / a, b / a - half, b / a + half
 

@@ -372,9 +372,9 @@ def test_drawn_means_spread_as_means_of_so_many_repeats_do() -> None:
 
 def test_a_crossing_rests_on_the_fewer_repeats_around_it_and_an_area_on_those_of_most_lengths() -> None:
     found = stats.curve([*rows(STEP, repeats=4), *[row(n, r, 0.5, 0.2) for n in (200, 300) for r in range(4, 9)]])
-    assert stats.repeats_behind(found, "half_life", 250.0) == 9
-    assert stats.repeats_behind(found, "half_life", 350.0) == 4
-    assert stats.repeats_behind(found, "span", 250.0) == 6
+    assert stats.repeats_of(found, "half_life", 250.0) == 9
+    assert stats.repeats_of(found, "half_life", 350.0) == 4
+    assert stats.repeats_of(found, "span", 250.0) == 6
     assert stats.repeats_near(stats.curve(rows(STEP, repeats=1)), 250.0) == 2
 
 

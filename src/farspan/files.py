@@ -29,7 +29,7 @@ def write(path: Path, content: str | bytes) -> None:
     Text becomes UTF-8; half a surrogate pair, which UTF-8 cannot encode, is written as \\udXXX.
 
     Raises:
-        OSError: the disk is full, say; names `path`.
+        OSError: for example a full disk; names `path`.
     """
     with written(path) as beside:
         beside.write_bytes(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
@@ -41,7 +41,7 @@ def written(path: Path) -> Iterator[Path]:
     without an error. The parent folder has to exist.
 
     Raises:
-        OSError: the disk is full, say; names `path`.
+        OSError: for example a full disk; names `path`.
     """
     path = Path(path)
     with _naming(path), _beside(path.parent) as folder:
@@ -62,7 +62,7 @@ def built(folder: Path, *, replace: bool = False) -> Iterator[Path]:
             mapped stay readable for it.
 
     Raises:
-        OSError: the disk is full, say, or `folder` is a file or a symbolic link; names `folder`.
+        OSError: for example a full disk, or `folder` is a file or a symbolic link; names `folder`.
     """
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def added(folder: Path, last: str) -> Iterator[Path]:
     all others, if the block ends without an error. If `last` is new, so are the others. `folder` has to exist.
 
     Raises:
-        OSError: the disk is full, say; names `folder`.
+        OSError: for example a full disk; names `folder`.
     """
     with _naming(folder), _beside(folder) as place:
         new = place / "new"

@@ -194,7 +194,7 @@ class Run:
             self._file.truncate(end)
             raise OSError(
                 error.errno,
-                f"{error.strerror}; the {len(self.rows):,} rows before it are safe: make room and repeat the command",
+                f"{error.strerror}; the {len(self.rows):,} rows before it are safe: free space and repeat the command",
                 str(self.folder / "rows.jsonl"),
             ) from error
         row = Row(**json.loads(written))  # as it will be read: tuples become lists
@@ -314,7 +314,7 @@ def commit_of(package: Path) -> str | None:
 
 
 def source_hash(package: Path) -> str:
-    """Return a hash over the package's Python files, which also tells apart changes that are not committed."""
+    """Return a hash over the package's Python files, which also changes with uncommitted edits."""
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         digest.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes() + b"\0")

@@ -40,7 +40,7 @@ def self_check(lm: Any) -> str | None:
         few = ids[:, :16]
         own = lm.model(input_ids=few, use_cache=False).logits.float()
         if bool(own.isnan().any()):
-            return None  # whatever reads it, the rows will say "nan"
+            return None  # the rows will have the status "nan" in any case
         head = _Difference()
         head.add(own, logits(lm.model, whole[:, : few.shape[1]], output).float().to(own.device))
         if problem := head.problem(lm.dtype):

@@ -18,7 +18,7 @@ class Scope:
 
     def check(self) -> None:
         if not self.on:
-            raise ValueError(f"{self.name} is no longer on: use what it has read inside its `with`")
+            raise ValueError(f"{self.name} is no longer on: use its memories inside its `with`")
 
 
 @dataclass

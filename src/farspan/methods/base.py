@@ -10,7 +10,7 @@ from torch import Tensor
 from farspan.lm import LM
 from farspan.reader import DenseReader, Reader
 
-ROPE, ATTENTION, PASSAGES = "RoPE", "attention", "passages"  # what a method can change, from the inside out
+ROPE, ATTENTION, PASSAGES = "RoPE", "attention", "passages"  # the parts a method can change, from the inside out
 ORDER = (ROPE, ATTENTION, PASSAGES)
 
 

@@ -44,7 +44,7 @@ class Cepe(Method):
     """The last tokens in the decoder, the rest in the encoder."""
 
     chunk: int | None = None  # tokens of a chunk; default 256, or as many as encoder and decoder window allow
-    decoder_window: int | None = None  # tokens; default 2048, or half of what the decoder was trained on
+    decoder_window: int | None = None  # tokens; default 2048, or half the decoder's trained length
     decoder_passages: int = field(default=0, metadata={"quiet": True})  # of several, those put into the decoder
     mode: str = field(default="auto", metadata={"quiet": True})  # of the cross-attention, one of farspan.cepe.MODES
 

@@ -21,7 +21,7 @@ LOWEST_TEMPERATURE = 1e-3  # logits divided by much less overflow in float32
 class Scores:
     """The model's scores of tokens, each given the memory and the tokens before it."""
 
-    nats: Float[Tensor, "batch kept"]  # -log p(token); NaN at padding and where the model gave no numbers
+    nats: Float[Tensor, "batch kept"]  # -log p(token); NaN at padding, and if the model gave none
     rank: Int[Tensor, "batch kept"]  # 0 = the greedy choice (of equal largest logits, the smallest id); otherwise the
 
 

@@ -17,9 +17,7 @@ from farspan.hf.chunks import can_branch
 from farspan.lm import LM
 from farspan.reader.logits import Head, NotFiniteError, Scores, check_sampling, head_of, joined, next_token, scored
 
-Ids = Int[
-    Tensor, "batch _"
-]  # rows, each of one length (`_`: its own); -1 marks right padding, where a method allows it
+Ids = Int[Tensor, "batch _"]  # rows, each of one length (`_`: its own); -1 marks right padding, if a method allows it
 FEWEST_BRANCHES = 3  # two are as fast one after the other, and need no check
 
 
@@ -116,7 +114,7 @@ class BaseMemory(ABC):
     def _to_read(self, ids: Ids) -> Ids:
         ids = self._checked(ids, after=self.longest)
         if bool((ids < 0).any()):
-            raise ValueError("a memory is read without padding: read rows of one length, and pad only what is scored")
+            raise ValueError("a memory is read without padding: read rows of one length, and pad only scored rows")
         if self.batch and ids.shape[0] != self.batch:
             raise ValueError(f"this memory has {self.batch} rows; {ids.shape[0]} cannot be appended to it")
         return ids
@@ -237,7 +235,7 @@ class BaseMemory(ABC):
 
 
 class CachedMemory(BaseMemory):
-    """Keys and values, or a recurrent state, of what was read."""
+    """Keys and values, or a recurrent state, of the tokens read."""
 
     def __init__(self, lm: LM, reader: ReadsInChunks) -> None:
         super().__init__(lm)

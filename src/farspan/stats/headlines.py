@@ -16,7 +16,7 @@ REACH = 0.05  # memory index
 CROSSINGS = ("fine", "coarse", "half_life", "reach")
 LEVELS = {"fine": FINE, "coarse": COARSE, "half_life": HALF_LIFE, "reach": REACH}
 BOOTSTRAPS = 2000
-DRAWN = 40_000_000  # random numbers of one bootstrap, at most (320 MB)
+RANDOM_NUMBERS = 40_000_000  # random numbers of one bootstrap, at most (320 MB)
 
 
 def headline(curve: MeasuredCurve) -> dict[str, tuple[float, bool]]:
@@ -25,21 +25,21 @@ def headline(curve: MeasuredCurve) -> dict[str, tuple[float, bool]]:
     return {name: (float(values[0]), bool(censored[0])) for name, (values, censored) in found.items()}
 
 
-def headlines_drawn(
+def headlines_sampled(
     curve: MeasuredCurve, multipliers: Float[np.ndarray, "samples repeats"]
 ) -> dict[str, tuple[Float[np.ndarray, "samples"], np.ndarray]]:
     """Return the values and censoring of curves sampled around a curve, one for each row of multipliers."""
-    return _headlines(curve, _drawn(curve.copy, multipliers), _drawn(curve.control, multipliers))
+    return _headlines(curve, _sampled(curve.copy, multipliers), _sampled(curve.control, multipliers))
 
 
 def multipliers(repeats: int, count: int, seed: int) -> Float[np.ndarray, "samples repeats"]:
     """Return g of the bootstrap; curves of the same targets that are compared share them. Thousands of repeats get
     fewer samples, so that all fit into memory."""
-    count = min(count, max(100, DRAWN // max(1, repeats)))
+    count = min(count, max(100, RANDOM_NUMBERS // max(1, repeats)))
     return np.random.default_rng(seed).standard_normal((count, repeats))
 
 
-def _drawn(
+def _sampled(
     values: Float[np.ndarray, "repeats lengths"], multipliers: Float[np.ndarray, "samples repeats"]
 ) -> Float[np.ndarray, "samples lengths"]:
     """Return C* or M* of the bootstrap. A length with one repeat has no spread and is not changed."""
@@ -111,7 +111,7 @@ def expansion(repeats: int) -> float:
     return float(student.ppf(0.975, repeats - 1))
 
 
-def repeats_behind(curve: MeasuredCurve, name: str, value: float) -> int:
+def repeats_of(curve: MeasuredCurve, name: str, value: float) -> int:
     """Return the number of repeats that a value depends on: those near a crossing; for an area, the median over
     lengths."""
     near = repeats_near(curve, value) if name in CROSSINGS else int(np.median(repeats_at(curve)))

@@ -53,10 +53,10 @@ from farspan.stats.headlines import (
     crossings,
     expansion,
     headline,
-    headlines_drawn,
+    headlines_sampled,
     isotonic,
     multipliers,
-    repeats_behind,
+    repeats_of,
 )
 from farspan.stats.intervals import measured_mean
 from farspan.stats.joint_test import established
@@ -182,17 +182,17 @@ def summarise(curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRA
 def by_chance(
     curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS
 ) -> dict[str, tuple[float, float, bool]]:
-    """Return, by name, both ends of value ± t · s, and whether the upper end may lie beyond the last length: the spread
+    """Return, by name, both ends of value ± t · s, and whether the upper end may be beyond the last length: the spread
     between texts, without the uncertainty of interpolation between lengths. For a curve with a good row at every
     length; empty under two repeats or without bootstraps."""
     if whole_repeats(curve) < 2 or not bootstraps:
         return {}
-    drawn = headlines_drawn(curve, multipliers(len(curve.copy), bootstraps, seed))
+    drawn = headlines_sampled(curve, multipliers(len(curve.copy), bootstraps, seed))
     unseen = _unseen_texts(curve)
     found = {}
     for name, (value, _) in headline(curve).items():
         others, beyond = drawn[name]
-        half = expansion(repeats_behind(curve, name, value)) * float(np.std(others))
+        half = expansion(repeats_of(curve, name, value)) * float(np.std(others))
         low, high, over = value - half, value + half, float(np.mean(beyond)) > 0.025
         if name in CROSSINGS and value > 0.0:
             low, high = low - (name == "fine") * unseen[name], high + (name != "fine") * unseen[name]

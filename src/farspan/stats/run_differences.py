@@ -8,7 +8,7 @@ from jaxtyping import Bool
 from scipy.stats import t as student
 
 from farspan.stats.forgetting_curves import MeasuredCurve, whole_repeats
-from farspan.stats.headlines import BOOTSTRAPS, headline, headlines_drawn, multipliers, repeats_behind
+from farspan.stats.headlines import BOOTSTRAPS, headline, headlines_sampled, multipliers, repeats_of
 from farspan.stats.intervals import LEAST_PAIRS, two_sided, welch_freedom
 
 COMPARED = ("half_life", "reach", "span", "fine")
@@ -108,9 +108,9 @@ def _differences(
 ) -> list[Difference]:
     end = min(one.lengths[-1] * scale for one, scale in zip((a, b), scales, strict=True))
     same_end = [_until(one, round(end / scale)) for one, scale in zip((a, b), scales, strict=True)]
-    whole = [(headline(one), headlines_drawn(one, g)) for one, g in zip((a, b), multipliers, strict=True)]
+    whole = [(headline(one), headlines_sampled(one, g)) for one, g in zip((a, b), multipliers, strict=True)]
     ended = [
-        numbers if cut is one else (headline(cut), headlines_drawn(cut, g))
+        numbers if cut is one else (headline(cut), headlines_sampled(cut, g))
         for one, cut, g, numbers in zip((a, b), same_end, multipliers, whole, strict=True)
     ]
     result = []
@@ -120,7 +120,7 @@ def _differences(
         drawn = [draws[name] for _, draws in numbers]
         values = [value * scale for (value, _), scale in zip(found, scales, strict=True)]
         draws = [others * scale for (others, _), scale in zip(drawn, scales, strict=True)]
-        repeats = [repeats_behind(one, name, value) for one, (value, _) in zip(curves, found, strict=True)]
+        repeats = [repeats_of(one, name, value) for one, (value, _) in zip(curves, found, strict=True)]
         if pairs:
             error, freedom = float(np.std(draws[1] - draws[0])), min(repeats) - 1.0
         else:

@@ -77,7 +77,7 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    unit: ClassVar[str] = "tokens"  # what a length counts: tokens, passages or demonstrations
+    unit: ClassVar[str] = "tokens"  # of a length: tokens, passages or demonstrations
     details: ClassVar[tuple[str, ...]] = ()  # further scores that a table shows
 
     @property

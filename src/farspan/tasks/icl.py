@@ -154,7 +154,7 @@ class BoundIcl(Bound[IclPrompt]):
         """Return `repeats` questions, each with demonstrations of its own.
 
         Raises:
-            ValueError: fewer questions or demonstrations than needed; options the tokenizer cannot tell apart.
+            ValueError: fewer questions or demonstrations than needed; options with the same tokens.
         """
         if repeats > len(self.questions):
             raise ValueError(f"{self.set} has {len(self.questions):,} questions; {repeats:,} are needed (--repeats)")
@@ -166,7 +166,7 @@ class BoundIcl(Bound[IclPrompt]):
         self, lm: LM, lengths: Sequence[int], repeat: int, index: int, seed: int, options: list[np.ndarray]
     ) -> Example[IclPrompt]:
         asked = self.questions[index]
-        shown = self._drawn(lengths[-1], asked, np.random.default_rng([seed, index]))
+        shown = self._sampled(lengths[-1], asked, np.random.default_rng([seed, index]))
         texts = [f"{self.question.format(one.text)} {self.options[one.label]}" for one in shown]
         last = self.question.format(asked.text)
         # the empty line belongs to the text after it: some tokenizers encode it differently at the end of a text
@@ -182,7 +182,7 @@ class BoundIcl(Bound[IclPrompt]):
             payload=IclPrompt(tuple(parts), query, alone, asked.label, tuple(options)),
         )
 
-    def _drawn(self, count: int, asked: Labelled, rng: np.random.Generator) -> list[Labelled]:
+    def _sampled(self, count: int, asked: Labelled, rng: np.random.Generator) -> list[Labelled]:
         """Return demonstrations: one of each class per turn, the classes of a turn in random order."""
         classes: dict[int, list[Labelled]] = defaultdict(list)
         for one in self.demonstrations:
@@ -190,19 +190,19 @@ class BoundIcl(Bound[IclPrompt]):
                 classes[one.label].append(one)
         # label -> the class's own random order, consumed only as far as needed
         orders = {label: iter(rng.permutation(len(of_class))) for label, of_class in sorted(classes.items())}
-        drawn: list[Labelled] = []
-        while len(drawn) < count and orders:
+        sampled: list[Labelled] = []
+        while len(sampled) < count and orders:
             for label in rng.permutation(list(orders)):
                 place = next(orders[label], None)
                 if place is None:
                     del orders[label]
                 else:
-                    drawn.append(classes[label][place])
-        if len(drawn) < count:
+                    sampled.append(classes[label][place])
+        if len(sampled) < count:
             raise ValueError(
-                f"{self.set} has {len(drawn):,} demonstrations; {count:,} are needed. Give smaller --lengths"
+                f"{self.set} has {len(sampled):,} demonstrations; {count:,} are needed. Give smaller --lengths"
             )
-        return drawn[:count]
+        return sampled[:count]
 
     def option_ids(self, lm: LM) -> list[np.ndarray]:
         """Return the tokens of each option after a question.
