@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from farspan.tasks.published import read_authors_file
 
 from farspan import stats
 from farspan.record import Row
 from farspan.stats import headlines, memory_lengths
+from farspan.tasks.published import read_authors_file
 
 LLAMA3_8B = Path(__file__).parent / "data" / "llama3_8b_forgetting_curve.json"
 SETTINGS = {"protocol": "nested", "compat": False, "target_text": "books", "prefix_text": None}
