@@ -308,8 +308,7 @@ def _indexes(place: str, options: dict[str, Any], revision: str | None) -> list[
 
 
 def _refuse_integers(place: str, options: dict[str, Any], revision: str | None) -> None:
-    """Refuse integer weights of a config without quantization: transformers would use them as the weights
-    themselves."""
+    """Refuse integer weights of a config without quantization: transformers would not dequantise them."""
     files = {"model.safetensors"}
     for index in _indexes(place, options, revision):
         files.update(parse_json(index.read_bytes(), index.name)["weight_map"].values())

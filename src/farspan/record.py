@@ -334,8 +334,7 @@ def _read_rows(path: Path) -> tuple[list[Row], int]:
 
 
 def _lines(path: Path, read: Callable[[Any], T], what: str, repair: str) -> Iterator[tuple[T, int]]:
-    """Yield the value of `read` for each line of JSON, and the end of the line, in bytes, without a last line torn by a
-    kill.
+    """Yield the value of `read` for each line of JSON, and the line's end in bytes, without a last line torn by a kill.
 
     Raises:
         ValueError: another line that is not JSON, or that `read` refuses; or no regular file.

@@ -152,8 +152,7 @@ def reason(error: BaseException) -> str:
 
 
 def beginning(name: str) -> str:
-    """Return the first characters of the text of this name (as `farspan curve --text`), over several documents if
-    needed.
+    """Return the first characters of the text of this name (as `farspan curve --text`), over several documents.
 
     Raises:
         ValueError: there is no such text.

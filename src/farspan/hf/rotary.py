@@ -69,8 +69,7 @@ def rope_precision(model: Any) -> set[torch.dtype]:
 
 
 def length_dependent_rope(model: Any) -> str | None:
-    """Return the RoPE scaling of a model whose rotation depends on the text's length, so that cached keys become
-    stale."""
+    """Return the RoPE scaling of a model whose rotation depends on the text's length and makes cached keys stale."""
     rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if parameters.get("rope_type") in ("dynamic", "longrope"):

@@ -77,8 +77,7 @@ class Stream:
         return plain and all(isinstance(layer, BufferLayer) for layer in self.state.layers)
 
     def branch(self, ids: Int[Tensor, "branches batch time"]) -> Float[Tensor, "branches batch time hidden"]:
-        """Feed several continuations of the text in one forward; each sees the text and itself. Call `restore`
-        afterwards."""
+        """Feed several continuations of the text in one forward; each sees the text and itself. `restore` undoes it."""
         count, batch, time = ids.shape
         rows = ids.transpose(0, 1).reshape(batch, count * time)
         own = torch.block_diag(*[torch.ones(time, time, device=ids.device).tril()] * count)

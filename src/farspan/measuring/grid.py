@@ -353,8 +353,7 @@ def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
 def _possible(lm: LM, one: Setup, seed: int) -> tuple[Setup, dict[int, str]]:
     """Return the setup with the lengths for which examples can be made, and the reason for each of the others.
 
-    Lengths are tried one by one only if all together fail: one may be too short for the targets or too long for the
-    text.
+    Lengths are tried one by one only if all together fail: one may be too short for the targets or too long.
     """
     reasons: dict[int, str] = {}
 

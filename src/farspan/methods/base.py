@@ -37,8 +37,7 @@ class Method(Protocol):
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """The parts it changes, of ORDER. Methods compose if no two change the same part; with none, it cannot
-        compose."""
+        """The parts it changes, of ORDER. Methods compose if no two change the same part; () composes with none."""
         return ()
 
     def passes(self, num_tokens: int) -> list[int]:

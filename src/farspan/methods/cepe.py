@@ -274,8 +274,7 @@ class CepeMemory(BaseMemory):
         return head, document
 
     def _chunks(self, asked: int) -> int:
-        """Return the document's chunks that must be in the encoder for the rest and `asked` tokens to fit the
-        window."""
+        """Return the number of encoded chunks with which the rest and `asked` tokens fit the window."""
         head, document = self._lengths
         over = max(0, head + document + asked - self.reader.window)
         needed, whole = -(-over // self.reader.size), document // self.reader.size

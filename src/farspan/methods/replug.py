@@ -218,8 +218,7 @@ class MixtureMemory(BaseMemory):
 
 
 def _mixture(heads: Sequence[Head], log_weights: Float[Tensor, "batch passes"]) -> Head:
-    """Return a head for the logits (log-probabilities) of the mixture; it holds those of at most two passes at a
-    time."""
+    """Return a head for the log-probabilities of the mixture; it holds those of at most two passes at a time."""
 
     def head(positions: slice) -> Tensor:
         def part(one: Head, log_weight: Tensor) -> Tensor:

@@ -193,8 +193,7 @@ class BaseMemory(ABC):
         temperature: float = 0.0,
         top_p: float = 1.0,
     ) -> list[Tensor]:
-        """Return the new tokens after memory and ids [batch, time], a tensor [new] for each row, without the stop
-        token.
+        """Return the new tokens after memory and ids [batch, time]: for each row [new], without the stop token.
 
         Greedy at temperature 0, else sampled from the smallest set of tokens that holds `top_p`. The memory does not
         change; `on_token` is called with each step's tokens [batch], -1 in finished rows.

@@ -294,8 +294,7 @@ class _Map:
         self.sums.zero_()
 
     def mean(self, index: int, layers: int) -> np.ndarray:
-        """Return the mean weights [side, side] of one row of the batch by bin of queries and keys; each row sums to
-        1."""
+        """Return the mean weights [side, side] of one batch row by bin of queries and keys; each row sums to 1."""
         counts = torch.bincount(torch.arange(self.length) // self.width)
         return (self.sums[index] / (counts[:, None] * layers)).numpy()
 

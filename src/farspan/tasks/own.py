@@ -267,8 +267,7 @@ class BoundOwn(Own, Bound[Hidden]):
                 yield from (Work(1, before, len(query.ids) + len(one) - 1, len(one)) for one in query.answers)
 
     def context(self, lm: LM, example: Example[Hidden], length: int) -> tuple[np.ndarray, list[int]]:
-        """Return the tokens of a length and the index at which each fact begins: before a word, if one begins
-        nearby."""
+        """Return the tokens of a length, and the index of each fact: before a word, if one begins nearby."""
         facts = example.payload.facts
         filler = example.payload.filler[: length - example.payload.num_facts]
         places = [_before_a_word(lm, filler, round(fact.depth * len(filler))) for fact in facts]

@@ -121,8 +121,7 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
         return len(lm.separator.ids) + length - 1
 
     def span(self, window: int, length: int) -> tuple[int, int, int]:
-        """Return the indices in a window of `window` tokens where the context begins, the targets begin, and both
-        end."""
+        """Return the beginning of the context, that of the targets, and the end of both, in a window of tokens."""
         if self.targets == "fixed":
             return window - length, window - self._num_targets, window
         return 0, 0 if self.targets == "all" else length - self._num_targets, length
@@ -262,8 +261,7 @@ def shortest_length(trained: int) -> int:
 
 
 def check_target_tokens(target_tokens: int, lengths: Sequence[int], how: str = "perplexity:target_tokens=N") -> None:
-    """Raise ValueError if the targets leave no context in the shortest length. `how`: the option that sets their
-    number."""
+    """Raise ValueError if the targets leave no context in the shortest length. `how`: their option."""
     if target_tokens >= lengths[0]:
         raise ValueError(
             f"{target_tokens:,} target tokens leave no context in a length of {lengths[0]:,} tokens: give fewer "

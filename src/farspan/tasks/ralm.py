@@ -153,8 +153,7 @@ class BoundRalm(Ralm, Bound[Retrieved]):
     def _chosen(
         self, query: str, window: str, count: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return the numbers of the first passages without a part of the window, their scores, and how many were left
-        out."""
+        """Return numbers and scores of the first passages without a part of the window, and how many were left out."""
         itself, excluded = _runs(window, self.overlap), 0
         order, chosen = self._in_order(query, count, rng), list[tuple[int, float]]()
         while len(chosen) < count:

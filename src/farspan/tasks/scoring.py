@@ -36,8 +36,7 @@ LEFT_OUT_OF_CODE = ("`", "#", "//")  # a line with one of these is a comment or 
 
 
 def normalised(text: str) -> str:
-    """Return a text in lower case, without punctuation, extra space and articles; articles stay if nothing else is
-    left."""
+    """Return a text in lower case, without punctuation, extra space and articles (unless only articles are left)."""
     words = text.lower().translate(NO_PUNCTUATION)
     return " ".join(ARTICLES.sub(" ", words).split()) or " ".join(words.split())
 
@@ -69,8 +68,7 @@ def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
 
 
 def geometric_mean(scores: Sequence[dict[str, float]]) -> float:
-    """Return SCROLLS' number for a summarisation set: of the means of ROUGE-1, ROUGE-2 and ROUGE-L over the
-    examples."""
+    """Return SCROLLS' number of a summarisation set: of the means of ROUGE-1, ROUGE-2 and ROUGE-L over examples."""
     means = [float(np.mean([each[name] for each in scores])) for name in ROUGES]
     return float(np.prod(means) ** (1 / 3))
 
