@@ -100,8 +100,8 @@ class Found:
 
     every: report.PerplexityMember  # all tokens
     more: report.PerplexityMember  # the last ones, behind more and more text
-    natural: stats.Curve | None
-    shuffled: stats.Curve | None
+    natural: stats.MeasuredCurve | None
+    shuffled: stats.MeasuredCurve | None
 
     def up_to(self) -> tuple[list[int], np.ndarray, np.ndarray]:
         """Lengths, and nats and accuracy [repeats, lengths] of all tokens up to each."""
@@ -164,7 +164,7 @@ def of_method(rows: Sequence[Row], how: str) -> list[Row]:
     return found
 
 
-def times(curve: stats.Curve | None, base: stats.Curve | None, name: str) -> Interval:
+def times(curve: stats.MeasuredCurve | None, base: stats.MeasuredCurve | None, name: str) -> Interval:
     """A number of a curve over that of the base's, paired by document (delta method). Spreads are those of the
     bootstrap, quantiles Student's, as in `farspan.stats`."""
     assert curve is not None
@@ -172,7 +172,7 @@ def times(curve: stats.Curve | None, base: stats.Curve | None, name: str) -> Int
     assert (base.targets == curve.targets).all(), "other documents"
     g = stats.multipliers(len(base.copy), stats.BOOTSTRAPS, 0)
     a, b = (stats.headline(one)[name][0] for one in (base, curve))
-    drawn_a, drawn_b = (stats.headlines_drawn(one, g)[name][0] for one in (base, curve))
+    drawn_a, drawn_b = (stats.headlines_sampled(one, g)[name][0] for one in (base, curve))
     half = float(student.ppf(0.975, len(g[0]) - 1) * np.std(drawn_b - b / a * drawn_a)) / a
     return b / a, b / a - half, b / a + half
 

@@ -330,7 +330,7 @@ def test_half_a_name_of_a_text_is_refused() -> None:
 
 
 def test_the_home_of_nobody_is_refused() -> None:
-    with pytest.raises(ValueError, match="'~no-such-user/x' is no path: "):
+    with pytest.raises(ValueError, match="'~no-such-user/x' is not a path: "):
         list(read_texts("~no-such-user/x"))
 
 

@@ -619,7 +619,7 @@ def test_several_irrelevant_texts_are_tested_against_each_other(tmp_path: Path) 
         row(length, r, v, prefix="laws", control=0.3 + 0.001 * r) for r in range(6) for length, v in CURVE.items()
     ]
     shown = page(tmp_path / "out", run(tmp_path / "a", measured))
-    titles = ["nested, books behind novels", "nested, books behind laws"]
+    titles = ["nested, books after novels", "nested, books after laws"]
     assert shown.headings[:2] == [f"Forgetting curve, {title}" for title in titles]
     assert "Does the choice of text matter?" in shown.headings
     table = next(shown.table(i) for i in range(len(shown.tables)) if shown.table(i)[0][0] == "length")

@@ -159,7 +159,7 @@ def test_metadata_of_parquet_that_is_damaged_is_named(tmp_path: Path, metadata: 
 def test_the_case_of_an_ending_and_the_home_of_nobody(tmp_path: Path) -> None:
     (tmp_path / "A.JSONL").write_text('{"text": "a"}')
     assert read_table(tmp_path / "A.JSONL").rows == [{"text": "a"}]
-    with pytest.raises(ValueError, match="'~no-such-user/a\\.csv' is no path"):
+    with pytest.raises(ValueError, match="'~no-such-user/a\\.csv' is not a path"):
         read_table("~no-such-user/a.csv")
     with pytest.raises(ValueError, match="a name is empty"):
         read_table("")

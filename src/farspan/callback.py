@@ -212,7 +212,7 @@ class CurveCallback(MeasuringCallback):
         super().__init__(tokenizer, trained_length=trained_length, **common)
         self.tokens, self.longest = tokens, longest
         self.curve = Curve(protocol=protocol)
-        self._summaries: dict[int, tuple[stats.Curve, stats.Summary]] = {}
+        self._summaries: dict[int, tuple[stats.MeasuredCurve, stats.Summary]] = {}
 
     def choose(self, lm: LM) -> tuple[Task, Bound[Any], dict[str, Any]]:
         self._summaries.clear()

@@ -1,4 +1,4 @@
-"""A terminal that shows what it is given and obeys none of it: answers, names, texts and errors come from strangers."""
+"""A terminal that shows untrusted text (answers, names, texts, errors) without interpreting control characters."""
 
 import re
 import sys
@@ -18,7 +18,7 @@ _reported: set[str] = set()  # lines that this process has printed
 
 
 def shown(text: str) -> str:
-    """Return the text with a visible sign for each control character, ␛ for ESC, so that a terminal obeys none."""
+    """Return the text with a visible sign for each control character, ␛ for ESC, so that a terminal executes none."""
     return CONTROL.sub(_sign, text.replace("\r\n", "\n"))
 
 
@@ -28,23 +28,23 @@ def _sign(found: re.Match[str]) -> str:
 
 
 def report(line: str) -> None:
-    """Print a line that a user should read to stderr, once per process."""
+    """Print a line for the user to stderr, once per process."""
     if line not in _reported:
         _reported.add(line)
         print(shown(line), file=sys.stderr, flush=True)
 
 
 class Terminal(Console):
-    """A console on which brackets are brackets, colons are colons, and control characters are visible signs.
+    """A console that interprets no markup or emoji codes, and shows control characters as visible signs.
 
-    Styles are given as arguments and as `Text`, never as markup in a string: a name such as `[/x]` would be read as it.
+    Styles are passed as arguments and as `Text`: in a markup string, a name such as `[/x]` would be a tag.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False} | options)
 
     def print_line(self, text: str, style: str | None = None) -> None:
-        """Print a text as it is, however wide the terminal: without highlighting, and without breaks of its own."""
+        """Print a text as it is, at any terminal width: without highlighting and added line breaks."""
         self.print(text, style=style, highlight=False, soft_wrap=True)
 
     def print_table(

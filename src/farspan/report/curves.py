@@ -34,11 +34,11 @@ class CurveMember(Member):
     """A member of a group of forgetting curves, with rows at the beginning of a text."""
 
     @cached_property
-    def curve(self) -> stats.Curve:
+    def curve(self) -> stats.MeasuredCurve:
         return stats.curve(self.rows)
 
     @cached_property
-    def measured(self) -> stats.Curve:
+    def measured(self) -> stats.MeasuredCurve:
         """The curve at the lengths that have a result."""
         return self.curve.kept(self.curve.measured)
 

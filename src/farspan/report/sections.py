@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from farspan.report.cells import Cell, by_member, cells_of
-from farspan.report.example import Example, examples
+from farspan.report.example import ShownExample, examples
 from farspan.report.export import bounds, counted, number, p_value, three_digits
 from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure
@@ -179,7 +179,7 @@ def _examples(sources: Sequence[Source]) -> list[dict[str, Any]]:
     return shown
 
 
-def _share(example: Example) -> str:
+def _share(example: ShownExample) -> str:
     return "" if example.num_hits is None else f"{example.num_hits / example.num_scored:.0%}"
 
 

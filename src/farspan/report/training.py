@@ -12,7 +12,7 @@ import numpy as np
 from farspan.report.curve_figures import ACCURACY, LENGTH
 from farspan.report.figure import COLOURS, Figure, Line, Rule
 from farspan.report.picture import draw_grid
-from farspan.stats import Curve, Summary, measured_mean
+from farspan.stats import MeasuredCurve, Summary, measured_mean
 
 TERMS = {"loss_sparse": "target after sampled memory", "loss_window": "ordinary window"}
 REPEATING = re.compile(r"\brepeat=(?!0*\.?0*(,|$))")  # a share above 0
@@ -88,7 +88,7 @@ def last_of_each_length(log: Log, term: str) -> dict[int, float]:
 
 
 def draw_memory(
-    steps: Mapping[int, tuple[Curve, Summary]], folder: str | Path, trained: int | None, trained_at: int
+    steps: Mapping[int, tuple[MeasuredCurve, Summary]], folder: str | Path, trained: int | None, trained_at: int
 ) -> list[Path]:
     """Draw half-life and span against the step, and some of the curves, into training.png and training.svg; return the
     two paths.
