@@ -461,7 +461,7 @@ def test_a_missing_model_is_refused() -> None:
 def test_a_text_too_short_is_refused_with_what_would_do(models: Path) -> None:
     said = refused(curve(models / "llama", "--lengths", "100000"))
     assert "text 'text.txt' has" in said
-    assert "2 are needed: give a longer text, a smaller largest length (at most" in said
+    assert "2 are needed: give a longer text, a smaller longest length (at most" in said
 
 
 def test_a_run_made_with_other_settings_is_refused_with_both_values(models: Path) -> None:
