@@ -360,7 +360,7 @@ def test_the_same_seed_gives_the_same_interval() -> None:
 def test_drawn_means_spread_as_means_of_so_many_repeats_do() -> None:
     values = np.random.default_rng(0).normal(0.5, 0.1, (8, 2))
     values[4:, 0] = np.nan  # four repeats at one length, eight at the other
-    drawn = headlines._drawn(values, stats.multipliers(8, 40_000, 0))
+    drawn = headlines._sampled(values, stats.multipliers(8, 40_000, 0))
     for column, count in ((0, 4), (1, 8)):
         expected = values[:count, column].std(ddof=1) / np.sqrt(count)
         assert drawn[:, column].std() == pytest.approx(expected, rel=0.02)
