@@ -53,6 +53,21 @@ def test_brackets_colons_and_backslashes_are_shown_as_they_are() -> None:
     assert printed(table).count(said) == 3
 
 
+def test_a_name_too_long_for_its_column_is_broken_between_its_settings() -> None:
+    file = StringIO()
+    lines = [["sinks:window=64,sinks=4+rope:type=yarn,factor=4", "1,024", "0.123 [0.100, 0.150]"]]
+    Terminal(file=file, width=50).print_table("a title", ["method", "tokens", "quality"], lines, num_names=1)
+    first = [line.split()[0] for line in file.getvalue().splitlines()[4:] if line.strip()]
+    assert first == ["sinks:window=64,", "sinks=4+", "rope:type=yarn,", "factor=4"]
+    assert "sinks:window=64,sinks=4+rope:type=yarn,factor=4" in _wide(lines)
+
+
+def _wide(lines: list[list[str]]) -> str:
+    file = StringIO()
+    Terminal(file=file, width=200).print_table("a title", ["method", "tokens", "quality"], lines, num_names=1)
+    return file.getvalue()
+
+
 def test_what_moves_on_a_terminal_holds_no_control_characters_of_names() -> None:
     file = StringIO()
     terminal = Terminal(file=file, width=200, color_system=None, force_terminal=True, legacy_windows=False)

@@ -51,11 +51,12 @@ class Terminal(Console):
         self, title: str, head: Iterable[str], lines: Iterable[Sequence[str]], *, num_names: int = 0
     ) -> None:
         """Print a table of numbers; its first `num_names` columns are names, on the left."""
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-        for place, name in enumerate(head):
-            table.add_column(name, justify="left" if place < num_names else "right", overflow="fold")
-        for line in lines:
-            table.add_row(*line)
+        head, lines = list(head), list(lines)
+        table = _table(title, head, lines, num_names)
+        if table.__rich_measure__(self, self.options).maximum > self.width:  # a long name ends its lines after , or +
+            parts = [[re.sub(r"([,+])", r"\1\n", name) for name in line[:num_names]] for line in lines]
+            lines = [[*names, *line[num_names:]] for names, line in zip(parts, lines, strict=True)]
+            table = _table(title, head, lines, num_names, whole_names=True)
         self.print(table)
 
     def status(self, status: RenderableType, **options: Any) -> Status:
@@ -67,3 +68,15 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(shown(segment.text), segment.style)
+
+
+def _table(
+    title: str, head: Sequence[str], lines: Sequence[Sequence[str]], num_names: int, *, whole_names: bool = False
+) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for place, name in enumerate(head):
+        is_name = place < num_names
+        table.add_column(name, justify="left" if is_name else "right", overflow="fold", no_wrap=is_name and whole_names)
+    for line in lines:
+        table.add_row(*line)
+    return table
