@@ -56,15 +56,18 @@ def main() -> None:
         print(draw_figure(figure, out, "perplexity")[0])
 
     full = next(one for one in found if one.method == "full")
-    before = full.nats[:, [lengths.index(TRAINED)]]
+    before = full.values("nats")[:, [lengths.index(TRAINED)]]
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for one in found:
         print(one.method)
-        more = one.nats - before  # the same targets: pair by pair
+        nats = one.values("nats")
+        more = nats - before  # the same targets: pair by pair
         ends = np.stack([measured_mean(more), *interval(more)]).round(3).T
-        for length, nats, (mean, low, high) in zip(lengths, measured_mean(one.nats), ends.tolist(), strict=True):
-            print(f"  {length:5}  {nats:.3f} nats  {np.exp(nats):8.2f}  {mean:+.3f} [{low:+.3f}, {high:+.3f}]")
-            told = {"nats": round(float(nats), 3), "more": mean, "low": low, "high": high}
+        for length, mean_nats, (mean, low, high) in zip(lengths, measured_mean(nats), ends.tolist(), strict=True):
+            print(
+                f"  {length:5}  {mean_nats:.3f} nats  {np.exp(mean_nats):8.2f}  {mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+            )
+            told = {"nats": round(float(mean_nats), 3), "more": mean, "low": low, "high": high}
             figures.setdefault(one.method, {})[str(length)] = told
     print(json.dumps(figures))
 

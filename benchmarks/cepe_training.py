@@ -155,16 +155,18 @@ def spans(folder: Path, lengths: tuple[int, ...], repeats: int) -> dict[str, Any
 
 def copying(folder: Path, rows: int) -> tuple[float, float]:
     """Nats per token of held-out windows under the warmed-up model, their copies in the encoder, and under the base."""
+    from torch.utils.data import default_collate
+
     from farspan.lm import load
-    from farspan.text import corpora as corpus
+    from farspan.text import corpora
     from farspan.train.cepe import terms
-    from farspan.train.documents import DocumentRows, DocumentSettings, collated
+    from farspan.train.documents import DocumentRows, DocumentSettings
 
     lm = load(folder / "warmup", dtype="float32", device="cpu")
     data = DocumentSettings(text=TEXT, mixture={"cat": 1.0}, decoder=128, chunks=2, chunk=64)
-    text = corpus.load(TEXT, lm.tokenizer)
+    text = corpora.load(TEXT, lm.tokenizer)
     windows = DocumentRows(text, data, samples=rows, separator=lm.separator.ids, seed=1, copies=True)
-    batch = collated([windows[i] for i in range(rows)])
+    batch = default_collate([windows[i] for i in range(rows)])
     nothing = batch | {"context_attention_mask": torch.zeros_like(batch["context_attention_mask"])}
     with torch.no_grad():
         one, other = (float(terms(lm.model, lm.model, given)["nats"]) for given in (batch, nothing))
@@ -175,21 +177,22 @@ def costs(folder: Path) -> dict[str, float]:
     """What the teacher's pre-computation takes over its forward alone, and the share of a step that data take."""
     from tempfile import TemporaryDirectory
 
+    from torch.utils.data import default_collate
+
     from farspan import hf
-    from farspan.train.cepe import prepare, start
+    from farspan.train.cepe import opened, prepare
     from farspan.train.config import read_config
     from farspan.train.distill import DistillSettings, store, teacher_of, terms
-    from farspan.train.documents import collated
 
     with TemporaryDirectory() as place:
         overrides = [f"out={place}", f"model.warmed_up={folder / 'warmup'}", "trainer.steps=4"]
         overrides += ["optimizer.warmup_steps=1"]
         settings = read_config(ROOT / "configs/distill-demo.toml", DistillSettings, overrides)
-        ready = prepare(settings, start(settings), lambda text: None)
-        model = ready.lm.model
-        teacher = teacher_of(settings, ready.rows, ready.lm)
+        lm = opened(settings)
+        rows, model = prepare(settings, lm, lambda text: None), lm.model
+        teacher = teacher_of(settings, rows, lm)
         least = {"forward": math.inf, "store": math.inf}
-        batches = [collated([ready.rows[i] for i in range(first, first + 8)]) for first in range(0, 32, 8)]
+        batches = [default_collate([rows[i] for i in range(first, first + 8)]) for first in range(0, 32, 8)]
 
         def forward() -> None:
             for batch in batches:
@@ -205,12 +208,12 @@ def costs(folder: Path) -> dict[str, float]:
                 if name == "forward":
                     forward()
                 else:
-                    taught = store(teacher, ready.rows, Path(place) / f"teacher-{turn}", lambda text: None)
+                    taught = store(teacher, rows, Path(place) / f"teacher-{turn}", lambda text: None)
                 least[name] = min(least[name], time.process_time() - started)
         seconds = {"data": 0.0, "step": 0.0}  # a process of its own has nothing else to do: CPU time is waiting time
         for first in range(0, 32, 8):
             started = time.process_time()
-            batch = collated([taught[i] for i in range(first, first + 8)])
+            batch = default_collate([taught[i] for i in range(first, first + 8)])
             waited = time.process_time()
             sum(terms(settings.distill, None, model, model, batch).values()).backward()  # type: ignore[union-attr]
             seconds["data"] += waited - started

@@ -175,16 +175,16 @@ def worlds() -> dict[str, World]:
     }
 
 
-def curve(lengths: np.ndarray, copy: np.ndarray, control: np.ndarray) -> stats.Curve:
-    return stats.Curve(lengths, lengths // 2, copy, control, {}, 2 * lengths, np.full(copy.shape, ""))
+def curve(lengths: np.ndarray, copy: np.ndarray, control: np.ndarray) -> stats.MeasuredCurve:
+    return stats.MeasuredCurve(lengths, lengths // 2, copy, control, {}, 2 * lengths, np.full(copy.shape, ""))
 
 
-def fixed(world: World, points: int, repeats: int, rng: np.random.Generator) -> stats.Curve:
+def fixed(world: World, points: int, repeats: int, rng: np.random.Generator) -> stats.MeasuredCurve:
     lengths = np.array(spaced_lengths(LONGEST // points, LONGEST, points))
     return curve(lengths, *world.measured(world.texts(repeats, rng), lengths, rng))
 
 
-def automatic(world: World, rng: np.random.Generator) -> stats.Curve:
+def automatic(world: World, rng: np.random.Generator) -> stats.MeasuredCurve:
     """A curve as `--lengths auto` measures it."""
     texts = world.texts(MOST, rng)
     cells: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # length -> copy and control of all texts, NaN: not measured
@@ -197,7 +197,7 @@ def automatic(world: World, rng: np.random.Generator) -> stats.Curve:
                 missing = np.isnan(half[:repeats])
                 half[:repeats][missing] = values[:repeats, column][missing]
 
-    def found() -> stats.Curve:
+    def found() -> stats.MeasuredCurve:
         lengths = sorted(cells)
         copy, control = (np.stack([cells[length][half] for length in lengths], 1) for half in (0, 1))
         some = np.isfinite(copy).any(1)

@@ -79,7 +79,7 @@ def measured(model: str, text: str, how: dict[str, Any], repeats: int, folder: P
     return rows, series(rows, read_header(folder)["models"])
 
 
-def said(curve: stats.Curve) -> dict[str, Any]:
+def said(curve: stats.MeasuredCurve) -> dict[str, Any]:
     """Accuracies by length with half their intervals, printed and returned."""
     result = {}
     for half in ("copy", "control"):

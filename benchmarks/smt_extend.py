@@ -98,16 +98,16 @@ Interval = tuple[float, float, float]  # mean or value, and its 95 % interval ov
 class Found:
     """What is measured of a model under a method."""
 
-    every: report.Series  # all tokens
-    more: report.Series  # the last ones, behind more and more text
-    natural: stats.Curve | None
-    shuffled: stats.Curve | None
+    every: report.PerplexityMember  # all tokens
+    more: report.PerplexityMember  # the last ones, behind more and more text
+    natural: stats.MeasuredCurve | None
+    shuffled: stats.MeasuredCurve | None
 
     def up_to(self) -> tuple[list[int], np.ndarray, np.ndarray]:
         """Lengths, and nats and accuracy [repeats, lengths] of all tokens up to each."""
         ends = np.array(self.every.ends)
         widths, kept = np.diff(ends, prepend=0), ends >= PERPLEXITY_LENGTHS[0]
-        means = [np.cumsum(of * widths, 1) / ends for of in (self.every.position_nats, self.every.position_accuracy)]
+        means = [np.cumsum(self.every.by_bucket(of) * widths, 1) / ends for of in ("nats", "hits")]
         return ends[kept].tolist(), means[0][:, kept], means[1][:, kept]
 
     def gap(self) -> Interval:
@@ -164,7 +164,7 @@ def of_method(rows: Sequence[Row], how: str) -> list[Row]:
     return found
 
 
-def times(curve: stats.Curve | None, base: stats.Curve | None, name: str) -> Interval:
+def times(curve: stats.MeasuredCurve | None, base: stats.MeasuredCurve | None, name: str) -> Interval:
     """A number of a curve over that of the base's, paired by document (delta method). Spreads are those of the
     bootstrap, quantiles Student's, as in `farspan.stats`."""
     assert curve is not None
@@ -172,7 +172,7 @@ def times(curve: stats.Curve | None, base: stats.Curve | None, name: str) -> Int
     assert (base.targets == curve.targets).all(), "other documents"
     g = stats.multipliers(len(base.copy), stats.BOOTSTRAPS, 0)
     a, b = (stats.headline(one)[name][0] for one in (base, curve))
-    drawn_a, drawn_b = (stats.headlines_drawn(one, g)[name][0] for one in (base, curve))
+    drawn_a, drawn_b = (stats.headlines_sampled(one, g)[name][0] for one in (base, curve))
     half = float(student.ppf(0.975, len(g[0]) - 1) * np.std(drawn_b - b / a * drawn_a)) / a
     return b / a, b / a - half, b / a + half
 
@@ -188,7 +188,7 @@ def claims(found: Mapping[str, Found]) -> Iterator[tuple[str, str, float, Interv
         student_mean(before[:, -1] - before[:, 1])[:3],
     )
     if smt_found := found.get("smt"):
-        nats, more = smt_found.up_to()[1], smt_found.more.nats
+        nats, more = smt_found.up_to()[1], smt_found.more.values("nats")
         lost = nats[:, 1] - before[:, 1]
         yield "after SMT it does not", "at most", 0.0, student_mean(nats[:, -1] - nats[:, 1])[:3]
         yield (
@@ -244,8 +244,8 @@ def expectation_tables(found: Mapping[str, Found]) -> Iterator[str]:
         _, nats, accuracy = one.up_to()
         cells = [f"{np.exp(nats[:, i].mean()):,.2f} / {accuracy[:, i].mean():.2f}" for i in range(len(lengths))]
         lost = mean_said(nats[:, 1] - before[:, 1], 3) if one is not base else "0"
-        first.append([name, *cells, mean_said(one.every.position_nats[:, -1], sign=""), lost])
-        more = one.more.nats.T
+        first.append([name, *cells, mean_said(one.every.by_bucket("nats")[:, -1], sign=""), lost])
+        more = one.more.values("nats").T
         second.append([name, mean_said(more[1], sign=""), *(mean_said(further - more[1]) for further in more[2:])])
     tail = f"nats, {base.every.ends[-2]:,} to {lengths[-1]:,}"
     yield table(["perplexity / accuracy", *(f"{n:,}" for n in lengths), tail, f"nats lost within {WINDOW}"], first)
@@ -315,7 +315,7 @@ def draw(found: Mapping[str, Found], file: Path) -> None:
             "color": COLOURS[index % len(COLOURS)],
             "label": name,
         }
-        left.plot(one.every.ends, one.every.position_nats.mean(0), **style)
+        left.plot(one.every.ends, one.every.by_bucket("nats").mean(0), **style)
         right.plot(one.natural.lengths, stats.memory_index(one.natural), **style)
     left.set(xscale="log", xlabel="position (tokens)", ylabel="nats per token", ylim=(1.3, 4.2))
     left.set_xticks(PERPLEXITY_LENGTHS, [f"{n:,}" for n in PERPLEXITY_LENGTHS])

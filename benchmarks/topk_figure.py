@@ -21,13 +21,13 @@ from farspan import measure
 from farspan.demo import embedded_model
 from farspan.lm import Load
 from farspan.report.figure import COLOURS
-from farspan.report.perplexity import Series, series
+from farspan.report.perplexity import PerplexityMember, series
 from farspan.stats import bands, interval, measured_mean
 
 TARGETS = 64
 
 
-def draw(full: Series, topk: Sequence[Series], ks: Sequence[int], path: Path, title: str) -> None:
+def draw(full: PerplexityMember, topk: Sequence[PerplexityMember], ks: Sequence[int], path: Path, title: str) -> None:
     """Perplexity (left) and accuracy (right) over K, a line for each length, dotted what full attention gives."""
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -35,8 +35,8 @@ def draw(full: Series, topk: Sequence[Series], ks: Sequence[int], path: Path, ti
         colour, marker = COLOURS[at], "osD^vP*"[at]
         nats, accuracy = (np.stack([values[:, at] for values in found], 1) for found in _both(topk))
         for axes, middle, ends, whole in (
-            (left, np.exp(measured_mean(nats)), np.exp(interval(nats)), np.exp(measured_mean(full.nats)[at])),
-            (right, measured_mean(accuracy), bands(accuracy), measured_mean(full.accuracy)[at]),
+            (left, np.exp(measured_mean(nats)), np.exp(interval(nats)), np.exp(measured_mean(full.values("nats"))[at])),
+            (right, measured_mean(accuracy), bands(accuracy), measured_mean(full.values("accuracy"))[at]),
         ):
             spread = [middle - ends[0], ends[1] - middle]
             places = np.array(ks) * 2.0 ** (0.08 * (at - (len(full.lengths) - 1) / 2))
@@ -58,8 +58,8 @@ def draw(full: Series, topk: Sequence[Series], ks: Sequence[int], path: Path, ti
     figure.savefig(path, dpi=140)
 
 
-def _both(found: Sequence[Series]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    return [one.nats for one in found], [one.accuracy for one in found]
+def _both(found: Sequence[PerplexityMember]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    return [one.values("nats") for one in found], [one.values("accuracy") for one in found]
 
 
 def main() -> None:
@@ -85,10 +85,11 @@ def main() -> None:
 
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for at, length in enumerate(lengths):
-        print(f"{length:,} tokens: full {measured_mean(full.nats)[at]:.3f} nats")
+        print(f"{length:,} tokens: full {measured_mean(full.values('nats'))[at]:.3f} nats")
         for k, one in zip(ks, topk, strict=True):
-            told = {"nats": float(measured_mean(one.nats)[at]), "accuracy": float(measured_mean(one.accuracy)[at])}
-            for name, own, whole in (("nats", one.nats, full.nats), ("accuracy", one.accuracy, full.accuracy)):
+            told = {name: float(measured_mean(one.values(name))[at]) for name in ("nats", "accuracy")}
+            for name in ("nats", "accuracy"):
+                own, whole = one.values(name), full.values(name)
                 more = own[:, at] - whole[:, at]  # the same targets: pair by pair
                 ends = (measured_mean(more), *interval(more))
                 told |= {f"{name}_more{end}": float(v) for end, v in zip(("", "_low", "_high"), ends, strict=True)}

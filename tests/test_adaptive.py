@@ -266,12 +266,14 @@ def test_more_repeats_keep_the_targets_of_the_first() -> None:
     assert [example.id for example in few] == [example.id for example in other_lengths]
 
 
-def a_curve(values: Sequence[float], lengths: Sequence[int], repeats: int = 4, spread: float = 0.0) -> stats.Curve:
+def a_curve(
+    values: Sequence[float], lengths: Sequence[int], repeats: int = 4, spread: float = 0.0
+) -> stats.MeasuredCurve:
     shape = (repeats, len(values))
     noise = np.linspace(-spread, spread, repeats)[:, None]
     copy = np.array(values) + noise
     n = np.array(lengths)
-    return stats.Curve(n, n, copy, np.zeros(shape), {}, 2 * n, np.full(shape, ""))
+    return stats.MeasuredCurve(n, n, copy, np.zeros(shape), {}, 2 * n, np.full(shape, ""))
 
 
 def test_brackets_are_cut_until_they_are_narrow() -> None:

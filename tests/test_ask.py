@@ -72,7 +72,7 @@ def test_a_chat_template_holds_the_files_in_the_user_turn(lm: LM, monkeypatch: p
     monkeypatch.setattr(lm.tokenizer, "chat_template", CHAT)
     assert _template(lm) == ("<s>user: ", "", "\nbot:")
     monkeypatch.setattr(lm.tokenizer, "chat_template", "{{ 'nothing' }}")
-    with pytest.raises(ValueError, match="leaves out what the user says"):
+    with pytest.raises(ValueError, match="leaves out the user's message"):
         _template(lm)
 
 
@@ -153,7 +153,7 @@ def test_texts_are_read_whole(saved: Path) -> None:
             "more than 2,000,000",
         ),
         ("{{ 'a' * 2000000 }}", "writes 2,000,000 characters, expected at most 1,000,000"),
-        ("{{ messages[0]['content'] * 0 }}", "leaves out what the user says"),
+        ("{{ messages[0]['content'] * 0 }}", "leaves out the user's message"),
     ],
 )
 def test_a_chat_template_that_cannot_be_filled_in_is_refused_in_words(lm: LM, template: str, said: str) -> None:

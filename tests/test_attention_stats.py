@@ -23,7 +23,7 @@ from farspan.methods import method
 from farspan.record import Row, Run, read_rows
 from farspan.report import attention as report
 from farspan.tasks.attention import Attention, BoundAttention, packed, powers, shares, spread
-from farspan.text import corpora as corpus
+from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
 from tiny import tiny_model
@@ -125,7 +125,7 @@ def test_shares_and_map_equal_those_of_the_models_own_weights(
 def test_shares_equal_those_of_a_real_models_own_weights_on_a_real_book(shared_data: Path, tmp_path: Path) -> None:
     lm = load(shared_data / "models" / "stories260K", dtype="float32", device="cpu")
     lm.model.double()  # in float32 the model's own weights are 6e-6 from these
-    book = corpus.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer)
+    book = corpora.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer)
     task = attention_of(book, BIN, SINKS)
     rows = looked_at(tmp_path, lm, task, lengths=(64, 500), repeats=1, chunk=200)
     ids = ids_of(task, lm, 1, (64, 500))
@@ -259,12 +259,12 @@ def test_attention_that_is_not_a_softmax_over_keys_is_refused_by_name(
     "how", ["sinks:window=25,sinks=2", "topk:k=4", "rope:type=dynamic,original=40", "replug:piece=30"]
 )
 def test_methods_with_attention_of_their_own_or_several_passes_are_refused(how: str, lm: LM, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="tiny-llama itself attends to one text, and this method brings"):
+    with pytest.raises(ValueError, match="tiny-llama reads the text as one sequence, and this method"):
         looked_at(tmp_path, lm, attention_of(some_text(), BIN, SINKS), how=how)
 
 
 def test_attention_that_a_method_has_taken_over_cannot_be_watched(lm: LM) -> None:
-    taken_over = "watching attention cannot be put on a model whose attention another method has taken over"
+    taken_over = "watching attention cannot be put on a model whose attention another method has replaced"
     with (
         method("topk:k=4").on(lm),
         pytest.raises(ValueError, match=taken_over),
@@ -385,7 +385,7 @@ def test_lengths_are_parts_of_the_longest_trained_length(
         ({"repeats": 0}, "repeats = 0; at least 1 is needed"),
         ({"bin": -1}, "bin = -1 tokens; at least 1 is needed"),
         ({"map_bins": 513}, "map_bins = 513; a map has at most 512"),
-        ({"sinks": -1}, "sinks = -1; it is the number of first tokens that are left out"),
+        ({"sinks": -1}, "sinks = -1; expected the number of first tokens to leave out"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
@@ -482,7 +482,7 @@ def test_what_a_user_can_mend_is_said_in_a_line(models: Path) -> None:
     )
     for more in ([], ["--plan"]):
         said = refused(attention(models / "before", "--method", "topk:k=3", *more))
-        assert "this method brings attention of its own" in said
+        assert "this method replaces its attention" in said
 
 
 @pytest.mark.usefixtures("_text")

@@ -24,7 +24,7 @@ from farspan.record import read_header
 from tiny import VOCABULARY, tiny_model
 
 Start = Callable[..., Trainer]
-DRAW = farspan.callback.draw_training
+DRAW = farspan.callback.draw_memory
 
 
 class Spy(TrainerCallback):
@@ -40,7 +40,7 @@ class Spy(TrainerCallback):
 @pytest.fixture(autouse=True)
 def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures take longer than these measurements."""
-    monkeypatch.setattr(farspan.callback, "draw_training", lambda *args: None)
+    monkeypatch.setattr(farspan.callback, "draw_memory", lambda *args: None)
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_every_step_is_asked_the_same(trainer: Start, curves: Any, tmp_path: Pat
 def test_the_run_is_drawn_again_after_each_measurement(
     trainer: Start, curves: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(farspan.callback, "draw_training", DRAW)
+    monkeypatch.setattr(farspan.callback, "draw_memory", DRAW)
     sizes = []
 
     class Look(TrainerCallback):

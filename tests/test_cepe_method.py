@@ -295,7 +295,7 @@ def test_what_cannot_be_read_is_refused(lm: LM, open_lm: Any, tokenizer: PreTrai
 
     for text, message in (
         ("cepe:chunk=17", "chunk = 17 is longer than the encoder's window; use chunk <= 16"),
-        ("cepe:chunk=8,decoder_window=8", "leaves no room in decoder_window = 8"),
+        ("cepe:chunk=8,decoder_window=8", "fills decoder_window = 8"),
         ("cepe:mode=cach", "did you mean 'cache'"),
         ("cepe:chunk=0", "chunk must be at least 1"),
         ("cepe+topk:k=3", "cannot be composed"),
@@ -307,9 +307,9 @@ def test_what_cannot_be_read_is_refused(lm: LM, open_lm: Any, tokenizer: PreTrai
     with pytest.raises(ValueError, match="has 40 positions"):
         opened("cepe:decoder_window=50", open_lm("gpt2"))
     with method(TEXT).on(lm) as reader:
-        with pytest.raises(ValueError, match="a head of 24 tokens leaves no room"):
+        with pytest.raises(ValueError, match="a head of 24 tokens is too long"):
             reader.read(some_ids(1, 50), head=some_ids(1, 24))
-        with pytest.raises(ValueError, match="nothing was read yet"):
+        with pytest.raises(ValueError, match="the memory is empty"):
             reader.read().score(some_ids(1, 3))
         with pytest.raises(ValueError, match="nothing predicts the first token"):
             reader.read(some_ids(1, 8), some_ids(1, 8)).score(some_ids(1, 3))

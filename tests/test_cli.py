@@ -258,7 +258,7 @@ def test_runs_become_a_page(models: Path) -> None:
         (("--depths", "3", *PROBE, "--lengths", "4,16"), "has no depths"),
         (("--protocol", "probe", "--warmup", 20, "--scored", 20), "longer than the longest text, 16 tokens"),
         (("--warmup", 20), "belong to protocol=probe"),
-        (("--minutes", 1), "goes with --lengths auto"),
+        (("--minutes", 1), "needs --lengths auto"),
         (("--test",), "two or more --prefix-text"),
         (("--lengths", "auto", "--minutes", "0.0001", "--trained-length", 64), "give more --minutes"),
     ],
@@ -377,7 +377,7 @@ def test_an_empty_prefix_text_is_refused(models: Path) -> None:
 
 
 def test_the_home_of_nobody_is_refused() -> None:
-    assert "'~nouser/x' is no path" in refused(curve("~nouser/x"))
+    assert "'~nouser/x' is not a path" in refused(curve("~nouser/x"))
 
 
 def test_attention_that_cannot_be_used_here_is_named(models: Path) -> None:
@@ -427,7 +427,7 @@ def test_a_full_disk_is_reported_with_the_file_and_what_to_do(models: Path, monk
 def test_a_text_that_has_changed_is_reported_as_that(models: Path) -> None:
     curve(models / "llama")
     Path("text.txt").write_text(Path("text.txt").read_text() + "more")
-    assert "run: the text has changed since this run was begun" in refused(curve(models / "llama"))
+    assert "run: the text has changed since this run started" in refused(curve(models / "llama"))
 
 
 def test_a_raised_task_version_is_refused_before_anything_is_measured(
@@ -461,7 +461,7 @@ def test_a_missing_model_is_refused() -> None:
 def test_a_text_too_short_is_refused_with_what_would_do(models: Path) -> None:
     said = refused(curve(models / "llama", "--lengths", "100000"))
     assert "text 'text.txt' has" in said
-    assert "2 are needed: give a longer text, a smaller largest length (at most" in said
+    assert "2 are needed: give a longer text, a smaller longest length (at most" in said
 
 
 def test_a_run_made_with_other_settings_is_refused_with_both_values(models: Path) -> None:

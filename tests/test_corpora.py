@@ -212,21 +212,21 @@ def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
 )
 def test_a_column_that_holds_no_text_is_refused_with_its_place(tmp_path: Path, value: object, kind: str) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"text": "one"}, {"text": value}])
-    with pytest.raises(ValueError, match=rf"a\.jsonl, line 2: column 'text' holds no text: got {kind} .*#COLUMN"):
+    with pytest.raises(ValueError, match=rf"a\.jsonl, line 2: column 'text' does not hold text: got {kind} .*#COLUMN"):
         list(read_texts(str(path)))
     path = write_parquet(tmp_path / "a.parquet", text=[value, value])
-    with pytest.raises(ValueError, match=rf"a\.parquet, row 1: column 'text' holds no text: got {kind} "):
+    with pytest.raises(ValueError, match=rf"a\.parquet, row 1: column 'text' does not hold text: got {kind} "):
         list(read_texts(str(path)))
 
 
 def test_bytes_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_parquet(tmp_path / "a.parquet", text=[b"abc"])
-    with pytest.raises(ValueError, match=r"row 1: column 'text' holds no text: got bytes b'abc'"):
+    with pytest.raises(ValueError, match=r"row 1: column 'text' does not hold text: got bytes b'abc'"):
         list(read_texts(str(path)))
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: Rows([{"text": "a"}, {"text": b"abc"}]))
     with pytest.raises(
-        ValueError, match=r"hub dataset org/name@default:train, row 2: column 'text' holds no text: got bytes"
+        ValueError, match=r"hub dataset org/name@default:train, row 2: column 'text' does not hold text: got bytes"
     ):
         list(read_texts("org/name"))
 
@@ -256,7 +256,7 @@ def test_deep_jsonl_is_refused_with_its_line(tmp_path: Path) -> None:
 def test_a_parquet_file_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
     pytest.importorskip("pyarrow")
     (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(ValueError, match=r"a\.parquet is no parquet file, or a damaged one: [^\n]*$"):
+    with pytest.raises(ValueError, match=r"a\.parquet is not a parquet file, or is damaged: [^\n]*$"):
         list(read_texts(str(tmp_path / "a.parquet")))
 
 
@@ -296,8 +296,8 @@ NO_NAME = r"a text has no name: got '.*', expected a file.*variable of the shell
     [
         ("", NO_NAME),
         ("#text", NO_NAME),
-        ("shuffled:", "names no text: write shuffled:TEXT"),
-        ("shuffled:shuffled:", "names no text: write shuffled:TEXT"),
+        ("shuffled:", "has no name of a text: write shuffled:TEXT"),
+        ("shuffled:shuffled:", "has no name of a text: write shuffled:TEXT"),
     ],
 )
 def test_a_text_without_a_name_is_not_the_current_folder(
@@ -318,19 +318,19 @@ def test_a_column_of_what_has_none_is_refused(tmp_path: Path) -> None:
 
 def test_a_number_sign_without_a_column_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
-    with pytest.raises(ValueError, match=r"names no column after #: write .*a\.jsonl#COLUMN, or omit the #"):
+    with pytest.raises(ValueError, match=r"has no column after #: write .*a\.jsonl#COLUMN, or omit the #"):
         list(read_texts(f"{tmp_path / 'a.jsonl'}#"))
 
 
 def test_half_a_name_of_a_text_is_refused() -> None:
     with pytest.raises(ValueError, match=r"text 'builtin:held-out\+' is unknown"):
         list(read_texts("builtin:held-out+"))
-    with pytest.raises(ValueError, match="text 'shuffled:' names no text"):
+    with pytest.raises(ValueError, match="text 'shuffled:' has no name of a text"):
         load("shuffled:", None)
 
 
 def test_the_home_of_nobody_is_refused() -> None:
-    with pytest.raises(ValueError, match="'~no-such-user/x' is no path: "):
+    with pytest.raises(ValueError, match="'~no-such-user/x' is not a path: "):
         list(read_texts("~no-such-user/x"))
 
 
@@ -536,7 +536,9 @@ def test_a_damaged_cache_is_made_again(
     assert again.starts.tolist() == [0, len(expected)]
     said = capsys.readouterr().err
     if (file, damage) != ("checksums.json", "missing"):
-        assert said.startswith(f"the tokens of text {path!r} are made again, since their copy in the cache is damaged")
+        assert said.startswith(
+            f"the tokens of text {path!r} are computed again, since their copy in the cache is damaged"
+        )
         assert said.count("\n") == 1
     assert load(path, tokenizer).tokens.tolist() == expected.tolist()
     assert capsys.readouterr().err == ""

@@ -15,7 +15,7 @@ from farspan.measuring.loop import measure_cell
 from farspan.methods import method
 from farspan.record import Row, Run
 from farspan.tasks.curve import BoundCurve, Curve, overlap
-from farspan.text import corpora as corpus
+from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
 from naive import naive_half
@@ -112,14 +112,14 @@ def test_hits_at_every_depth_equal_the_naive_twin(tokenizer: PreTrainedTokenizer
 
 def test_hits_equal_the_naive_twin_on_a_real_model(shared_data: Path, tmp_path: Path) -> None:
     lm = load(shared_data / "models" / "stories260K", dtype="float32")
-    task = curve_of(corpus.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer))
+    task = curve_of(corpora.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer))
     rows = run_curve(tmp_path, lm, task, method("full"), lengths=(32, 150, 300), repeats=2, chunk=100)
     assert assert_equals_the_naive_twin(rows, lm, task, (32, 150, 300), 2) > 0.1
 
 
 def test_bf16_accuracies_are_within_half_a_point_of_the_naive_twin(shared_data: Path, tmp_path: Path) -> None:
     lm = load(shared_data / "models" / "stories260K", dtype="bfloat16")
-    task = curve_of(corpus.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer))
+    task = curve_of(corpora.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer))
     rows = run_curve(tmp_path, lm, task, method("full"), lengths=(200, 400), repeats=4, chunk=100)
     examples = {example.id: example for example in task.examples(lm, (200, 400), 4, 0)}
     for length in (200, 400):
@@ -145,7 +145,7 @@ def test_the_authors_ids_stand_where_their_script_writes_them(
 def test_the_papers_protocol_draws_fresh_targets_and_ends_of_the_text_as_irrelevant() -> None:
     text, lm = counting_text(), toy_lm()
     examples = curve_of(text, protocol="paper").examples(lm, (10, 20), 4, seed=3)
-    stream = corpus.join((text.document(i) for i in range(text.num_documents)), (0,))
+    stream = corpora.join((text.document(i) for i in range(text.num_documents)), (0,))
     assert len(examples) == 8
     for example in examples:
         (length,) = example.lengths
@@ -270,7 +270,7 @@ def test_a_killed_map_goes_on_at_the_depth_it_lacks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"depths": (0.0, 1.5)}, "depth 1.5 lies outside the text"),
+        ({"depths": (0.0, 1.5)}, "depth 1.5 is outside the text"),
         ({"depths": (0.0, 1.0), "protocol": "nested"}, "need --protocol probe"),
         ({"scored": 0}, "at least 0 and 1"),
     ],

@@ -119,9 +119,9 @@ def test_every_pair_of_texts_is_a_curve_of_its_own(
     options = {"text": text, "lengths": (10, 20), "repeats": 4, "out": tmp_path / "run"}
     rows = measure([wrap(tiny_model(), tokenizer, "m")], ["full"], tasks, **options).rows
     found = stats.curves(rows)
-    assert {what for _, _, what in found} == {"nested, text.txt behind text.txt", "nested, text.txt behind other.txt"}
+    assert {what for _, _, what in found} == {"nested, text.txt after text.txt", "nested, text.txt after other.txt"}
     one, two = found.values()
-    assert (one.targets == two.targets).all()  # paired: the same targets behind either text
+    assert (one.targets == two.targets).all()  # paired: the same targets after either text
 
 
 def test_the_first_example_is_kept_in_words(text: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:

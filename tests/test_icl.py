@@ -494,7 +494,7 @@ def test_a_data_set_of_ones_own_is_read_by_the_names_of_its_columns(suffix: str,
         (
             [*OWN, {"utterance": "x", "intent": "play music"}],
             ("utterance", "intent"),
-            "classes 'play music' and 'play_music' of .* are both asked as 'play music'",
+            "classes 'play music' and 'play_music' of .* are both scored as 'play music'",
         ),
     ],
 )
@@ -522,7 +522,7 @@ def test_a_folder_without_questions_is_refused_with_what_is_there(tmp_path: Path
         ("icl:set=mr,head=-1", "icl head: got -1"),
         ("icl", "needs a set .set=banking77, one of sst2.* or a data set of your own"),
         ("icl:data=folder,text=words", "label is missing"),
-        ("icl:set=mr,text=words", "set 'mr' has columns of its own"),
+        ("icl:set=mr,text=words", "set 'mr' has its own columns"),
         ("icl:data=a,text=b,label=b", "text and label are both 'b'"),
         ("icl:set=mr,data=", "setting 'data' of task 'icl' is empty"),
     ],

@@ -124,7 +124,7 @@ def test_a_model_the_hub_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_file_is_no_model(folder: Path) -> None:
-    with pytest.raises(ValueError, match="is a file: give the folder it lies in"):
+    with pytest.raises(ValueError, match="is a file: give its folder"):
         load(folder / "model.safetensors")
 
 
@@ -143,7 +143,7 @@ def test_tied_weights_do_not_count_as_missing(tmp_path: Path, tokenizer: PreTrai
 
 def test_weights_of_other_shapes_are_refused(folder: Path) -> None:
     configure(folder, intermediate_size=32)
-    with pytest.raises(ValueError, match=r"have other shapes than its config\.json says"):
+    with pytest.raises(ValueError, match=r"have other shapes than its config\.json defines"):
         load(folder, device="cpu")
 
 
@@ -168,7 +168,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:
     transformers.T5Config(d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="is no causal language model known to transformers"):
+    with pytest.raises(ValueError, match="is not a causal language model known to transformers"):
         load(tmp_path, device="cpu")
 
 
@@ -307,7 +307,7 @@ def test_a_part_that_a_text_model_does_without_is_named_once_and_recorded(
     lm = load(folder, device="cpu")
     assert lm.identity["left_out"] == {"vision_tower": 2, "multi_modal_projector": 1}
     assert [record.getMessage() for record in caplog.records] == [
-        f"model '{folder}': weights that a text-only decoder does without are left out: "
+        f"model '{folder}': weights that a text-only decoder does not use are left out: "
         "'multi_modal_projector' (1), 'vision_tower' (2)"
     ]
 
@@ -344,8 +344,8 @@ def test_layers_that_only_draft_tokens_are_left_out(folder: Path) -> None:
         ("rope_parameters", {"rope_type": "linear", "rope_theta": 1e4, "factor": "x"}, "config.json: TypeError"),
         ("rope_parameters", {"rope_type": "default", "rope_theta": "x"}, "config.json: TypeError"),
         ("hidden_act", "nope", "'nope' is not known"),
-        ("model_type", "t5", "is no causal language model known to transformers"),
-        ("model_type", "nope", "is no causal language model known to transformers"),
+        ("model_type", "t5", "is not a causal language model known to transformers"),
+        ("model_type", "nope", "is not a causal language model known to transformers"),
         ("encoder_config", 5, "config.json"),
         ("sliding_window", "x", "sliding_window = 'x', expected a number of tokens"),
         (

@@ -17,7 +17,7 @@ from farspan.tasks import scoring, task
 from farspan.tasks.documents import Answering
 from farspan.tasks.longbench import PAPER, SETS, BoundLongBench, LongBench, load_items
 from farspan.tasks.perplexity import BoundPerplexity
-from farspan.text import corpora as corpus
+from farspan.text import corpora
 
 from toys import perplexity_of
 
@@ -119,7 +119,7 @@ def test_the_papers_view_is_perplexity_of_the_contexts(lm: LM, tmp_path: Path) -
     assert what.targets == "all"
     assert what.text.num_documents == 10
     rows = measured(tmp_path / "a", lm, what, lengths=(20, 40), repeats=5)
-    same = perplexity_of(corpus.load(f"{data}/hotpotqa.jsonl#context", lm.tokenizer), "all")
+    same = perplexity_of(corpora.load(f"{data}/hotpotqa.jsonl#context", lm.tokenizer), "all")
     again = measured(tmp_path / "b", lm, same, lengths=(20, 40), repeats=5)
     assert [row.scores for row in rows] == [row.scores for row in again]
     assert np.isfinite([row.scores["nats"] for row in rows]).all()

@@ -21,10 +21,10 @@ from browser import opened
 from farspan import stats
 from farspan.cli.measured import print_results as show
 from farspan.record import Row
-from farspan.report import figure, interactive, picture
-from farspan.report.curves import series, trained_at
+from farspan.report import figure, interactive
+from farspan.report.curves import series
 from farspan.report.example import examples
-from farspan.report.export import plain
+from farspan.report.export import plain, three_digits
 from farspan.report.page import write_report
 from farspan.report.runs import Group, grouped, read_sources
 from farspan.terminal import CONTROL, Terminal
@@ -429,15 +429,15 @@ def test_a_point_says_all_that_is_known_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("protocol", "expected"), [("nested", 255.0), ("probe", 126.0)])
 def test_the_trained_context_stands_at_the_length_that_fills_it(protocol: str, expected: float) -> None:
     (one,) = series(rows(protocol=protocol), {"org/small": {"trained_length": 512}})
-    assert trained_at(one) == pytest.approx(expected)
+    assert one.trained_at == pytest.approx(expected)
 
 
 def test_a_context_longer_than_all_that_was_measured_stands_where_it_would_be() -> None:
     nested, probe = (
         series(rows(protocol=protocol), {"org/small": {"trained_length": 2048}})[0] for protocol in ("nested", "probe")
     )
-    assert trained_at(nested) == pytest.approx(1023)
-    assert trained_at(probe) == pytest.approx(2048 - 386)
+    assert nested.trained_at == pytest.approx(1023)
+    assert probe.trained_at == pytest.approx(2048 - 386)
 
 
 def test_every_curve_of_a_group_has_a_look_of_its_own() -> None:
@@ -619,7 +619,7 @@ def test_several_irrelevant_texts_are_tested_against_each_other(tmp_path: Path) 
         row(length, r, v, prefix="laws", control=0.3 + 0.001 * r) for r in range(6) for length, v in CURVE.items()
     ]
     shown = page(tmp_path / "out", run(tmp_path / "a", measured))
-    titles = ["nested, books behind novels", "nested, books behind laws"]
+    titles = ["nested, books after novels", "nested, books after laws"]
     assert shown.headings[:2] == [f"Forgetting curve, {title}" for title in titles]
     assert "Does the choice of text matter?" in shown.headings
     table = next(shown.table(i) for i in range(len(shown.tables)) if shown.table(i)[0][0] == "length")
@@ -870,7 +870,7 @@ def test_perplexities_that_all_failed_are_shown_with_their_failures(tmp_path: Pa
     ("value", "text"), [(6.1, "6.10"), (45.38, "45.4"), (9.999, "10.0"), (120.4, "120"), (1e6, "1,000,000")]
 )
 def test_perplexity_is_written_in_three_digits_or_more(value: float, text: str) -> None:
-    assert picture.three_digits(value) == text
+    assert three_digits(value) == text
 
 
 # in a browser

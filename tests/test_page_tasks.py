@@ -11,8 +11,8 @@ from test_cli import farspan
 from transformers import PreTrainedTokenizerFast
 
 from farspan.record import Row, read_rows
+from farspan.report.export import three_digits
 from farspan.report.page import write_report
-from farspan.report.picture import three_digits
 from farspan.tasks import TASKS
 
 from tiny import tiny_model

@@ -8,14 +8,14 @@ import pytest
 from scipy import stats as scipy_stats
 
 from farspan import stats
-from farspan.report.contrasts import said
+from farspan.report.contrasts import difference_line, robustness_lines
 from farspan.stats import run_differences
 from farspan.stats.text_robustness import AtLength
 
 LENGTHS = np.linspace(500, 16_000, 32, dtype=int)
 
 
-def curve(copy: Any, control: Any = 0.4, lengths: Any = (100,), targets: Any = None) -> stats.Curve:
+def curve(copy: Any, control: Any = 0.4, lengths: Any = (100,), targets: Any = None) -> stats.MeasuredCurve:
     """`copy` and `control`: repeats x lengths, or what broadcasts to it; `targets`: names of repeats, or of cells."""
     lengths = np.asarray(lengths)
     repeats = max(len(values) for values in (copy, control) if np.ndim(values) == 2)
@@ -24,10 +24,10 @@ def curve(copy: Any, control: Any = 0.4, lengths: Any = (100,), targets: Any = N
     if np.ndim(targets) == 1:
         targets = np.repeat(np.array(targets)[:, None], len(lengths), 1)
     copy, control = (np.array(np.broadcast_to(half, (repeats, len(lengths))), float) for half in (copy, control))
-    return stats.Curve(lengths, lengths, copy, control, {}, 2 * lengths, np.array(targets))
+    return stats.MeasuredCurve(lengths, lengths, copy, control, {}, 2 * lengths, np.array(targets))
 
 
-def source(values: Any, **more: Any) -> stats.Curve:
+def source(values: Any, **more: Any) -> stats.MeasuredCurve:
     """A curve of one length whose control has these values."""
     return curve(1.0, np.array(values, float)[:, None], **more)
 
@@ -37,8 +37,8 @@ def at_one_length(*values: Any, **more: Any) -> AtLength:
     return stats.robustness(curves, **more).lengths[0]
 
 
-def permuted(one: stats.Curve, order: Any) -> stats.Curve:
-    return stats.Curve(
+def permuted(one: stats.MeasuredCurve, order: Any) -> stats.MeasuredCurve:
+    return stats.MeasuredCurve(
         one.lengths, one.scored, one.copy[order], one.control[order], {}, one.context, one.targets[order]
     )
 
@@ -224,7 +224,7 @@ def test_constants_that_differ_are_different() -> None:
 
 def sources(
     rng: np.random.Generator, number: int, difference: float, residual: float, lengths: int = 1
-) -> dict[str, stats.Curve]:
+) -> dict[str, stats.MeasuredCurve]:
     """Ten targets that differ by 5 points; the last source differs from the others."""
     text = 0.4 + 0.05 * rng.standard_normal((10, 1))
     result = {}
@@ -326,7 +326,9 @@ def falling(middle: Any, repeats: int = 6, lengths: Any = LENGTHS, scale: float 
     return 1 / (1 + np.exp((np.asarray(lengths) - middle) / scale))
 
 
-def run(middle: Any, lengths: Any = LENGTHS, repeats: int = 6, scale: float = 300.0, **more: Any) -> stats.Curve:
+def run(
+    middle: Any, lengths: Any = LENGTHS, repeats: int = 6, scale: float = 300.0, **more: Any
+) -> stats.MeasuredCurve:
     return curve(0.4 + 0.6 * falling(middle, repeats, lengths, scale), 0.4, lengths=lengths, **more)
 
 
@@ -344,8 +346,8 @@ def test_a_curve_differs_from_itself_by_nothing() -> None:
 
 def test_all_differences_of_two_curves_come_from_one_set_of_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    draw = stats.headlines_drawn
-    monkeypatch.setattr(run_differences, "headlines_drawn", lambda one, g: drawn.append(one) or draw(one, g))
+    draw = stats.headlines_sampled
+    monkeypatch.setattr(run_differences, "headlines_sampled", lambda one, g: drawn.append(one) or draw(one, g))
     stats.differences(run(3000.0), run(4000.0))
     assert len(drawn) == 2  # both curves
     drawn.clear()
@@ -423,7 +425,7 @@ def test_a_cell_that_one_run_misses_is_left_out_of_both() -> None:
 
 
 def test_runs_with_other_lengths_are_compared_up_to_where_both_end() -> None:
-    def straight(lengths: Any) -> stats.Curve:
+    def straight(lengths: Any) -> stats.MeasuredCurve:
         """Memory index 1 - length / 20,000: interpolation gives its area exactly."""
         return curve(np.tile(1 - np.asarray(lengths) / 20_000, (3, 1)), 0.0, lengths=lengths)
 
@@ -520,7 +522,7 @@ def test_intervals_of_differences_hold_the_truth_19_times_in_20() -> None:
     rng = np.random.default_rng(0)
     lengths, trials, held = LENGTHS[:20], 120, {"half_life": 0, "span": 0}
 
-    def noisy(middles: np.ndarray) -> stats.Curve:
+    def noisy(middles: np.ndarray) -> stats.MeasuredCurve:
         one = run(middles, lengths)
         copy = one.copy + rng.normal(0, 0.017, one.copy.shape) * np.sqrt(4 * one.copy * (1 - one.copy))
         return curve(np.clip(copy, 0, 1), 0.4, lengths=lengths)
@@ -542,20 +544,20 @@ def test_intervals_of_differences_hold_the_truth_19_times_in_20() -> None:
 
 def test_robustness_is_said_in_a_few_lines() -> None:
     curves = {"books": source(RAW[0]), "code": source(RAW[1]), "random": source(RAW[2] - 0.2)}
-    lines = said(stats.robustness(curves))
+    lines = robustness_lines(stats.robustness(curves))
     assert lines[0] == "control accuracy, books / code / random: the text matters"
     assert lines[1].startswith("  different at 100; most at 100: random - code ") or "random - books" in lines[1]
     assert "points [" in lines[1]
     assert "(Friedman, Holm)" in lines[1]
     assert "the paper's unpaired tests" in lines[2]
     same = {name: source(RAW[0]) for name in ("books", "code")}
-    assert said(stats.robustness(same))[0].endswith("the text does not matter, within ±1 points")
+    assert robustness_lines(stats.robustness(same))[0].endswith("the text does not matter, within ±1 points")
 
 
 def test_differences_are_said_with_what_they_are_of() -> None:
     short = LENGTHS[LENGTHS <= 8000]
     found = stats.differences(run(5000, short), run(9000, short), names=("old", "new"))
-    half_life = said(found)[0]
+    half_life = difference_line(found[0])
     assert half_life == "half-life: old 5,000, new >8,000: +3,000 [+3,000, ∞] tokens, p = 0.031, 6 shared targets"
 
 

@@ -22,7 +22,7 @@ from farspan.reader import Scores
 from farspan.record import Row, Run, read_rows
 from farspan.report import perplexity as report
 from farspan.tasks.perplexity import BoundPerplexity, Perplexity, bucket_ends
-from farspan.text import corpora as corpus
+from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
 from tiny import tiny_model
@@ -113,7 +113,7 @@ def test_numbers_equal_the_naive_pass_on_a_real_model_and_a_real_book(
     targets: str, shared_data: Path, tmp_path: Path
 ) -> None:
     lm = load(shared_data / "models" / "stories260K", dtype="float32", device="cpu")
-    task = perplexity_of(corpus.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer), targets, 64)
+    task = perplexity_of(corpora.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer), targets, 64)
     rows = measured(tmp_path, lm, task, lengths=(128, 500), repeats=2, chunk=100)
     assert assert_equals_the_naive_pass(rows, lm, task, (128, 500)) > 0.1
 
@@ -308,7 +308,7 @@ def test_numbers_that_are_not_finite_are_rows_that_name_the_layer_and_the_length
     assert "hits" not in broken[0].scores
     assert not any(module._forward_hooks for module in model.modules())
     (one,) = report.series(rows)
-    assert np.isfinite(one.nats).sum() == len(rows) - len(broken)
+    assert np.isfinite(one.values("nats")).sum() == len(rows) - len(broken)
 
 
 def test_the_first_layer_that_breaks_is_named(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_rows_without_an_answer_are_skipped_and_counted(tmp_path: Path) -> None:
             '{"question": "x", "answers": "y", "ctxs": [{"text": "z", "score": NaN}]}',
             "'score': got float nan, expected",
         ),
-        ('{"question": "x", "answers": "[1"}', "the answers '.1' are no JSON"),
+        ('{"question": "x", "answers": "[1"}', "the answers '.1' are not JSON"),
         ("{", "line 1 is damaged: expected JSON"),
         ("[1]", r"has no named columns: got list \[1\]"),
     ],

@@ -260,7 +260,7 @@ def test_a_memory_holds_at_most_a_quarter_more_than_its_keys(lm: LM) -> None:
 
 
 def test_an_empty_memory_cannot_be_asked(lm: LM) -> None:
-    with pytest.raises(ValueError, match="nothing was read yet"):
+    with pytest.raises(ValueError, match="the memory is empty"):
         DenseReader(lm).read().score(some_ids(1, 4))
 
 

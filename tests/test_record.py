@@ -204,7 +204,7 @@ def test_a_full_disk_leaves_the_rows_before_and_says_how_many(tmp_path: Path) ->
 def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
     path = made(tmp_path / "run")
     with Run.open(tmp_path / "run", SETTINGS) as run, files_no_larger_than(path.stat().st_size):
-        with pytest.raises(OSError, match="make room and repeat the command") as raised:
+        with pytest.raises(OSError, match="free space and repeat the command") as raised:
             run.append(row(3))
         assert raised.value.filename == str(path)
         assert raised.value.errno

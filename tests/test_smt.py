@@ -204,15 +204,15 @@ def test_scaled_rope_is_trained_with_and_stays_in_the_model(settings: Make, kind
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.rope=rope:type=dynamic"], "must be rope:type=linear, ntk or yarn"),
-        (["model.rope=sinks:window=20,sinks=4"], "must be rope:type=linear, ntk or yarn"),
+        (["model.rope=rope:type=dynamic"], "is not supported: expected rope:type=linear, ntk or yarn"),
+        (["model.rope=sinks:window=20,sinks=4"], "is not supported: expected rope:type=linear, ntk or yarn"),
         (["trainer.batch=3"], r"trainer\.batch = 3 is not a multiple of trainer\.micro_batch x processes = 2"),
         (["lengths.target=100000"], "trainer.steps = 12 do not reach"),
         (["lengths.target=100000", "lengths.mode=fixed"], "no document of 100,000 tokens"),
         (["smt.draw=sparse:window=3"], "window = 3 cannot hold"),
         (["smt.draw=pose:chunks=40"], "40 chunks do not fit into a row of 32 tokens"),
-        (["trainer.engine=ddp"], 'trainer.engine = "ddp" spreads a training over processes, and there is one'),
-        (["trainer.engine=fsdp2"], 'trainer.engine = "fsdp2" spreads a training over processes'),
+        (["trainer.engine=ddp"], 'trainer.engine = "ddp" distributes a training over processes, and there is one'),
+        (["trainer.engine=fsdp2"], 'trainer.engine = "fsdp2" distributes a training over processes'),
         (["trained.what=patterns"], "trained.patterns is empty"),
     ],
 )
@@ -236,13 +236,13 @@ def test_an_optimizer_of_whole_matrices_is_refused_where_they_are_cut(settings: 
 def test_an_engine_that_is_not_in_use_ends_the_training(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farspan.train.engines.refuse_unfit", lambda *given: None)  # as under a launcher
     monkeypatch.setattr("farspan.train.engines.shard", lambda *given: None)
-    with pytest.raises(ValueError, match=r'trainer\.engine = "fsdp2" was asked for, and single is in use'):
+    with pytest.raises(ValueError, match=r'trainer\.engine = "fsdp2" was requested, and single is in use'):
         train(settings("a", "trainer.engine=fsdp2"))
 
 
 def test_another_stage_of_zero_is_another_engine() -> None:
     trainer = SimpleNamespace(model_wrapped=SimpleNamespace(zero_optimization_stage=lambda: 3))
-    with pytest.raises(ValueError, match=r"was asked for, and DeepSpeed ZeRO-3 is in use"):
+    with pytest.raises(ValueError, match=r"was requested, and DeepSpeed ZeRO-3 is in use"):
         engines.refuse_other("deepspeed", trainer)
     with pytest.raises(ValueError, match=r"DeepSpeed ZeRO-3 is in use"):
         engines.refuse_other("auto", trainer)
@@ -405,7 +405,7 @@ def test_the_preset_that_remembers_is_the_recipe_that_was_measured(monkeypatch: 
 @pytest.mark.parametrize("family", ["bloom", "mamba"])
 def test_models_without_positions_are_refused_with_the_reason(settings: Make, family: str, tmp_path: Path) -> None:
     tiny_model(family).save_pretrained(tmp_path / "model")
-    with pytest.raises(ValueError, match="it takes no positions, so a row cannot have gaps"):
+    with pytest.raises(ValueError, match="it has no argument position_ids, so a row cannot have gaps"):
         train(settings("a"))
 
 

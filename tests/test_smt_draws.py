@@ -246,7 +246,7 @@ def test_an_unknown_draw_is_refused(text: str, message: str) -> None:
     [
         ("spans:span=17", "spans of 17 tokens do not fit into a memory of 16 sampled"),
         ("spans:span=4,window=7", "window = 7 cannot hold the nearest half of 4 spans of 4 tokens; use at least 8"),
-        ("sparse:keep_first=16", "keep_first = 16 leaves nothing to sample of a memory of 16 tokens"),
+        ("sparse:keep_first=16", "keep_first = 16 leaves no token to sample for a memory of 16 tokens"),
         ("pose:chunks=33", "33 chunks do not fit into a row of 32 tokens"),
         ("skip:chunks=33", "33 chunks do not fit into a row of 32 tokens"),
     ],

@@ -202,8 +202,8 @@ def test_windows_that_count_rows_instead_of_positions_are_refused(monkeypatch: p
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("bloom", {}, "BloomForCausalLM: it takes no positions"),
-        ("mamba", {}, "MambaForCausalLM: it takes no positions"),
+        ("bloom", {}, "BloomForCausalLM: it has no argument position_ids"),
+        ("mamba", {}, "MambaForCausalLM: it has no argument position_ids"),
         ("falcon", {"alibi": True}, "does not use its positions"),
         ("gpt2", {"n_positions": 128}, "to 400 tokens: it has learned positions, a table of 128"),
         ("opt", {"max_position_embeddings": 128}, "learned positions, a table of 128"),

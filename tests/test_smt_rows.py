@@ -73,8 +73,8 @@ def test_a_fixed_length_is_the_target_throughout() -> None:
     ("changes", "message"),
     [
         ({"target": 32}, "lengths.target = 32 is within the window of 32 tokens"),
-        ({"first": 20}, "lengths.first = 20 must lie beyond the window of 32"),
-        ({"first": 200}, "lengths.first = 200 must lie beyond the window .* and not beyond lengths.target = 128"),
+        ({"first": 20}, "lengths.first = 20 must be above the window of 32"),
+        ({"first": 200}, "lengths.first = 200 must be above the window .* and at most lengths.target = 128"),
         ({"every": 20}, "trainer.steps = 60 do not reach lengths.target = 128, stage 6, which begins with step 101"),
         ({"by": 1}, "do not reach"),
     ],
@@ -222,7 +222,7 @@ def test_a_text_that_ends_before_the_training_does_is_said_to() -> None:
     [
         (lambda: rows(50, 60), "no document of 128 tokens for lengths of 128, its longest has 61"),
         (lambda: rows(20, short="use"), "no document of 32 tokens"),
-        (lambda: rows(targets=32), "smt.targets = 32 must leave room for a memory in rows of 32 tokens"),
+        (lambda: rows(targets=32), "smt.targets = 32 must leave tokens for a memory in rows of 32 tokens"),
         (lambda: rows(draw="sparse:window=7"), "window = 7 cannot hold the nearest half of 16 sampled tokens"),
         (lambda: rows(targets=2, lengths=plan(first=33)), None),
     ],

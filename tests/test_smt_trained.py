@@ -154,7 +154,7 @@ def test_parameters_can_be_named() -> None:
         (
             "llama",
             {"what": "patterns", "patterns": ("*.query.*",)},
-            r"'\*\.query\.\*' is the name of no parameter, such",
+            r"'\*\.query\.\*' matches no parameter; names are, for example,",
         ),
         ("llama", {"what": "patterns"}, "trained.patterns is empty"),
         ("falcon", {}, "in one matrix of falcon is unknown"),

@@ -244,7 +244,7 @@ def test_the_papers_coarse_length_grows_with_the_lengths_measured_and_ours_does_
         for _ in range(40):
             control = np.full((4, len(lengths)), 0.4)
             copy = control + gap + rng.normal(0, 0.017, control.shape)
-            one = stats.Curve(lengths, lengths, copy, control, {}, 2 * lengths, np.full(copy.shape, ""))
+            one = stats.MeasuredCurve(lengths, lengths, copy, control, {}, 2 * lengths, np.full(copy.shape, ""))
             numbers = stats.summarise(one, bootstraps=0)
             found.append((numbers.paper_coarse.value, numbers.coarse.value))
         paper, ours = np.mean(found, 0)
@@ -279,7 +279,9 @@ def test_a_cliff_between_two_lengths_is_inside_the_interval(repeats: int) -> Non
     for seed in range(40):
         control = 0.4 + rng.normal(0, 0.03, (repeats, 1)) + np.zeros(16)
         copy = control + (lengths < 5100) * (1 - control) + rng.normal(0, 0.017, control.shape)
-        one = stats.Curve(lengths, lengths, np.clip(copy, 0, 1), control, {}, 2 * lengths, np.full(copy.shape, ""))
+        one = stats.MeasuredCurve(
+            lengths, lengths, np.clip(copy, 0, 1), control, {}, 2 * lengths, np.full(copy.shape, "")
+        )
         found = stats.summarise(one, seed=seed, bootstraps=100)
         held += all(getattr(found, name).low <= 5100 <= getattr(found, name).high for name in ("half_life", "reach"))
     assert held >= 36
@@ -294,7 +296,7 @@ def test_a_model_without_memory_has_memory_lengths_of_0_or_intervals_that_hold_0
     for seed in range(trials):
         control = np.full((repeats, 16), 0.4)
         copy = control + rng.normal(0, noise, control.shape)
-        one = stats.Curve(lengths, lengths, copy, control, {}, 2 * lengths, np.full(copy.shape, ""))
+        one = stats.MeasuredCurve(lengths, lengths, copy, control, {}, 2 * lengths, np.full(copy.shape, ""))
         found = stats.summarise(one, seed=seed, bootstraps=100)
         for name in names:
             length = getattr(found, name)
@@ -305,7 +307,9 @@ def test_a_model_without_memory_has_memory_lengths_of_0_or_intervals_that_hold_0
 def test_a_lucky_length_is_no_memory_and_it_is_said() -> None:
     lengths = np.arange(100, 1700, 100)
     noise = np.random.default_rng(5).normal(0, 0.03, (4, 16))
-    one = stats.Curve(lengths, lengths, 0.4 + noise, np.full((4, 16), 0.4), {}, 2 * lengths, np.full((4, 16), ""))
+    one = stats.MeasuredCurve(
+        lengths, lengths, 0.4 + noise, np.full((4, 16), 0.4), {}, 2 * lengths, np.full((4, 16), "")
+    )
     found = stats.summarise(one, bootstraps=100).paper_coarse
     assert (found.value, found.low) == (1400, 0)
     assert "joint test" in found.reason
@@ -322,7 +326,9 @@ def test_texts_that_no_repeat_is_like_move_the_outer_ends_further() -> None:
     lengths = np.arange(100, 2100, 100)
     ends = np.array([900, 1000, 1100, 1200])[:, None]
     copy = 0.4 + 0.6 / (1 + np.exp((lengths - ends) / 20))
-    one = stats.Curve(lengths, lengths, copy, np.full(copy.shape, 0.4), {}, 2 * lengths, np.full(copy.shape, ""))
+    one = stats.MeasuredCurve(
+        lengths, lengths, copy, np.full(copy.shape, 0.4), {}, 2 * lengths, np.full(copy.shape, "")
+    )
     found = memory_lengths._unseen_texts(one)
     expected = 2.353 * np.std([900, 1000, 1100, 1200], ddof=1) * (1 - 0.01 / 0.6) ** 4
     assert found["fine"] == pytest.approx(expected, rel=0.05)
@@ -354,7 +360,7 @@ def test_the_same_seed_gives_the_same_interval() -> None:
 def test_drawn_means_spread_as_means_of_so_many_repeats_do() -> None:
     values = np.random.default_rng(0).normal(0.5, 0.1, (8, 2))
     values[4:, 0] = np.nan  # four repeats at one length, eight at the other
-    drawn = headlines._drawn(values, stats.multipliers(8, 40_000, 0))
+    drawn = headlines._sampled(values, stats.multipliers(8, 40_000, 0))
     for column, count in ((0, 4), (1, 8)):
         expected = values[:count, column].std(ddof=1) / np.sqrt(count)
         assert drawn[:, column].std() == pytest.approx(expected, rel=0.02)
@@ -366,9 +372,9 @@ def test_drawn_means_spread_as_means_of_so_many_repeats_do() -> None:
 
 def test_a_crossing_rests_on_the_fewer_repeats_around_it_and_an_area_on_those_of_most_lengths() -> None:
     found = stats.curve([*rows(STEP, repeats=4), *[row(n, r, 0.5, 0.2) for n in (200, 300) for r in range(4, 9)]])
-    assert stats.repeats_behind(found, "half_life", 250.0) == 9
-    assert stats.repeats_behind(found, "half_life", 350.0) == 4
-    assert stats.repeats_behind(found, "span", 250.0) == 6
+    assert stats.repeats_of(found, "half_life", 250.0) == 9
+    assert stats.repeats_of(found, "half_life", 350.0) == 4
+    assert stats.repeats_of(found, "span", 250.0) == 6
     assert stats.repeats_near(stats.curve(rows(STEP, repeats=1)), 250.0) == 2
 
 
@@ -384,8 +390,8 @@ def test_intervals_hold_the_truth_19_times_in_20(scale: float, text: float, shif
         copy = control + (1 - control) / (1 + np.exp((lengths - 5086 - rng.normal(0, shift, (count, 1))) / scale))
         return np.clip(copy + rng.normal(0, 0.034, copy.shape) * np.sqrt(copy * (1 - copy)), 0, 1), control
 
-    def found(copy: np.ndarray, control: np.ndarray) -> stats.Curve:
-        return stats.Curve(lengths, lengths, copy, control, {}, 2 * lengths, np.full(copy.shape, ""))
+    def found(copy: np.ndarray, control: np.ndarray) -> stats.MeasuredCurve:
+        return stats.MeasuredCurve(lengths, lengths, copy, control, {}, 2 * lengths, np.full(copy.shape, ""))
 
     true = stats.headline(found(*drawn(20_000)))
     held = dict.fromkeys(("fine", "half_life", "reach", "span"), 0)
@@ -519,7 +525,7 @@ def test_texts_of_one_name_in_two_places_are_two_curves() -> None:
             for r in rows(STEP)
         ]
     )
-    assert [what for _, _, what in found] == ["nested, t.txt behind /x/p.txt", "nested, t.txt behind /y/p.txt"]
+    assert [what for _, _, what in found] == ["nested, t.txt after /x/p.txt", "nested, t.txt after /y/p.txt"]
 
 
 def test_a_failed_row_leaves_neither_half_of_its_targets() -> None:

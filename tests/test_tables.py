@@ -90,8 +90,8 @@ def test_a_cell_may_hold_a_whole_book(tmp_path: Path) -> None:
         ("a.csv", b"\xff\xfe", r"a\.csv is not UTF-8"),
         ("a.csv", b"text,label\n", r"a\.csv holds no rows"),
         ("a.jsonl", b"\n", r"a\.jsonl holds no rows"),
-        ("a.parquet", b"PAR1", r"a\.parquet is no parquet file, or a damaged one"),
-        ("a.parquet", b"", r"a\.parquet is no parquet file, or a damaged one"),
+        ("a.parquet", b"PAR1", r"a\.parquet is not a parquet file, or is damaged"),
+        ("a.parquet", b"", r"a\.parquet is not a parquet file, or is damaged"),
         ("a.jsonl", b'{"a": 1}\n' + b"[" * 100_000, r"a\.jsonl, line 2 is damaged: got values nested"),
         ("a.json", b"[" * 100_000, r"a\.json is damaged: got values nested"),
         ("a.jsonl", b'{"a": ["\\ud800"]}', r"a\.jsonl, line 1 holds '.ud...' at character .*half of a surrogate pair"),
@@ -108,7 +108,7 @@ def test_a_cell_may_hold_a_whole_book(tmp_path: Path) -> None:
         ("a.csv", b"text,label\na,b,c\n", r"a\.csv, line 2 has other columns.*: got 3 cells, expected 2\. Put cells"),
         ("a.csv", b"text,label\n" + b"9" * 9 + b",\xff", r"a\.csv is not UTF-8 text: got the byte 0xff at place 21"),
         ("a.json", b'[{"a": ' + b"9" * 5000 + b"}]", r"a\.json is damaged: got an integer of more digits"),
-        ("a.txt", b"x", r"a\.txt ends in none of \.jsonl"),
+        ("a.txt", b"x", r"a\.txt has an unknown suffix: expected one of \.jsonl"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(name: str, content: bytes, problem: str, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_metadata_of_parquet_that_is_damaged_is_named(tmp_path: Path, metadata: 
 def test_the_case_of_an_ending_and_the_home_of_nobody(tmp_path: Path) -> None:
     (tmp_path / "A.JSONL").write_text('{"text": "a"}')
     assert read_table(tmp_path / "A.JSONL").rows == [{"text": "a"}]
-    with pytest.raises(ValueError, match="'~no-such-user/a\\.csv' is no path"):
+    with pytest.raises(ValueError, match="'~no-such-user/a\\.csv' is not a path"):
         read_table("~no-such-user/a.csv")
     with pytest.raises(ValueError, match="a name is empty"):
         read_table("")

@@ -28,7 +28,7 @@ from farspan.train.lm import LmSettings, train
 from farspan.train.mlm import MlmSettings
 from farspan.train.optimizer import OptimizerSettings, Together, build
 from farspan.train.smt import SmtSettings
-from farspan.train.trainer import TrainerSettings
+from farspan.train.trainer import PretrainingSettings
 
 from tiny import tiny_config
 
@@ -536,7 +536,7 @@ def test_a_gradient_is_cut_and_rows_have_a_window() -> None:
     with pytest.raises(ValueError, match="clip"):
         OptimizerSettings(clip=0)
     with pytest.raises(ValueError, match="window"):
-        TrainerSettings(steps=1, window=1)
+        PretrainingSettings(steps=1, window=1)
 
 
 def test_a_schedule_that_does_not_fit_is_refused() -> None:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from test_cli import farspan as cli
 from test_train import numbered
 from torch import Tensor
+from torch.utils.data import default_collate
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 from transformers.integrations import integration_utils
 
@@ -28,11 +29,11 @@ from farspan.text import retrieval
 from farspan.text.corpora import Corpus, load
 from farspan.text.retrieval import open_index
 from farspan.train.batches import View
-from farspan.train.cepe import CepeSettings, Prepared, decoded, opened, prepare, start, terms, train
+from farspan.train.cepe import CepeSettings, decoded, opened, prepare, terms, train
 from farspan.train.config import read_config
 from farspan.train.distill import DistillSettings, store, teacher_of
 from farspan.train.distill import train as distil
-from farspan.train.documents import DocumentRows, DocumentSettings, NoiseSettings, collated, noise
+from farspan.train.documents import DocumentRows, DocumentSettings, NoiseSettings, noise
 
 from cepe_models import tiny_encoder
 from tiny import tiny_model
@@ -158,7 +159,7 @@ def test_noise_of_nothing_and_of_everything() -> None:
         ({"mixture": {"filter": 1.5, "cat": -0.5}}, "sum to 1"),
         ({"mixture": {"fliter": 1.0}}, "'filter', 'cat' or 'retrieved'"),
         ({"mixture": {"retrieved": 1.0}}, r"no index: give data\.index"),
-        ({"mixture": {"retrieved": 1.0}, "index": "i", "query": 6}, "leaves nothing"),
+        ({"mixture": {"retrieved": 1.0}, "index": "i", "query": 6}, "leaves no tokens"),
     ],
 )
 def test_impossible_windows_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -296,8 +297,9 @@ def settings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Callable[...
     return made
 
 
-def ready(settings: CepeSettings) -> Prepared:
-    return prepare(settings, start(settings), lambda text: None)
+def ready(settings: CepeSettings) -> tuple[farspan.LM, DocumentRows]:
+    lm = opened(settings)
+    return lm, prepare(settings, lm, lambda text: None)
 
 
 def added(settings: CepeSettings) -> dict[str, Tensor]:
@@ -317,8 +319,8 @@ def log(settings: CepeSettings) -> list[dict[str, Any]]:
 def test_the_warm_up_learns_to_copy(settings: Callable[..., Any]) -> None:
     chosen = settings("a", "stage=warmup", "trainer.steps=80", "trainer.batch=8", "trainer.micro_batch=8")
     train(chosen)
-    lm, rows = farspan.load(chosen.out, device="cpu"), ready(chosen).rows
-    batch = collated([rows[i] for i in range(16)])
+    lm, rows = farspan.load(chosen.out, device="cpu"), ready(chosen)[1]
+    batch = default_collate([rows[i] for i in range(16)])
     assert torch.equal(batch["context_input_ids"].flatten(1), batch["input_ids"][:, 1:])
     hidden = batch | {"context_attention_mask": torch.zeros_like(batch["context_attention_mask"])}
     with torch.no_grad():
@@ -413,7 +415,7 @@ def test_the_main_stage_begins_with_what_the_warm_up_left(settings: Callable[...
 
 def test_the_main_stage_hides_parts_of_chunks_and_the_warm_up_none(settings: Callable[..., Any]) -> None:
     def seen(*overrides: str) -> float:
-        rows = ready(settings("a", *overrides)).rows
+        rows = ready(settings("a", *overrides))[1]
         return float(torch.stack([rows[i]["context_attention_mask"] for i in range(40)]).float().mean())
 
     assert seen("stage=warmup", "data.noise.rate=1.0") == 1
@@ -423,7 +425,7 @@ def test_the_main_stage_hides_parts_of_chunks_and_the_warm_up_none(settings: Cal
 
 
 def test_a_training_is_of_its_seed(settings: Callable[..., Any]) -> None:
-    one, same, other = (ready(settings("a", f"trainer.seed={s}")).rows[0] for s in (1, 1, 2))
+    one, same, other = (ready(settings("a", f"trainer.seed={s}"))[1][0] for s in (1, 1, 2))
     assert torch.equal(one["input_ids"], same["input_ids"])
     assert not torch.equal(one["input_ids"], other["input_ids"])
 
@@ -521,7 +523,7 @@ def test_a_half_written_checkpoint_is_named(settings: Callable[..., Any], half: 
     longer = settings("a", "trainer.steps=8", "optimizer.decay_fraction=0")
     file = Path(longer.out) / "checkpoints" / "checkpoint-4" / half
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=rf"checkpoint-4/{half} is damaged, half written.*Delete the folder"):
+    with pytest.raises(ValueError, match=rf"checkpoint-4/{half} is damaged, incomplete.*Delete the folder"):
         train(longer)
 
 
@@ -530,7 +532,7 @@ def test_a_checkpoint_that_lacks_a_file_is_refused(settings: Callable[..., Any],
     train(settings("a", "trainer.steps=4", "optimizer.decay_fraction=0"))
     longer = settings("a", "trainer.steps=8", "optimizer.decay_fraction=0")
     (Path(longer.out) / "checkpoints" / "checkpoint-4" / gone).unlink()
-    with pytest.raises(ValueError, match=f"checkpoint-4/{gone} is damaged, half written"):
+    with pytest.raises(ValueError, match=f"checkpoint-4/{gone} is damaged, incomplete"):
         train(longer)
 
 
@@ -585,8 +587,7 @@ def test_none_and_all_are_names_of_reporters(settings: Callable[..., Any]) -> No
 
 def test_a_single_loss_is_drawn_as_a_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Any] = []
-    for room in (cepe_report, smt_report):
-        monkeypatch.setattr(room, "saved", lambda figure, *place: figures.append(figure) or [])
+    monkeypatch.setattr("farspan.report.picture.saved", lambda figure, *place: figures.append(figure) or [])
     one = {"step": 4, "loss": 2.0, "loss_sparse": 2.0, "loss_window": 2.0, "length": 32}
     for log in ([one], [one, one | {"step": 8}]):
         cepe_report.draw(log, tmp_path, 32)
@@ -625,11 +626,11 @@ def test_what_can_be_refused_is_refused_before_a_teacher_is_asked(
         (["model.encoder="], r"no encoder: give model\.encoder"),
         (["data.decoder=512"], r"data\.decoder = 512 tokens, and a separator .* more than the 512"),
         (["model.warmed_up=a", "model.initial=zero"], r'model\.initial = "zero" is for a training without'),
-        (["model.warmed_up=nowhere"], r"model\.warmed_up = 'nowhere' is no folder: .*stage = \"warmup\""),
+        (["model.warmed_up=nowhere"], r"model\.warmed_up = 'nowhere' is not a folder: .*stage = \"warmup\""),
         (["data.chunk=17"], r"data\.chunk = 17 tokens are more than the 16 the encoder"),
         (["data.chunks=300"], "no document of 2,424 tokens"),
         (["stage=warmup", "data.chunks=2"], r"2 x 8 = 16 must be data\.decoder = 24"),
-        (["trainer.engine=fsdp2"], "spreads a training over processes, and there is one"),
+        (["trainer.engine=fsdp2"], "distributes a training over processes, and there is one"),
     ],
 )
 def test_impossible_settings_are_refused(settings: Callable[..., Any], overrides: list[str], message: str) -> None:
@@ -694,8 +695,9 @@ def test_a_teacher_is_asked_of_more_samples_for_a_longer_training(
 
     def taught(steps: int, out: str, *overrides: str) -> Any:
         chosen = settings("a", f"trainer.steps={steps}", *overrides, kind=DistillSettings)
-        made = prepare(chosen, start(chosen), said.append)
-        return store(teacher_of(chosen, made.rows, made.lm), made.rows, tmp_path / out, said.append)
+        lm = opened(chosen)
+        rows = prepare(chosen, lm, said.append)
+        return store(teacher_of(chosen, rows, lm), rows, tmp_path / out, said.append)
 
     whole = taught(8, "whole")
     taught(4, "grown")
@@ -748,7 +750,7 @@ def test_a_teacher_of_another_vocabulary_or_of_a_shorter_window_is_refused(
         distil(settings("a", f"distill.teacher={tmp_path / 'other'}", "data.text=unread", kind=DistillSettings))
     with pytest.raises(ValueError, match=r"585 tokens are more than the 512 it was trained on"):
         distil(settings("a", "data.chunks=70", kind=DistillSettings))
-    with pytest.raises(ValueError, match="warm up with farspan train cepe"):
+    with pytest.raises(ValueError, match="run the warm-up with farspan train cepe"):
         distil(settings("a", "stage=warmup", kind=DistillSettings))
 
 
@@ -765,16 +767,16 @@ def test_a_teacher_whose_tokenizer_reads_otherwise_is_refused(
 
 def test_windows_that_no_teacher_could_read_are_refused(settings: Callable[..., Any]) -> None:
     chosen = settings("a", kind=DistillSettings)
-    made = ready(chosen)
+    lm, rows = ready(chosen)
     retrieved = ["data.mixture={ retrieved = 1.0 }", "data.index=i", "data.query=8"]
     with pytest.raises(ValueError, match="leave out `retrieved`"):
-        teacher_of(settings("a", *retrieved, kind=DistillSettings), made.rows, made.lm)
-    made.rows.before = np.array([0, 0])
+        teacher_of(settings("a", *retrieved, kind=DistillSettings), rows, lm)
+    rows.before = np.array([0, 0])
     with pytest.raises(ValueError, match=r"use data\.separator = false"):
-        teacher_of(chosen, made.rows, made.lm)
+        teacher_of(chosen, rows, lm)
 
 
 def test_a_distribution_leaves_a_remainder(settings: Callable[..., Any]) -> None:
     chosen = settings("a", "distill.top=1000", kind=DistillSettings)
-    made = ready(chosen)
-    assert teacher_of(chosen, made.rows, made.lm).top == 299  # of 300
+    lm, rows = ready(chosen)
+    assert teacher_of(chosen, rows, lm).top == 299  # of 300

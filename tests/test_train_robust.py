@@ -340,7 +340,7 @@ def test_every_file_of_a_checkpoint_that_is_damaged_is_named(
     assert "object is not" not in message
     assert not [one for one in recwarn if "pickle protocol" in str(one.message)]
     file = tmp_path / "out" / "checkpoints" / "checkpoint-4" / name
-    assert message.startswith(f"{file} is damaged, half written or of another version: ")
+    assert message.startswith(f"{file} is damaged, incomplete or of another version: ")
     assert f"Delete the folder {file.parent} and repeat the command: the training begins again" in message
     assert "\n" not in message
     assert len(message) < 1500
@@ -598,9 +598,13 @@ def test_a_wrong_value_of_a_config_trains_or_is_refused_in_one_line(
         ("smt", ["optimizer.clip=true"], r"optimizer\.clip: expected a number, not true or false \(given True\)"),
         ("lm", ["trainer.steps=false"], r"trainer\.steps: expected a number, not true or false \(given False\)"),
         ("smt", ["trainer.steps=1" + "0" * 25], r"trainer\.steps: .*at most 2\.14748e\+09"),
-        ("smt", ["trained.patterns=['*q_proj*']"], r"patterns = .* does nothing with what = 'qk'.*what = \"patterns\""),
-        ("smt", ["trained.rank=4"], r"rank = 4 does nothing with what = 'qk'.*give what = \"lora\""),
-        ("smt", ["trained.what=all", "trained.norms=false"], r"norms = False does nothing with what = 'all'"),
+        (
+            "smt",
+            ["trained.patterns=['*q_proj*']"],
+            r"patterns = .* has no effect with what = 'qk'.*what = \"patterns\"",
+        ),
+        ("smt", ["trained.rank=4"], r"rank = 4 has no effect with what = 'qk'.*give what = \"lora\""),
+        ("smt", ["trained.what=all", "trained.norms=false"], r"norms = False has no effect with what = 'all'"),
         ("cepe", ["model.states=99"], r"model\.states = 99 is more than the layers of encoder .*at most 2"),
         ("smt", ["lengths.target=1_000_000_000", "lengths.by=1"], r"do not reach lengths\.target"),
         ("smt", ["optimizer.warmup_steps=9"], r"give optimizer\.warmup_steps <= 4, as with --set"),

@@ -1,5 +1,5 @@
-"""Questions about files of any length: the files are read once, under any method, and each question is asked of what
-was kept.
+"""Answer questions about files of any length: the files are read once, under any method, and each question is answered
+from the memory.
 
 Base models see the files, each followed by an empty line, and then `Question: ...` and `Answer:`. Models with a chat
 template see one user turn that begins with the files and ends with the question.
@@ -24,29 +24,29 @@ from farspan.reader import Memory, Reader
 from farspan.text.utf8 import read_text, refuse_surrogates
 
 PLAIN = "{context}Question: {question}\nAnswer:"
-BETWEEN = "\n\n"  # behind each file
-MARK, ASKED = "\u2402context\u2403", "\u2402question\u2403"  # stand for both while a chat template is filled in
+BETWEEN = "\n\n"  # after each file
+MARK, ASKED = "\u2402context\u2403", "\u2402question\u2403"  # placeholders while a chat template is filled in
 TEMPLATE_LINES = 2_000_000  # of Python that filling in a chat template may run: seconds
 TEMPLATE_CHARACTERS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model said, and what it took."""
+    """A model's answer, and its cost."""
 
     text: str
     num_tokens: int
-    num_seen: int  # tokens of the context and what stands before it
+    num_seen: int  # tokens of the context and of the template before it
     num_kept: int  # of these, whose keys the decoder holds
     num_encoded: int  # of these, read by an encoder instead of the decoder
     seconds: float  # from the question to the end of the answer
 
 
 class Conversation:
-    """Files that were read, ready for questions."""
+    """Files that were read, for questions about them."""
 
     def __init__(self, reader: Reader, texts: Sequence[str]) -> None:
-        """Reads the texts, in order, each as a passage of its own.
+        """Read the texts, in order, each as a passage of its own.
 
         Raises:
             ValueError: no text, one without tokens, or more than the model or method can read.
@@ -54,7 +54,7 @@ class Conversation:
         self.lm = reader.lm
         before, self._between, self._after = _template(self.lm)
         if not texts:
-            raise ValueError("there is nothing to ask about: give at least one file with --context")
+            raise ValueError("there is no context: give at least one file with --context")
         passages = [_ids(self.lm, text.rstrip() + BETWEEN) for text in texts]
         if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
             raise ValueError(f"context {empty[0]} is empty: leave it out, or give a file with text")
@@ -72,10 +72,10 @@ class Conversation:
         seed: int | None = None,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Answer:
-        """The answer to one question; what was asked before is forgotten.
+        """Return the answer to one question, independent of earlier questions.
 
         Args:
-            on_text: given each further piece of the answer as soon as it is there.
+            on_text: called with each new piece of the answer.
 
         Raises:
             ValueError: an empty question, or more tokens than the model has positions.
@@ -90,7 +90,7 @@ class Conversation:
             if int(token) >= 0:
                 ids.append(int(token))
                 text = self.lm.tokenizer.decode(ids, skip_special_tokens=True)
-                if not text.endswith("\ufffd"):  # half a character: its other half comes next
+                if not text.endswith("\ufffd"):  # half a character; the next token completes it
                     on_text(text[len(shown) :])
                     shown = text
 
@@ -117,10 +117,10 @@ class Conversation:
 
 
 def read_texts(files: Sequence[Path]) -> list[str]:
-    """The files as text.
+    """Return the files as text.
 
     Raises:
-        ValueError: one that is missing, a folder, or no UTF-8 text.
+        ValueError: a missing file, a folder, or a file that is not UTF-8 text.
     """
     texts = []
     for file in files:
@@ -132,19 +132,19 @@ def read_texts(files: Sequence[Path]) -> list[str]:
 
 
 def num_tokens(lm: LM, texts: Sequence[str]) -> int:
-    """Tokens of the context that a conversation on these texts reads."""
+    """Return the tokens of the context that a conversation on these texts reads."""
     return sum(_ids(lm, text.rstrip() + BETWEEN).shape[1] for text in texts)
 
 
 def _template(lm: LM) -> tuple[str, str, str]:
-    """What stands before the context, between it and the question, and behind that."""
+    """Return the text before the context, between it and the question, and after the question."""
     filled = PLAIN.format(context=MARK, question=ASKED)
     if getattr(lm.tokenizer, "chat_template", None):
         filled = _filled(lm)
     before, _, rest = filled.partition(MARK)
     between, found, after = rest.partition(ASKED)
     if not found:
-        raise ValueError(f"the chat template of {lm.name} leaves out what the user says: it cannot be asked this way")
+        raise ValueError(f"the chat template of {lm.name} leaves out the user's message: no question can be asked")
     return before, between, after
 
 
@@ -165,7 +165,7 @@ def _filled(lm: LM) -> str:
 
 @contextmanager
 def _bounded(most: int) -> Iterator[None]:
-    """Let at most that many lines of Python run inside: a template comes with the model, and its loops may not end.
+    """Raise ValueError after `most` lines of Python: a template comes with the model, and its loops may not end.
 
     Lines are counted rather than seconds, so that the same template is refused on every machine.
     """

@@ -11,11 +11,12 @@ import logging
 import math
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from transformers.trainer_callback import CallbackHandler
 
 from farspan import stats
 from farspan.lengths import spaced_lengths
-from farspan.lm import DEFAULT_TRAINED_LENGTH, fingerprint, wrap
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, fingerprint, wrap
 from farspan.measuring.adaptive import SHORTEST, prepared
 from farspan.measuring.grid import Grid, about
 from farspan.measuring.loop import Watch, measure_cell
@@ -32,11 +33,10 @@ from farspan.measuring.plan import plan
 from farspan.methods.full import Full
 from farspan.reader import dense_reader, read_alike
 from farspan.record import Run
-from farspan.report.picture import draw_training
-from farspan.tasks.base import Task
+from farspan.report.training import draw_memory
+from farspan.tasks.base import Bound, Task
 from farspan.tasks.curve import Curve, Protocol
 from farspan.tasks.perplexity import Perplexity
-from farspan.text.corpora import Corpus
 
 REPEATS = (4, 3, 2)  # the largest number that the budget allows is used ...
 POINTS = range(16, 5, -1)  # ... with the largest number of lengths that it then allows
@@ -44,7 +44,7 @@ MOST_NATS = 700.0  # a float cannot hold the exponential of more
 logger = logging.getLogger(__name__)
 
 
-class MeasuringCallback(TrainerCallback):
+class MeasuringCallback(TrainerCallback, ABC):
     """Measure a task on the model in training every `every` steps and at the last step; log and record the results.
 
     Rows are written to the run folder `folder`, each step as a model `step-N`. A resumed training continues its folder;
@@ -55,28 +55,25 @@ class MeasuringCallback(TrainerCallback):
     such as those of `report_to`.
     """
 
-    name: str  # of the run folder
-    seconds: str  # the name under which the duration of each measurement is logged
+    name: ClassVar[str]  # of the run folder
+    seconds: ClassVar[str]  # the name under which the duration of each measurement is logged
     method: Any = Full()  # how texts are read
-    _task: Any
-    _text: Corpus
-    _what: dict[str, Any]  # lengths, repeats and seed, the same for all steps
-    _spec: str  # the task as text
-    _record: dict[str, Any]  # the settings of the run
     _listeners: CallbackHandler | None = None
 
     def __init__(
         self,
         tokenizer: Any,
         *,
+        text: str,
         every: int,
         out: str | Path | None,
         trained_length: int | None,
         at_start: bool,
+        seed: int,
     ) -> None:
         if every < 1:
             raise ValueError(f"every = {every}: expected a number of steps, at least 1")
-        self.tokenizer, self.every, self.out = tokenizer, every, out
+        self.tokenizer, self.text, self.every, self.out, self.seed = tokenizer, text, every, out, seed
         self.trained_length, self.at_start = trained_length, at_start
 
     def attach(self, trainer: Trainer) -> None:
@@ -85,19 +82,17 @@ class MeasuringCallback(TrainerCallback):
         if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)
 
-    def choose(self) -> None:
-        """Set `_task`, `_text`, `_what` and `_record`."""
-        raise NotImplementedError
+    @abstractmethod
+    def choose(self, lm: LM) -> tuple[Task, Bound[Any], dict[str, Any]]:
+        """Return the task, the task bound to its text, and lengths, repeats and seed, the same for all steps.
 
-    def _recorded(self, task: Task, text: str) -> None:
-        """Set `_spec` and `_record`."""
-        self._spec = str(task)
-        what = Grid((task,), text, cost=False, compared=False, trained=(), **self._what)
-        self._record = what.header | {"methods": [str(self.method)]}
+        Raises:
+            ValueError: a text that is too short, or a budget that is too small.
+        """
 
+    @abstractmethod
     def summarised(self, run: Run, step: int) -> dict[str, float]:
         """Return the values to log for a step that was measured; none where the measurement failed."""
-        raise NotImplementedError
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model = _unwrapped(kwargs["model"])
@@ -115,9 +110,12 @@ class MeasuringCallback(TrainerCallback):
         self._autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         with _set_aside(model):
             dense_reader(self._lm)  # checks itself, once and outside of any autocast
-            self.choose()
-        self._record["autocast"] = str(self._autocast).removeprefix("torch.") if self._autocast else None
-        Run.open(self.folder, self._record).__exit__(None, None, None)  # raises now what it would raise at a later step
+            task, self._task, self._what = self.choose(self._lm)
+        self._spec = str(task)
+        grid = Grid((task,), self.text, cost=False, compared=False, trained=(), **self._what)
+        autocast = str(self._autocast).removeprefix("torch.") if self._autocast else None
+        self._record = grid.header | {"methods": [str(self.method)], "autocast": autocast}
+        Run.open(self.folder, self._record).__exit__(None, None, None)  # raises errors now instead of at a later step
         if self._listeners is None and args.report_to:
             logger.warning(
                 "the values of %s are not reported to %s: add it with .attach(trainer) instead of callbacks=[...]",
@@ -125,7 +123,7 @@ class MeasuringCallback(TrainerCallback):
             )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 0 and self.at_start:  # not in on_train_begin, where later callbacks may still refuse
+        if state.global_step == 0 and self.at_start:  # not in on_train_begin, where later callbacks can still raise
             self._measure(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -143,7 +141,7 @@ class MeasuringCallback(TrainerCallback):
             return
         started, name = time.perf_counter(), f"step-{state.global_step}"
         named = {"name": name, "fingerprint": fingerprint(self._lm.model)}
-        identity = self._lm.identity | named | about(self._text) | {"tasks": {self._spec: self._task.settings}}
+        identity = self._lm.identity | named | about(*self._task.texts) | {"tasks": {self._spec: self._task.settings}}
         lm = replace(self._lm, name=name, identity=identity)
         read_alike(lm, self._lm)
         autocast = torch.autocast(lm.device.type, self._autocast) if self._autocast else nullcontext()
@@ -210,38 +208,34 @@ class CurveCallback(MeasuringCallback):
         at_start: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__(tokenizer, every=every, out=out, trained_length=trained_length, at_start=at_start)
+        common: dict[str, Any] = {"text": text, "every": every, "out": out, "seed": seed, "at_start": at_start}
+        super().__init__(tokenizer, trained_length=trained_length, **common)
         self.tokens, self.longest = tokens, longest
-        self.text, self.seed = text, seed
         self.curve = Curve(protocol=protocol)
-        self._summaries: dict[int, tuple[stats.Curve, stats.Summary]] = {}
+        self._summaries: dict[int, tuple[stats.MeasuredCurve, stats.Summary]] = {}
 
-    def choose(self) -> None:
-        """Choose texts, lengths and repeats within the budget."""
+    def choose(self, lm: LM) -> tuple[Task, Bound[Any], dict[str, Any]]:
         self._summaries.clear()
-        trained = self._lm.trained_length or DEFAULT_TRAINED_LENGTH
+        trained = lm.trained_length or DEFAULT_TRAINED_LENGTH
         curve = self.curve.resolved(None if self.longest is None else (self.longest,), (trained,))
-        task = curve.on(self._lm, self.text)
-        context = min(2 * trained, self._lm.position_limit or 2 * trained)
-        wanted = self.longest or max(1, task.largest_length(self._lm, context))
-        self._task, longest = prepared(task, wanted, REPEATS[0])
+        task = curve.on(lm, self.text)
+        context = min(2 * trained, lm.position_limit or 2 * trained)
+        wanted = self.longest or max(1, task.largest_length(lm, context))
+        task, longest = prepared(task, wanted, REPEATS[0])
         if longest < wanted:
             logger.warning("text %r is too short for %d tokens: lengths end at %d", self.text, wanted, longest)
+        self._trained_at = task.largest_length(lm, trained)
         shortest = min(SHORTEST, max(1, longest // 4))
         for repeats, points in ((repeats, points) for repeats in REPEATS for points in POINTS):
             lengths = spaced_lengths(shortest, longest, points, "log")
             what: dict[str, Any] = {"lengths": lengths, "repeats": repeats, "seed": self.seed}
-            needed = plan(self._task, self.method, self._lm, calibrate=False, **what).tokens
+            needed = plan(task, self.method, lm, calibrate=False, **what).tokens
             if needed <= self.tokens:
-                break
-        else:
-            raise ValueError(
-                f"tokens = {self.tokens:,} are too few for {len(lengths)} lengths up to {longest:,} tokens with "
-                f"{repeats} repeats: give CurveCallback tokens={needed} or more, or a smaller longest"
-            )
-        self._what, self._text = what, self._task.target
-        self._trained_at = self._task.largest_length(self._lm, trained)
-        self._recorded(curve, self.text)
+                return curve, task, what
+        raise ValueError(
+            f"tokens = {self.tokens:,} are too few for {len(lengths)} lengths up to {longest:,} tokens with "
+            f"{repeats} repeats: give CurveCallback tokens={needed} or more, or a smaller longest"
+        )
 
     def summarised(self, run: Run, step: int) -> dict[str, float]:
         for (model, _, _), curve in stats.curves(run.rows).items():
@@ -249,7 +243,7 @@ class CurveCallback(MeasuringCallback):
             if (measured == step or measured not in self._summaries) and curve.measured.any():
                 self._summaries[measured] = curve, stats.summarise(curve)
         if self._summaries:
-            draw_training(self._summaries, self.folder, self._lm.trained_length, self._trained_at)
+            draw_memory(self._summaries, self.folder, self._lm.trained_length, self._trained_at)
         if step not in self._summaries:
             return {}
         _, numbers = self._summaries[step]
@@ -287,18 +281,18 @@ class PerplexityCallback(MeasuringCallback):
         at_start: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__(tokenizer, every=every, out=out, trained_length=trained_length, at_start=at_start)
-        self.text, self.lengths, self.repeats, self.seed = text, tuple(lengths) if lengths else None, repeats, seed
+        common: dict[str, Any] = {"text": text, "every": every, "out": out, "seed": seed, "at_start": at_start}
+        super().__init__(tokenizer, trained_length=trained_length, **common)
+        self.lengths, self.repeats = tuple(lengths) if lengths else None, repeats
 
-    def choose(self) -> None:
-        trained = self._lm.trained_length or DEFAULT_TRAINED_LENGTH
+    def choose(self, lm: LM) -> tuple[Task, Bound[Any], dict[str, Any]]:
+        trained = lm.trained_length or DEFAULT_TRAINED_LENGTH
         lengths = self.lengths or tuple(max(2, n) for n in (trained // 2, trained, 2 * trained))
         perplexity = Perplexity(target_tokens=None).resolved(lengths, (trained,))
-        self._task = perplexity.on(self._lm, self.text)
-        self._text = self._task.text
-        self._what = {"lengths": lengths, "repeats": self.repeats, "seed": self.seed}
-        self._task.examples(self._lm, **self._what)  # raises if the text is too short
-        self._recorded(perplexity, self.text)
+        task = perplexity.on(lm, self.text)
+        what: dict[str, Any] = {"lengths": lengths, "repeats": self.repeats, "seed": self.seed}
+        task.examples(lm, **what)  # raises if the text is too short
+        return perplexity, task, what
 
     def summarised(self, run: Run, step: int) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -350,7 +344,7 @@ def _unwrapped(model: Any) -> Any:
 
 @contextmanager
 def _set_aside(model: Any) -> Iterator[None]:
-    """Put the model into eval mode without gradients; afterwards restore the mode of each module and the states of all
+    """Set the model to eval mode, without gradients; afterwards restore the mode of each module and the states of all
     random generators."""
     modes = [(module, module.training) for module in model.modules()]
     devices = [device for device in {p.device for p in model.parameters()} if device.type not in ("cpu", "meta")]
@@ -369,4 +363,4 @@ def _set_aside(model: Any) -> Iterator[None]:
         random.setstate(python)
         np.random.set_state(numpy)
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # gives the memory of the keys back to the training
+            torch.cuda.empty_cache()  # frees the memory of the keys for the training

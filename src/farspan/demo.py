@@ -1,4 +1,4 @@
-"""The demonstration: the embedded model's forgetting curve on text it never saw, natural and shuffled."""
+"""The demonstration: the embedded model's forgetting curve on unseen text, natural and shuffled."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ NEXT = "farspan curve MODEL --text FOLDER"
 
 
 def embedded_model() -> LM:
-    """The model that comes with farspan, in fp32."""
+    """Return the model that comes with farspan, in fp32."""
     lm = load(folder_of(DEMO), dtype="float32", device="cpu")
     return wrap(lm.model, lm.tokenizer, "farspan-demo")
 

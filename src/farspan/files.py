@@ -1,8 +1,8 @@
-"""The one way to write files: beside their place, synced to the disk, then renamed; and locks, and reading JSON.
+"""Write files atomically (next to their destination, synced, then renamed); hold locks; read JSON.
 
-What is written gets a temporary folder beside its place, `.farspan-part-XXXXXXXX`, which holds a lock for as long as
-its process lives. The next write in the same parent folder removes those whose process is gone. A symbolic link at the
-place itself is replaced or refused, never followed.
+A file is first written in a temporary folder next to its destination, `.farspan-part-XXXXXXXX`, whose lock is held as
+long as its process lives. The next write in the same parent folder removes folders of processes that have ended. A
+symbolic link at the destination is replaced or refused, never followed.
 """
 
 import errno
@@ -24,12 +24,12 @@ LOCK = "lock"  # the file in them that their process holds locked
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write a whole file: after a kill or a full disk it holds what it held before, or all of `content`.
+    """Write a whole file: after a kill or a full disk it has either its old content or all of `content`.
 
-    Text becomes UTF-8; half a surrogate pair in it, which UTF-8 has no bytes for, is written as \\udXXX.
+    Text becomes UTF-8; half a surrogate pair, which UTF-8 cannot encode, is written as \\udXXX.
 
     Raises:
-        OSError: the disk is full, say; names `path`.
+        OSError: for example a full disk; names `path`.
     """
     with written(path) as beside:
         beside.write_bytes(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
@@ -41,7 +41,7 @@ def written(path: Path) -> Iterator[Path]:
     without an error. The parent folder has to exist.
 
     Raises:
-        OSError: the disk is full, say; names `path`.
+        OSError: for example a full disk; names `path`.
     """
     path = Path(path)
     with _naming(path), _beside(path.parent) as folder:
@@ -55,14 +55,14 @@ def written(path: Path) -> Iterator[Path]:
 def built(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield an empty temporary folder that is renamed to `folder` if the block ends without an error.
 
-    Where `folder` holds something by then, made by another process meanwhile, it is kept and the new one is removed.
+    If another process has filled `folder` meanwhile, it is kept and the new one is removed.
 
     Args:
-        replace: remove what `folder` holds instead, such as a damaged cache. Files that a process has open or mapped
-            stay readable for it.
+        replace: replace the content of `folder` instead, such as a damaged cache. Files that a process has open or
+            mapped stay readable for it.
 
     Raises:
-        OSError: the disk is full, say, or `folder` is a file or a symbolic link; names `folder`.
+        OSError: for example a full disk, or `folder` is a file or a symbolic link; names `folder`.
     """
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def built(folder: Path, *, replace: bool = False) -> Iterator[Path]:
             _sync(Path(inside))
         if replace and folder.exists():
             (place / "old").mkdir()
-            with suppress(FileNotFoundError):  # another process does the same
+            with suppress(FileNotFoundError):  # another process removes it, too
                 os.replace(folder, place / "old" / folder.name)
         if folder.is_dir() and not folder.is_symlink() and any(folder.iterdir()):
             return  # another process was faster
@@ -92,10 +92,10 @@ def built(folder: Path, *, replace: bool = False) -> Iterator[Path]:
 @contextmanager
 def added(folder: Path, last: str) -> Iterator[Path]:
     """Yield an empty temporary folder; the files written there replace those of the same name in `folder`, `last` after
-    all others, if the block ends without an error. So where `last` is new, the others are. `folder` has to exist.
+    all others, if the block ends without an error. If `last` is new, so are the others. `folder` has to exist.
 
     Raises:
-        OSError: the disk is full, say; names `folder`.
+        OSError: for example a full disk; names `folder`.
     """
     with _naming(folder), _beside(folder) as place:
         new = place / "new"
@@ -146,7 +146,7 @@ def appending(path: Path) -> FileIO:
         OSError: the file cannot be opened or made.
     """
     _refuse_irregular(path)
-    # also where it becomes a link or a pipe after the check; Windows has neither flag
+    # safe even if it becomes a link or a pipe after the check; Windows has neither flag
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     return FileIO(path, "ab", opener=lambda name, mode: os.open(name, mode | flags, 0o666))
 
@@ -162,7 +162,7 @@ def parse_json(content: str | bytes, where: str) -> Any:
     Raises:
         ValueError: not JSON in UTF-8, nested more than 100 levels deep, or an integer of more digits than Python reads.
     """
-    deep = f"{where} is damaged: got values nested deeper than the {DEEPEST} levels that are expected at most"
+    deep = f"{where} is damaged: got values nested deeper than {DEEPEST} levels, expected at most {DEEPEST}"
     try:
         value = json.loads(content)
     except UnicodeDecodeError as error:
@@ -174,7 +174,7 @@ def parse_json(content: str | bytes, where: str) -> Any:
     except RecursionError as error:
         raise ValueError(deep) from error
     marks: tuple[Any, Any] = (b"[", b"{") if isinstance(content, bytes) else ("[", "{")
-    if sum(content.count(mark) for mark in marks) <= DEEPEST:  # of most rows: too few to be nested so deep
+    if sum(content.count(mark) for mark in marks) <= DEEPEST:  # most rows: too few marks to nest so deep
         return value
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(DEEPEST):
@@ -208,7 +208,7 @@ def expanded(place: str | Path) -> Path:
     try:
         return Path(place).expanduser()
     except RuntimeError as error:
-        raise ValueError(f"{str(place)!r} is no path: {error} Correct the name after ~") from error
+        raise ValueError(f"{str(place)!r} is not a path: {error} Correct the name after ~") from error
 
 
 def cache_folder() -> Path:
@@ -218,14 +218,14 @@ def cache_folder() -> Path:
 
 @contextmanager
 def _beside(parent: Path) -> Iterator[Path]:
-    """A temporary folder with a lock that tells `remove_leftovers` to let it be."""
+    """Yield a temporary folder with a lock, which `remove_leftovers` respects."""
     remove_leftovers(parent)
     while True:
         place = Path(tempfile.mkdtemp(dir=parent, prefix=PREFIX))
         try:
             lock = locked(place / LOCK)
         except (ValueError, FileNotFoundError):
-            continue  # another process took it for a leftover between these lines
+            continue  # another process removed it as a leftover between these lines
         break
     try:
         with lock:
@@ -236,7 +236,7 @@ def _beside(parent: Path) -> Iterator[Path]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Errors of the system name the place that a user knows, not the temporary one, or none."""
+    """Let system errors name the user's path instead of the temporary one or none."""
     try:
         yield
     except OSError as error:
@@ -247,7 +247,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 def _sync(path: Path) -> None:
     """Wait until a file's content, or a folder's list of names, is on the disk."""
-    if os.name == "nt" and path.is_dir():  # which Windows cannot open
+    if os.name == "nt" and path.is_dir():  # Windows cannot open a folder
         return
     number = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:

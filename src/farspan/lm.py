@@ -1,4 +1,4 @@
-"""A causal model with its tokenizer: loading it, saying who it is, choosing its separator."""
+"""A causal model with its tokenizer: loading, identity, separator."""
 
 import hashlib
 import logging
@@ -21,13 +21,13 @@ from farspan.text.corpora import tokenizer_hash
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_TRAINED_LENGTH = 2048  # tokens, where a config says none
+DEFAULT_TRAINED_LENGTH = 2048  # tokens, for configs without a trained length
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
 class Separator:
-    """What stands before each text: the tokens, and where they come from."""
+    """The tokens before each text, and their kind."""
 
     ids: tuple[int, ...]
     kind: str  # "bos", "eos" or "newline"
@@ -41,18 +41,18 @@ class LM:
     tokenizer: Any
     name: str  # as the user gave it
     separator: Separator
-    trained_length: int | None  # tokens; None where the config does not say
-    position_limit: int | None  # tokens; where learned positions end
-    identity: dict[str, Any] = field(repr=False)  # what a record says of it
+    trained_length: int | None  # tokens; None if the config has none
+    position_limit: int | None  # tokens; the end of learned positions
+    identity: dict[str, Any] = field(repr=False)  # for the record
 
     @property
     def device(self) -> torch.device:
-        """Where token ids go."""
+        """The device for token ids."""
         return hf.input_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
+        """The dtype of weights and activations."""
         return self.model.dtype
 
     @property
@@ -87,7 +87,7 @@ class LM:
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
         """Return the multiplications and additions of one forward of one row: `num_tokens` after `num_before` others,
-        attention computed over the whole rectangle, and the output head at `num_scored` positions."""
+        attention over all pairs of queries and keys, and the output head at `num_scored` positions."""
         per_token, per_pair, per_scored = self._flops
         num_pairs = num_tokens * (num_before + num_tokens)
         return per_token * num_tokens + per_pair * num_pairs + per_scored * num_scored
@@ -109,17 +109,17 @@ def load(
     allow_pickle: bool = False,
     **hub: Any,
 ) -> LM:
-    """Loads a causal model and its tokenizer from a local folder or the hub.
+    """Load a causal model and its tokenizer from a local folder or the hub.
 
     Args:
-        model: a folder, a hub id, or "demo", the embedded model. With HF_HUB_OFFLINE=1 only what is cached is used.
+        model: a folder, a hub id, or "demo", the embedded model. With HF_HUB_OFFLINE=1 only cached files are used.
         dtype: of weights and activations; "auto" is the checkpoint's own.
         device: "cpu", "cuda", "cuda:1", "mps"; default the first accelerator, else the CPU.
         attention: transformers' name of an attention implementation; default the model's own.
-        trained_length: tokens; overrides what the config says.
+        trained_length: tokens; overrides the config's.
         revision: branch, tag or commit on the hub.
-        trust_remote_code: runs code that comes with the model; None: no, and the caller has no option to allow it.
-        allow_pickle: also reads .bin weights, which can run code; otherwise safetensors only.
+        trust_remote_code: run code that comes with the model; None: no, and the caller has no option to allow it.
+        allow_pickle: also read .bin weights, which can run code; otherwise safetensors only.
         hub: passed on to `from_pretrained`, such as device_map="auto", tp_plan="auto", quantization_config.
 
     Raises:
@@ -131,7 +131,7 @@ def load(
     if revision is not None and expanded(name).is_dir():
         raise ValueError(f"a folder has no revisions: got revision {revision!r} for the folder {name!r}. Omit it.")
     if expanded(name).is_file():
-        raise ValueError(f"model {name!r} is a file: give the folder it lies in")
+        raise ValueError(f"model {name!r} is a file: give its folder")
     if dtype not in get_args(Dtype):
         raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(get_args(Dtype))}")
     if trained_length is not None and not 1 <= trained_length <= LARGEST:
@@ -163,13 +163,13 @@ def load(
     if left_out:
         lm.identity["left_out"] = left_out
         parts = ", ".join(f"{module!r} ({count:,})" for module, count in left_out.items())
-        logger.warning("model %r: weights that a text-only decoder does without are left out: %s", name, parts)
+        logger.warning("model %r: weights that a text-only decoder does not use are left out: %s", name, parts)
     return lm
 
 
 @dataclass(frozen=True)
 class Load:
-    """How each model is loaded; see `farspan.load`. A model that is loaded already stays as it is."""
+    """The options for loading models; see `farspan.load`. A model loaded already is used as it is."""
 
     dtype: Any = "auto"
     device: str | None = None
@@ -190,7 +190,7 @@ class Load:
         )
 
     def trained(self, model: str | LM) -> int | None:
-        """Return the trained length of a model without loading it; None where its config does not say.
+        """Return the trained length of a model without loading it; None if its config has none.
 
         Commands call this for all of their models before they measure the first.
 
@@ -204,7 +204,7 @@ class Load:
 
 
 def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = None) -> LM:
-    """An LM of a model that is already in memory.
+    """Return an LM of a model that is already in memory.
 
     Raises:
         ValueError: the tokenizer has more entries than the model.
@@ -234,8 +234,7 @@ def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = 
 
 
 def trained_length_of(model: str | Path, **hub: Any) -> int | None:
-    """Return the length in tokens that a model's config says it was trained on, without loading the model; None where
-    it does not say.
+    """Return the trained length (tokens) in a model's config, without loading the model; None if it has none.
 
     Raises:
         ValueError: no such config.
@@ -250,20 +249,20 @@ def _trained_length(config: Any) -> int | None:
 
 
 def choose_separator(tokenizer: Any) -> Separator:
-    """What the tokenizer offers to stand before a text: its bos token, else its eos, else a newline."""
+    """Return the tokenizer's bos token, else its eos, else a newline, as the separator before a text."""
     if tokenizer.bos_token_id is not None:
         return Separator((tokenizer.bos_token_id,), "bos")
     if tokenizer.eos_token_id is not None:
         return Separator((tokenizer.eos_token_id,), "eos")
     newline = tuple(tokenizer("\n", add_special_tokens=False)["input_ids"])
     if not newline:
-        raise ValueError("the tokenizer has no bos, no eos and no token for a newline: nothing can stand before a text")
+        raise ValueError("the tokenizer has no bos, no eos and no token for a newline: one is needed before a text")
     return Separator(newline, "newline")
 
 
 def fingerprint(model: Any) -> str:
-    """Tells two models apart: a hash over every weight's name, shape, dtype, and its first and last 16 values
-    (unless some are offloaded to disk)."""
+    """Return a hash that tells models apart: of every weight's name, shape, dtype, and first and last 16 values (unless
+    some are offloaded to disk)."""
     digest = hashlib.sha256()
     weights = model.state_dict()
     offloaded = any(weight.device.type == "meta" for weight in weights.values())
@@ -283,7 +282,7 @@ def _device(wanted: str | torch.device | None) -> torch.device:
     allowed = "expected cpu, cuda, cuda:NUMBER, mps or another accelerator of this torch; or leave it out"
     try:
         device = torch.empty(0, device=wanted).device
-    except (RuntimeError, AssertionError, ImportError) as error:  # torch asserts that it was built for the accelerator
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch asserts that its build supports the device
         problem = re.split(r"[.:;]\s|\n", str(error))[0][:150]
         raise ValueError(f"device {str(wanted)!r} cannot be used ({problem}): {allowed}") from error
     if device.type == "meta":

@@ -1,12 +1,11 @@
-"""Configs, tokenizers and weights of transformers, from a folder or the hub: what is refused, and errors in one line.
+"""Configs, tokenizers and weights of transformers, from a folder or the hub, with safety checks and one-line errors.
 
-Every `from_pretrained` of farspan that loads a model, an encoder or a tokenizer is called in this module. So these hold
-everywhere:
+farspan calls `from_pretrained` for models, encoders and tokenizers only in this module. So these rules hold everywhere:
 
-- Python code that comes with a model runs only where trust_remote_code=True was given; there is no prompt.
-- Pickled weights are read only where allow_pickle=True was given, whatever names them.
-- A weight that is missing, or that the model has no place for, is refused or named.
-- An error is a ValueError of one line that names what was loaded and the fix.
+- Python code that comes with a model runs only with trust_remote_code=True; there is no prompt.
+- Pickled weights are read only with allow_pickle=True, whatever file names them.
+- Missing and unexpected weights are refused or named.
+- An error is a ValueError of one line that names the model and the fix.
 """
 
 import logging
@@ -46,23 +45,23 @@ POSITIVE = (
     "num_hidden_layers", "n_layer", "hidden_size", "n_embd", "num_attention_heads", "n_head", "num_key_value_heads",
     "vocab_size", "head_dim",
 )  # fmt: skip
-LOCAL = ("cache_dir", "token", "subfolder", "local_files_only", "proxies")  # of the hub's options, where files lie
-# What transformers raises where a config, a tokenizer's files or an index of weights hold nonsense: it checks types of
-# fields (StrictDataclassError), but computes with the values as they are. The values are the user's, so each of these
-# is an error for the user; the cause is chained.
+LOCAL = ("cache_dir", "token", "subfolder", "local_files_only", "proxies")  # the hub's options that locate files
+# Errors of transformers for impossible values in a config, a tokenizer's files or an index of weights: it checks types
+# of fields (StrictDataclassError), but computes with any values. The values are the user's, so each is reported as an
+# error for the user; the cause is chained.
 BROKEN = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, RuntimeError, StrictDataclassError,
     TypeError, ValueError,
 )  # fmt: skip
-# Models that transformers does not know: the fields of config.json that mark them, and the module whose
+# Models unknown to transformers: the fields of config.json that mark them, and the module whose
 # `from_pretrained` loads them. It is imported when the first such model is loaded.
 LOADERS = {("do_cross_attention", "encoder_config"): "farspan.cepe"}
-# Buffers that older versions of transformers saved, and newer ones compute.
+# Buffers that older versions of transformers saved and newer ones compute.
 COMPUTED = re.compile(
     r"(^|\.)(inv_freq|rotary_emb\.(cos|sin)_cached|position_ids|embed_positions(\.weights)?"
     r"|(attn|attention|self_attention)\.(masked_)?bias)$"
 )
-LONGEST = 300  # characters of a message of transformers that are shown
+LONGEST = 300  # characters shown of a message of transformers
 
 
 def folder_of(name: str) -> str:
@@ -74,7 +73,7 @@ def place_of(name: str | Path) -> str:
     """Return the folder of a model, with ~ expanded, or a hub id as it is; `demo` is the embedded model.
 
     Raises:
-        ValueError: an empty name, the home folder of nobody, or not UTF-8, which safetensors cannot open.
+        ValueError: an empty name, the home folder of an unknown user, or not UTF-8, which safetensors cannot open.
     """
     if str(name) != str(name).encode(errors="ignore").decode():
         raise ValueError(f"model {str(name)!a} cannot be opened: its name is not UTF-8. Rename the folder")
@@ -90,7 +89,7 @@ def load_config(
 
     Args:
         what: the noun for it in errors.
-        trust_remote_code: None is False, and means that there is no option by which to allow it.
+        trust_remote_code: None is False, and means that no option can allow it.
 
     Raises:
         ValueError: no such model, or a config that is damaged, impossible, unknown to transformers or needs code.
@@ -118,7 +117,7 @@ def load_tokenizer(
 
 
 def own_loader(config: PreTrainedConfig) -> Callable[..., Any] | None:
-    """Return the `from_pretrained` of a model that transformers does not know; None for models that it knows."""
+    """Return the `from_pretrained` of a model unknown to transformers; None for known models."""
     for fields, module in LOADERS.items():
         if all(getattr(config, field, None) for field in fields):
             return import_module(module).from_pretrained
@@ -137,7 +136,7 @@ def load_weights(
     optional: tuple[str, ...] = (),
     **options: Any,
 ) -> tuple[Any, dict[str, int]]:
-    """Return the model with its weights in eval mode, and what was left out: weights by the module they belong to.
+    """Return the model with its weights in eval mode, and the number of weights left out, by module.
 
     Args:
         kind: a class with `from_pretrained`, such as AutoModelForCausalLM.
@@ -145,8 +144,8 @@ def load_weights(
         options: of `from_pretrained`.
 
     Raises:
-        ValueError: weights that are missing, damaged, pickled or of other shapes, weights of the model's own modules
-            that it has no place for, or a config from which no model can be built.
+        ValueError: weights that are missing, damaged, pickled or of other shapes, unexpected weights
+            of the model's own modules, or a config from which no model can be built.
     """
     place = place_of(name)
     if not allow_pickle:
@@ -180,15 +179,15 @@ def load_weights(
 
 
 def _left_out(model: Any, unexpected: Iterable[str], name: str | Path, what: str) -> dict[str, int]:
-    """Return how many weights of which modules the model does without, such as a vision tower.
+    """Return the number of unused weights by module, such as a vision tower.
 
     Raises:
-        ValueError: weights within modules that the model has, such as further layers or biases of its layers.
+        ValueError: unexpected weights in the model's own modules, such as further layers or biases of its layers.
     """
     modules = {module for module, _ in model.named_modules()} - {"", model.base_model_prefix}
     config = model.config.get_text_config(decoder=True)
     layers = getattr(config, "num_hidden_layers", 0)
-    more = getattr(config, "num_nextn_predict_layers", 0) or 0  # layers after the last, which only draft tokens
+    more = getattr(config, "num_nextn_predict_layers", 0) or 0  # extra layers, which only draft tokens
     drafting = tuple(f".layers.{index}." for index in range(layers, layers + more))
     without, within = Counter[str](), list[str]()
     for key in sorted(unexpected):
@@ -212,11 +211,11 @@ def _left_out(model: Any, unexpected: Iterable[str], name: str | Path, what: str
 
 
 class _RefusedError(ValueError):
-    """What is refused here; `explained` puts the name in front."""
+    """A refusal of this module; `explained` adds the model's name before it."""
 
 
 def _check_config(fields: Any, trust_remote_code: bool) -> None:
-    """Refuse values of config.json that transformers either fails on without a name, or builds a model from that cannot
+    """Refuse values of config.json for which transformers fails without naming them, or builds a model that cannot
     work."""
     if not isinstance(fields, dict):
         raise _RefusedError("config.json is damaged: expected a JSON object. Download it again")
@@ -238,7 +237,7 @@ def _check_config(fields: Any, trust_remote_code: bool) -> None:
             if isinstance(value, int | float) and value <= 0:
                 raise _RefusedError(f"config.json has {name} = {value} of RoPE, expected more than 0. Correct it")
     quantization = fields.get("quantization_config")
-    if quantization and not _is_known_quantization(quantization):  # transformers reads such weights as they are
+    if quantization and not _is_known_quantization(quantization):  # transformers would not dequantise them
         raise _RefusedError(
             f"config.json has quantization_config = {quantization!r:.60}, expected an object whose quant_method "
             f"transformers {transformers.__version__} knows. Correct it, or choose another model"
@@ -261,10 +260,10 @@ def _is_known_quantization(config: Any) -> bool:
 
 
 def _refuse_pickles(place: str, config: PreTrainedConfig, options: dict[str, Any], revision: str | None) -> None:
-    """Refuse whatever would make transformers read weights that are no safetensors files of this place.
+    """Refuse any setting that makes transformers read weights other than safetensors files of this place.
 
-    It reads those that config.json names (`transformers_weights`), else model.safetensors, else the files that an
-    index names, whatever they are; and an adapter beside them.
+    It reads those that config.json names (`transformers_weights`), else model.safetensors, else the files that an index
+    names, of any kind; and an adapter next to them.
     """
     named = getattr(config, "transformers_weights", None)
     if named is not None and not _is_safetensors(named, (".safetensors", ".safetensors.index.json")):
@@ -291,7 +290,7 @@ PICKLED = (
 
 
 def _found(place: str, options: dict[str, Any], revision: str | None, file: str) -> Path | None:
-    """Return where a file of a folder or a hub id lies; None if it has no such file."""
+    """Return the path of a file of a folder or a hub id; None if it has no such file."""
     if Path(place).is_dir():
         path = Path(place) / options.get("subfolder", "") / file
         return path if path.exists() else None
@@ -301,7 +300,7 @@ def _found(place: str, options: dict[str, Any], revision: str | None, file: str)
 
 
 def _indexes(place: str, options: dict[str, Any], revision: str | None) -> list[Path]:
-    """Return the files that say which weights lie in which safetensors file."""
+    """Return the index files, which list the weights of each safetensors file."""
     if Path(place).is_dir():
         return list((Path(place) / options.get("subfolder", "")).glob("*.safetensors.index*.json"))
     index = _found(place, options, revision, "model.safetensors.index.json")
@@ -309,7 +308,7 @@ def _indexes(place: str, options: dict[str, Any], revision: str | None) -> list[
 
 
 def _refuse_integers(place: str, options: dict[str, Any], revision: str | None) -> None:
-    """Refuse integer weights of a config without a quantization: transformers takes them for the weights themselves."""
+    """Refuse integer weights of a config without quantization: transformers would not dequantise them."""
     files = {"model.safetensors"}
     for index in _indexes(place, options, revision):
         files.update(parse_json(index.read_bytes(), index.name)["weight_map"].values())
@@ -322,7 +321,7 @@ def _refuse_integers(place: str, options: dict[str, Any], revision: str | None) 
                 if name.endswith(".weight") and dtype[0] in "IU":
                     raise _RefusedError(
                         f"its weight {name!r} holds integers ({dtype}), and config.json has no quantization_config "
-                        "that says what they stand for: restore quantization_config, or choose another model"
+                        "that defines their meaning: restore quantization_config, or choose another model"
                     )
 
 
@@ -331,7 +330,7 @@ def _is_safetensors(name: Any, endings: tuple[str, ...] = (".safetensors",)) -> 
 
 
 class explained:  # noqa: N801
-    """A context manager that raises what loading raises as ValueErrors of one line."""
+    """A context manager that turns errors of loading into ValueErrors of one line."""
 
     def __init__(self, name: str | Path, what: str, part: str, trust_remote_code: bool | None) -> None:
         self.name, self.what, self.part, self.trust = str(name), what, part, trust_remote_code
@@ -348,14 +347,14 @@ class explained:  # noqa: N801
             raise ValueError(f"the weights of {of} are damaged or incomplete ({error}): download them again") from error
         if isinstance(error, RuntimeError) and "mismatched" in str(error):
             raise ValueError(
-                f"the weights of {of} have other shapes than its config.json says. Correct that file, or download both "
-                "again"
+                f"the weights of {of} have other shapes than its config.json defines. Correct that file, or download "
+                "both again"
             ) from error
         if isinstance(error, ValueError) and isinstance(error.__cause__, OSError):
             error = error.__cause__
         if isinstance(error, OSError | HFValidationError | ImportError):
             raise ValueError(_not_found(self.name, self.what, self.part, error)) from error
-        # `tokenizers` raises plain Exceptions, and nothing more special
+        # `tokenizers` raises plain Exceptions
         if isinstance(error, BROKEN) or type(error) is Exception:
             raise ValueError(f"{of} {self._broken(error)}") from error
 
@@ -371,7 +370,7 @@ class explained:  # noqa: N801
         if "Unrecognized" in str(error) or "does not recognize" in str(error):
             said = said.partition(" Model type should be one of")[0].partition(" Should have a")[0]
             said = said.partition(" This could be because")[0].partition(" for this kind of ")[0].rstrip(".")
-            return f"is no causal language model known to transformers {transformers.__version__}: {said}"
+            return f"is not a causal language model known to transformers {transformers.__version__}: {said}"
         if damaged := damaged_json(place_of(self.name)):
             return f"cannot be loaded: {damaged}. Download it again"
         if self.part == "tokenizer":
@@ -382,13 +381,13 @@ class explained:  # noqa: N801
                 )
             return (
                 "has a tokenizer that cannot be loaded: tokenizer.json, tokenizer_config.json or "
-                f"special_tokens_map.json hold what transformers does not expect ({said}). Download them again"
+                f"special_tokens_map.json have content that transformers does not accept ({said}). Download them again"
             )
         return f"cannot be built from its {self.part}: {said}. Correct that file, or download it again"
 
 
 def one_line(error: BaseException) -> str:
-    """Return what an error says in one line of at most `LONGEST` characters."""
+    """Return the message of an error in one line of at most `LONGEST` characters."""
     said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     said = re.sub(r"<class '([\w.]+\.)?(\w+)'>", r"\2", " ".join(said.split()).rstrip("."))
     if isinstance(error, StrictDataclassError):
@@ -404,7 +403,7 @@ _OBJECTS = re.compile(r"^(generation_|tokenizer_|adapter_)?config\.json$|^tokeni
 
 
 def damaged_json(place: str) -> str | None:
-    """Return which of a folder's JSON files is none, and why; None if all are."""
+    """Return the name of a folder's first damaged JSON file and its error; None if all are valid."""
     for file in sorted(Path(place).glob("*.json")) if Path(place).is_dir() else ():
         try:
             holds = parse_json(file.read_bytes(), file.name) if file.is_file() else {}
@@ -428,7 +427,7 @@ def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
     said = " ".join(str(error).split())
     if caused_by(GatedRepoError):
         return (
-            f"{what} {name!r} is gated on the hub: ask for access on its page, then run `hf auth login` or set HF_TOKEN"
+            f"{what} {name!r} is gated on the hub: request access on its page, then run `hf auth login` or set HF_TOKEN"
         )
     if (folder := expanded(name)).is_dir():
         if damaged := damaged_json(str(folder)):

@@ -1,9 +1,9 @@
 """Rows: one measured example each, appended to disk as it happens; and the folder of the run they belong to.
 
-runs/NAME/run.json     settings, what the model is, versions, hardware, one entry for each time it was started
+runs/NAME/run.json     settings, models, versions, hardware, one entry for each start
 runs/NAME/rows.jsonl   a line an example; a kill loses at most the line being written
 runs/NAME/rows.lock   held by the process that writes the run
-runs/NAME/examples.jsonl   the first example of each model and question, in words
+runs/NAME/examples.jsonl   the first example of each model and question, as text
 """
 
 import hashlib
@@ -39,13 +39,13 @@ class Row:
     model: str
     method: str  # as `farspan.method` parses it
     task: str
-    version: int  # of the task; a change that moves numbers bumps it
+    version: int  # of the task; incremented by changes that affect numbers
     settings: dict[str, Any]  # of the task, such as protocol and texts
     length: int  # tokens
     repeat: int
     seed: int
     example: str  # hash of the example's tokens and settings
-    depth: float = 0.0  # where in the text was asked: 0 its beginning, 1 its end
+    depth: float = 0.0  # position in the text: 0 its beginning, 1 its end
     status: str = "ok"  # or "oom", "nan", "too_long", "budget": then `scores` is empty or partial
     reason: str = ""
     scores: dict[str, Any] = field(default_factory=dict)
@@ -54,13 +54,13 @@ class Row:
     seconds: float = 0.0
     peak_bytes: int = 0  # of the device so far; of the process on a CPU
     # how it was read: `repeats` read together, `chunk` tokens of one forward, `cuts` of the text up to this length.
-    # Rows that were read alike are equal in every precision; others in float32, and by rate in lower ones
+    # Rows that were read alike are equal in every precision; others in float32, and on average in lower ones
     reading: dict[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes a row the same measurement as another."""
-        # a refused row stands for all examples of its settings, which the hash of an example includes
+        """The identity of a row's measurement."""
+        # a refused row covers all examples of its settings, which the hash of an example includes
         settings = json.dumps(self.settings, sort_keys=True) if self.status == "refused" else ""
         return self.model, self.method, self.example, self.length, self.depth, settings
 
@@ -68,7 +68,7 @@ class Row:
 class Run:
     """A run folder opened for writing; a context manager.
 
-    What it made is removed again where the block ends by an error before anything was measured.
+    The files it made are removed if the block ends with an error before anything was measured.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Run:
             rows, end = _read_rows(path)
             header: dict[str, Any] = {"settings": _plain(settings), "models": {}, "sessions": []}
             if (folder / "run.json").exists():
-                before = read_header(folder)  # also where no rows are: what is not ours is not written over
+                before = read_header(folder)  # also without rows: a file of others is not overwritten
                 if rows:
                     refuse_differences(folder, "run", _by_name(before["settings"]), _by_name(header["settings"]))
                     header = before
@@ -128,7 +128,7 @@ class Run:
         return list(self._latest.get((model, method), {}).values())
 
     def add_model(self, identity: dict[str, Any]) -> None:
-        """Record a model, or make sure that it is the one the run was begun with.
+        """Record a model, or check that it is the model that the run started with.
 
         Raises:
             ValueError: another model of that name, or a text that has changed.
@@ -138,7 +138,7 @@ class Run:
         old, new = before.get("texts", []), identity.get("texts", [])
         if old != new:
             raise ValueError(
-                f"{self.folder}: the text has changed since this run was begun: its hash was {', '.join(old)}, "
+                f"{self.folder}: the text has changed since this run started: its hash was {', '.join(old)}, "
                 f"now {', '.join(new)}. Restore the text to continue the run, or choose another folder (--out)"
             )
         refuse_differences(self.folder, "run", before, identity, may_change=("device",))
@@ -154,11 +154,11 @@ class Run:
             )
 
     def has_example(self, model: str, what: str) -> bool:
-        """Whether there is an example in words of this model and question."""
+        """Return whether there is an example as text of this model and question."""
         return (model, what) in self._in_words
 
     def add_example(self, example: dict[str, Any]) -> None:
-        """Keep an example in words, unless there is one of its model and question ("what") already."""
+        """Write an example as text, unless there is one of its model and question ("what") already."""
         if not self.has_example(example["model"], example["what"]):
             kept = [*self._in_words.values(), example]
             write(self.folder / "examples.jsonl", "".join(json.dumps(one) + "\n" for one in kept))
@@ -179,10 +179,10 @@ class Run:
         write(self.folder / "run.json", json.dumps(self.header, indent=2) + "\n")
 
     def append(self, row: Row) -> None:
-        """Write the row through to the disk.
+        """Write the row and sync it to the disk.
 
         Raises:
-            OSError: the disk is full, say; the file then ends with the row before.
+            OSError: for example a full disk; the file then ends with the row before.
         """
         written = json.dumps(asdict(row), allow_nan=False)
         line = (written + "\n").encode()
@@ -194,10 +194,10 @@ class Run:
             self._file.truncate(end)
             raise OSError(
                 error.errno,
-                f"{error.strerror}; the {len(self.rows):,} rows before it are safe: make room and repeat the command",
+                f"{error.strerror}; the {len(self.rows):,} rows before it are safe: free space and repeat the command",
                 str(self.folder / "rows.jsonl"),
             ) from error
-        row = Row(**json.loads(written))  # as it will be read: a list where it had a tuple
+        row = Row(**json.loads(written))  # as it will be read: tuples become lists
         self.rows.append(row)
         self._keep(row)
 
@@ -220,7 +220,7 @@ def default_folder(command: str, models: Sequence[str], settings: Any) -> Path:
 
 
 def read_header(folder: str | Path) -> dict[str, Any]:
-    """Return what run.json of a run holds.
+    """Return the content of a run's run.json.
 
     Raises:
         ValueError: the folder holds no run, or its run.json is damaged.
@@ -253,7 +253,7 @@ def read_rows(folder: str | Path) -> list[Row]:
 
 
 def read_examples(folder: str | Path) -> list[dict[str, Any]]:
-    """Return the examples in words of a run; a torn last line is left out.
+    """Return the examples of a run; a torn last line is left out.
 
     Raises:
         ValueError: a line that is not an example.
@@ -263,12 +263,12 @@ def read_examples(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """The last row of each measurement: one that ran out of memory may have been repeated with more of it."""
+    """Return the last row of each measurement: one that ran out of memory may have been repeated with more."""
     return list({row.key: row for row in rows}.values())
 
 
 def environment() -> dict[str, Any]:
-    """Return versions, hardware, and which source of farspan is running: its git commit, and a hash of its files."""
+    """Return versions, hardware, and the running source of farspan: its git commit, and a hash of its files."""
     import torch
 
     cuda = torch.cuda.is_available()
@@ -286,7 +286,7 @@ def environment() -> dict[str, Any]:
 
 
 def commit_of(package: Path) -> str | None:
-    """Return the git commit of the checkout that has the package as src/farspan; None where there is no such checkout.
+    """Return the git commit of the checkout that has the package as src/farspan; None if there is none.
 
     The files of `.git` are read, and git is not called: git runs commands that a folder's `.git/config` names
     (`core.fsmonitor`, `filter.*.clean`), so it must not see a folder from somebody else.
@@ -296,7 +296,7 @@ def commit_of(package: Path) -> str | None:
         return None
     try:
         place = checkout / ".git"
-        if place.is_file():  # of `git worktree`: a file that names the folder
+        if place.is_file():  # in a `git worktree` a file names the folder
             place = checkout / place.read_text("utf-8").removeprefix("gitdir:").strip()
         common = place / "commondir"
         shared = place / common.read_text("utf-8").strip() if common.is_file() else place
@@ -314,7 +314,7 @@ def commit_of(package: Path) -> str | None:
 
 
 def source_hash(package: Path) -> str:
-    """Return a hash over the package's Python files, which also tells apart changes that are not committed."""
+    """Return a hash over the package's Python files, which also changes with uncommitted edits."""
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         digest.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes() + b"\0")
@@ -322,7 +322,7 @@ def source_hash(package: Path) -> str:
 
 
 def _read_rows(path: Path) -> tuple[list[Row], int]:
-    """The rows of a file and where the last whole one ends, in bytes; none where there is no file."""
+    """Return the rows of a file and the end of the last whole one, in bytes; none if there is no file."""
     rows: list[Row] = []
     known: dict[str, Any] = {}
     end = 0
@@ -334,8 +334,7 @@ def _read_rows(path: Path) -> tuple[list[Row], int]:
 
 
 def _lines(path: Path, read: Callable[[Any], T], what: str, repair: str) -> Iterator[tuple[T, int]]:
-    """What `read` makes of each line of JSON, and where the line ends, in bytes; without a last one that is torn, as a
-    kill leaves it.
+    """Yield the value of `read` for each line of JSON, and the line's end in bytes, without a last line torn by a kill.
 
     Raises:
         ValueError: another line that is not JSON, or that `read` refuses; or no regular file.
@@ -366,7 +365,7 @@ def _whole(line: bytes) -> bool:
 
 
 def _only_begun(folder: Path) -> bool:
-    """Whether a folder holds nothing but what a run leaves that ended before its run.json was written."""
+    """Return whether a folder holds only the files of a run that ended before its run.json was written."""
     remove_leftovers(folder)
     return all(
         file.name in ("run.json.part", LOCK) or (file.name == "rows.jsonl" and file.stat().st_size == 0)
@@ -382,7 +381,7 @@ def refuse_file(folder: Path) -> None:
 
 
 def _remove(made: Sequence[Path]) -> None:
-    """Removes what a run without rows made, folders as far as nothing else is in them."""
+    """Remove the files that a run without rows made, and its folders if they are then empty."""
     for place in made:
         if not place.is_dir():
             with suppress(PermissionError):  # a lock that is held cannot be removed on Windows
@@ -394,14 +393,14 @@ def _remove(made: Sequence[Path]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """As it will be after a round through JSON, so that comparisons compare like with like."""
+    """Return the value after a round trip through JSON, for comparison with values read from a file."""
     return json.loads(json.dumps(value))
 
 
 def refuse_differences(
     folder: Path, what: str, before: dict[str, Any], now: dict[str, Any], may_change: Sequence[str] = ()
 ) -> None:
-    """Raises ValueError, with both values, where two nested settings differ in other than what may change."""
+    """Raise ValueError, with both values, if two nested settings differ in a key that must not change."""
     old, new = dict(_flat(before)), dict(_flat(_plain(now)))
     found = [
         f"{name} was {old.get(name)!r}, now {new.get(name)!r}"
@@ -416,7 +415,7 @@ def refuse_differences(
 
 
 def _by_name(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run with its tasks as they are spelled, which says all about them."""
+    """Return the settings of a run with its tasks as written, which identifies them."""
     return settings | ({"tasks": ", ".join(settings["tasks"])} if isinstance(settings.get("tasks"), dict) else {})
 
 

@@ -1,5 +1,5 @@
-"""What the files of a run may hold. A run may be damaged, edited or a stranger's, so all that a report computes with is
-checked when it is read: types, ranges, and that a measured row has the numbers of its task."""
+"""Checks of the files of a run, which may be damaged, edited or written by somebody else. All values that a report
+computes with are checked when they are read: types, ranges, and that a measured row has the scores of its task."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints,
 from farspan.lengths import LARGEST
 
 MOST_BYTES = 2**63
-# where pydantic's own words name its types or a pattern
+# instead of pydantic's own messages, which name its types or a pattern
 EXPECTED = {"too_short": "at least one value", "string_pattern_mismatch": "hexadecimal digits in pairs, or base64"}
 
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -24,7 +24,7 @@ Words = dict[str, Any]
 
 
 class Checked(BaseModel):
-    """No conversions: a number written as text is an error. What is not listed may be anything."""
+    """The base of all checks. No conversions: a number written as text is an error. Other fields are not checked."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -36,7 +36,7 @@ class Reading(Checked):
 
 
 class RowLine(Checked):
-    """A line of rows.jsonl; `farspan.record.Row` says what its fields mean."""
+    """A line of rows.jsonl; `farspan.record.Row` describes its fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -140,7 +140,7 @@ class CostScores(Checked):
 
 
 class OtherScores(Checked):
-    """Of the tasks whose answers are right or wrong, and of those that score text after passages."""
+    """Scores of the tasks whose answers are right or wrong, and of those that score text after passages."""
 
     right: Share | None = None
     control: Share | None = None
@@ -152,7 +152,7 @@ class OtherScores(Checked):
     nats: Number | Words | list[Number | None] | None = None  # a list: one for each option
 
 
-# by task: its settings, its scores, and the scores without which a row of status "ok" is none
+# by task: its settings, its scores, and the scores that every row of status "ok" has
 Kind = tuple[type[Checked], type[Checked], tuple[str, ...]]
 KINDS: dict[str, Kind] = {
     "curve": (CurveSettings, CurveScores, ("copy", "control", "control_repeat", "scored", "context")),
@@ -164,7 +164,7 @@ KINDS: dict[str, Kind] = {
     ),
     "cost": (Checked, CostScores, ()),
 }
-OTHER: Kind = (Checked, OtherScores, ())  # tasks whose reports read single scores, and say which is missing
+OTHER: Kind = (Checked, OtherScores, ())  # tasks whose reports read single scores, and name a missing one
 
 
 class Identity(Checked):
@@ -224,7 +224,7 @@ class Settings(Checked):
 
 
 class ExampleLine(Checked):
-    """A line of examples.jsonl; `farspan.report.example` says what it is."""
+    """A line of examples.jsonl; see `farspan.report.example`."""
 
     model: str
     what: str
@@ -237,7 +237,7 @@ class ExampleLine(Checked):
 class IndexAbout(Checked):
     """index.json"""
 
-    kind: str
+    kind: Literal["bm25", "dense", "faiss"]
     documents: Count
     text_hash: str
     cut: Words
@@ -257,13 +257,13 @@ class Results(RootModel[Annotated[list[Result], Field(min_length=1)]]):
 
 
 def check_row(values: Any, known: dict[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a row, once they are known to be right.
+    """Check a row and return its fields.
 
     Args:
         known: settings that were checked before, by task and text; rows with the same settings share one dictionary.
 
     Raises:
-        ValueError: what is wrong, with field and value.
+        ValueError: a field has a wrong value; names both.
     """
     check(RowLine, values)
     kind, scores_kind, needed = KINDS.get(values["task"], OTHER)
@@ -282,20 +282,20 @@ def check_row(values: Any, known: dict[str, Mapping[str, Any]]) -> dict[str, Any
 
 
 def check_example(values: Any) -> dict[str, Any]:
-    """Return an example in words, once it is known to be right.
+    """Check an example as text and return it.
 
     Raises:
-        ValueError: what is wrong, with field and value.
+        ValueError: a field has a wrong value; names both.
     """
     check(ExampleLine, values)
-    kind, asked = values["parts"][-1] if values["parts"] else ("", [])
-    if kind != "asked" or values["scored"] > len(asked):
+    kind, tokens = values["parts"][-1] if values["parts"] else ("", [])
+    if kind != "asked" or values["scored"] > len(tokens):
         raise ValueError(f"scored: got {values['scored']:,}, expected at most the tokens of a last part of kind asked")
     return dict(values)
 
 
 def check_results(points: Any) -> None:
-    """Raises ValueError, with field and value, unless this is a result file of the forgetting curve's authors."""
+    """Raise ValueError, with field and value, unless this is a result file of the forgetting curve's authors."""
     check(Results, points)
     lengths = [point["length"] for point in points]
     for number, point in enumerate(points):
@@ -307,7 +307,7 @@ def check_results(points: Any) -> None:
 
 
 def check_header(header: Any) -> None:
-    """Raises ValueError, with field and value, unless this is what run.json holds."""
+    """Raise ValueError, with field and value, unless this is the content of a run.json."""
     check(Header, header)
     if isinstance(header["settings"].get("tasks"), dict):
         check(Settings, header["settings"], "settings")
@@ -316,14 +316,14 @@ def check_header(header: Any) -> None:
 
 
 def check_index(about: Any) -> None:
-    """Raises ValueError, with field and value, unless this is what index.json holds."""
+    """Raise ValueError, with field and value, unless this is the content of an index.json."""
     check(IndexAbout, about)
     if about["kind"] != "bm25" and about["encoder"] is None:
         raise ValueError("encoder: got None, expected the name of an encoder")
 
 
 def check(kind: type[BaseModel], values: Any, name: str = "") -> None:
-    """Raises ValueError with the first field that is wrong, its value, and what is expected."""
+    """Raise ValueError with the first field that is wrong, its value, and the expected values."""
     try:
         kind.model_validate(values)
     except ValidationError as error:
@@ -333,13 +333,13 @@ def check(kind: type[BaseModel], values: Any, name: str = "") -> None:
         if first["type"] == "missing":
             raise ValueError(f"{where}is missing") from error
         if first["type"] == "extra_forbidden":
-            raise ValueError(f"{where}is no field that farspan writes") from error
+            raise ValueError(f"{where}is not a field that farspan writes") from error
         expected = EXPECTED.get(first["type"], first["msg"].removeprefix("Input should be ").removeprefix("a valid "))
         raise ValueError(f"{where}got {shortened(first['input'])}, expected {expected}") from error
 
 
 def shortened(value: Any) -> str:
-    """The value as Python writes it, at most 60 characters; of a number too long for that its kind."""
+    """Return the value as Python writes it, at most 60 characters; a description for an integer of too many digits."""
     try:
         text = repr(value)
     except ValueError:  # more digits than Python writes

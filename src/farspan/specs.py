@@ -21,7 +21,7 @@ def written(name: str, settings: Any) -> str:
 
 
 def one_of(known: Mapping[str, type[M]], text: str, noun: str) -> M:
-    """Return what `text` names among the known, with its settings. `noun` is what they are, for errors.
+    """Return an instance of the class in `known` that `text` names, with its settings. `noun` names its kind in errors.
 
     Raises:
         ValueError: an unknown name or setting, or a value out of range.
@@ -33,7 +33,7 @@ def one_of(known: Mapping[str, type[M]], text: str, noun: str) -> M:
 
 
 def _parsed(kind: type[M], noun: str, name: str, settings: str) -> M:
-    """Return one of this kind with these settings.
+    """Return an instance of `kind` with these settings.
 
     Raises:
         ValueError: an unknown or repeated setting, one that is missing, a value of another type or out of range.
@@ -61,7 +61,7 @@ def _parsed(kind: type[M], noun: str, name: str, settings: str) -> M:
 
 
 def closest(given: str, known: Iterable[str]) -> str:
-    """Return a suggestion to follow the name that is unknown; nothing if it resembles none of the known."""
+    """Return a suggestion to append after an unknown name; "" if it resembles none of the known."""
     match = get_close_matches(given, list(known), n=1, cutoff=0.5)
     return f" (did you mean {match[0]!r}?)" if match else ""
 

@@ -1,13 +1,15 @@
-"""A terminal that shows what it is given and obeys none of it: answers, names, texts and errors come from strangers."""
+"""A terminal that shows untrusted text (answers, names, texts, errors) without interpreting control characters."""
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.status import Status
+from rich.table import Table
 from rich.text import Text
 
 # C0 but for tab and newline, DEL, C1, and halves of surrogate pairs, which cannot be encoded
@@ -16,7 +18,7 @@ _reported: set[str] = set()  # lines that this process has printed
 
 
 def shown(text: str) -> str:
-    """Return the text with a visible sign for each control character, ␛ for ESC, so that a terminal obeys none."""
+    """Return the text with a visible sign for each control character, ␛ for ESC, so that a terminal executes none."""
     return CONTROL.sub(_sign, text.replace("\r\n", "\n"))
 
 
@@ -26,24 +28,35 @@ def _sign(found: re.Match[str]) -> str:
 
 
 def report(line: str) -> None:
-    """Print a line that a user should read to stderr, once per process."""
+    """Print a line for the user to stderr, once per process."""
     if line not in _reported:
         _reported.add(line)
         print(shown(line), file=sys.stderr, flush=True)
 
 
 class Terminal(Console):
-    """A console on which brackets are brackets, colons are colons, and control characters are visible signs.
+    """A console that interprets no markup or emoji codes, and shows control characters as visible signs.
 
-    Styles are given as arguments and as `Text`, never as markup in a string: a name such as `[/x]` would be read as it.
+    Styles are passed as arguments and as `Text`: in a markup string, a name such as `[/x]` would be a tag.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False} | options)
 
     def print_line(self, text: str, style: str | None = None) -> None:
-        """Print a text as it is, however wide the terminal: without highlighting, and without breaks of its own."""
+        """Print a text as it is, at any terminal width: without highlighting and added line breaks."""
         self.print(text, style=style, highlight=False, soft_wrap=True)
+
+    def print_table(
+        self, title: str, head: Iterable[str], lines: Iterable[Sequence[str]], *, num_names: int = 0
+    ) -> None:
+        """Print a table of numbers; its first `num_names` columns are names, on the left."""
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        for place, name in enumerate(head):
+            table.add_column(name, justify="left" if place < num_names else "right", overflow="fold")
+        for line in lines:
+            table.add_row(*line)
+        self.print(table)
 
     def status(self, status: RenderableType, **options: Any) -> Status:
         return super().status(Text(shown(status)) if isinstance(status, str) else status, **options)

@@ -442,7 +442,7 @@ def check_index(folder: Path, value: tuple[str, bytes]) -> None:
 def check_cache(folder: Path, value: tuple[str, bytes]) -> None:
     import os
 
-    from farspan.text import corpora as corpus
+    from farspan.text import corpora
 
     file, data = value
     cache = folder / "fuzzed-cache"
@@ -454,9 +454,9 @@ def check_cache(folder: Path, value: tuple[str, bytes]) -> None:
     before = os.environ.get("FARSPAN_CACHE", "")
     try:
         os.environ["FARSPAN_CACHE"] = str(folder / "cache")
-        right = corpus.load(str(folder / "text.txt"), loaded)
+        right = corpora.load(str(folder / "text.txt"), loaded)
         os.environ["FARSPAN_CACHE"] = str(cache)
-        found = corpus.load(str(folder / "text.txt"), loaded)
+        found = corpora.load(str(folder / "text.txt"), loaded)
     finally:
         os.environ["FARSPAN_CACHE"] = before
     assert list(found.tokens) == list(right.tokens), "other tokens under the same hash"

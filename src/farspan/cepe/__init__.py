@@ -1,14 +1,14 @@
-"""CEPE: any decoder with a small bidirectional encoder for what lies far back (Yen et al. 2024, arXiv 2402.16617).
+"""CEPE: any decoder with a small bidirectional encoder for distant text (Yen et al. 2024, arXiv 2402.16617).
 
-    Φ = concat(encoder(C_1), ..., encoder(C_k))       each chunk by itself, both ways
+    Φ = concat(encoder(C_1), ..., encoder(C_k))       each chunk separately, bidirectional
     h += SA(ln_1 h);  h += CA(ln_x h, Φ);  h += MLP(ln_2 h)       in the last `num_cross_attn_layers` layers
 
 The decoder is frozen; encoder and cross-attention are added. The cross-attention has no positions, so the context is a
-set: the order of its chunks, and how far back they lie, are invisible.
+set: the model sees neither the order of its chunks nor their distance.
 
     model = cepe.from_base("path/of/decoder", "path/of/encoder")
     context = model.encode_context(ids)                # once: [batch, chunks, length]
-    model.generate(prompt, context=context)            # as often as you like
+    model.generate(prompt, context=context)            # any number of times
 """
 
 from farspan.cepe.checkpoint import from_base, from_pretrained

@@ -1,7 +1,7 @@
-"""Making and loading CEPE models; `saving` writes them.
+"""Make and load CEPE models; `saving` writes them.
 
-A whole model lies in the layout of the authors' checkpoints: the decoder's config.json with flat fields, weights
-`model.layers.{i}.cross_attn.*` and `encoder.*`. An adapter holds only what was added, and the base's name, revision
+A whole model has the layout of the authors' checkpoints: the decoder's config.json with flat fields, weights
+`model.layers.{i}.cross_attn.*` and `encoder.*`. An adapter holds only the added weights, and the base's name, revision
 and a hash of its weights, by which another base is refused.
 """
 
@@ -36,21 +36,21 @@ def from_base(
     allow_pickle: bool = False,
     **hub: Any,
 ) -> Any:
-    """A CEPE model that says exactly what its base says, until it is trained (Yen et al. 2024, section 2).
+    """Return a CEPE model whose outputs equal those of its base until it is trained (Yen et al. 2024, section 2).
 
     Args:
         base: a causal model of transformers, or its folder or hub id. A model that is given becomes the CEPE model: no
             weight is copied.
         encoder: a model, a config (random weights), or a folder or hub id, such as one of masked-language training.
         num_cross_attn_layers: layers, counted from the last, that read the context; default all.
-        num_cross_attn_hidden_states: 1: all read the encoder's last states; else each reads states of its own.
-        dtype: of what is added; default the base's. torch.float32 over a base in bfloat16 trains well.
-        tokenizer, encoder_tokenizer: compared if both are known; default those that lie with base and encoder.
+        num_cross_attn_hidden_states: 1: all read the encoder's last states; else each reads a different layer's.
+        dtype: of the added weights; default the base's. torch.float32 with a base in bfloat16 trains well.
+        tokenizer, encoder_tokenizer: compared if both are known; default those in the folders of base and encoder.
         revision, hub: of the base, as in transformers' `from_pretrained`.
         trust_remote_code, allow_pickle: of base and encoder, as in `farspan.load`.
 
     Raises:
-        ValueError: a model that cannot be loaded or extended, an encoder that does not look both ways, numbers that
+        ValueError: a model that cannot be loaded or extended, an encoder that is not bidirectional, numbers that
             do not fit, or tokenizers that disagree.
     """
     if isinstance(base, str | Path):
@@ -59,7 +59,7 @@ def from_base(
         encoder_tokenizer = encoder_tokenizer or _tokenizer(encoder, None, trust_remote_code)
     if tokenizer is not None and encoder_tokenizer is not None:
         check_tokenizers(tokenizer, encoder_tokenizer)
-    base = _base(base, revision, trust_remote_code, allow_pickle, hub)
+    base = _base(base, revision, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle, **hub)
     if isinstance(base, Cepe):
         raise ValueError(f"{_name(base)} is a CEPE model already: give the decoder it was made from")
     dtype = dtype or base.dtype
@@ -82,7 +82,7 @@ def from_pretrained(
     allow_pickle: bool = False,
     **hub: Any,
 ) -> Any:
-    """A CEPE model from a folder or hub id: the authors' checkpoints, `save_pretrained`'s, and adapters.
+    """Load a CEPE model from a folder or hub id: the authors' checkpoints, `save_pretrained`'s, and adapters.
 
     Args:
         base: for an adapter: the model, its folder or hub id; default the one it names.
@@ -91,16 +91,17 @@ def from_pretrained(
         hub: passed on to transformers, such as device_map="auto", attn_implementation, quantization_config.
 
     Raises:
-        ValueError: no CEPE model, weights that are missing, damaged or unknown, or an adapter for another base.
+        ValueError: not a CEPE model, weights that are missing, damaged or unknown, or an adapter for another base.
     """
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     config = load_config(path, **common)
     if not fields.is_cepe(config):
-        raise ValueError(f"{path} is no CEPE model: its config.json has no do_cross_attention and encoder_config")
+        raise ValueError(f"{path} is not a CEPE model: its config.json has no do_cross_attention and encoder_config")
     with explained(path, "model", "config.json", None):
         fields.check(config)
     if getattr(config, "cepe_weights", None) is not None:
-        return _from_adapter(str(path), config, base, dtype, common | {"allow_pickle": allow_pickle}, hub)
+        options = {"trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle} | hub
+        return _from_adapter(str(path), config, base, dtype, revision, options)
     if base is not None:
         raise ValueError(f"{path} holds a whole CEPE model, its base included: leave out base")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -112,7 +113,7 @@ def from_pretrained(
 
 
 def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:
-    """Both must give a text the same ids; the encoder's may know more, such as [MASK].
+    """Check that both give a text the same ids; the encoder's may have more tokens, such as [MASK].
 
     Raises:
         ValueError: a token that they number differently.
@@ -120,7 +121,7 @@ def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:
     known = encoder_tokenizer.get_vocab()
     for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
         if known.get(token) != index:
-            theirs = f"has it as {known[token]}" if token in known else "does not know it"
+            theirs = f"has it as {known[token]}" if token in known else "does not have it"
             raise ValueError(
                 f"decoder and encoder have tokenizers that disagree: token {token!r} is {index} for the decoder, and "
                 f"the encoder's {theirs}. Train an encoder on the decoder's tokenizer (farspan train mlm)"
@@ -128,7 +129,7 @@ def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:
 
 
 def _extended(base: Any, encoder: Any, layers: int | None, states: int, dtype: torch.dtype) -> Any:
-    """The base as a CEPE model, its cross-attention of random weights."""
+    """Turn the base into a CEPE model, with a cross-attention of random weights."""
     if offloaded := [name for name, weight in base.named_parameters() if weight.is_meta]:
         raise ValueError(
             f"{_name(base)} has weights that are offloaded, such as {offloaded[0]}: load it without offloading"
@@ -154,38 +155,29 @@ def _extended(base: Any, encoder: Any, layers: int | None, states: int, dtype: t
 
 
 def _from_adapter(
-    place: str,
-    config: Any,
-    base: Any,
-    dtype: str | torch.dtype,
-    common: dict[str, Any],
-    hub: dict[str, Any],
+    place: str, config: Any, base: Any, dtype: str | torch.dtype, revision: str | None, options: dict[str, Any]
 ) -> Any:
     made_for = config.cepe_base
     if base is None and made_for["name"] is None:
-        raise ValueError(f"adapter {place} does not say which base it is for: give base=")
-    its_revision = made_for["revision"] if base is None else None
-    given = made_for["name"] if base is None else base
+        raise ValueError(f"adapter {place} does not name its base: give base=")
+    given, its_revision = (made_for["name"], made_for["revision"]) if base is None else (base, None)
     try:
-        trusted, pickles = common["trust_remote_code"], common["allow_pickle"]
-        base = _base(given, its_revision, trusted, pickles, {"dtype": dtype} | hub)
+        base = _base(given, its_revision, dtype=dtype, **options)
     except ValueError as error:
         raise ValueError(
             f"adapter {place} needs its base: give base=, or correct cepe_base in config.json. {error}"
         ) from error
-    found, wanted = weights_hash(base), config.cepe_weights
-    if (
-        found != wanted if found and wanted else _name(base) != made_for["name"]
-    ):  # quantised: only names can be compared
+    hashes, names = (weights_hash(base), config.cepe_weights), (_name(base), made_for["name"])
+    one, other = hashes if all(hashes) else names  # of quantised weights only names can be compared
+    if one != other:
         its = made_for["name"] + (f" ({made_for['revision']})" if made_for["revision"] else "")
         raise ValueError(f"adapter {place} was made for {its}, not for {_name(base)}: their weights differ")
     with explained(place, "adapter", ADAPTER, None):
-        tensors = load_file(cached_file(place_of(place), ADAPTER, revision=common["revision"]))
+        tensors = load_file(cached_file(place_of(place), ADAPTER, revision=revision))
     added = next(iter(tensors.values())).dtype if isinstance(dtype, str) else dtype
     if getattr(config, "added_dtype", None) == "float32":
         added = torch.float32
-    encoder = encoders.build(config.encoder_config)
-    states = config.num_cross_attn_hidden_states
+    encoder, states = encoders.build(config.encoder_config), config.num_cross_attn_hidden_states
     model = _extended(base, encoder, config.num_cross_attn_layers, states, added)
     model.config.cepe_base = made_for
     missing, unexpected = model.load_state_dict(tensors, strict=False)
@@ -196,12 +188,14 @@ def _from_adapter(
     return model.eval()
 
 
-def _base(base: Any, revision: str | None, trust_remote_code: bool, allow_pickle: bool, hub: dict[str, Any]) -> Any:
+def _base(
+    base: Any, revision: str | None, *, trust_remote_code: bool, dtype: str | torch.dtype = "auto", **options: Any
+) -> Any:
+    """Return a base that is given as a model, or load it."""
     if isinstance(base, PreTrainedModel):
         return base
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    options: dict[str, Any] = {"dtype": "auto", "allow_pickle": allow_pickle, **common, **hub}
-    return load_weights(AutoModelForCausalLM, base, load_config(base, **common), **options)[0]
+    return load_weights(AutoModelForCausalLM, base, load_config(base, **common), dtype=dtype, **common, **options)[0]
 
 
 def _name(model: Any) -> str | None:
@@ -210,5 +204,5 @@ def _name(model: Any) -> str | None:
 
 def _tokenizer(place: str | Path, revision: str | None, trust_remote_code: bool) -> Any:
     if not any(Path(place_of(place)).glob("*token*")) and Path(place_of(place)).is_dir():
-        return None  # models are also kept without one; ids the encoder does not know are refused when they come
+        return None  # models can be saved without one; `encode` refuses ids that the encoder does not have
     return load_tokenizer(place, revision=revision, trust_remote_code=trust_remote_code)

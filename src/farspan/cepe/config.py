@@ -1,6 +1,6 @@
-"""The fields by which a decoder's config.json says that it is a CEPE model.
+"""The fields that mark a decoder's config.json as that of a CEPE model.
 
-They lie flat in the config of the decoder, whose `model_type` stays: the layout of the authors' checkpoints.
+They are top-level fields of the decoder's config, whose `model_type` stays: the layout of the authors' checkpoints.
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 NOT_OF_THE_MODEL = {"architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "model_type"}
-FIXED = {  # what the authors' code also reads, at the values that this model has
+FIXED = {  # other fields that the authors' code reads, at the values of this model
     "do_cross_attention": True,
     "encoder_is_model": False,
     "train_encoder": True,
@@ -20,7 +20,7 @@ FIXED = {  # what the authors' code also reads, at the values that this model ha
 
 
 def is_cepe(config: Any) -> bool:
-    """Whether a config (or its dict) is that of a CEPE model."""
+    """Return whether a config (or its dict) is that of a CEPE model."""
     fields = config if isinstance(config, dict) else vars(config)
     return bool(fields.get("do_cross_attention") and fields.get("encoder_config"))
 
@@ -28,7 +28,7 @@ def is_cepe(config: Any) -> bool:
 def extend(
     config: PreTrainedConfig, encoder: PreTrainedConfig, num_cross_attn_layers: int | None, num_states: int
 ) -> None:
-    """Writes the fields into a decoder's config.
+    """Write the fields into a decoder's config.
 
     Raises:
         ValueError: a number of layers or of states that the decoder or the encoder does not have.
@@ -45,10 +45,10 @@ def extend(
 
 
 def check(config: PreTrainedConfig) -> None:
-    """Refuses what this model is not.
+    """Check the fields of a CEPE model's config.
 
     Raises:
-        ValueError: the field, its value and what is allowed.
+        ValueError: an unsupported value; names the field, its value and the allowed ones.
     """
     depth = config.get_text_config(decoder=True).num_hidden_layers
     layers = config.num_cross_attn_layers
@@ -61,21 +61,21 @@ def check(config: PreTrainedConfig) -> None:
     if states > has:
         raise ValueError(
             f"num_cross_attn_hidden_states = {config.num_cross_attn_hidden_states} gives each of {states} layers "
-            f"states of its own, and the encoder has {has}: use num_cross_attn_layers <= {has}"
+            f"different states, and the encoder has {has}: use num_cross_attn_layers <= {has}"
         )
 
 
 def num_states(config: PreTrainedConfig) -> int:
-    """Encoder states that are kept: the last one, or one for each layer with cross-attention."""
+    """Return the number of encoder states that are kept: the last one, or one for each layer with cross-attention."""
     return 1 if getattr(config, "num_cross_attn_hidden_states", 1) == 1 else config.num_cross_attn_layers
 
 
 def encoder_config(fields: dict[str, Any]) -> PreTrainedConfig:
-    """The encoder's config from what is written of it. What older versions of transformers wrote there beside the
-    model (how to generate, how to load) is left out."""
+    """Return the encoder's config from its saved fields. Fields of older versions of transformers that do not describe
+    the model (for generation, for loading) are left out."""
     kind = CONFIG_MAPPING[fields.get("model_type", "llama")]
     known = set(kind().to_dict()) | {"rope_theta", "rope_scaling", "is_causal"}
     config = kind(**{key: value for key, value in fields.items() if key in known - NOT_OF_THE_MODEL})
-    config.is_causal = False  # transformers: makes a decoder's layers look both ways
+    config.is_causal = False  # makes a decoder's layers bidirectional in transformers
     config.use_cache = False
     return config

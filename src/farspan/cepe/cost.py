@@ -1,8 +1,8 @@
-"""What reading with an encoder costs, by calculation: memory in parts, and floating-point operations.
+"""The calculated cost of reading with an encoder: memory in parts, and floating-point operations.
 
-Memory is that of Table 1 of Yen et al. 2024, arXiv 2402.16617: weights, the encoder's states, keys and values, and the
-largest activations of one forward, which theirs counts in one. Ours has no keys and values of the encoder, no dense
-mask and logits of the wanted positions alone, so it is less than they measured.
+The parts of memory in Table 1 of Yen et al. 2024, arXiv 2402.16617: weights, the encoder's states, keys and values, and
+the largest activations of one forward; the table has their sum. Ours has no keys and values of the encoder, no dense
+mask, and logits of the queried positions only, so it is less than their measurement.
 """
 
 from dataclasses import asdict, dataclass
@@ -33,17 +33,17 @@ class Sizes:
 
     @property
     def matrices(self) -> int:
-        """Weights of one layer, its feed-forward gated."""
+        """The number of weights of one layer with a gated feed-forward."""
         return self.hidden * (2 * self.inner + 2 * self.keys + 3 * self.feed_forward)
 
     def activations(self, tokens: int) -> int:
-        """Numbers that one layer's forward over some tokens holds at its largest."""
+        """Return the most numbers that one layer's forward over `tokens` tokens holds at a time."""
         return tokens * (2 * self.hidden + 3 * self.feed_forward)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one reading."""
+    """Memory of reading a context and the tokens after it, in bytes."""
 
     weights: int
     context_states: int
@@ -67,13 +67,13 @@ def memory(
     kept: int = 1,
     itemsize: int = 2,
 ) -> Memory:
-    """Memory of a context of that many tokens, and `tokens` in the decoder.
+    """Return the memory of a context of `context` tokens, and `tokens` in the decoder.
 
     Args:
-        encoder: None: the decoder reads by itself.
+        encoder: None: the decoder reads without one.
         weights: bytes.
         at_once: tokens of one forward of the decoder; default all.
-        kept: positions whose logits are wanted, in float32.
+        kept: positions whose logits are computed, in float32.
         itemsize: bytes of a number.
     """
     reading = rows * decoder.activations(min(tokens, at_once or tokens)) * itemsize
@@ -81,7 +81,7 @@ def memory(
     if encoder is not None and context:
         states = rows * context * encoder.hidden * itemsize
         encoding = encoder.activations(min(rows * context, TOKENS_AT_ONCE)) * itemsize
-        reading += rows * context * 2 * decoder.keys * itemsize  # of one layer, gone with it
+        reading += rows * context * 2 * decoder.keys * itemsize  # of one layer, freed after it
     return Memory(
         weights=weights,
         context_states=states,
@@ -93,7 +93,8 @@ def memory(
 def prefill_flops(
     decoder: Sizes, encoder: Sizes | None, *, context: int, tokens: int, kept: int = 1, chunk: int = 256
 ) -> float:
-    """Multiplications and additions of reading `tokens` behind a context; causal attention counts half the square."""
+    """Return the multiplications and additions of reading `tokens` after a context; causal attention counts half the
+    square."""
     own = 2 * decoder.matrices * tokens + 4 * decoder.inner * tokens * (tokens + 1) / 2
     total = decoder.layers * own + 2 * decoder.hidden * decoder.vocabulary * kept
     if encoder is None or not context:
@@ -105,7 +106,7 @@ def prefill_flops(
 
 
 def parameters(decoder: Sizes, encoder: Sizes | None = None) -> int:
-    """Weights of a Llama with embeddings of its own at both ends; with an encoder, of the CEPE model."""
+    """Return the number of weights of a Llama with untied embeddings; with an encoder, of the CEPE model."""
     count = decoder.layers * (decoder.matrices + 2 * decoder.hidden) + (2 * decoder.vocabulary + 1) * decoder.hidden
     if encoder is None:
         return count

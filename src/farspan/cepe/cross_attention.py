@@ -2,12 +2,12 @@
 
     q = W_q ln_x(h)    k = W_k Φ    v = W_v Φ    out = W_o softmax(q kᵀ · scale) v
 
-No positions and no mask but for padding. Yen et al. 2024, section 2.1. Because keys have no positions,
+No positions, and no mask except for padding. Yen et al. 2024, section 2.1. Because keys have no positions,
 
     q (W_k φ) = (W_kᵀ q) φ        Σ_j a_j W_v φ_j = W_v Σ_j a_j φ_j
 
-so that one step over many tokens needs no keys and values at all (`absorb`). A decoder that normalises its keys
-(q/k-norm) has one more factor for each token and head, which is all that is then kept.
+so that one step over many tokens needs no keys and values (`absorb`). A decoder that normalises its keys (q/k-norm) has
+one more factor for each token and head, and only these factors are kept.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from farspan.cepe.context import Context
 
 SCORES_AT_ONCE = 1 << 24  # weights of `absorb` that are held at a time
-UNFUSED = 3  # how much longer a multiplication takes in `absorb` than inside a fused kernel, roughly
-BALANCE = 64  # multiplications in the time that one number takes to come from memory, roughly
+UNFUSED = 3  # about how much longer a multiplication takes in `absorb` than inside a fused kernel
+BALANCE = 64  # about the number of multiplications in the time of reading one number from memory
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Shape:
     dim: int
     scale: float
     query_bias: bool = False
-    key_bias: bool = False  # kept only in front of a k-norm: elsewhere it cannot change the softmax
+    key_bias: bool = False  # kept only before a k-norm: elsewhere it cannot change the softmax
     value_bias: bool = False
 
 
 class CrossAttention(nn.Module):
-    """Reads a context from the residual stream. Its parameters are named as in the authors' checkpoints."""
+    """Cross-attention from the residual stream to a context. Parameters are named as in the authors' checkpoints."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class CrossAttention(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "batch time hidden"], context: Context
     ) -> Float[Tensor, "batch time hidden"]:
-        """What the context adds to the residual stream. Row i of the batch has row i // (batch / rows) of the context.
+        """Return the sum to add to the residual stream. Row i of the batch has row i // (batch / rows) of the context.
 
         Raises:
             ValueError: a batch that is no multiple of the context's rows, or a context of another width.
@@ -84,7 +84,7 @@ class CrossAttention(nn.Module):
             )
         query = self.q_proj(self.layernorm(hidden.to(weight.dtype)))
         query = _normed(self.q_norm, query.view(batch, time, shape.heads, shape.dim))
-        # the rows that share a context and the heads that share keys are nothing but more queries
+        # rows that share a context and heads that share keys are treated as more queries
         cut = (rows, batch // rows, time, shape.key_heads, shape.heads // shape.key_heads, shape.dim)
         query = query.reshape(cut).permute(0, 3, 1, 4, 2, 5).reshape(rows, shape.key_heads, -1, shape.dim)
         mode = self._mode(context, query, states)
@@ -101,16 +101,16 @@ class CrossAttention(nn.Module):
         return self.o_proj(out).to(hidden.dtype)
 
     def cache_bytes(self, context: Context) -> int:
-        """What keys and values of this layer take."""
+        """Return the bytes of keys and values of this layer."""
         width = 2 * self.shape.key_heads * self.shape.dim
         return context.rows * context.num_tokens * width * self.k_proj.weight.dtype.itemsize
 
     def _mode(self, context: Context, query: Tensor, states: Tensor) -> str:
         wants_gradients = torch.is_grad_enabled() and (query.requires_grad or states.requires_grad)
-        offloaded = self.k_proj.weight.is_meta  # its weights are there only while it is called
+        offloaded = self.k_proj.weight.is_meta  # its weights are loaded only while it is called
         if context.mode != "auto":
-            anew = (wants_gradients and context.mode == "cache") or (offloaded and context.mode == "absorb")
-            return "recompute" if anew else context.mode
+            again = (wants_gradients and context.mode == "cache") or (offloaded and context.mode == "absorb")
+            return "recompute" if again else context.mode
         shape, width, queries = self.shape, states.shape[2], query.shape[1] * query.shape[2]
         keys = 2 * shape.key_heads * shape.dim
         project, read = width * keys, max(queries * 2 * shape.dim, BALANCE * keys)  # for each token of the context
@@ -122,7 +122,7 @@ class CrossAttention(nn.Module):
         return min(costs, key=costs.__getitem__)
 
     def _keys_and_values(self, states: Tensor, context: Context, keep: bool) -> tuple[Tensor, Tensor]:
-        """[rows, key heads, tokens, dim] each."""
+        """Return keys and values, [rows, key heads, tokens, dim] each."""
         if keep and self.from_end in context.kept:
             return context.kept[self.from_end]
         split = (*states.shape[:2], self.shape.key_heads, self.shape.dim)
@@ -163,7 +163,7 @@ class CrossAttention(nn.Module):
         return out if self.v_proj.bias is None else out + self.v_proj.bias.view(1, heads, 1, -1)
 
     def _factor(self, states: Tensor, context: Context, gain: Tensor, centred: bool) -> Tensor:
-        """What k-norm multiplies each token's key with, [rows, key heads, 1, tokens]."""
+        """Return the factor of the k-norm for each token's key, [rows, key heads, 1, tokens]."""
         if self.from_end in context.scales:
             return context.scales[self.from_end]
         assert self.k_norm is not None
@@ -183,7 +183,7 @@ def _blocks(absorbed: Tensor, constant: Tensor | None, size: int) -> Any:
 
 
 def _normed(norm: nn.Module | None, x: Float[Tensor, "batch time heads dim"]) -> Float[Tensor, "batch time heads dim"]:
-    """q/k-norm as the decoder's family applies it: to each head, to all heads together, or by a norm for each."""
+    """Apply a q/k-norm as the decoder's family does: to each head, to all heads together, or with a norm for each."""
     if norm is None:
         return x
     if hasattr(norm, "norms"):
@@ -195,7 +195,8 @@ def _normed(norm: nn.Module | None, x: Float[Tensor, "batch time heads dim"]) ->
 
 
 def _linear_part(norm: nn.Module, like: Tensor, heads: int, dim: int) -> tuple[Float[Tensor, "heads dim"], bool]:
-    """A norm is x -> (gain · x) / size(x) + shift, or with x - mean(x) for x: its gain, and whether it is centred."""
+    """Return the gain of a norm x -> (gain · x) / size(x) + shift, and whether it is centred: x - mean(x) in place of
+    x."""
     zero = next(norm.parameters(), like).new_zeros(1, 1, heads, dim)
     shift = _normed(norm, zero)
     signs = torch.ones_like(zero)

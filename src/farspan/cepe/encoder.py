@@ -1,4 +1,4 @@
-"""Encoding a context: chunk by chunk, in batches of bounded memory, masked tokens left out."""
+"""Encode a context chunk by chunk, in batches of bounded memory, masked tokens left out."""
 
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,15 @@ def encode(
     mode: Mode = "auto",
     budget: int = BUDGET,
 ) -> Context:
-    """The states of all chunks, each encoded by itself, positions from 0. Gradients reach the encoder if they are on.
+    """Return the states of all chunks, each encoded separately, positions from 0. Gradients reach the encoder if they
+    are on.
 
-    Chunks without a token that mask allows are not encoded at all. Where no row has any and gradients are on, one chunk
-    is, to contribute zero with a gradient of zero.
+    Chunks whose tokens are all masked are not encoded. If all tokens of all rows are masked and gradients are on, one
+    chunk is encoded, which contributes zero with a gradient of zero.
 
     Raises:
-        ValueError: ids of another shape or device, none at all, chunks longer than the encoder's window, or ids that
-            the encoder does not know.
+        ValueError: ids of another shape or device, no ids, chunks longer than the encoder's window, or ids that the
+            encoder does not have.
     """
     _check(encoder, ids, mask)
     rows, chunks, length = ids.shape
@@ -57,7 +58,7 @@ def encode(
         return Context(compact, mode=mode, budget=budget)
     there = torch.tensor(counts, device=ids.device)
     allowed = torch.arange(max(counts), device=ids.device) < there[:, None]
-    # a row without tokens attends anywhere and is multiplied with zero: softmax over nothing is NaN on some devices
+    # a row without tokens attends to all and is multiplied by zero: softmax over nothing is NaN on some devices
     return Context(
         compact,
         allowed | (there == 0)[:, None],
@@ -76,10 +77,10 @@ def _silent(encoder: Any, ids: Tensor, num_states: int) -> Context:
 def _states(
     encoder: Any, ids: list[Tensor], masks: list[Tensor] | None, num_states: int
 ) -> tuple[Float[Tensor, "chunks length width"], ...]:
-    """The last states of some batches of chunks, together."""
+    """Return the last states of several batches of chunks, concatenated."""
     parts: list[tuple[Tensor, ...]] = []
     for index, batch in enumerate(ids):
-        # no mask where nothing is masked: kernels without one are faster and take less
+        # no mask where nothing is masked: kernels without one are faster and need less memory
         mask = None if masks is None or bool(masks[index].all()) else masks[index].long()
         output = encoder(input_ids=batch, attention_mask=mask, output_hidden_states=num_states > 1)
         last = output.last_hidden_state
@@ -88,7 +89,7 @@ def _states(
 
 
 def window_of(encoder: Any) -> int | None:
-    """Tokens of the longest chunk; None where the encoder's config does not say."""
+    """Return the tokens of the longest chunk; None where the encoder's config does not name them."""
     return getattr(encoder.config, "max_position_embeddings", None)
 
 
@@ -111,7 +112,7 @@ def _check(encoder: Any, ids: Tensor, mask: Tensor | None) -> None:
     where = embeddings.weight.device
     if ids.device != where and not hasattr(embeddings, "_hf_hook"):
         raise ValueError(
-            f"the context lies on {ids.device}, the encoder on {where}: move it there with .to({str(where)!r})"
+            f"the context is on {ids.device}, the encoder on {where}: move it there with .to({str(where)!r})"
         )
     if (largest := int(ids.max())) >= embeddings.num_embeddings or int(ids.min()) < 0:
         raise ValueError(
@@ -121,7 +122,7 @@ def _check(encoder: Any, ids: Tensor, mask: Tensor | None) -> None:
 
 
 def build(fields: dict[str, Any]) -> Any:
-    """An encoder of random weights from the `encoder_config` of a CEPE model."""
+    """Return an encoder of random weights from the `encoder_config` of a CEPE model."""
     return AutoModel.from_config(encoder_config(fields))
 
 
@@ -133,17 +134,18 @@ def load(
     trust_remote_code: bool | None = None,
     allow_pickle: bool = False,
 ) -> Any:
-    """An encoder from a config (random weights), a model, or a folder or hub id, such as one of masked-language models.
+    """Return an encoder from a config (random weights), a model, or a folder or hub id, such as one of a
+    masked-language model.
 
     Raises:
-        ValueError: one that cannot be loaded, or that does not look both ways.
+        ValueError: one that cannot be loaded, or that is not bidirectional.
     """
     if isinstance(encoder, PreTrainedConfig):
         model = AutoModel.from_config(encoder_config(encoder.to_dict())).to(dtype)
     elif isinstance(encoder, str | Path):
         common: dict[str, Any] = {"what": "encoder", "revision": revision, "trust_remote_code": trust_remote_code}
         config = encoder_config(load_config(encoder, **common).to_dict())
-        optional = ("pooler.",)  # never queried
+        optional = ("pooler.",)  # never used
         options: dict[str, Any] = {"dtype": dtype, "allow_pickle": allow_pickle, "optional": optional, **common}
         model, _ = load_weights(AutoModel, encoder, config, **options)
     else:
@@ -161,6 +163,6 @@ def _check_both_ways(encoder: Any) -> None:
     encoder.train(training)
     if torch.equal(one[0], other[0]):
         raise ValueError(
-            f"{type(encoder).__name__} does not look ahead, so it is no encoder: use a bidirectional model, or one "
-            "whose attention transformers makes bidirectional with config.is_causal = False"
+            f"{type(encoder).__name__} is causal, not bidirectional, so it cannot be the encoder: use a "
+            "bidirectional model, or one whose attention transformers makes bidirectional with config.is_causal = False"
         )

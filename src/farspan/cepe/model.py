@@ -23,9 +23,9 @@ FP32 = ("encoder", "cross_attn")  # added modules, which can stay in float32 ove
 
 
 class Cepe:
-    """What every CEPE model has beside its decoder; `cepe_class` puts it in front of the decoder's class.
+    """The part of a CEPE model that is added to its decoder; `cepe_class` makes it the first base class.
 
-    Frozen base: only encoder and cross-attention require gradients, and dropout of the base stays off in training.
+    The base is frozen: only encoder and cross-attention require gradients, and the base's dropout stays off.
     """
 
     encoder: Any
@@ -37,11 +37,11 @@ class Cepe:
         self.post_init()  # type: ignore[attr-defined]
 
     def extend(self: Any, encoder: Any) -> None:
-        """Adds encoder and cross-attention to a decoder whose config says how."""
+        """Add encoder and cross-attention to a decoder, as its config describes."""
         config = self.config
         self.reading = surgery.Reading()
         self.encoder = encoder
-        self.loss_type = "ForCausalLM"  # transformers would look for it in the name of the class
+        self.loss_type = "ForCausalLM"  # transformers would derive it from the name of the class
         if getattr(config, "added_dtype", None) == "float32":
             self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), *FP32}
         surgery.attach(
@@ -49,27 +49,27 @@ class Cepe:
         )
         self.freeze_base()
 
-    # what is added, and what is not
+    # added and frozen parameters
 
     def added_parameters(self: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names and parameters of encoder and cross-attention."""
+        """Return names and parameters of encoder and cross-attention."""
         return ((name, p) for name, p in self.named_parameters() if is_added(name))
 
     def cross_attentions(self: Any) -> list[CrossAttention]:
         return [layer.cross_attn for layer in surgery.layers_of(self) if hasattr(layer, "cross_attn")]
 
     def freeze_base(self: Any) -> None:
-        """Lets gradients reach the added parameters only."""
+        """Require gradients for the added parameters only."""
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(is_added(name) and parameter.is_floating_point())
 
     def train(self: Any, mode: bool = True) -> Any:
-        """Training mode for what is added. The base's modules stay in eval mode, without dropout, but for the model,
-        its decoder and its layers, which gradient checkpointing asks for it."""
+        """Set training mode for the added modules. The base's modules stay in eval mode, without dropout, except the
+        model, its decoder and its layers, whose mode gradient checkpointing reads."""
         super().train(mode)  # type: ignore[misc]
-        asked = {id(self), id(decoder_of(self)), *map(id, surgery.layers_of(self))}
+        checked = {id(self), id(decoder_of(self)), *map(id, surgery.layers_of(self))}
         for name, module in self.named_modules():
-            if id(module) not in asked and not is_added(name):
+            if id(module) not in checked and not is_added(name):
                 module.training = False
         return self
 
@@ -83,10 +83,10 @@ class Cepe:
         mode: Mode = "auto",
         budget: int = BUDGET,
     ) -> Context:
-        """Encodes chunks, each by itself; what comes back can be kept, moved and read by many prompts.
+        """Encode chunks, each separately. The result can be kept, moved and read by many prompts.
 
         Args:
-            mask: 0 for tokens that are not there; they are dropped. Default: all are.
+            mask: 0 for tokens to leave out; default none.
             mode: how the cross-attention uses it, see `Context`.
             budget: bytes of keys and values that mode `auto` may keep.
 
@@ -96,7 +96,7 @@ class Cepe:
         return encode(self.encoder, ids, mask, num_states=fields.num_states(self.config), mode=mode, budget=budget)
 
     def attending(self: Any, context: Context | None) -> AbstractContextManager[None]:
-        """Within it every forward of the model, or of its decoder alone, reads this context.
+        """Return a scope in which every forward of the model, or of its decoder alone, reads this context.
 
         Raises:
             ValueError: a context on another device.
@@ -107,20 +107,20 @@ class Cepe:
         spread = len(set(getattr(self, "hf_device_map", {}).values())) > 1 or hasattr(self, "_hf_hook")
         if context is not None and context.device != where and not spread:
             raise ValueError(
-                f"the context lies on {context.device}, the model on {where}: use context.to({str(where)!r})"
+                f"the context is on {context.device}, the model on {where}: use context.to({str(where)!r})"
             )
         return self.reading.of(context)
 
     @torch.no_grad()
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As transformers' `generate`; also takes a context, which is encoded once, also for several beams."""
+        """Generate as transformers' `generate`, with a context, which is encoded once, also for several beams."""
         context = self._context(kwargs)
         if context is not None:
             kwargs["context"] = context
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
     def _context(self: Any, kwargs: dict[str, Any]) -> Context | None:
-        """The context among the arguments of a call, taken out of them.
+        """Remove the context from the arguments of a call and return it.
 
         Raises:
             ValueError: more than one.
@@ -132,23 +132,23 @@ class Cepe:
         return context if ids is None else self.encode_context(ids, other_mask if mask is None else mask)
 
     def save_pretrained(self: Any, save_directory: Any, *, adapter_only: bool = False, **kwargs: Any) -> None:
-        """Writes config and weights in the authors' layout; with `adapter_only`, what was added and the base's name."""
+        """Write config and weights in the authors' layout; with `adapter_only`, added weights and the base's name."""
         save(self, save_directory, super().save_pretrained, adapter_only=adapter_only, **kwargs)  # type: ignore[misc]
 
 
 @cache
 def cepe_class(base: Any) -> type:
-    """The class of CEPE models whose decoder is of class `base`, such as LlamaForCausalContextLM."""
+    """Return the class of CEPE models whose decoder is of class `base`, such as LlamaForCausalContextLM."""
     own = inspect.signature(base.forward)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         context = self._context(kwargs)
-        if context is None:  # also: one that `attending` brings
+        if context is None:  # also inside `attending`
             return base.forward(self, *args, **kwargs)
         with self.attending(context):
             return base.forward(self, *args, **kwargs)
 
-    # generate and the Trainer look here for what the model takes
+    # generate and the Trainer read the model's arguments here
     kind, parameters = inspect.Parameter.KEYWORD_ONLY, list(own.parameters.values())
     named = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD and p.name not in CONTEXT]
     rest = [p for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD]

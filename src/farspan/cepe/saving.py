@@ -1,4 +1,4 @@
-"""How a CEPE model is written to disk: whole, in the authors' layout, or only what was added to a decoder."""
+"""Write a CEPE model to disk: whole, in the authors' layout, or only the weights that were added to a decoder."""
 
 import hashlib
 from collections.abc import Callable
@@ -17,12 +17,12 @@ WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*
 
 
 def is_added(name: str) -> bool:
-    """Whether a parameter or module of this name is not the decoder's own."""
+    """Return whether a parameter or module of this name was added to the decoder."""
     return name.split(".", 1)[0] == "encoder" or ".cross_attn." in f"{name}."
 
 
 def save(model: Any, folder: str | Path, write: Callable[..., Any], *, adapter_only: bool, **kwargs: Any) -> None:
-    """Writes a model, or only what was added. Until all is written the folder's files stay what they were.
+    """Write a model, or only the added weights. The folder's files are replaced after all new ones are written.
 
     Raises:
         ValueError: a file where the folder should be.
@@ -44,8 +44,8 @@ def save(model: Any, folder: str | Path, write: Callable[..., Any], *, adapter_o
 
 
 def weights_hash(model: Any) -> str | None:
-    """Tells two bases apart, whatever the dtype they are loaded in: a hash over each weight's name, shape, and its
-    first and last 16 values in bfloat16. None where weights are quantised or offloaded."""
+    """Return a hash that identifies a base in any dtype: over the name, the shape, and the first and last 16 values in
+    bfloat16 of each weight. None where weights are quantised or offloaded."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         if is_added(name):

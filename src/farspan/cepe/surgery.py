@@ -1,12 +1,12 @@
-"""Puts a cross-attention into the layers of any decoder, between self-attention and feed-forward, without its code.
+"""Add a cross-attention to the layers of any decoder, between self-attention and feed-forward, without its code.
 
-Each layer becomes a subclass of its own class, which is handed the context; a hook on the module whose output is added
+Each layer becomes a subclass of its own class, which receives the context; a hook on the module whose output is added
 to the residual stream adds the cross-attention to that output. So gradient checkpointing, which recomputes `forward`,
 recomputes with the context that the forward had. Where attention and feed-forward read the same input (parallel
 blocks), the context joins the residual stream with the attention's output, and the feed-forward of the next layer is
 the first to see it.
 
-Of transformers' modules it uses names and shapes. What those say is put to the proof by `check_sites`.
+It finds transformers' modules by names and shapes; `check_sites` verifies the result.
 """
 
 import inspect
@@ -30,20 +30,20 @@ from farspan.hf import decoder_of
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
 NORMS = ("pre_feedforward_layernorm", "post_attention_layernorm", "ln_2", "final_layer_norm", "ln_mlp", "mlp_norm",
          "input_layernorm", "ln_1")  # fmt: skip  # the feed-forward's own, else the block's
-PROBE = 1e4  # a shift of the residual stream against which everything behind a norm is small
+PROBE = 1e4  # a shift of the residual stream, much larger than the output of any module that reads through a norm
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where the output of a layer's attention joins the residual stream."""
+    """The place where the output of a layer's attention is added to the residual stream."""
 
     module: str
     has_residual: bool  # its output is residual stream and attention together (BLOOM)
-    multiplier: float  # what the layer multiplies the output with before it is added (Granite)
+    multiplier: float  # the layer's factor of the output before it is added (Granite)
 
 
 class Reading:
-    """The context that a model's layers read at the moment."""
+    """The context that a model's layers currently read."""
 
     def __init__(self) -> None:
         self.context: Context | None = None
@@ -58,7 +58,7 @@ class Reading:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """The decoder's layers, in order.
+    """Return the decoder's layers, in order.
 
     Raises:
         ValueError: none are found.
@@ -71,13 +71,13 @@ def layers_of(model: Any) -> list[Any]:
 
 
 def attach(model: Any, *, num_cross: int, width: int, reading: Reading) -> None:
-    """Adds a cross-attention of random weights to the last `num_cross` layers.
+    """Add a cross-attention of random weights to the last `num_cross` layers.
 
     Args:
         width: of the encoder's states.
 
     Raises:
-        ValueError: a layer in which something is not found; says where and what.
+        ValueError: a layer in which a module is not found; names both.
     """
     layers = layers_of(model)
     found = []
@@ -87,7 +87,7 @@ def attach(model: Any, *, num_cross: int, width: int, reading: Reading) -> None:
         attention = _attention(layer, where)
         norms = _norm(layer, where), *_qk_norms(attention)
         found.append((index, layer, _site(layer, attention, where), shape_of(attention, where), norms))
-    for index, layer, site, shape, norms in found:  # nothing is changed before all is found
+    for index, layer, site, shape, norms in found:  # nothing is changed before all modules are found
         layer.cross_attn = CrossAttention(
             shape, width, *deepcopy(norms), from_end=len(layers) - index, num_cross=num_cross
         )
@@ -99,13 +99,13 @@ def attach(model: Any, *, num_cross: int, width: int, reading: Reading) -> None:
 def _change_class(layer: Any) -> None:
     kind: Any = type(layer)
     layer.__class__ = _reading_class(kind)
-    if hasattr(layer, "_old_forward"):  # what accelerate's hooks call, bound to the class of before
+    if hasattr(layer, "_old_forward"):  # called by accelerate's hooks, bound to the former class
         layer._old_forward = MethodType(type(layer).forward, layer)
 
 
 @cache
 def _reading_class(kind: Any) -> type:
-    """A layer's class, of the same name, that is handed the context it reads."""
+    """Return a subclass of a layer's class, of the same name, which receives the context it reads."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         return kind.__call__(self, *args, cepe_context=self._cepe_reading.context, **kwargs)
@@ -113,7 +113,7 @@ def _reading_class(kind: Any) -> type:
     def forward(self: Any, hidden_states: Tensor, *args: Any, cepe_context: Context | None, **kwargs: Any) -> Any:
         training = self.training
         self._cepe_at = None if cepe_context is None else (hidden_states, cepe_context)
-        if training:  # dropout that the layer does itself belongs to the frozen decoder
+        if training:  # dropout in the layer's own code belongs to the frozen decoder
             self.training = False
         try:
             return kind.forward(self, hidden_states, *args, **kwargs)
@@ -152,7 +152,7 @@ def _attention(layer: nn.Module, where: str) -> Any:
 
 def _site(layer: nn.Module, attention: nn.Module, where: str) -> Site:
     name = next(name for name, child in layer.named_children() if child is attention)
-    if hasattr(layer, "post_feedforward_layernorm"):  # a norm stands between attention and residual stream
+    if hasattr(layer, "post_feedforward_layernorm"):  # a norm is between attention and residual stream
         name = "post_attention_layernorm"
         if not hasattr(layer, name):
             raise ValueError(f"{where} cannot be extended: it has post_feedforward_layernorm but no {name}")
@@ -176,7 +176,7 @@ def _qk_norms(attention: nn.Module) -> tuple[nn.Module | None, nn.Module | None]
 
 
 def shape_of(attention: Any, where: str) -> Shape:
-    """The geometry of a self-attention module.
+    """Return the geometry of a self-attention module.
 
     Raises:
         ValueError: projections or a head's dimension that are not found.
@@ -218,7 +218,7 @@ def _first(module: Any, *names: str) -> Any:
 
 
 def _size(projection: Any) -> tuple[int, int]:
-    """Rows and columns of a projection's matrix, [out, in]."""
+    """Return rows and columns of a projection's matrix, [out, in]."""
     if isinstance(projection, Conv1D):
         return projection.weight.shape[1], projection.weight.shape[0]
     return projection.out_features, projection.in_features
@@ -226,7 +226,7 @@ def _size(projection: Any) -> tuple[int, int]:
 
 @torch.no_grad()
 def matrices(attention: Any, where: str) -> tuple[list[Float[Tensor, "out hidden"]], list[Float[Tensor, "out"] | None]]:
-    """Weights and biases of query, key and value, whatever way they are laid out in the module."""
+    """Return weights and biases of query, key and value, in any of the known layouts of the module."""
     if hasattr(attention, "q_proj"):
         parts = [_matrix(getattr(attention, f"{p}_proj")) for p in "qkv"]
         return [weight for weight, _ in parts], [bias for _, bias in parts]
@@ -246,7 +246,7 @@ def matrices(attention: Any, where: str) -> tuple[list[Float[Tensor, "out hidden
 
 
 def _matrix(projection: Any) -> tuple[Tensor, Tensor | None]:
-    """Weight [out, in] and bias; of quantised projections, what they do to the unit vectors."""
+    """Return weight [out, in] and bias; of a quantised projection, its outputs for the unit vectors."""
     bias = getattr(projection, "bias", None)
     if isinstance(projection, Conv1D):
         return projection.weight.T, bias
@@ -259,11 +259,11 @@ def _matrix(projection: Any) -> tuple[Tensor, Tensor | None]:
 
 @torch.no_grad()
 def initialise(model: Any) -> None:
-    """Gives every cross-attention the weights it starts from (Yen et al. 2024, section 2.2 and appendix A.2).
+    """Set the initial weights of every cross-attention (Yen et al. 2024, section 2.2 and appendix A.2).
 
-    Queries and their norm are copies; of keys and values the columns that there is an encoder width for, zeros in
-    further ones; the output projection is zero, so the model says exactly what it said before. The norm is the
-    feed-forward's; where the feed-forward has none in front (OLMo2), one of unit weights.
+    Queries and their norm are copies. Keys and values are copied as far as the encoder is wide; further columns are
+    zero. The output projection is zero, so the model's outputs do not change. The norm is the feed-forward's; where the
+    feed-forward has none before it (OLMo2), one of unit weights.
     """
     for index, layer in enumerate(layers_of(model)):
         if (cross := getattr(layer, "cross_attn", None)) is None:
@@ -283,7 +283,7 @@ def initialise(model: Any) -> None:
 
 
 class _Shift(nn.Module):
-    """A cross-attention that adds a constant: what `check_sites` puts in the place of each."""
+    """A cross-attention that adds a constant, used by `check_sites` in the place of each."""
 
     def __init__(self, shift: float) -> None:
         super().__init__()
@@ -295,13 +295,13 @@ class _Shift(nn.Module):
 
 @torch.no_grad()
 def check_sites(model: Any, reading: Reading) -> None:
-    """Proves that what a cross-attention adds enters the residual stream once, as it is.
+    """Check that the output of each cross-attention is added to the residual stream once, unchanged.
 
-    Every layer is given a large constant in its place, of alternating sign. Everything else that a layer adds stands
-    behind a norm and stays small against it.
+    Each one is replaced by a large constant, of alternating sign. All other modules of a layer read through a norm, so
+    that their outputs are small in comparison.
 
     Raises:
-        ValueError: a layer whose output does not change by the constant; names it, and what it changes by.
+        ValueError: a layer whose output does not change by the constant; names it, and the share of the constant.
     """
     layers = layers_of(model)
     crossed = [(i, layer) for i, layer in enumerate(layers) if hasattr(layer, "cross_attn")]
@@ -336,7 +336,7 @@ def check_sites(model: Any, reading: Reading) -> None:
         entered = (after - before).mean().item() / (PROBE * (-1) ** number)
         if not 0.9 < entered < 1.1:
             raise ValueError(
-                f"layer {index} of {type(model).__name__} ({type(layer).__name__}) cannot be extended: what is added "
-                f"to the output of its {layer._cepe_site.module} should reach the layer's output once; "
+                f"layer {index} of {type(model).__name__} ({type(layer).__name__}) cannot be extended: the vector "
+                f"added to the output of its {layer._cepe_site.module} should reach the layer's output once; "
                 f"{entered:.2g} of it does"
             )

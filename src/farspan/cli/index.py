@@ -11,7 +11,7 @@ from farspan.cli.options import AsJson, err, one_line_errors
 from farspan.terminal import Terminal
 
 
-class Kind(StrEnum):
+class IndexKind(StrEnum):
     bm25 = "bm25"
     dense = "dense"
     faiss = "faiss"
@@ -23,8 +23,8 @@ def index(
         Path, typer.Option(help="Folder of the index; an index of the same documents and settings is kept.")
     ],
     kind: Annotated[
-        Kind, typer.Option(help="bm25: words; dense: vectors, exact; faiss: vectors, approximate.")
-    ] = Kind.bm25,
+        IndexKind, typer.Option(help="bm25: words; dense: vectors, exact; faiss: vectors, approximate.")
+    ] = IndexKind.bm25,
     words: Annotated[int | None, typer.Option(min=1, help="Words in a passage; default 100.")] = None,
     passage_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens in a passage, instead of words; needs --tokenizer.")
@@ -46,7 +46,7 @@ def index(
             raise ValueError("--passage-tokens and --tokenizer go together: give both, or neither")
         if words is not None and passage_tokens is not None:
             raise ValueError("--words and --passage-tokens contradict each other: give one")
-        if encoder is not None and kind is Kind.bm25:
+        if encoder is not None and kind is IndexKind.bm25:
             raise ValueError("--encoder belongs to --kind dense and faiss, not to bm25")
         started = time.perf_counter()
         built = build(

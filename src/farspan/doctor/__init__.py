@@ -1,8 +1,8 @@
-"""Does a method do on this model what it promises? Its promises, checked on a few hundred tokens.
+"""Check on a few hundred tokens that a method keeps its promises on a model.
 
-Windows and the like are made small where a text would otherwise have to be long; the check's note then names the
-setting that was tested. In float32 two ways to the same scores are compared by their largest difference. In lower
-precision two forwards of different shapes differ by rounding, so there the mean difference counts; forwards of the same
+Windows and similar settings are made small where a text would otherwise have to be long; the check's note then names
+the setting tested. In float32, two computations of the same scores are compared by their largest difference. In lower
+precision, forwards of different shapes differ by rounding and are compared by the mean difference; forwards of the same
 shapes are still compared by the largest one.
 """
 
@@ -22,7 +22,7 @@ from farspan.reader import Reader
 __all__ = ["ORDER", "Check", "Watch", "beginning", "diagnose", "print_checks"]
 
 Watch = Callable[[str, int, int], None]  # the check that begins, checks done, checks in all
-TROUBLE = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)  # what a model raises where it is misused
+TROUBLE = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)  # of models it does not suit
 
 
 class _Stop(Exception):  # noqa: N818
@@ -37,7 +37,7 @@ def diagnose(lm: LM, method: Method, text: str | None = None, *, watch: Watch | 
         watch: called before each check.
 
     Returns:
-        The checks in order. A method that cannot be put on the model gives a single failed check, "runs".
+        The checks in order; one failed check, "runs", for a method that cannot be put on the model.
 
     Raises:
         ValueError: a text that is too short.
@@ -61,7 +61,7 @@ def diagnose(lm: LM, method: Method, text: str | None = None, *, watch: Watch | 
                     begins(name)
                     checks.append(_answer(subject, name, question, reader))
                 if number == len(to_do) - 1:
-                    raise _Stop  # the trace that an error leaves is part of the comparison below
+                    raise _Stop  # changes that remain after an error are part of the comparison below
         except _Stop:
             pass
         except TROUBLE as error:

@@ -1,4 +1,4 @@
-"""The checks, one function each: it is given the subject and a reader of the setting that is tested."""
+"""The checks, one function each, called with the subject and a reader of the setting tested."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -13,26 +13,26 @@ from farspan.hf.attend import angles, frequencies
 from farspan.methods import Method
 from farspan.reader import Reader
 
-STRING = 24  # random tokens that are to be copied
+STRING = 24  # random tokens to copy
 COPIES = 5  # texts with such a string
-GAP = 4  # tokens between a string and its copy; of a copy also those that are not counted
-GONE = 12  # tokens that are changed where nothing should reach them
-AT_WORK = 1e-3  # nats; less than that is no difference
-SPARE = 5 / 4  # of the bytes of the keys that are held: room to grow
+GAP = 4  # tokens between a string and its copy; also the first tokens of a copy, which are not counted
+GONE = 12  # tokens changed where no query should reach them
+AT_WORK = 1e-3  # nats; smaller differences are ignored
+SPARE = 5 / 4  # of the bytes of the keys held: spare capacity
 
 Question = Callable[[Subject, Reader], Check]
 
 ORDER = {
     "runs": "the method can be put on the model, which gives numbers",
     "no-op": "inside its window or at its neutral setting it is the model's own plain forward",
-    "at work": "beyond that it is not",
+    "at work": "beyond that it differs from it",
     "cuts": "the result does not depend on how the text is cut",
     "causality": "a later token changes no earlier score",
     "rows": "the rows of a batch do not see each other",
     "right padding": "padding after the scored tokens changes nothing",
-    "left padding": "the model called by itself with a left-padded batch gives what its rows give, or refuses",
+    "left padding": "the model called directly with a left-padded batch gives the scores of its rows, or refuses",
     "inv_freq": "RoPE frequencies are in float32, and those of the model's theta",
-    "rope": "far positions are turned by the scaled frequencies",
+    "rope": "far positions are rotated by the scaled frequencies",
     "context": "a random string has more probability where it repeats one that the memory holds",
     "forgetting": "tokens out of reach change nothing",
     "memory": "it holds no more than it promises",
@@ -73,7 +73,7 @@ def runs(subject: Subject, reader: Reader) -> Check:
 
 def no_op(subject: Subject, reader: Reader) -> Check:
     if subject.neutral is None:
-        return Check("no-op", None, "", "", f"nothing is known of a neutral setting of {subject.method}")
+        return Check("no-op", None, "", "", f"no neutral setting of {subject.method} is known")
     length = subject.neutral_length
     whole = length == subject.rows.shape[1]
     expected = subject.expected if whole else subject.plain_nats(subject.rows[:, :length])
@@ -94,9 +94,9 @@ def at_work(subject: Subject, reader: Reader) -> Check:
 def cuts(subject: Subject, reader: Reader) -> Check:
     ids = subject.rows[:1]
     whole = subject.nats(reader, ids)
-    cut = (subject.nats(reader, ids, *chunks) for chunks in ((7, None), (64, 1)))  # the last: scored token by token
+    cut = (subject.nats(reader, ids, *chunks) for chunks in ((7, None), (64, 1)))  # the last is scored token by token
     apart = max(subject.apart(one, whole) for one in cut)
-    note = "chunks of 7, of 64 and one token at a time give what one pass gives"
+    note = "chunks of 7, of 64 and one token at a time give the scores of one pass"
     return subject.equal("cuts", subject.small, apart, note)
 
 
@@ -131,7 +131,7 @@ def right_padding(subject: Subject, reader: Reader) -> Check:
 
 def left_padding(subject: Subject, reader: Reader) -> Check:
     if not subject.small.in_model:
-        note = f"{subject.method} works around the model, which reads differently when it is called by itself"
+        note = f"{subject.method} works around the model, which reads differently when called directly"
         return Check("left padding", None, "", "", note)
     lm, model, ids, padding = subject.lm, reader.lm.model, subject.rows, subject.asked // 2
     parameters = inspect.signature(model.forward).parameters
@@ -150,7 +150,7 @@ def left_padding(subject: Subject, reader: Reader) -> Check:
     except ValueError as error:
         return Check("left padding", True, "refused", "equal or refused", reason(error))
     together = nats_of(logits[:, -subject.asked - 1 : -1], padded[:, -subject.asked :])
-    note = "a left-padded batch through the model itself gives what its rows give"
+    note = "the model called directly with a left-padded batch gives the scores of its rows"
     return subject.equal("left padding", subject.small, subject.apart(together, alone), note)
 
 
@@ -160,7 +160,7 @@ def inv_freq(subject: Subject, reader: Reader) -> Check:
         return Check("inv_freq", None, "", "", f"{type(reader.lm.model).__name__} has no RoPE frequencies")
     others = {str(values.dtype).removeprefix("torch.") for _, values in found} - {"float32"}
     if others:
-        note = "cast with the model: far positions are turned wrongly; load with dtype= instead of .to(dtype)"
+        note = "cast with the model: far positions are rotated wrongly; load with dtype= instead of .to(dtype)"
         return Check("inv_freq", False, ", ".join(others), "float32", note)
     if subject.method.frequencies(subject.lm) is not None:
         return Check("inv_freq", True, "float32", "float32", "the scaled frequencies are in float32")
@@ -169,7 +169,7 @@ def inv_freq(subject: Subject, reader: Reader) -> Check:
     except ValueError:
         own = found[0][1].to("meta")
     if own.device.type == "meta":
-        note = "the frequencies are in float32; they follow no plain theta that they could be compared with"
+        note = "the frequencies are in float32; they have no plain theta to compare them with"
         return Check("inv_freq", True, "float32", "float32", note)
     error = float((own.cpu() / frequencies(theta, 2 * len(own)) - 1).abs().max())
     note = f"in float32, and those of theta = {theta:g} (rounded to bfloat16 they are off by 0.004)"
@@ -218,10 +218,10 @@ def context(subject: Subject, reader: Reader) -> Check:
     measured = f"{gain:.2f} ± {error:.2f}"
     if largest(*given) <= (subject.tolerance_of_one if subject.exact else 0.0):
         return Check("context", False, 0.0, allowed, "the tokens already read change no score")
-    if by_full[0] <= max(4 * by_full[1], 0.1):  # far beyond chance, or nothing could be told
+    if by_full[0] <= max(4 * by_full[1], 0.1):  # without a gain far beyond chance the check proves nothing
         note = f"the context is seen, but the model does not copy with full attention either ({by_full[0]:.2f} nats)"
         return Check("context", None, measured, allowed, note)
-    note = f"nats per token that a copy of {string} random tokens is easier by ({by_full[0]:.2f} with full)"
+    note = f"nats per token by which a copy of {string} random tokens is easier ({by_full[0]:.2f} with full)"
     return Check("context", gain > 2 * error, measured, allowed, note)
 
 
@@ -242,12 +242,12 @@ def memory(subject: Subject, reader: Reader) -> Check:
     small, lm, rows = subject.small, subject.lm, subject.rows
     reader.chunk = 16
     memory = reader.read(rows[:, :-1])
-    if memory.num_kept > small.kept_to_answer(memory.num_seen):  # some methods drop keys at the first question
+    if memory.num_kept > small.kept_to_answer(memory.num_seen):  # some methods drop keys at the first score
         memory.score(rows[:, -1:])
     most = small.kept_to_answer(memory.num_seen)
     measured = f"{memory.num_kept:,} tokens, {memory.num_bytes / 1024:,.1f} KiB"
     note = f"held of {memory.num_seen:,} tokens in {len(rows)} rows{subject.tested(small)}"
-    if most >= memory.num_seen:  # what else a model carries is its own
+    if most >= memory.num_seen:  # the rest of a model's state is its own
         return Check("memory", memory.num_kept <= most, measured, f"<= {most:,} tokens", note)
     text = rows.nbytes  # a memory may hold the text
     most_bytes = most * len(rows) * lm.key_bytes_per_token * SPARE + text
@@ -263,7 +263,7 @@ def _string_nats(reader: Reader, ids: Tensor, string: int) -> Tensor:
 
 
 def _gain(with_it: Tensor, without: Tensor) -> tuple[float, float]:
-    """Return by how many nats per token a copy is easier, and its standard error over texts."""
+    """Return the nats per token by which a copy is easier, and their standard error over texts."""
     each = (without - with_it)[:, GAP:].mean(-1)
     return float(each.mean()), float(each.std() / len(each) ** 0.5)
 

@@ -1,4 +1,4 @@
-"""A model under a method: the tokens to examine it with, how its scores are computed, and how they are compared."""
+"""A model under a method: its test tokens, their scores, and comparisons of scores."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ CHARACTERS = 20_000  # of the text
 REACH = 160  # tokens that a forgetful setting lets a token reach back through all layers
 EXACT = 2e-3  # nats, the largest difference in float32
 ROUNDED, ROUNDED_LARGEST = 0.05, 0.25  # nats, the mean and the largest in lower precision
-MISSING = 1e9  # nats; the difference between a number and none
+MISSING = 1e9  # nats; the difference between a number and NaN
 
 
 @dataclass(frozen=True)
 class Check:
-    """One promise and what was found."""
+    """The result of one check."""
 
     name: str
     passed: bool | None  # None: it does not apply, for the reason in `note`
@@ -31,7 +31,7 @@ class Check:
 
 
 class Subject:
-    """A model under a method, and the tokens to examine it with."""
+    """A model under a method, and its test tokens."""
 
     def __init__(self, lm: LM, method: Method, text: str | None) -> None:
         """Raises:
@@ -42,13 +42,13 @@ class Subject:
         self.longest = min(LENGTH, lm.position_limit or LENGTH, lm.trained_length or LENGTH)
         self.asked = self.longest // 4  # tokens scored
         self.before = self.longest - self.asked  # tokens before those
-        self.query = self.longest // 8  # of these at most, appended after the rest was read
+        self.query = self.longest // 8  # tokens of those, at most, appended after the rest was read
         self.rows = tokens[: 2 * self.longest].reshape(2, self.longest).clone()
         self.head = torch.tensor(lm.separator.ids, device=tokens.device)[: self.longest // 8]
         self.rows[:, : len(self.head)] = self.head
         self.known = tokens.unique()
         self.exact = lm.dtype in (torch.float32, torch.float64)
-        self.expected = self.plain_nats(self.rows)  # of the rows by a plain forward
+        self.expected = self.plain_nats(self.rows)  # scores of the rows by a plain forward
         self.rounding = self._rounding()  # nats by which full attention in chunks differs from that, in lower precision
         self.noise = 0.0  # nats by which the method at its neutral setting differs from that
         limit = method.neutral_limit(lm.trained_length)
@@ -64,11 +64,11 @@ class Subject:
         return min(self.apart(self.nats(dense_reader(self.lm), self.rows, 7), self.expected), ROUNDED_LARGEST)
 
     def nats(self, reader: Reader, ids: Tensor, chunk: int = 1024, scored: int | None = None) -> Tensor:
-        """Return -log p of the last tokens [rows, asked], read in such chunks and scored in others."""
+        """Return -log p of the last tokens [rows, asked], read in chunks of `chunk`, scored in chunks of `scored`."""
         return self.score(reader, self.read(reader, ids, chunk), ids, scored or chunk)
 
     def read(self, reader: Reader, ids: Tensor, chunk: int = 1024) -> Memory:
-        """Return a memory of all but the tokens that are scored."""
+        """Return a memory of all tokens but the scored ones."""
         reader.chunk = chunk
         before = ids.shape[1] - self._asked_of(ids)
         query = min(self.query, before // 2)  # appended after the rest was read, as passages need it
@@ -89,7 +89,7 @@ class Subject:
         return nats_of(logits[:, -asked - 1 : -1], ids[:, -asked:])
 
     def _asked_of(self, ids: Tensor) -> int:
-        """Tokens at the end of such a text that are scored."""
+        """Return the number of scored tokens at the end of such a text."""
         return min(self.asked, max(1, ids.shape[1] // 4))
 
     def sampled(self, rows: int, length: int, seed: int) -> Tensor:
@@ -99,7 +99,7 @@ class Subject:
 
     @property
     def kind(self) -> str:
-        """Of the difference that is compared."""
+        """The kind of difference compared."""
         return "largest" if self.exact else "mean"
 
     @property
@@ -113,7 +113,7 @@ class Subject:
         return EXACT if self.exact else ROUNDED_LARGEST
 
     def apart(self, given: Tensor, expected: Tensor) -> float:
-        """Return how far two ways to the same scores are apart, in nats."""
+        """Return the difference between two computations of the same scores, in nats."""
         return largest(given, expected) if self.exact else float(_differences(given, expected).mean())
 
     def equal(self, name: str, variant: Method | None, apart: float, note: str) -> Check:
@@ -127,7 +127,7 @@ class Subject:
         return Check(name, largest <= self.tolerance_of_one, largest, allowed, note + self.tested(variant))
 
     def tested(self, variant: Method | None) -> str:
-        """Return what a note adds where another setting than the method's own was tested."""
+        """Return the addition to a note if a setting other than the method's own was tested."""
         return "" if variant is None or variant == self.method else f"; tested as {variant}"
 
 
@@ -137,7 +137,7 @@ def nats_of(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def largest(given: Tensor, expected: Tensor) -> float:
-    """Return the largest difference; that between a number and none is MISSING."""
+    """Return the largest difference; between a number and NaN it is MISSING."""
     return float(_differences(given, expected).max())
 
 
@@ -152,8 +152,7 @@ def reason(error: BaseException) -> str:
 
 
 def beginning(name: str) -> str:
-    """Return the first characters of the text of this name (as `farspan curve --text`), over several documents if need
-    be.
+    """Return the first characters of the text of this name (as `farspan curve --text`), over several documents.
 
     Raises:
         ValueError: there is no such text.

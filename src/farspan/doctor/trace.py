@@ -1,4 +1,4 @@
-"""What a method might leave behind on a model: everything by name, before and after."""
+"""The state of a model that a method might change, by name, before and after."""
 
 from copy import deepcopy
 from typing import Any
@@ -12,7 +12,7 @@ from farspan.lm import LM
 
 
 def state(lm: LM) -> dict[str, Any]:
-    """Return all that a method might leave behind, by name."""
+    """Return all state that a method might change, by name."""
     model = lm.model
     state: dict[str, Any] = {}
     for where, module in model.named_modules():

@@ -1,6 +1,6 @@
-"""All that reaches into transformers: caches, attention, RoPE, the output head, masks, limits."""
+"""All access to transformers' internals: caches, attention, RoPE, the output head, masks, limits."""
 
-from farspan.hf.attention import Attention, attention_names, replaced_attention
+from farspan.hf.attention import CustomAttention, attention_names, replaced_attention
 from farspan.hf.cache import BufferLayer
 from farspan.hf.decoder import decoder_of, head_at, logits, plain_hidden, watched_decoder
 from farspan.hf.facts import (
@@ -18,8 +18,8 @@ from farspan.hf.scope import Scope, alone, check_scope
 from farspan.hf.stream import Stream
 
 __all__ = [
-    "Attention",
     "BufferLayer",
+    "CustomAttention",
     "Scope",
     "See",
     "Stream",

@@ -1,6 +1,6 @@
-"""Attention that methods bring with them, as mathematics: what is visible, at which distance, in blocks of queries.
+"""The attention of methods as pure mathematics: which keys are visible, at which distance, in blocks of queries.
 
-Nothing here knows transformers; `hf.replaced_attention` puts it in the place of a model's own.
+Nothing here depends on transformers; `hf.replaced_attention` replaces a model's own attention with it.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-SCORES_AT_ONCE = {"cpu": 1 << 20}  # values; of one block of queries: what stays in a CPU's cache ...
+SCORES_AT_ONCE = {"cpu": 1 << 20}  # values of one block of queries: those that fit into a CPU's cache
 SCORES_AT_ONCE_ELSEWHERE = 1 << 26
 Position = TypeVar("Position", int, Tensor)
 SMALLEST_BLOCK = 16  # queries; below that each block's overhead outweighs what it frees
@@ -19,20 +19,20 @@ SMALLEST_BLOCK = 16  # queries; below that each block's overhead outweighs what 
 
 @dataclass(frozen=True)
 class Layer:
-    """What one attention layer brings along."""
+    """The properties of one attention layer that methods need."""
 
     index: int
     inv_freq: Float[Tensor, "pairs"] | None  # angle per position of its rotary dimensions; None: no RoPE
-    window: int | None  # tokens, the current one included, where it has a sliding window of its own
+    window: int | None  # tokens of the layer's own sliding window, the current one included; None: none
 
 
 @dataclass(frozen=True)
 class Call:
     """One layer's queries, keys and values of one forward, after RoPE.
 
-    Keys are those of consecutive positions that end with the last query's, except that some may be missing after the
-    first ones (`num_missing` of them), which are then the first of the text. Where an `Eviction` has chosen keys, the
-    first keys of each head are at `positions`, and the rest are consecutive as before.
+    Keys have consecutive positions that end at the last query's. `num_missing` keys may be missing after the first keys
+    of the text. If an `Eviction` has chosen keys, the first keys of each head are at `positions`, and the rest are
+    consecutive.
     """
 
     query: Float[Tensor, "batch heads groups time dim"]  # groups: query heads that share a key head
@@ -50,8 +50,7 @@ class Call:
         return self.start + self.query.shape[3] - self.key.shape[2]
 
     def key_positions(self, keys: slice) -> Int[Tensor, "*heads keys"]:
-        """Return the positions of some keys in the text: [keys], or [batch, heads, 1, 1, keys] where each head has keys
-        of its own."""
+        """Return the positions of these keys: [keys], or [batch, heads, 1, 1, keys] if they differ by head."""
         end, device = self.start + self.query.shape[3], self.key.device
         if self.positions is None:
             return torch.arange(end - self.key.shape[2], end, device=device)[keys]
@@ -68,7 +67,7 @@ class Call:
         return hidden if self.layer.window is None else hidden | (there <= here - self.layer.window)
 
     def blocks(self, num_keys: Callable[[int], int]) -> Iterator[slice]:
-        """Slices of queries whose scores fit; `num_keys` says how many keys a block of so many queries needs."""
+        """Yield slices of queries whose scores fit; `num_keys` returns how many keys a block of n queries needs."""
         batch, heads, groups, time, _ = self.query.shape
         limit = SCORES_AT_ONCE.get(self.query.device.type, SCORES_AT_ONCE_ELSEWHERE) // (batch * heads * groups)
         size = time
@@ -78,7 +77,7 @@ class Call:
             yield slice(first, min(time, first + size))
 
     def scores(self, query: Tensor, key: Tensor) -> Float[Tensor, "batch heads groups some keys"]:
-        """Scaled (and capped) scores of some queries [batch, heads, groups, some, dim] and keys, in their dtype."""
+        """Return scaled (and capped) scores of queries [batch, heads, groups, some, dim] and keys, in their dtype."""
         batch, heads, groups, some, dim = query.shape
         keys = key.shape[2]
         rows = query.reshape(batch * heads, groups * some, dim)
@@ -94,7 +93,7 @@ Attend = Callable[[Call], Float[Tensor, "batch heads groups time value_dim"]]
 
 
 def mixed(weights: Float[Tensor, "batch heads groups some keys"], value: Tensor) -> Tensor:
-    """Values [batch, heads, keys, value_dim] by weights."""
+    """Return the weighted sums of values [batch, heads, keys, value_dim]."""
     batch, heads, groups, some, keys = weights.shape
     rows = weights.reshape(batch * heads, groups * some, keys)
     summed = rows @ value.reshape(batch * heads, keys, value.shape[-1])
@@ -107,15 +106,15 @@ def frequencies(theta: float, dim: int) -> Float[Tensor, "pairs"]:
 
 
 def angles(positions: Int[Tensor, "time"], inv_freq: Tensor) -> Float[Tensor, "time pairs"]:
-    """As rotary embeddings compute them, rounding included: position · inv_freq in float32."""
+    """Return position · inv_freq in float32, rounded as rotary embeddings round it."""
     return positions[:, None].float() * inv_freq.to(positions.device, torch.float32)
 
 
 def turned(x: Float[Tensor, "*batch time dim"], before: Tensor, after: Tensor) -> Float[Tensor, "*batch time dim"]:
-    """What was rotated by the angles `before` as if it had been by `after`, both [..., time, pairs].
+    """Return `x`, which was rotated by the angles `before`, rotated by `after` instead; both are [..., time, pairs].
 
-    Dimension m turns together with m + pairs; those from 2 · pairs on do not turn. The difference of two angles
-    is taken between their sines and cosines, so that it is as exact far away as near by.
+    Dimension m is rotated together with m + pairs; those from 2 · pairs on are not rotated. The difference of two
+    angles is computed from their sines and cosines, so that it is equally exact at all positions.
     """
     cos = after.cos() * before.cos() + after.sin() * before.sin()
     sin = after.sin() * before.cos() - after.cos() * before.sin()
@@ -131,13 +130,13 @@ def dense(
     scores: Callable[[Call, slice, slice], Tensor] | None = None,
     select: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Attention to everything before, within the layer's own window, where only padding may be missing.
+    """Attend to all earlier tokens within the layer's own window; only padding may be missing.
 
-    `scores` gives those of some queries and keys in the model's stead; `select` takes masked scores
-    [..., keys] and gives them back with more of them at -inf.
+    `scores` replaces the model's scores of queries and keys; `select` takes masked scores [..., keys] and returns them
+    with more of them at -inf.
     """
     time, keys, window = call.query.shape[3], call.key.shape[2], call.layer.window
-    before = keys - time  # in what is here; an own window may have dropped more
+    before = keys - time  # among the keys held; the layer's own window may have dropped more
     out = call.query.new_empty(*call.query.shape[:4], call.value.shape[-1])
     for block in call.blocks(lambda size: keys if window is None else min(keys, window + size)):
         low = 0 if window is None or call.positions is not None else max(0, before + block.start - window + 1)
@@ -160,7 +159,7 @@ def dense(
 
 @runtime_checkable
 class Eviction(Protocol):
-    """Chooses, once a text has been read, the keys with which questions about it are answered."""
+    """Chooses, once a text has been read, the keys to keep for scoring and generation."""
 
     @property
     def window(self) -> int: ...  # last queries of the text that the choice needs
@@ -174,7 +173,7 @@ class Eviction(Protocol):
 
 @runtime_checkable
 class SinkWindow(Protocol):
-    """Near tokens at their own distance and, where these do not reach them, the first tokens of the text at another."""
+    """Near tokens at their own distance; the first tokens of the text, where farther away, at another distance."""
 
     @property
     def window(self) -> int: ...  # tokens, the current one included
@@ -183,17 +182,17 @@ class SinkWindow(Protocol):
     def sinks(self) -> int: ...  # first tokens of the text
 
     def first_near(self, position: Position) -> Position:
-        """The earliest near token (or a number below zero) of the query at this position; never decreases."""
+        """Return the earliest near token (or a number below zero) of the query at this position; never decreases."""
 
     def far_query(self, position: Int[Tensor, "time"]) -> Tensor:
-        """The position at which this query meets the first tokens."""
+        """Return the position of this query relative to the first tokens."""
 
     def far_key(self, position: Int[Tensor, "sinks"]) -> Tensor:
-        """The position at which a first token meets such a query."""
+        """Return the position of a first token relative to such a query."""
 
 
 def sink_window(call: Call, shape: SinkWindow) -> Tensor:
-    """One softmax over the near tokens and, re-rotated, the first ones. A narrower window of the layer's own stays."""
+    """Attend with one softmax to near and re-rotated first tokens, within the layer's own window if it is narrower."""
     if keeps_to_its_own(call.layer, shape):
         return dense(call)
     keys, device = call.key.shape[2], call.query.device

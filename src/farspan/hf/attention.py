@@ -1,4 +1,4 @@
-"""Attention that stands in for a model's own, through transformers' interface."""
+"""Attention that replaces a model's own, through transformers' interface."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ _SWITCH = "_attn_implementation_internal"
 
 
 @dataclass
-class Reading:
+class StreamAttentionState:
     """The part of a stream's state that its attention uses."""
 
     start: int = 0  # position of the first query of a forward
@@ -29,8 +29,8 @@ class Reading:
     evicted: bool = False
 
 
-class Attention(Scope):
-    """What stands in for a model's own attention while a method is on."""
+class CustomAttention(Scope):
+    """The attention function that replaces a model's own while a method is on."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class Attention(Scope):
     ) -> None:
         super().__init__(name)
         self.attend, self.layers = attend, layers
-        self.shape = shape  # of caches that drop keys while a text is read; None: they keep all
+        self.shape = shape  # of caches that drop keys during reading; None: they keep all
         self.eviction = eviction  # chooses the keys that are kept once the text has been read; None: all
-        self.padding = padding  # whether a padded batch can be read when the model is called by itself
-        self.now: Reading | None = None  # of the stream that reads; None: the model is called by itself
-        self.offset: int | None = None  # the same as the model's masks have it, when it is called by itself
+        self.padding = padding  # whether a padded batch can be read when the model is called directly
+        self.now: StreamAttentionState | None = None  # of the stream that reads; None: the model is called directly
+        self.offset: int | None = None  # position of the first query by the model's masks, when called directly
 
     @contextmanager
-    def reading(self, now: Reading) -> Iterator[None]:
+    def reading(self, now: StreamAttentionState) -> Iterator[None]:
         self.now = now
         try:
             yield
@@ -59,7 +59,7 @@ class Attention(Scope):
             self.now = None
 
     def mask(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        """The padding of a model called by itself, [batch, keys]; None without any. Visibility is not its business."""
+        """Return the padding mask [batch, keys] of a model called directly; None without padding."""
         offset = kwargs.get("q_offset")
         self.offset = None if offset is None else int(offset)
         return flash_attention_mask(*args, **kwargs)
@@ -75,7 +75,7 @@ class Attention(Scope):
         softcap: float | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """An attention function as transformers calls it: [batch, heads, time, dim] to [batch, time, heads, dim]."""
+        """Attend as transformers' attention functions do: [batch, heads, time, dim] to [batch, time, heads, dim]."""
         layer, now = self.layers[module.layer_idx], self.now
         if now is None:
             self._check_call(attention_mask, kwargs.get("position_ids"), layer, query, key)
@@ -98,13 +98,13 @@ class Attention(Scope):
         return out.reshape(batch, heads, time, -1).transpose(1, 2).contiguous(), None
 
     def _start(self, without_drops: int) -> int:
-        """Position of the first query of a model called by itself; a cache with a window has dropped earlier keys."""
+        """Return the position of the first query of a model called directly; its cache may have dropped keys."""
         return without_drops if self.offset is None else self.offset
 
     def _check_call(
         self, mask: Tensor | None, positions: Tensor | None, layer: Layer, query: Tensor, key: Tensor
     ) -> None:
-        """Refuses what cannot be told apart when a model is called by itself."""
+        """Raise ValueError for inputs of a model called directly from which positions cannot be derived."""
         if mask is not None and mask.dim() != 2:
             raise ValueError(f"{self.name} has a mask of its own: leave out attention masks that are not [batch, time]")
         if mask is not None and not self.padding:
@@ -114,13 +114,11 @@ class Attention(Scope):
         missing = 0 if self.offset is None else self.offset + query.shape[2] - key.shape[2]
         only_near = self.padding or (self.shape is not None and keeps_to_its_own(layer, self.shape))
         if missing < 0 or (missing and not only_near):
-            raise ValueError(
-                f"{self.name} finds a cache that has let go of tokens, or has room for more: use DynamicCache()"
-            )
+            raise ValueError(f"{self.name} needs a cache that holds all tokens and no empty slots: use DynamicCache()")
 
 
 def last_queries(call: Call, before: Call | None, most: int) -> Call:
-    """Return a call of the last queries alone, at most so many: of this call and the one before it in the text."""
+    """Return a call without keys that holds the last queries, at most `most`, of `before` and then `call`."""
     queries = call.query if before is None else torch.cat([before.query, call.query], 3)
     empty = call.key[:, :, :0].clone(), call.value[:, :, :0].clone()  # no views, which would keep the keys in memory
     return replace(call, query=queries[..., -most:, :].clone(), key=empty[0], value=empty[1])
@@ -137,19 +135,18 @@ def replaced_attention(
     eviction: Eviction | None = None,
     padding: bool = False,
     reserved: bool = False,
-) -> Iterator[Attention]:
-    """Lets `model` attend by `attend`; inside, also when it is called by itself. `reserved`: other readers are refused
-    meanwhile.
+) -> Iterator[CustomAttention]:
+    """Replace the attention of `model` with `attend` inside the `with`. `reserved`: refuse other readers meanwhile.
 
     Raises:
-        ValueError: another method has taken its place already.
+        ValueError: another method has replaced it already.
     """
     key = f"farspan_{next(_NUMBERS)}"
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
     before = [(config, config._attn_implementation_internal) for config in configs if hasattr(config, _SWITCH)]
     if any(str(own).startswith("farspan_") for _, own in before):
-        raise ValueError(f"{name} cannot be put on a model whose attention another method has taken over")
-    stand_in = Attention(attend, layers, name=name, shape=shape, padding=padding, eviction=eviction)
+        raise ValueError(f"{name} cannot be put on a model whose attention another method has replaced")
+    stand_in = CustomAttention(attend, layers, name=name, shape=shape, padding=padding, eviction=eviction)
     AttentionInterface.register(key, stand_in)
     AttentionMaskInterface.register(key, stand_in.mask)
 

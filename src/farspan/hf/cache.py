@@ -12,15 +12,15 @@ from farspan.hf.attend import Layer, SinkWindow, keeps_to_its_own
 
 
 class BufferLayer(DynamicLayer):
-    """Keys and values of one layer in a buffer with room to grow.
+    """Keys and values of one layer in a buffer with spare capacity.
 
-    Reading n tokens in chunks of c copies O(n) keys where concatenation copies O(n² / c), and forgetting the
-    last tokens is setting `length` back.
+    Reading n tokens in chunks of c copies O(n) keys where concatenation copies O(n² / c), and forgetting the last
+    tokens is setting `length` back.
     """
 
     def __init__(self, capacity: int = 0, **kwargs: Any) -> None:
         super().__init__()
-        self.capacity = capacity  # tokens to make room for at the first one
+        self.capacity = capacity  # tokens to allocate for at the first update
         self.length = 0
         self.num_dropped = 0  # tokens read whose keys are not here
         self.key_buffer: Tensor | None = None
@@ -69,7 +69,7 @@ class SinkLayer(DynamicLayer):
         self.num_seen = 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """All keys and values that these queries may see; what the next ones cannot is then let go."""
+        """Return all keys and values that these queries may see, and drop those that later queries cannot."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states[..., :0, :], value_states[..., :0, :]
@@ -89,7 +89,7 @@ class SinkLayer(DynamicLayer):
 
 
 def new_cache(model: Any, capacity: int, layers: list[Layer], shape: SinkWindow | None) -> DynamicCache:
-    """Return an empty cache with room for `capacity` tokens; with a shape, of layers that keep what it can see."""
+    """Return an empty cache for `capacity` tokens; with a shape, its layers keep only what the shape sees."""
     cache = DynamicCache(config=model.config)
     cache.layers = [BufferLayer(capacity) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     if shape is not None:
@@ -101,7 +101,7 @@ def new_cache(model: Any, capacity: int, layers: list[Layer], shape: SinkWindow 
 
 
 def saved(layer: Any) -> dict[str, Any]:
-    """Sliding layers replace their keys and values at each step, recurrent ones write into their states."""
+    """Return a layer's state. Sliding layers replace their tensors at each step; recurrent ones write into them."""
     return {name: value if name in ("keys", "values") else cloned(value) for name, value in vars(layer).items()}
 
 

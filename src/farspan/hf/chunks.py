@@ -1,4 +1,4 @@
-"""Whether a model can be read in chunks, and several continuations in one forward: checked on a few hundred tokens."""
+"""Check on a few hundred tokens whether a model can be read in chunks, and several continuations in one forward."""
 
 from itertools import pairwise
 from typing import Any
@@ -11,8 +11,8 @@ from farspan.hf.decoder import logits, plain_hidden
 from farspan.hf.rotary import length_dependent_rope
 from farspan.hf.stream import Stream
 
-LOGITS_AT_ONCE = {"cpu": 1 << 22}  # values; the output head runs on blocks of this size, small ones on a CPU ...
-LOGITS_AT_ONCE_ELSEWHERE = 1 << 25  # ... and large ones where each block reads the whole matrix from slow memory
+LOGITS_AT_ONCE = {"cpu": 1 << 22}  # values; the output head runs on small blocks on a CPU,
+LOGITS_AT_ONCE_ELSEWHERE = 1 << 25  # on large ones where each block reads the whole matrix from slow memory
 CHECK_TEXT = (
     "The quick brown fox jumps over the lazy dog. A reader that reads a text in pieces has to arrive where a reader "
     "of the whole arrives: same words, same order, same expectations. Names help to see it: Ada, Grace, Alan, Kurt, "
@@ -22,12 +22,12 @@ _BRANCHES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def self_check(lm: Any) -> str | None:
-    """Why `lm` must be read with plain forwards, or None: chunks, one token and a fork against one plain forward.
+    """Return why `lm` must be read with plain forwards, or None: compare chunks, one token and a fork with one forward.
 
-    On two rows of about 300 tokens in the dtype of the run. In float32 the largest difference of logits must be below
-    1e-3 of their spread; in lower precision 98 % of the likeliest tokens must agree and the mean KL divergence
-    stay below 0.01 nats. transformers 5.23 gives other logits in chunks for Mamba-1, FalconMamba, Jamba,
-    RecurrentGemma and Bamba, without an error.
+    Uses two rows of about 300 tokens in the dtype of the run. In float32 the largest difference of logits must be below
+    1e-3 of their spread; in lower precision 98 % of the likeliest tokens must agree and the mean KL divergence stay
+    below 0.01 nats. transformers 5.23 gives other logits in chunks for Mamba-1, FalconMamba, Jamba, RecurrentGemma and
+    Bamba, without an error.
     """
     if scaling := length_dependent_rope(lm.model):
         return f"its RoPE scaling ({scaling}) turns with the length of the text, and cached keys do not follow"
@@ -40,19 +40,19 @@ def self_check(lm: Any) -> str | None:
         few = ids[:, :16]
         own = lm.model(input_ids=few, use_cache=False).logits.float()
         if bool(own.isnan().any()):
-            return None  # whatever reads it, the rows will say "nan"
+            return None  # the rows will have the status "nan" in any case
         head = _Difference()
         head.add(own, logits(lm.model, whole[:, : few.shape[1]], output).float().to(own.device))
         if problem := head.problem(lm.dtype):
             raise ValueError(
-                f"{lm.name}: the output head does not give the model's own logits when it is run by itself; "
+                f"{lm.name}: the output head does not give the model's own logits when it is run separately; "
                 f"this architecture cannot be read yet ({problem})"
             )
         try:
             stream = Stream(lm.model)
             parts = [stream.step(ids[:, :cut])]
             snapshot = stream.snapshot()
-            stream.step(ids.flip(1)[:, : cut + 7])  # a fork, which has to leave nothing behind
+            stream.step(ids.flip(1)[:, : cut + 7])  # a fork, which must leave no state
             stream.restore(snapshot)
             cuts = pairwise((cut, 2 * cut + 5, 2 * cut + 6, length))
             parts += [stream.step(ids[:, first:last]) for first, last in cuts]
@@ -72,8 +72,8 @@ def self_check(lm: Any) -> str | None:
 
 
 def can_branch(lm: Any) -> bool:
-    """Whether several continuations in one forward give what each gives by itself: some families make their positions
-    or biases of a mask that they expect in another shape. Found out once, on a few tokens."""
+    """Return whether several continuations in one forward give the logits that each gives alone. Some families derive
+    positions or biases from a mask that must have another shape. Checked once, on a few tokens."""
     if lm not in _BRANCHES:
         ids = torch.tensor(lm.tokenizer(CHECK_TEXT, add_special_tokens=False, verbose=False)["input_ids"])
         ids = ids.to(lm.device)[None, : lm.position_limit]
@@ -102,13 +102,13 @@ def can_branch(lm: Any) -> bool:
 
 
 class _Difference:
-    """How far two ways to the same logits [batch, time, vocabulary] are apart, added up over blocks."""
+    """The difference between two computations of the same logits [batch, time, vocabulary], summed over blocks."""
 
     def __init__(self) -> None:
         self.largest, self.spread, self.same, self.divergence, self.count = 0.0, 0.0, 0.0, 0.0, 0
 
     def add(self, expected: Tensor, given: Tensor) -> None:
-        apart = (expected - given)[expected.isfinite()].abs()  # a family may rule tokens out with -inf
+        apart = (expected - given)[expected.isfinite()].abs()  # a family may exclude tokens with -inf
         self.largest = max(self.largest, float(apart.max().nan_to_num(torch.inf)))
         self.spread = max(self.spread, float(expected[expected.isfinite()].std()))
         self.same += float((expected.argmax(-1) == given.argmax(-1)).float().sum())
@@ -127,5 +127,5 @@ class _Difference:
 
 
 def logits_at_once(lm: Any) -> int:
-    """Logits that are held at a time, over the rows of a batch."""
+    """Return how many logits to hold at a time, over the rows of a batch."""
     return LOGITS_AT_ONCE.get(lm.device.type, LOGITS_AT_ONCE_ELSEWHERE)

@@ -1,4 +1,4 @@
-"""A model's decoder and its output head, run apart."""
+"""A model's decoder and its output head, run separately."""
 
 import inspect
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def decoder_of(model: Any) -> Any:
 
 
 def forward(model: Any, ids: Tensor, start: int | Tensor, arguments: dict[str, Any], parameters: Any) -> Any:
-    """`start`: the position of the first token, or of each."""
+    """Run the model on `ids`. `start`: the position of the first token, or of each."""
     if "position_ids" in parameters:
         if not isinstance(start, Tensor):
             start = torch.arange(start, start + ids.shape[1], device=ids.device)
@@ -30,7 +30,7 @@ def forward(model: Any, ids: Tensor, start: int | Tensor, arguments: dict[str, A
 def plain_hidden(
     model: Any, ids: Int[Tensor, "batch time"], start: int = 0
 ) -> tuple[Float[Tensor, "batch time hidden"], Any]:
-    """The last hidden states of one ordinary forward over a whole text, and the output they came in."""
+    """Return the last hidden states of one forward over a whole text, and the decoder's output that holds them."""
     parameters = inspect.signature(model.forward).parameters
     output = forward(model, ids, start, {"use_cache": False}, parameters)
     return output[0], output
@@ -39,20 +39,21 @@ def plain_hidden(
 def logits(
     model: Any, hidden: Float[Tensor, "batch time hidden"], output: Any
 ) -> Float[Tensor, "batch time vocabulary"]:
-    """The logits of some hidden states that came in `output`, as the model itself computes them.
+    """Return the logits of hidden states that came in `output`, as the model itself computes them.
 
-    The model runs with its decoder standing still and giving `hidden`, so that what some families do behind
-    the output matrix (soft caps, scales) is theirs and not repeated here.
+    The model runs with its decoder stubbed to return `hidden`, so that family-specific post-processing (soft caps,
+    scaling) is the model's own code.
     """
     part = copy(output)
     part[next(iter(part.keys()))] = hidden
     any_ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
-    with standing_still(decoder_of(model), part):
+    with stubbed(decoder_of(model), part):
         return model(input_ids=any_ids).logits
 
 
 @contextmanager
-def standing_still(base: nn.Module, output: Any) -> Iterator[None]:
+def stubbed(base: nn.Module, output: Any) -> Iterator[None]:
+    """Let `base` return `output` for any input inside the `with`."""
     before = base.__dict__.get("forward")  # accelerate puts its own there
     base.forward = lambda *args, **kwargs: output
     try:
@@ -66,7 +67,7 @@ def standing_still(base: nn.Module, output: Any) -> Iterator[None]:
 
 @contextmanager
 def watched_decoder(model: Any) -> Iterator[list[Any]]:
-    """Inside, the list of what the decoder gave, forward by forward. `logits` turns it into logits."""
+    """Yield a list that collects the decoder's output of each forward; `logits` computes logits from it."""
     seen: list[Any] = []
     hook = decoder_of(model).register_forward_hook(lambda module, given, output: seen.append(output))
     try:
@@ -77,7 +78,7 @@ def watched_decoder(model: Any) -> Iterator[list[Any]]:
 
 @contextmanager
 def head_at(model: Any, wanted: Tensor) -> Iterator[None]:
-    """Inside, the output head runs on the hidden states at `wanted` [batch, time] alone, as one row."""
+    """Run the output head only on the hidden states at `wanted` [batch, time], as one row, inside the `with`."""
 
     def chosen(module: Any, given: tuple[Tensor, ...]) -> tuple[Tensor]:
         return (given[0][wanted][None],)

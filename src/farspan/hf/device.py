@@ -1,4 +1,4 @@
-"""What a device says of its memory and its time: bytes free and taken, the peak of some work; waiting for it."""
+"""Memory of a device (free bytes, peaks), waiting for its work, and recognising that memory ran out."""
 
 import ctypes
 import sys
@@ -21,20 +21,20 @@ OUT_OF_MEMORY = (
 
 @dataclass
 class Peak:
-    """The most memory that a stretch of work took above what was taken before it."""
+    """The peak memory of a piece of work, above the memory in use before it."""
 
     num_bytes: int | None = None  # None: not known yet, or not on this system
 
 
 def wait(device: torch.device) -> None:
-    """Returns once the device has done what it was given."""
+    """Wait until the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be taken there: on CUDA also what torch's allocator holds but does not use, elsewhere no
-    more than the container (cgroup) allows."""
+    """Return the free memory: on CUDA with the unused part of torch's allocator, elsewhere within the container's
+    (cgroup) limit."""
     if device.type == "cuda":
         held_back = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + held_back
@@ -43,9 +43,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def container_free_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """What the memory limits of this process's control groups (versions 1 and 2) leave; None without a limit.
+    """Return the bytes left within the limits of this process's control groups (versions 1 and 2); None without limit.
 
-    Pages of files that were not used lately do not count as taken: the kernel drops them first.
+    Inactive file pages do not count as used: the kernel drops them first.
     """
     left = []
     for line in own.read_text().splitlines() if own.exists() else ():
@@ -56,7 +56,7 @@ def container_free_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path
         names = ("max", "current", "inactive_file")
         if controllers:
             names = ("limit_in_bytes", "usage_in_bytes", "total_inactive_file")
-        folder = root / path.lstrip("/")  # inside a container this may be the host's path, which is not there
+        folder = root / path.lstrip("/")  # inside a container this may be the host's path, which does not exist there
         for group in (folder, *(parent for parent in folder.parents if parent.is_relative_to(root))):
             files = [group / f"memory.{name}" for name in (*names[:2], "stat")]
             if not all(file.exists() for file in files):
@@ -69,12 +69,12 @@ def container_free_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the most memory taken so far: of the accelerator, or of this process."""
+    """Return the peak memory so far: of the accelerator, or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
-    import resource  # of Unix alone, where psutil knows no peak
+    import resource  # Unix only; psutil reports no peak there
 
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kibibytes if sys.platform == "darwin" else kibibytes * 1024
@@ -82,8 +82,8 @@ def peak_bytes(device: torch.device) -> int:
 
 @contextmanager
 def peak_above(device: torch.device) -> Iterator[Peak]:
-    """Within, watches what is taken. On a CPU by the resident memory of the process, and on Linux alone, where its peak
-    can be reset; what the allocator holds back from earlier work is given back first."""
+    """Record the peak memory inside the `with`. On a CPU it is the resident memory of the process, on Linux only, where
+    the peak can be reset; the allocator first returns the memory it keeps from earlier work."""
     peak, status = Peak(), Path("/proc/self/status")
     wait(device)
     if device.type == "cuda":
@@ -95,7 +95,7 @@ def peak_above(device: torch.device) -> Iterator[Peak]:
     elif device.type == "cpu" and status.exists():
         if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
             trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is resident
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the resident memory
         before = _resident(status, "VmRSS")
         yield peak
         peak.num_bytes = max(0, _resident(status, "VmHWM") - before)
@@ -104,8 +104,8 @@ def peak_above(device: torch.device) -> Iterator[Peak]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on an accelerator, in torch's CPU allocator, in oneDNN ("could not
-    create") or for the stack of a thread."""
+    """Return whether an error means that memory ran out: on an accelerator, in torch's CPU allocator, in oneDNN ("could
+    not create") or for the stack of a thread."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)

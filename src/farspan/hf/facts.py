@@ -1,4 +1,4 @@
-"""What measuring and training ask of a model: devices, limits, sizes, and where numbers stop being finite."""
+"""Facts about a model that measuring and training need: devices, limits, sizes, the first non-finite output."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ POSITION_TABLES = ("wpe", "embed_positions", "position_embedding", "position_emb
 
 
 def input_device(model: Any) -> torch.device:
-    """Where token ids go; with weights offloaded by accelerate, where they are brought to."""
+    """Return the device for token ids; with weights offloaded by accelerate, the device they are loaded to."""
     embeddings = model.get_input_embeddings()
     execution = getattr(getattr(embeddings, "_hf_hook", None), "execution_device", None)
     return embeddings.weight.device if execution is None else torch.device(execution)
@@ -30,7 +30,7 @@ def position_limit(model: Any) -> int | None:
 
 
 def key_bytes_per_token(model: Any) -> int:
-    """What the keys and values of one token take over all layers, by the config; an upper bound for windows."""
+    """Return the bytes of one token's keys and values over all layers, by the config; an upper bound for windows."""
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_attention_heads", None)
     if not heads:
@@ -74,6 +74,6 @@ def first_not_finite(model: nn.Module) -> Iterator[Callable[[], str]]:
 
 
 def checkpoint_activations(model: Any) -> None:
-    """Keeps no activations inside layers for the gradient; they are computed again."""
+    """Recompute activations inside layers for the gradient instead of keeping them."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})  # by place: its name has changed between versions
+    enable({"use_reentrant": False})  # positional: the parameter's name has changed between versions

@@ -10,12 +10,11 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 
 def gapped_mask(model: Any, positions: Int[Tensor, "batch time"]) -> Tensor | dict[str, Tensor]:
-    """What to pass as attention_mask where positions have gaps, [batch, time] or one [batch, 1, time, time] by kind of
-    layer.
+    """Return the attention_mask for positions with gaps: [batch, time], or one [batch, 1, time, time] by kind of layer.
 
-    Without any, transformers takes every gap for the beginning of another text, and nothing is seen across it
-    (masking_utils, whenever there is no cache, as in training). Ones keep it from that, but count sliding windows in
-    rows instead of positions: these get masks of their own, over `0 <= position - position' < window`.
+    Without a mask and a cache, as in training, transformers treats every gap as the beginning of another text and masks
+    across it (masking_utils). A mask of ones prevents that, but counts sliding windows in tokens instead of positions:
+    these layers get masks of their own, over `0 <= position - position' < window`.
     """
     windows = sliding_windows(model)
     if not any(windows.values()):
@@ -25,7 +24,7 @@ def gapped_mask(model: Any, positions: Int[Tensor, "batch time"]) -> Tensor | di
 
 
 def causal_mask(model: Any, positions: Int[Tensor, "batch time"], window: int | None) -> Tensor:
-    """Who sees whom by position, in the form that the model's attention takes: [batch, 1, time, time]."""
+    """Return the causal mask by position, in the form that the model's attention takes: [batch, 1, time, time]."""
     distance = positions[:, None, :, None] - positions[:, None, None, :]
     visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
     if model.config._attn_implementation != "eager":
@@ -37,7 +36,7 @@ SLIDING = "sliding_attention"
 
 
 def sliding_windows(model: Any) -> dict[str, int | None]:
-    """The kinds of attention layers of a model, with the tokens that each sees, None for all.
+    """Return the kinds of attention layers of a model, with the tokens that each sees, None for all.
 
     Raises:
         ValueError: layers that are neither full nor sliding attention.

@@ -1,4 +1,4 @@
-"""How a model's attention layers work, found by running a few tokens; and how they weigh keys while a text is read."""
+"""Properties of attention layers, found by running a few tokens; and their weights while a text is read."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterator
@@ -21,15 +21,14 @@ PROBE_SHIFT = 500  # positions
 
 
 def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Layer]:
-    """What a method has to know of each attention layer, found by running a few tokens through the model.
+    """Return the properties of each attention layer, found by running a few tokens through the model.
 
-    With our attention at its plainest the model has to give the hidden states of its own. Read at positions that
-    are shifted, each layer's queries and keys have to be those of before, turned by one of the model's RoPE
-    frequencies, or unchanged (a layer without RoPE).
+    With our full attention the model must give its own hidden states. At shifted positions each layer's queries and
+    keys must be the same rotated by one of the model's RoPE frequencies, or unchanged (a layer without RoPE).
 
     Args:
-        name: of the method, for what is refused.
-        rotary: whether the method turns queries and keys; otherwise any positions will do.
+        name: the method's, for error messages.
+        rotary: whether the method rotates queries and keys; otherwise any kind of positions is accepted.
 
     Raises:
         ValueError: attention that does not go through transformers' interface or takes more than it passes on,
@@ -62,7 +61,7 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
                 given, _ = plain_hidden(model, ids, start)
             except torch.OutOfMemoryError:
                 raise
-            except (TypeError, AttributeError, LookupError, RuntimeError) as error:  # it misses a mask it asks for
+            except (TypeError, AttributeError, LookupError, RuntimeError) as error:  # it lacks a mask that it needs
                 raise ValueError(around) from error
         if len(seen) < len(caches) or not caches:
             raise ValueError(around)
@@ -83,9 +82,9 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
         if not rotary:
             return plain
         if (limit := position_limit(model)) is not None:
-            raise ValueError(f"{name} turns RoPE, and {family} has {limit} learned positions instead: use topk or full")
+            raise ValueError(f"{name} rotates by RoPE, and {family} has {limit} learned positions: use topk or full")
         if "position_ids" not in inspect.signature(model.forward).parameters:
-            raise ValueError(f"{name} turns RoPE, and {family} takes no positions: nothing says how it turns")
+            raise ValueError(f"{name} rotates by RoPE, and {family} takes no positions: use topk or full")
         there = watched(PROBE_SHIFT)
     frequencies = [
         buffer
@@ -104,7 +103,7 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
 def _frequencies(
     before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], known: list[Tensor], refusal: str
 ) -> Tensor | None:
-    """Which of a model's RoPE frequencies turn queries and keys by the probe's shift; None: they do not turn."""
+    """Return the RoPE frequencies that rotate queries and keys by the probe's shift; None: they are not rotated."""
     if all(map(close, before, after)):
         return None
     positions = torch.arange(PROBE_LENGTH, device=before[0].device)
@@ -114,7 +113,7 @@ def _frequencies(
         here, there = angles(positions, inv_freq), angles(positions + PROBE_SHIFT, inv_freq)
         if all(close(turned(x, here, there), y) for x, y in zip(before, after, strict=True)):
             return inv_freq
-    raise ValueError(f"{refusal}: its RoPE turns dimensions in another layout (interleaved?) than half and half")
+    raise ValueError(f"{refusal}: its RoPE rotates dimensions in another layout (interleaved?) than half and half")
 
 
 def close(given: Tensor, expected: Tensor) -> bool:
@@ -129,21 +128,21 @@ See = Callable[[int, Tensor, Tensor, Tensor], None]
 def watch_attention(
     lm: Any, layers: Collection[int] | None, queries: Collection[int] | None, see: See
 ) -> Iterator[None]:
-    """Shows `see` how the chosen queries of some layers weigh the keys, while a text is read in whatever chunks.
+    """Call `see` with the attention scores of chosen queries and layers while a text is read, in any chunks.
 
-    The model attends in blocks meanwhile, as it does by itself; no weights are kept, and those of one block held.
+    The model attends in blocks meanwhile, with unchanged results; only the weights of one block are held.
 
     Args:
-        lm: an `LM` under no method that brings attention of its own.
-        layers: whose, counted from 0, or from the end with -1; None: every layer.
+        lm: an `LM` under no method that replaces its attention.
+        layers: counted from 0, or from the end with -1; None: every layer.
         queries: their positions in the text, from 0; None: every query.
-        see: is given a layer, the positions of some queries [some] and of keys [keys], consecutive, and scores
-            [batch, heads, some, keys], whose softmax are the weights: -inf where a query must not look. Keys that none
-            of these queries sees may be missing. It must leave the scores as they are.
+        see: takes a layer, the positions of queries [some] and of keys [keys], consecutive, and scores
+            [batch, heads, some, keys], whose softmax are the weights: -inf where a key is masked. Keys that none of
+            these queries sees may be missing. It must not change the scores.
 
     Raises:
-        ValueError: attention that cannot be seen through transformers' interface or is more than a softmax over keys
-            (weight for nothing, ALiBi, chunks, states), or that a method has taken over.
+        ValueError: attention that transformers' interface does not expose, that is more than a softmax over keys
+            (weight for nothing, ALiBi, chunks, states), or that a method has replaced.
     """
     name = "watching attention"
     known = attention_layers(lm.model, name=name, rotary=False)

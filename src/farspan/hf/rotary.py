@@ -14,7 +14,7 @@ from farspan.hf.scope import Scope, changed
 
 
 def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
-    """theta and the frequencies of a model with one RoPE, not scaled.
+    """Return theta and the frequencies of a model with one RoPE, not scaled.
 
     Raises:
         ValueError: no RoPE, one that differs between layers, or one that is scaled already.
@@ -33,7 +33,7 @@ def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
 
 @contextmanager
 def rope(model: Any, inv_freq: Float[Tensor, "pairs"], scale: float, *, name: str) -> Iterator[Scope]:
-    """Lets `model` rotate by other frequencies, in float32, its cosines and sines multiplied with `scale`."""
+    """Let `model` rotate by other frequencies, in float32, its cosines and sines multiplied by `scale`."""
     modules = rotary_modules(model)
     before = [(module, module._buffers["inv_freq"], module.attention_scaling) for module in modules]
     scope = Scope(name)
@@ -52,7 +52,7 @@ def rope(model: Any, inv_freq: Float[Tensor, "pairs"], scale: float, *, name: st
 
 
 def set_rope(model: Any, parameters: dict[str, Any]) -> None:
-    """Gives `model` another RoPE for good: in its config, as `rope_parameters`, and in its frequencies."""
+    """Give `model` another RoPE permanently: in its config, as `rope_parameters`, and in its frequencies."""
     config = model.config.get_text_config(decoder=True)
     config.rope_parameters = dict(parameters)
     for module in rotary_modules(model):
@@ -64,12 +64,12 @@ def set_rope(model: Any, parameters: dict[str, Any]) -> None:
 
 
 def rope_precision(model: Any) -> set[torch.dtype]:
-    """Of the frequencies that a model turns by."""
+    """Return the dtypes of a model's RoPE frequencies."""
     return {module.inv_freq.dtype for module in rotary_modules(model)}
 
 
 def length_dependent_rope(model: Any) -> str | None:
-    """The RoPE scaling of a model whose rotation depends on how long the text is, so that cached keys go stale."""
+    """Return the RoPE scaling of a model whose rotation depends on the text's length and makes cached keys stale."""
     rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if parameters.get("rope_type") in ("dynamic", "longrope"):

@@ -1,4 +1,4 @@
-"""Who uses a model: one thread at a time, under the methods that have changed it."""
+"""Exclusive use of a model: one thread at a time, under the methods that have changed it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class Scope:
-    """While a method is on. What was read in it cannot be used outside."""
+    """The time while a method is on. A memory that was read in it cannot be used outside."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -18,12 +18,12 @@ class Scope:
 
     def check(self) -> None:
         if not self.on:
-            raise ValueError(f"{self.name} is no longer on: use what it has read inside its `with`")
+            raise ValueError(f"{self.name} is no longer on: use its memories inside its `with`")
 
 
 @dataclass
 class _Use:
-    """Who uses a model: one thread at a time, under the methods that have changed it."""
+    """The thread that may run a model, and the methods that have changed it."""
 
     lock: RLock = field(default_factory=RLock)
     scopes: list[Scope] = field(default_factory=list)  # the last one entered is the one to read under
@@ -38,7 +38,7 @@ def _use(model: nn.Module) -> _Use:
 
 @contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
-    """Keep other threads from running `model` meanwhile: a forward and the output head depend on what is set in it."""
+    """Keep other threads from running `model` meanwhile: a forward and the output head depend on its state."""
     with _use(model).lock:
         yield
 
@@ -48,7 +48,7 @@ def changed(
     model: nn.Module, scope: Scope, change: Callable[[], None], undo: Callable[[], None], *, reserved: bool
 ) -> Iterator[None]:
     """Change `model`, and undo it afterwards, while no other thread runs it. `reserved`: meanwhile it can be read by
-    readers of this scope alone, so that no other reader is silently given the change."""
+    readers of this scope only, so that no other reader silently sees the change."""
     use = _use(model)
     try:
         with use.lock:  # around both: between the two another thread could read

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from farspan.hf.attention import Attention, Reading
+from farspan.hf.attention import CustomAttention, StreamAttentionState
 from farspan.hf.cache import BufferLayer, cloned, new_cache, saved, tensors
 from farspan.hf.decoder import forward
 
@@ -16,17 +16,17 @@ STATE_NAMES = (
     "past_key_values",
     "cache_params",
     "state",
-)  # how models call what they carry; the last is RWKV's
+)  # the names of a model's cache or state; the last is RWKV's
 
 
 class Stream:
-    """A causal model in the middle of some text: what it carries from one chunk to the next.
+    """A causal model in the middle of a text: the cache or state that it passes from one chunk to the next.
 
-    The rows of a batch are texts of one length, without padding. `capacity`: tokens to make room for at once;
-    more are taken in, at the price of moving what is there. `attention`: what stands in for the model's own.
+    The rows of a batch are texts of one length, without padding. `capacity`: tokens to allocate for at once; more can
+    be read, but the tokens held are then copied. `attention`: replaces the model's own.
     """
 
-    def __init__(self, model: Any, capacity: int = 0, attention: Attention | None = None) -> None:
+    def __init__(self, model: Any, capacity: int = 0, attention: CustomAttention | None = None) -> None:
         self.model = model
         self.attention = attention
         self.parameters = inspect.signature(model.forward).parameters
@@ -37,14 +37,14 @@ class Stream:
         self.state: Any = None if self.state_name == "state" else self._new_cache(capacity)
         self.num_seen = 0
         self.output: Any = None
-        self.reading = Reading()
+        self.reading = StreamAttentionState()
 
     def _new_cache(self, capacity: int) -> Any:
         layers, shape = ([], None) if self.attention is None else (self.attention.layers, self.attention.shape)
         return new_cache(self.model, capacity, layers, shape)
 
     def step(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time hidden"]:
-        """Feeds the next tokens; returns the last hidden states, which `logits` turns into logits."""
+        """Feed the next tokens; return the last hidden states, from which `logits` computes logits."""
         if self.state_name == "state" and ids.shape[1] == 1 and len(ids) > 1:
             return self._step_row_by_row(ids)
         arguments = {self.state_name: self.state, "use_cache": True}
@@ -60,7 +60,7 @@ class Stream:
         return self.output[0]
 
     def _step_row_by_row(self, ids: Tensor) -> Tensor:
-        """One token of several rows of RWKV, whose own code then mixes the rows (transformers 5.23)."""
+        """Feed one token to each of several rows of RWKV, whose own code would mix the rows (transformers 5.23)."""
         whole, start, hidden, states = self.state, self.num_seen, [], []
         for row in range(len(ids)):
             self.num_seen = start
@@ -72,12 +72,12 @@ class Stream:
 
     @property
     def can_branch(self) -> bool:
-        """Whether all that is carried are keys and values of whole texts, which `branch` needs."""
+        """Whether the state is keys and values of whole texts and nothing else, which `branch` needs."""
         plain = self.attention is None and self.state_name == "past_key_values"
         return plain and all(isinstance(layer, BufferLayer) for layer in self.state.layers)
 
     def branch(self, ids: Int[Tensor, "branches batch time"]) -> Float[Tensor, "branches batch time hidden"]:
-        """Feeds several continuations of the text in one forward; each sees the text and itself. Then `restore`."""
+        """Feed several continuations of the text in one forward; each sees the text and itself. `restore` undoes it."""
         count, batch, time = ids.shape
         rows = ids.transpose(0, 1).reshape(batch, count * time)
         own = torch.block_diag(*[torch.ones(time, time, device=ids.device).tril()] * count)
@@ -100,10 +100,10 @@ class Stream:
                 keys, values = (x.gather(2, chosen[..., None].expand(-1, -1, -1, x.shape[3])) for x in (keys, values))
                 layers[index] = BufferLayer.of(keys, values, self.num_seen)
                 positions[index] = (chosen + call.num_missing).int()
-        self.state.layers, self.reading = layers, Reading(positions=positions, evicted=True)
+        self.state.layers, self.reading = layers, StreamAttentionState(positions=positions, evicted=True)
 
     def snapshot(self) -> Any:
-        """What `restore` needs, once, to forget everything fed after this moment. Holds no copy of any keys."""
+        """Return the state for one call of `restore`, which drops all tokens fed after this moment. Copies no keys."""
         if self.state_name == "state":
             return self.num_seen, cloned(self.state)
         return self.num_seen, [
@@ -115,7 +115,7 @@ class Stream:
         if self.state_name == "state":
             self.state = saved
             return
-        del self.state.layers[len(saved) :]  # layers that came into being with their first token
+        del self.state.layers[len(saved) :]  # layers that were created with their first token
         for layer, value in zip(self.state.layers, saved, strict=True):
             if isinstance(layer, BufferLayer):
                 layer.length = value
@@ -138,7 +138,7 @@ class Stream:
 
     @property
     def num_bytes(self) -> int:
-        """Held for this text over all layers, spare room included."""
+        """Bytes held for this text over all layers, spare capacity included."""
         values = self.state if self.state_name == "state" else [vars(layer) for layer in self.state.layers]
         queries = [call.query for call in self.reading.last_queries.values()]
         held = tensors([values, queries, self.reading.positions])

@@ -1,19 +1,18 @@
-"""Lengths and repeats where the curve needs them: how `--lengths auto` measures.
+"""Choose lengths and repeats where the curve needs them, for `--lengths auto`.
 
 1. A coarse grid to the longest length, 4 repeats, shortest first. It ends where three lengths in a row are amnesia:
    the upper end of the memory index's interval under 0.02.
 2. New lengths between the two around each threshold (fine, half-life, reach) and around the two ends of its interval
    by chance, until these are closer than a 32nd of the longest length and an eighth of themselves, or than that
-   interval. An interval ends at measured lengths, so this is what keeps it from being wider than chance makes it.
-3. Repeats, four at a time and at the two lengths around half-life and reach alone, while the interval by chance goes
-   further to either side than a 32nd of the longest length and 5 % of the value; up to 32, and none where 32 would not
-   be enough. Up to 12 repeats also at all lengths to the half-life while the joint test does not show that there is
-   memory at all. Lengths are not refined again after that.
-4. What ran out of memory in an earlier session and was not tried again by now, since this time lengths ended before it
-   or were refined elsewhere.
+   interval. An interval ends at measured lengths, so sparse lengths would make it wider than chance does.
+3. Repeats, four at a time and only at the two lengths around half-life and reach, while the interval by chance goes
+   further to either side than a 32nd of the longest length and 5 % of the value; up to 32, and none if 32 would not
+   be enough. Up to 12 repeats also at all lengths to the half-life while the joint test does not show any memory.
+   Lengths are not refined again after that.
+4. Rows that ran out of memory in an earlier session and were not tried again in rounds 1 to 3.
 
-Without a budget each decision is a function of rows alone, so a run that was stopped decides as if it had not been.
-With one, lengths are measured as far as the time goes by plan; repeating the command measures further.
+Without a budget each decision is a function of rows alone, so a stopped run continues with the same decisions. With
+one, lengths are measured as far as the planned time allows; repeating the command measures further.
 """
 
 import math
@@ -38,7 +37,7 @@ RESOLUTION = 32  # parts of the longest length
 RELATIVE_RESOLUTION = 8  # parts of a length
 PRECISION = 0.05  # of a value: half the width of its interval
 PIECES = 4  # of a bracket, at most, in one round
-SHOWN_BY = 12  # repeats, at most, to show that a half-life is not chance
+SHOWN_BY = 12  # repeats, at most, to show that a half-life is not due to chance
 AMNESIA = 0.02  # memory index
 AMNESIA_LENGTHS = 3  # in a row
 REFINED = ("fine", "half_life", "reach")
@@ -59,27 +58,27 @@ class Budget:
 
 
 def coarse_lengths(longest: int, shortest: int = SHORTEST) -> tuple[int, ...]:
-    """Eighths of the longest length, and below these its halves, down to the shortest."""
+    """Return eighths of the longest length, and below these its halves, down to the shortest."""
     even = {longest * i // GRID for i in range(1, GRID + 1)}
     halves = {longest >> i for i in range(longest.bit_length())}
     return tuple(sorted(length for length in even | halves if length >= min(shortest, longest)))
 
 
 def round_one(task: BoundCurve, longest: int, repeats: int | None) -> tuple[tuple[int, ...], int]:
-    """Lengths and repeats of the first round."""
+    """Return lengths and repeats of the first round."""
     shortest = sum(task.probe) + 1 if task.depths != (0.0,) else SHORTEST
     return coarse_lengths(longest, shortest), repeats or RING
 
 
 def prepared(task: BoundCurve, longest: int, repeats: int | None) -> tuple[BoundCurve, int]:
-    """The task with its texts drawn once for all rounds, and its longest length: no longer than the text allows.
+    """Return the task with texts sampled once for all rounds, and its longest length, at most what the text allows.
 
     Raises:
-        ValueError: the text has not even 4 windows of one token.
+        ValueError: the text has fewer than 4 windows of one token.
     """
     least = repeats or RING
     if task.prefix is not None and task.prefix.source == task.target.source:
-        least *= 2  # one half stands in front of the other
+        least *= 2  # one half of the tokens precedes the other
     texts = [task.target, *([task.prefix] if task.prefix is not None else [])]
     longest = min([longest, *(len(text.tokens) // least for text in texts)])
     if longest < 1:
@@ -103,7 +102,7 @@ def measure_adaptively(
     budget: Budget,
     watch: Watch,
 ) -> list[Row]:
-    """Measures a curve and returns its rows. `task` and `longest` as `prepared` gives them.
+    """Measure a curve and return its rows. `task` and `longest` as `prepared` returns them.
 
     Args:
         repeats: at every length; None: 4, and more where a threshold is undecided.
@@ -118,7 +117,7 @@ def measure_adaptively(
     rounds.measure(task, lengths, start, "", to_amnesia=True)
     rounds.record_unaffordable(grid if budget.left < 0 else [n for n in grid if n not in lengths], start)
 
-    # decisions look at what was asked for so far, and not at what an earlier run went on to measure
+    # decisions use only the lengths and repeats of the rounds so far, not rows that an earlier run added
     asked = set(grid)
     while new := finer_lengths(rounds.curve(asked, start), longest):
         asked |= set(new)
@@ -139,13 +138,13 @@ def measure_adaptively(
             break
     if left := [row for row in rounds.rows if id(row) in failed]:
         again = tuple(sorted({row.length for row in left}))
-        rounds.measure(task, again, 1 + max(row.repeat for row in left), ", what ran out of memory before")
+        rounds.measure(task, again, 1 + max(row.repeat for row in left), ", rows that ran out of memory before")
     return rounds.rows
 
 
-def finer_lengths(curve: stats.Curve, longest: int) -> tuple[int, ...]:
-    """New lengths inside the brackets of the thresholds and of the ends of their intervals by chance, where these
-    brackets are still wide, also against the interval."""
+def finer_lengths(curve: stats.MeasuredCurve, longest: int) -> tuple[int, ...]:
+    """Return new lengths inside the brackets of the thresholds and of the ends of their intervals by chance, where
+    these brackets are still wide, also compared with the interval."""
     new: set[int] = set()
     measured = curve.kept(curve.measured)
     if not len(measured.lengths):
@@ -163,8 +162,8 @@ def finer_lengths(curve: stats.Curve, longest: int) -> tuple[int, ...]:
     return tuple(sorted(new - set(curve.lengths.tolist())))
 
 
-def undecided(curve: stats.Curve, longest: int, most: int) -> tuple[tuple[int, ...], set[str]]:
-    """Lengths that need more repeats, and the thresholds that even `most` of them would not decide."""
+def undecided(curve: stats.MeasuredCurve, longest: int, most: int) -> tuple[tuple[int, ...], set[str]]:
+    """Return the lengths that need more repeats, and the thresholds that even `most` repeats would not decide."""
     measured = curve.kept(curve.measured)
     if not len(measured.lengths):
         return (), set()
@@ -192,14 +191,14 @@ def undecided(curve: stats.Curve, longest: int, most: int) -> tuple[tuple[int, .
 
 
 def last_worth_measuring(rows: Sequence[Row], longest: int) -> int:
-    """The third length in a row that is amnesia, or the longest."""
+    """Return the third length in a row that is amnesia, or the longest."""
     if not any(row.depth == 0 and row.status == "ok" for row in rows):
         return longest
     return end_of_amnesia(stats.curve(rows)) or longest
 
 
-def end_of_amnesia(curve: stats.Curve) -> int | None:
-    """The third length in a row that is amnesia; None where there is none yet."""
+def end_of_amnesia(curve: stats.MeasuredCurve) -> int | None:
+    """Return the third length in a row that is amnesia; None if there is none yet."""
     lost = stats.index_upper(curve) < AMNESIA  # False where there are too few repeats for an interval
     for end in range(AMNESIA_LENGTHS, len(lost) + 1):
         if lost[end - AMNESIA_LENGTHS : end].all():
@@ -209,7 +208,7 @@ def end_of_amnesia(curve: stats.Curve) -> int | None:
 
 @dataclass
 class _Rounds:
-    """What the calls of `measure` have in common, and the time they take."""
+    """The common arguments of the calls of `measure`, and the time they take."""
 
     task: BoundCurve
     method: Method
@@ -232,16 +231,15 @@ class _Rounds:
             if row.task == self.task.task and row.settings == self.task.settings
         ]
 
-    def curve(self, lengths: set[int], repeats: int) -> stats.Curve:
-        """Of these lengths and of the first repeats alone."""
+    def curve(self, lengths: set[int], repeats: int) -> stats.MeasuredCurve:
+        """Return the curve at these lengths, of the first repeats only."""
         return stats.curve(row for row in self.rows if row.length in lengths and row.repeat < repeats)
 
     def affordable(self, grid: tuple[int, ...], repeats: int) -> tuple[int, ...]:
-        """The lengths of the grid that are measured already, and of the others, ascending, as many as the budget allows
-        by plan.
+        """Return the lengths of the grid measured already, and of the others, ascending, as many as the budget allows.
 
         Raises:
-            ValueError: not even one.
+            ValueError: the budget is too small for one length.
         """
         done = {(row.length, row.repeat, row.depth) for row in self.rows if row.status == "ok"}
         wanted = [(repeat, depth) for repeat in range(repeats) for depth in self.task.depths]
@@ -278,7 +276,7 @@ class _Rounds:
     def measure(
         self, task: BoundCurve, lengths: tuple[int, ...], repeats: int, title: str, *, to_amnesia: bool = False
     ) -> bool:
-        """One call of `measure`; False when there is no time for it."""
+        """Call `measure` once; return False if there is no time for it."""
 
         def longest() -> int:
             if self.budget.left < 0:
@@ -310,7 +308,7 @@ class _Rounds:
         return True
 
     def record_unaffordable(self, lengths: Iterable[int], repeats: int) -> None:
-        """Rows for lengths that the budget leaves out, so that no number takes the last one measured for the end."""
+        """Record rows for lengths outside the budget, so that no number takes the last length measured for the end."""
         end = last_worth_measuring([row for row in self.rows if row.repeat < repeats], self.longest)
         done = {row.length for row in self.rows}
         example = self.task.examples(self.lm, (self.longest,), self.task.pool or RING, self.seed)[0]

@@ -30,7 +30,7 @@ class Setup:
     """One task, as it is measured on one model."""
 
     bound: Bound[Any]
-    what: str  # names it in plans, notices and beside its first example
+    what: str  # its name in plans, notices and with its first example
     lengths: tuple[int, ...] | None  # in the task's unit; None: adaptive
     repeats: int | None
     longest: int = 0  # tokens, of adaptive lengths
@@ -38,7 +38,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Grid:
-    """What is measured: the same for all models and methods of a run."""
+    """The tasks, lengths and repeats of a run, the same for all its models and methods."""
 
     tasks: tuple[Task, ...]
     text: str
@@ -46,7 +46,7 @@ class Grid:
     repeats: int | None
     seed: int
     cost: bool
-    compared: bool  # lines are compared with the first, and refusals are recorded
+    compared: bool  # lines are compared with the first; refusals are recorded
     trained: tuple[int, ...]  # tokens, of each model
 
     @property
@@ -56,7 +56,7 @@ class Grid:
 
     @property
     def header(self) -> dict[str, Any]:
-        """What run.json records of it."""
+        """Return its record for run.json."""
         tasks = {
             str(one): {"task": one.row_task, "unit": one.unit, "quality": asdict(one.quality), "details": one.details}
             for one in self.tasks
@@ -110,10 +110,10 @@ def grid(
     refusals: bool = False,
     loader: Load | None = None,
 ) -> Grid:
-    """Return what `measure` measures with these arguments, with everything chosen that was left open.
+    """Return the grid of `measure` with these arguments and all defaults resolved.
 
     Raises:
-        ValueError: unknown tasks, the same task twice, or lengths or repeats that cannot be.
+        ValueError: unknown tasks, the same task twice, or impossible lengths or repeats.
     """
     loader = loader or Load()
     if repeats is not None and repeats < 1:
@@ -156,7 +156,7 @@ def measure(
 ) -> Measured:
     """Measure every task on every model under every method, on the same tokens, into the run folder `out`.
 
-    Models are loaded one after another. Repeating the call continues where it stopped.
+    Models are loaded one after another. Repeating the call resumes a stopped run.
 
     Args:
         models: folders, hub ids, or models that are loaded already.
@@ -164,13 +164,13 @@ def measure(
         tasks: as `farspan.tasks.task` parses them, or tasks.
         text: for tasks on a text: a file, a folder, a hub data set or `builtin`.
         lengths: ascending, of every task, in its unit. None: each task's own, the same for all models. "auto": chosen
-            for each model: adaptively for forgetting curves, to where positions and the text end for perplexity.
+            for each model, adaptively for forgetting curves, up to the end of positions and text for perplexity.
         repeats: examples; default 10, for adaptive lengths as many as needed.
         out: the run folder; default: one under runs/, the same for the same arguments.
         cost: also measure seconds and memory, apart from the tasks.
-        minutes: a budget of time, for adaptive lengths. Lengths left out for it get rows of status "budget".
-        refusals: record what a model or method refuses as rows of status "refused" with the reason, and measure the
-            rest, instead of raising.
+        minutes: a budget of time, for adaptive lengths. Lengths left out get rows of status "budget".
+        refusals: instead of raising, record lengths that a model or method refuses as rows of status "refused" with
+            the reason, and measure the rest.
         batch, chunk: repeats read together, and tokens of one forward; default: what fits.
 
     Raises:
@@ -184,7 +184,7 @@ def measure(
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes: got {minutes:g}, expected a positive number (--minutes)")
     if minutes is not None and not what.adaptive:
-        raise ValueError("a budget in minutes goes with --lengths auto, which has something to choose")
+        raise ValueError("a budget in minutes needs --lengths auto: use both, or omit --minutes")
     header = what.header | {"methods": [str(how) for how in chosen]}
     names = [model if isinstance(model, str) else model.name for model in models]
     command = what.tasks[0].name if len(what.tasks) == 1 and not cost else "compare"
@@ -193,7 +193,7 @@ def measure(
     with Run.open(folder, header) as run:
         for done, model in enumerate(models):
             share = Budget(budget.left / (len(models) - done))
-            # a call each, so that a model is gone before the next is loaded
+            # a separate call, so that a model is freed before the next is loaded
             _measure_model(loader(model), chosen, what, run, refusals, share, batch, chunk, watch)
     return Measured(folder, latest(run.rows))
 
@@ -289,8 +289,8 @@ def plans(
     batch: int | None = None,
     chunk: int | None = None,
 ) -> Iterator[tuple[str, str, str, Plan | str]]:
-    """Yield what `measure` would cost, by model, method and task: of adaptive lengths the first round; with refusals
-    length by length, and the reason where one is refused."""
+    """Yield the cost of `measure` by model, method and task; of adaptive lengths, that of the first round. With
+    refusals, yield it by length, and the reason of each refusal."""
     loader, chosen = loader or Load(), [method(text) for text in methods]
     for model in models:
         lm = loader(model)
@@ -327,14 +327,14 @@ def _plan(part: Setup, how: Method, lm: LM, seed: int, batch: int | None, chunk:
 
 
 def about(*texts: Corpus) -> dict[str, Any]:
-    """Return what is recorded of texts with a model: another tokenizer's numbers need it for a comparison."""
+    """Return the record of texts for a model, which comparisons with another tokenizer's numbers need."""
     per_token = {text.hash: text.characters_per_token for text in texts}
     unknown = {text.hash: round(text.unknown, 4) for text in texts if text.unknown > UNKNOWN_SHARE}
     return {"texts": sorted(per_token), "characters_per_token": per_token} | ({"unknown": unknown} if unknown else {})
 
 
 def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
-    """Keep the first example that was measured, at its shortest length above 0, in words beside the rows."""
+    """Write the first example measured, at its shortest length above 0, as text next to the rows."""
     if run.has_example(lm.name, one.what):
         return
     bound, lengths = one.bound, one.lengths or (one.longest,)
@@ -351,9 +351,9 @@ def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
 
 
 def _possible(lm: LM, one: Setup, seed: int) -> tuple[Setup, dict[int, str]]:
-    """Return the setup with the lengths that examples can be made for, and the reason for each of the others.
+    """Return the setup with the lengths for which examples can be made, and the reason for each of the others.
 
-    Lengths are tried alone only if all together fail: one may be as short as the targets, or longer than the text.
+    Lengths are tried one by one only if all together fail: one may be too short for the targets or too long.
     """
     reasons: dict[int, str] = {}
 

@@ -1,4 +1,4 @@
-"""The evaluation loop of one task on one model under one method. Resumes; reads less at once when memory runs out."""
+"""Evaluate one task on one model under one method. Resumes a run; uses smaller batches when memory runs out."""
 
 import math
 import time
@@ -19,20 +19,20 @@ from farspan.tasks.base import Bound, Example, Result, Work
 SMALLEST_CHUNK = 64  # tokens; below that the overhead of each forward outweighs what it frees
 TOKENS_AT_ONCE = 8192  # of one forward, over the rows of a batch
 TRIED_AGAIN = ("oom", "budget")  # statuses
-MEMORY_SHARE = 0.3  # of what is free, for the keys of one batch
+MEMORY_SHARE = 0.3  # of the free memory, for the keys of one batch
 
 
 @dataclass(frozen=True)
 class Watch:
     """Callbacks on the progress of a measurement. All optional."""
 
-    start: Callable[[str, int], None] = lambda title, total: None  # a title, and how many rows it will have
-    row: Callable[[Row, int, int], None] = lambda row, done, total: None  # a new row, how many exist, will exist
-    notice: Callable[[str], None] = lambda text: None  # a line that a user should read
+    start: Callable[[str, int], None] = lambda title, total: None  # a title, and its number of rows
+    row: Callable[[Row, int, int], None] = lambda row, done, total: None  # a new row, rows so far, rows in all
+    notice: Callable[[str], None] = lambda text: None  # a line for the user
 
 
 class Ledger:
-    """The rows of one task, model and method in a run: which are done, which are missing; and writes new ones."""
+    """The rows of one task, model and method in a run: those done and those missing; writes new ones."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Ledger:
         self.run, self.bound, self.method, self.lm, self.seed, self.watch = run, bound, method, lm, seed, watch
         self.examples = examples
         self._wanted = {(e.id, length, depth) for e in examples for length in e.lengths for depth in e.depths}
-        # rows that ran out of memory or time are measured again: there may be more of it now, or a smaller batch
+        # rows that ran out of memory or time are measured again: more of it may be free now, or the batch smaller
         self._done = {_place(row) for row in self.rows if row.status not in TRIED_AGAIN}
         self._end = math.inf  # tokens: the largest length still wanted
 
@@ -76,8 +76,8 @@ class Ledger:
         return after < self._end
 
     def write(self, result: Result, seconds: float = 0.0, reading: dict[str, Any] | None = None) -> None:
-        """Append the row of a result, unless it is done: a batch that an earlier session began is read as a whole, so
-        that its other examples are read as they were."""
+        """Append the row of a result, unless it is done already: a batch that an earlier session began is read again as
+        a whole, so that its other examples are read as before."""
         place = result.example.id, result.length, result.depth
         if place in self._done:
             return
@@ -129,16 +129,16 @@ def measure_cell(
     longest: Callable[[], int] | None = None,
     watch: Watch | None = None,
 ) -> list[Row]:
-    """Measure what the run does not hold yet of one task on one model under one method; return all its rows.
+    """Measure the missing rows of one task on one model under one method; return all its rows.
 
     Args:
         lengths: in the task's unit, ascending.
         batch: repeats read together; default: what fits by estimate.
         chunk: tokens of one forward; default: the reader's own. Both are halved when memory runs out, the chunk
-            first; what fails with the smallest of both is a row with status "oom".
-        longest: called at the start and after each length of a batch: returns the largest length still worth measuring.
-            Longer ones get no row.
-        watch: gets each new row, and notices such as a fallback.
+            first; an example that fails with both at their smallest gets a row with status "oom".
+        longest: called at the start and after each length of a batch; returns the largest length to measure. Longer
+            ones get no row.
+        watch: called with each new row, and with notices such as a fallback.
 
     Raises:
         ValueError: a text too short for the lengths.
@@ -182,8 +182,7 @@ def _measure_batches(
     largest_chunk: int,
     longest: Callable[[], int] | None,
 ) -> None:
-    """Measure what is missing, in batches of at most `size`; when memory runs out, in smaller chunks, then in smaller
-    batches."""
+    """Measure the missing rows in batches of at most `size`; when memory runs out, in smaller chunks, then batches."""
     queue = _batches(examples, ledger.missing, ledger.rows, size)
     while queue:
         group = queue[0]
@@ -203,7 +202,7 @@ def _measure_batches(
         # outside of the `except`, whose traceback keeps the tensors alive
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        reader.capacity = 0  # space for the longest length may be what was too much for the others
+        reader.capacity = 0  # buffers for the longest length may be what does not fit
         notice = ledger.watch.notice
         if reader.chunk > SMALLEST_CHUNK:
             largest_chunk = max(SMALLEST_CHUNK, reader.chunk // 2)
@@ -230,8 +229,7 @@ def _measure_batch(
     lengths: tuple[int, ...],
     longest: Callable[[], int] | None,
 ) -> None:
-    """Measure a batch at some of its lengths. The results of one length come together, so the time between is divided
-    among them."""
+    """Measure a batch at these lengths. The results of one length arrive together and share its time equally."""
     started = time.perf_counter()
     ready: list[Result] = []
     how = {"repeats": [example.repeat for example in batch], "chunk": reader.chunk}
@@ -252,17 +250,17 @@ def _measure_batch(
 
 @dataclass(frozen=True)
 class _Batch:
-    """Examples that are read together."""
+    """Examples read together."""
 
     examples: tuple[Example[Any], ...]
-    chunk: int | None = None  # tokens of one forward, where an earlier session began this batch
+    chunk: int | None = None  # tokens of one forward, if an earlier session began this batch
 
 
 def _batches(
     examples: Sequence[Example[Any]], missing: Callable[[Example[Any]], tuple[int, ...]], rows: Sequence[Row], size: int
 ) -> deque[_Batch]:
-    """Return what is missing in batches of at most `size` examples of the same lengths. A batch that `rows` show to be
-    begun is read as a whole again: in low precision, a row depends on what is read with it."""
+    """Return the missing rows in batches of at most `size` examples of the same lengths. A batch with some `rows` is
+    read again as a whole: in low precision, a row depends on the others of its batch."""
     alike: dict[tuple[int, ...], dict[int, Example[Any]]] = defaultdict(dict)
     lengths_of = {}
     for example in examples:
@@ -302,7 +300,7 @@ def _within_positions(bound: Bound[Any], lm: LM, example: Example[Any], length: 
 
 
 def key_bytes(method: Method, lm: LM, work: Work, chunk: int) -> int:
-    """Return the bytes of the keys of some work, over its rows: those that the method keeps, and those of a chunk."""
+    """Return the bytes of the keys of this work, over its rows: those that the method keeps, and those of a chunk."""
     before = method.kept(work.num_before)
     return work.num_rows * lm.key_bytes_per_token * (before + min(work.num_tokens, chunk))
 

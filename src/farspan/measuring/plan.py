@@ -27,9 +27,9 @@ class Plan:
     tokens: int  # fed to the model, over all rows
     flops: float
     extra_bytes: int  # above the model: keys, one chunk's attention mask, one block of logits
-    seconds: float | None  # by a short calibration on the model; None when not asked for
-    fallback: str | None  # why the model will be read with plain forwards, if it will
-    parts: dict[str, int] | None = None  # bytes by what they are for, of methods that know them; the model's among them
+    seconds: float | None  # by a short calibration on the model; None without one
+    fallback: str | None  # why the model will be read with plain forwards; None: it will not
+    parts: dict[str, int] | None = None  # bytes by purpose, the model's included; None: not known
 
 
 def plan(
@@ -64,14 +64,14 @@ def plan(
         parts = reader.bytes_needed(rows, longest)
         flops = sum(w.num_rows * reader.flops(w.num_before, w.num_tokens, w.num_scored) for w in work)
         fallback = reader.fallback
-        if fallback:  # every question reads everything again, in one forward
+        if fallback:  # every score reads everything again, in one forward
             work = [Work(w.num_rows, 0, w.num_before + w.num_tokens, w.num_scored) for w in work if w.num_scored]
             chunk = max(w.num_tokens for w in work)
         steps = [step for w in work for step in _chunks(w, chunk)]
         seconds = None
         if calibrate:
             cost = _calibrated(reader, batch, chunk, max(s.num_before + s.num_tokens for s in steps), bool(fallback))
-            # a batch of examples goes through the model together; ceil: the last one may be smaller
+            # examples of a batch run together; ceil: the last batch may be smaller
             seconds = sum(s.num_rows * cost(s) for s in steps) / repeats * math.ceil(repeats / batch)
     keys = batch * max(key_bytes(method, lm, s, chunk) * 5 // 4 + _mask_bytes(method, s) for s in steps)
     return Plan(
@@ -86,12 +86,12 @@ def plan(
 
 
 def _mask_bytes(method: Method, step: Work) -> int:
-    """Of the mask of one chunk: a byte for each token of it and each that it may see."""
+    """Return the bytes of the mask of one chunk: a byte for each pair of its tokens and the tokens they may see."""
     return step.num_rows * step.num_tokens * (method.kept(step.num_before) + step.num_tokens)
 
 
 def _chunks(work: Work, chunk: int) -> list[Work]:
-    """The forwards that one stretch of tokens takes; the head's positions are its last ones."""
+    """Return the forwards of this work; the positions of the output head are its last ones."""
     steps = []
     for first in range(0, work.num_tokens, chunk):
         tokens = min(chunk, work.num_tokens - first)
@@ -102,7 +102,7 @@ def _chunks(work: Work, chunk: int) -> list[Work]:
 
 
 def _calibrated(reader: Reader, batch: int, chunk: int, longest: int, plain: bool) -> Callable[[Work], float]:
-    """Seconds of a step of `batch` rows, from the time of a few steps of this reader."""
+    """Return a function of the seconds of a step of `batch` rows, fitted to the times of a few steps of this reader."""
     tokens = min(chunk, longest, CALIBRATION_CONTEXT)
     context = max(1, min(longest, CALIBRATION_CONTEXT) - tokens)
     few = max(1, tokens // 8)
@@ -114,11 +114,11 @@ def _calibrated(reader: Reader, batch: int, chunk: int, longest: int, plain: boo
         for _ in range(CALIBRATION_RUNS + 1):
             wait(reader.lm.device)
             started = time.perf_counter()
-            # one more token than is fed: the last of what is scored only serves as a target
+            # one more token than is fed: the last scored token is only a target
             memory.score(ids[:, : num_tokens + 1], keep)
             wait(reader.lm.device)
             seconds.append(time.perf_counter() - started)
-        return min(seconds[1:])  # what others do on the machine only adds
+        return min(seconds[1:])  # other processes on the machine only add time
 
     nothing, everything = slice(tokens, tokens), slice(1, None)
     short = timed(1, few, slice(few, few))

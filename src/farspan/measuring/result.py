@@ -12,10 +12,10 @@ from farspan.report.terminal import Results
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run folder holds."""
+    """The content of a run folder."""
 
     folder: Path
-    rows: list[Row] = field(repr=False)  # of a measurement that was repeated, the last
+    rows: list[Row] = field(repr=False)  # of a repeated measurement, the last
 
     @cached_property
     def results(self) -> Results:

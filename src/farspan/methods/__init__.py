@@ -1,4 +1,4 @@
-"""The ways a model reads a long text, one file each. No other place holds their names."""
+"""The ways a model reads a long text, one file each. No other module lists their names."""
 
 from farspan.methods.base import Composed, Method
 from farspan.methods.cepe import Cepe
@@ -26,13 +26,13 @@ METHODS: dict[str, type[Method]] = {
 
 
 def method(text: str) -> Method:
-    """The method that `text` names, as `sinks:window=2045,sinks=4`, or several joined by `+`, in any order.
+    """Return the method that `text` names, as `sinks:window=2045,sinks=4`, or several joined by `+`, in any order.
 
     Raises:
         ValueError: an unknown name or setting, a value out of range, or methods that do not go together.
     """
     written = text.split("+")
     if len(written) > 1 and not all(part.strip() for part in written):
-        raise ValueError(f"method {text!r} has a + with no method beside it: write METHOD+METHOD, or one METHOD")
+        raise ValueError(f"method {text!r} has a + without a method on both sides: write METHOD+METHOD, or one METHOD")
     parts = tuple(one_of(METHODS, part, "method") for part in written)
     return parts[0] if len(parts) == 1 else Composed(parts)

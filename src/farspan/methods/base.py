@@ -1,4 +1,4 @@
-"""What a method is and what it promises. `farspan doctor` and tests/test_contract.py check the promises of each one."""
+"""The protocol of a method and its promises, which `farspan doctor` and tests/test_contract.py check."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -10,7 +10,7 @@ from torch import Tensor
 from farspan.lm import LM
 from farspan.reader import DenseReader, Reader
 
-ROPE, ATTENTION, PASSAGES = "RoPE", "attention", "passages"  # what a method can change, from the inside out
+ROPE, ATTENTION, PASSAGES = "RoPE", "attention", "passages"  # the parts a method can change, from the inside out
 ORDER = (ROPE, ATTENTION, PASSAGES)
 
 
@@ -21,23 +21,23 @@ class Method(Protocol):
     Members with a body are defaults for classes that name `Method` as their base.
     """
 
-    in_model: ClassVar[bool] = True  # the model, called by itself inside `on`, gives the same scores
+    in_model: ClassVar[bool] = True  # the model, called directly inside `on`, gives the same scores
     scores_as_it_reads: ClassVar[bool] = True  # a scored token sees the text as a token that is read does
-    own_model: ClassVar[bool] = False  # it needs a model that was made for it
+    own_model: ClassVar[bool] = False  # it needs a model made for it
 
     def on(self, lm: LM) -> AbstractContextManager[Reader]: ...
 
     def kept(self, num_tokens: int) -> int:
-        """Return of how many tokens the keys are held at most, while `num_tokens` are read."""
+        """Return the largest number of tokens whose keys are held while `num_tokens` are read."""
         ...
 
     def kept_to_answer(self, num_tokens: int) -> int:
-        """Return the same from the first question on."""
+        """Return the same number from the first call of `score` or `generate` on."""
         return self.kept(num_tokens)
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """What it changes, of ORDER. Methods compose if no two change the same; one without any stays alone."""
+        """The parts it changes, of ORDER. Methods compose if no two change the same part; () composes with none."""
         return ()
 
     def passes(self, num_tokens: int) -> list[int]:
@@ -94,7 +94,7 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class Composed(Method):
-    """Methods one around the other: RoPE, then attention, then passages; at most one of each."""
+    """Nested methods: RoPE, then attention, then passages; at most one of each."""
 
     parts: tuple[Method, ...]
 
@@ -153,7 +153,7 @@ class Composed(Method):
         return trained_length
 
     def forgetful(self, window: int) -> Method | None:
-        """As `Method.forgetful`, without what changes passages: a text read in several passes is forgotten in none."""
+        """Return it as `Method.forgetful`, without methods that change passages: several passes forget nothing."""
         forgetful = tuple(part.forgetful(window) or part for part in self._inside)
         if all(part.reach is None for part in forgetful):
             return None

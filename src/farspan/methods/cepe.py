@@ -1,19 +1,19 @@
 """Parallel encoding: the last tokens in the decoder, everything before in the encoder, chunk by chunk (CEPE).
 
-    Φ = concat(encoder(C_1), ..., encoder(C_k))        p(x_t | C_1..k, x_<t), x behind the chunks, at positions from 0
+    Φ = concat(encoder(C_1), ..., encoder(C_k))        p(x_t | C_1..k, x_<t), x after the chunks, at positions from 0
 
 Yen et al. 2024, arXiv 2402.16617, section 2.1. For models with an encoder (`farspan.cepe`). The decoder holds at most
-`decoder_window` tokens: the head, the end of the document, and what is scored or generated. Over that, whole chunks
-move from the document's beginning to the encoder, as few as will do. Chunks count from the document's beginning, and
-nothing is run before something is asked, so it makes no difference in which pieces a document was read.
-What does make one is how much is asked at once, once a document is longer than the window: the more, the fewer tokens
-stand in front of it in the decoder. More than fits is scored in parts of half the window.
+`decoder_window` tokens: the head, the end of the document, and the tokens scored or generated. Of a longer document, as
+few whole chunks as necessary move from its beginning to the encoder. Chunks count from the document's beginning, and
+nothing runs before the first score, so the pieces in which a document was read do not matter. If a document is longer
+than the window, scoring more tokens at once leaves fewer tokens before them in the decoder. More tokens than fit are
+scored in parts of half the window.
 
-Several passages are encoded by themselves, but for the first `decoder_passages`, which stand in the decoder in front
-of what is read later. To the model the chunks are a set, so the order of encoded passages is invisible.
+Several passages are encoded separately, except for the first `decoder_passages`, which precede later tokens in the
+decoder. To the model the chunks are a set: the order of encoded passages has no effect.
 
-Keeps the encoder's states, and keys and values of what stands in the decoder. With everything in the decoder, it is
-the base. Trained (farspan train cepe).
+Keeps the encoder's states, and the keys and values of the tokens in the decoder. With everything in the decoder, it
+equals the base model. Trained (farspan train cepe).
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -35,7 +35,7 @@ from farspan.methods.base import Method
 from farspan.reader import BaseMemory, Head, Ids, Memory, OuterReader, Reader, dense_reader
 from farspan.specs import closest, written
 
-CHUNK = 256  # tokens; what the published models were trained with
+CHUNK = 256  # tokens; as the published models were trained
 DECODER_WINDOW = 2048  # tokens
 
 
@@ -43,9 +43,9 @@ DECODER_WINDOW = 2048  # tokens
 class Cepe(Method):
     """The last tokens in the decoder, the rest in the encoder."""
 
-    chunk: int | None = None  # tokens of a chunk; default 256, or what encoder and decoder window allow
-    decoder_window: int | None = None  # tokens; default 2048, or half of what the decoder was trained on
-    decoder_passages: int = field(default=0, metadata={"quiet": True})  # of several, those that stand in the decoder
+    chunk: int | None = None  # tokens of a chunk; default 256, or as many as encoder and decoder window allow
+    decoder_window: int | None = None  # tokens; default 2048, or half the decoder's trained length
+    decoder_passages: int = field(default=0, metadata={"quiet": True})  # of several, those put into the decoder
     mode: str = field(default="auto", metadata={"quiet": True})  # of the cross-attention, one of farspan.cepe.MODES
 
     in_model: ClassVar[bool] = False
@@ -85,16 +85,14 @@ class Cepe(Method):
             scope.on = False
 
     def _sizes(self, lm: LM) -> tuple[int, int]:
-        """Tokens of a chunk and of the decoder's window for this model."""
+        """Return the tokens of a chunk and of the decoder's window for this model."""
         window = self.decoder_window or min(DECODER_WINDOW, (lm.trained_length or 2 * DECODER_WINDOW) // 2)
         limit = window_of(lm.model.encoder)
         chunk = self.chunk or min(CHUNK, limit or CHUNK, max(1, window // 2))
         if limit is not None and chunk > limit:
             raise ValueError(f"{self}: chunk = {chunk} is longer than the encoder's window; use chunk <= {limit}")
         if chunk >= window:
-            raise ValueError(
-                f"{self}: chunk = {chunk} leaves no room in decoder_window = {window}; use less than {window}"
-            )
+            raise ValueError(f"{self}: chunk = {chunk} fills decoder_window = {window}; use chunk < {window}")
         if lm.position_limit is not None and window > lm.position_limit:
             raise ValueError(f"{self}: {lm.name} has {lm.position_limit} positions; use decoder_window <= that")
         return chunk, window
@@ -102,7 +100,7 @@ class Cepe(Method):
 
 @dataclass
 class CepeReader(OuterReader):
-    """Keeps ids, and runs the encoder and `inner`, the decoder, for each question."""
+    """Keeps ids; each score runs the encoder and `inner`, the decoder."""
 
     size: int  # tokens of a chunk of the context
     window: int  # tokens in the decoder
@@ -134,8 +132,8 @@ class CepeReader(OuterReader):
         return asdict(needed)
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
-        """As `Reader.flops`. Nothing runs before the first question; then the decoder reads its window, and the encoder
-        the chunks before it."""
+        """Return the operations as `Reader.flops`. Nothing runs before the first score; then the decoder reads its
+        window, and the encoder the chunks before it."""
         if not num_scored:
             return 0.0
         total = num_before + num_tokens
@@ -144,8 +142,8 @@ class CepeReader(OuterReader):
         return prefill_flops(*sizes, context=total - own, tokens=own, kept=num_scored, chunk=self.size)
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
-        """One passage is a document, whose end stands in the decoder. Several are encoded, but for the first
-        `decoder_passages`. `head` stands first in the decoder. `weights` has no meaning here.
+        """Read one passage as a document, whose end is in the decoder, or several, encoded except for the first
+        `decoder_passages`. `head` is the first in the decoder. `weights` is ignored.
 
         Raises:
             ValueError: padding, different batch sizes, or a head that fills the window.
@@ -162,7 +160,7 @@ class CepeReader(OuterReader):
 
 
 class CepeMemory(BaseMemory):
-    """The ids of head, passages and document, the states of what was encoded, and the decoder's memory of the rest."""
+    """The ids of head, passages and document, the encoder's states, and the decoder's memory of the rest."""
 
     def __init__(self, reader: CepeReader) -> None:
         super().__init__(reader.lm)
@@ -172,7 +170,7 @@ class CepeMemory(BaseMemory):
         self.document: Tensor | None = None  # [batch, time]; chunks count from its beginning
         self.states: tuple[Tensor, ...] | None = None  # of passages, then of the document's first chunks
         self.passage_tokens = 0  # always in the encoder
-        self.decoder: tuple[int, Context | None, BaseMemory] | None = None  # chunks encoded, as what, and the rest
+        self.decoder: tuple[int, Context | None, BaseMemory] | None = None  # chunks encoded, their states, and the rest
 
     @property
     def num_kept(self) -> int:
@@ -180,7 +178,7 @@ class CepeMemory(BaseMemory):
 
     @property
     def num_encoded(self) -> int:
-        """Tokens read by the encoder instead of the decoder, as of the last question."""
+        """Tokens read by the encoder instead of the decoder, as of the last call of `score` or `generate`."""
         return self.passage_tokens + (self.decoder[0] * self.reader.size if self.decoder else 0)
 
     @property
@@ -193,23 +191,23 @@ class CepeMemory(BaseMemory):
         return held + keys + rest.num_bytes
 
     def begin(self, ids: Ids) -> None:
-        """Puts `ids` in front of everything in the decoder.
+        """Put `ids` before everything else in the decoder.
 
         Raises:
-            ValueError: padding, or more than leaves room for a chunk and a token that is asked.
+            ValueError: padding, or too many ids to fit the window with a chunk and a scored token.
         """
         ids = self._to_read(ids)
         most = self.reader.window - self.reader.size - 1
         if ids.shape[1] > most:
             raise ValueError(
-                f"a head of {ids.shape[1]:,} tokens leaves no room in the decoder's window of {self.reader.window:,}, "
-                f"which a chunk of {self.reader.size:,} must fit in as well: use decoder_window, or a shorter head"
+                f"a head of {ids.shape[1]:,} tokens is too long for the decoder's window of {self.reader.window:,}, "
+                f"which must also hold a chunk of {self.reader.size:,}: use decoder_window, or a shorter head"
             )
         self.head = ids
         self._count(ids)
 
     def read(self, ids: Ids) -> None:
-        """Appends ids [batch, time] to the document.
+        """Append ids [batch, time] to the document.
 
         Raises:
             ValueError: padding, or another batch size than before.
@@ -220,7 +218,7 @@ class CepeMemory(BaseMemory):
 
     @torch.no_grad()
     def encode(self, ids: Ids) -> None:
-        """Adds a passage [batch, time] that is encoded by itself, in chunks from its beginning."""
+        """Add a passage [batch, time] that is encoded separately, in chunks from its beginning."""
         ids = self._to_read(ids)
         if ids.shape[1]:
             size = min(self.reader.size, ids.shape[1])  # a passage shorter than a chunk is not padded
@@ -250,7 +248,7 @@ class CepeMemory(BaseMemory):
 
     @torch.no_grad()
     def generate(self, ids: Ids, max_new_tokens: int, **how: Any) -> list[Tensor]:
-        """As `BaseMemory.generate`; what is generated has its place in the decoder's window from the beginning.
+        """Generate as `BaseMemory.generate`; the decoder's window reserves all new tokens from the start.
 
         Raises:
             ValueError: also if ids and new tokens do not fit into the window.
@@ -266,38 +264,38 @@ class CepeMemory(BaseMemory):
             self.batch, self.num_seen = ids.shape[0], self.num_seen + ids.shape[1]
 
     def _checked(self, ids: Ids, *, after: int) -> Ids:
-        super()._checked(ids[..., :1], after=0)  # positions end for what stands in the decoder alone
+        super()._checked(ids[..., :1], after=0)  # only tokens in the decoder have positions
         return ids.to(self.lm.device)
 
     @property
     def _lengths(self) -> tuple[int, int]:
-        """Tokens of head and document."""
+        """Return the tokens of head and document."""
         head, document = (0 if t is None else t.shape[1] for t in (self.head, self.document))
         return head, document
 
     def _chunks(self, asked: int) -> int:
-        """Chunks of the document that have to be in the encoder, so that the rest and what is asked fit the window."""
+        """Return the number of encoded chunks with which the rest and `asked` tokens fit the window."""
         head, document = self._lengths
         over = max(0, head + document + asked - self.reader.window)
         needed, whole = -(-over // self.reader.size), document // self.reader.size
         if head == 0 and whole * self.reader.size == document:
-            whole -= 1  # something has to stand in front of what is asked
+            whole -= 1  # a token must precede the scored ones
         return min(needed, max(whole, 0))
 
     def _left(self, asked: int) -> int:
-        """Tokens left in the window when as much is asked; negative: it does not fit."""
+        """Return the tokens left in the window when `asked` tokens are scored; negative: they do not fit."""
         head, document = self._lengths
         return self.reader.window - head - document + self._chunks(asked) * self.reader.size - asked
 
     def _part(self, asked: int) -> int:
-        """Tokens that are scored at once."""
+        """Return the tokens to score at once."""
         if self._left(asked) >= 0:
             return asked or 1
         room = self.reader.window - self._lengths[0]
         return max(1, min(room // 2, room - self.reader.size))
 
     def _followed_by(self, ids: Tensor) -> "CepeMemory":
-        """This memory with more in its document; what was encoded is shared."""
+        """Return this memory with more tokens in its document; encoded states are shared."""
         memory = copy(self)
         memory.decoder = None
         memory.read(ids)
@@ -305,11 +303,11 @@ class CepeMemory(BaseMemory):
 
     @torch.no_grad()
     def _run(self, asked: int) -> tuple[Context | None, BaseMemory]:
-        """The context, and the decoder's memory of the rest, when that many tokens are asked."""
+        """Return the context, and the decoder's memory of the rest, for scoring `asked` tokens."""
         if self._left(asked) < 0:
             raise ValueError(
-                f"{asked:,} tokens at once do not fit into the decoder's window of {self.reader.window:,} behind "
-                f"{sum(self._lengths) - self._chunks(asked) * self.reader.size:,} others: ask for fewer, or use "
+                f"{asked:,} tokens at once do not fit into the decoder's window of {self.reader.window:,} after "
+                f"{sum(self._lengths) - self._chunks(asked) * self.reader.size:,} others: score fewer, or use "
                 "a larger decoder_window"
             )
         if sum(self._lengths) == 0:
@@ -320,7 +318,7 @@ class CepeMemory(BaseMemory):
         chunks = self._chunks(asked)
         start = chunks * self.reader.size
         if self.decoder is None or self.decoder[0] != chunks:
-            self.decoder = None  # gone before the next one is there
+            self.decoder = None  # freed before the next one is made
             context = self._context(chunks)
             with self.model.attending(context):
                 rest = self.reader.inner.read(head=self.head)
@@ -333,7 +331,7 @@ class CepeMemory(BaseMemory):
         return context, rest
 
     def _context(self, chunks: int) -> Context | None:
-        """Passages and the first chunks of the document, encoded where they are not yet."""
+        """Return the states of passages and of the document's first chunks, encoding those that are not encoded yet."""
         end = self.passage_tokens + chunks * self.reader.size
         done = 0 if self.states is None else self.states[0].shape[1]
         if done < end and self.document is not None:

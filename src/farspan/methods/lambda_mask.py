@@ -5,8 +5,8 @@
 
 Han et al. 2023, arXiv 2308.16137, section 3.2: a local branch of `window` tokens, a global branch of the first 10 to
 100, and no distance beyond the trained length. The paper sets window and ceiling to one number, and so does ours, so
-only the first tokens ever meet the ceiling. A window counts the current token. Unlike `sinks`, every first token
-behind the window stands at the same distance. Keeps sinks + window - 1 keys per layer between calls. Not trained.
+the ceiling applies only to the first tokens. A window counts the current token. Unlike `sinks`, every first token
+outside the window is at the same distance. Keeps sinks + window - 1 keys per layer between calls. Not trained.
 """
 
 from collections.abc import Iterator

@@ -1,16 +1,16 @@
-"""One pass per passage, and a mixture of the expectations (RePlug).
+"""One pass per passage, and a mixture of the predictions (RePlug).
 
     p(x_t | x_<t) = Σ_c w_c p(x_t | passage_c, x_<t)
 
-Shi et al. 2023, arXiv 2301.12652, section 3.2: each passage stands in front of its own copy of the text, and the
-next-token distributions are averaged, w = softmax of how well each passage fits the text (`bm25`, `dense`) or 1 / n
-(`uniform`). The fit is to the first 256 tokens behind the passages, as in CEPE (Yen et al. 2024, appendix B);
-weights do not change with what is scored or generated, so nothing of it is known before its time.
+Shi et al. 2023, arXiv 2301.12652, section 3.2: each passage precedes its own copy of the text, and the next-token
+distributions are averaged, w = softmax of the score of each passage for the text (`bm25`, `dense`) or 1 / n
+(`uniform`). Passages are compared with the first 256 tokens after them, as in CEPE (Yen et al. 2024, appendix B).
+Weights do not depend on the tokens scored or generated, so no token influences its own prediction.
 
-A long document is read so, too (`piece`): it is cut into pieces from its end, the first being the shorter one, and
-its last `tail` tokens stand behind every piece. CEPE's baseline is piece=256,tail=3840,weights=dense.
+A long document can be read as passages, too (`piece`): it is cut into pieces from its end, the first being the shorter
+one, and its last `tail` tokens follow every piece. CEPE's baseline is piece=256,tail=3840,weights=dense.
 
-`head` stands first in every pass. Keeps all of each pass. Not trained.
+`head` is first in every pass. Keeps all of each pass. Not trained.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -27,10 +27,10 @@ from farspan.lm import LM
 from farspan.methods.base import PASSAGES, Method
 from farspan.reader import BaseMemory, DenseReader, Head, Ids, Memory, OuterReader, Reader, dense_reader
 from farspan.specs import closest, written
-from farspan.text import retrieval as retrieve
+from farspan.text import retrieval
 
 WEIGHTS = ("uniform", "bm25", "dense")
-QUERY = 256  # tokens behind the passages that say what fits
+QUERY = 256  # tokens after the passages to compare them with
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Replug(Method):
 
 @dataclass
 class MixtureReader(OuterReader):
-    """Reads each passage by itself."""
+    """Reads each passage in a pass of its own."""
 
     how: Replug
 
@@ -99,13 +99,13 @@ class MixtureReader(OuterReader):
         self.inner.capacity = tokens if self.how.piece is None else 0  # a piece takes a part of it
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
-        """A pass for each passage (or piece), `head` first in each.
+        """Read each passage (or piece) in a pass of its own, `head` first in each.
 
         Args:
             weights: of the passes, [passes] or [batch, passes], not negative; default the method's own.
 
         Raises:
-            ValueError: weights of another shape, negative ones, or what the passes' own reader refuses.
+            ValueError: weights of another shape, negative ones, or an error of the passes' own reader.
         """
         parts, tail = list(passages), None
         if parts and self.how.tail:
@@ -123,7 +123,7 @@ class MixtureReader(OuterReader):
 
 
 class MixtureMemory(BaseMemory):
-    """The memories of all passes, which are asked together."""
+    """The memories of all passes, which are scored together."""
 
     def __init__(
         self, reader: MixtureReader, passes: Sequence[BaseMemory], passages: Sequence[Ids], weights: Tensor | None
@@ -136,7 +136,7 @@ class MixtureMemory(BaseMemory):
         before = self.longest - (passages[0].shape[1] if len(passages) == 1 else max(map(_time, passages), default=0))
         self.num_seen = before + sum(map(_time, passages))
         self.query = torch.empty(self.batch, 0, dtype=torch.long)
-        self.fits: Tensor | None = None  # log-weights by the query; what is asked does not change them
+        self.fits: Tensor | None = None  # log-weights by the query; scored tokens do not change them
         self.weights = None if weights is None else self._normal(weights)
 
     @property
@@ -152,7 +152,7 @@ class MixtureMemory(BaseMemory):
         return sum(one.num_bytes for one in self.passes)
 
     def read(self, ids: Ids) -> None:
-        """Appends ids [batch, time] to every pass; as `CachedMemory.read`."""
+        """Append ids [batch, time] to every pass; as `CachedMemory.read`."""
         ids = self._to_read(ids)
         if ids.shape[1] == 0:
             return
@@ -191,8 +191,8 @@ class MixtureMemory(BaseMemory):
             return torch.full((self.batch, count), 1 / count).log()
         if self.query.shape[1] == 0:
             raise ValueError(
-                f"{self.how}: nothing stands behind the passages that they could fit; read the question before asking, "
-                "or leave some of a document behind every piece with tail=TOKENS"
+                f"{self.how} needs text after the passages to compare them with: call memory.read(question) first, "
+                "or put the end of a document after every piece with tail=TOKENS"
             )
         if self.fits is None:
             self.fits = torch.stack([self._fit(row) for row in range(self.batch)]).log_softmax(-1)
@@ -201,7 +201,7 @@ class MixtureMemory(BaseMemory):
     def _fit(self, row: int) -> Float[Tensor, "passes"]:
         query, *texts = (self.lm.tokenizer.decode(ids[row].tolist()) for ids in (self.query, *self.passages))
         bm25 = self.how.weights == "bm25"
-        fits = retrieve.bm25(query, texts) if bm25 else retrieve.dense(query, texts, self.how.encoder)
+        fits = retrieval.bm25(query, texts) if bm25 else retrieval.dense(query, texts, self.how.encoder)
         return torch.tensor(fits, dtype=torch.float32)
 
     def _normal(self, weights: Tensor) -> Float[Tensor, "batch passes"]:
@@ -213,12 +213,12 @@ class MixtureMemory(BaseMemory):
             )
         weights = weights.detach().float().cpu().expand(self.batch, count)
         if not bool((weights.sum(-1) > 0).all()):
-            raise ValueError("weights of a row are all zero: no pass would say anything")
+            raise ValueError("weights of a row are all zero: give at least one above zero")
         return weights / weights.sum(-1, keepdim=True)
 
 
 def _mixture(heads: Sequence[Head], log_weights: Float[Tensor, "batch passes"]) -> Head:
-    """Logits (log-probabilities) of the mixture; never those of more than two passes at a time."""
+    """Return a head for the log-probabilities of the mixture; it holds those of at most two passes at a time."""
 
     def head(positions: slice) -> Tensor:
         def part(one: Head, log_weight: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ def _mixture(heads: Sequence[Head], log_weights: Float[Tensor, "batch passes"]) 
 
 
 def _pieces(ids: Ids, size: int) -> list[Ids]:
-    """Cut from the end; the first piece is the shorter one."""
+    """Return pieces cut from the end; the first is the shorter one."""
     time = ids.shape[1]
     first = time % size or size
     return [ids[:, max(0, end - size) : end] for end in range(first, time + 1, size)]

@@ -6,14 +6,14 @@
     dynamic: ntk with s(i) = max(1, factor · (i + 1) / original - (factor - 1)) for the query at i
     yarn:    ramp(m) · f_m / s + (1 - ramp(m)) · f_m, queries and keys times 0.1 ln s + 1        ibid., section 3
 
-s is `factor`, d the rotary dimension. The ramp rises from 0 to 1 between the pairs that turn 32 times and once in
+s is `factor`, d the rotary dimension. The ramp rises from 0 to 1 between the pairs that rotate 32 times and once in
 `original` tokens, linear in m and with rounded ends as in YaRN's own code. All but dynamic change the frequencies and
 nothing else. Keeps every key. Not trained.
 
-Dynamic: each query turns all keys by the frequencies of the length up to itself, which is what token-by-token
-generation with keys cached before RoPE gives. A forward in transformers turns a whole text by the frequencies of its
-end, so that what a token is expected to be depends on what comes behind it; ours is causal and the same however the
-text is cut, and slower: every query beyond `original` turns every key anew.
+Dynamic: each query rotates all keys by the frequencies of the length up to itself, as token-by-token generation with
+keys cached before RoPE does. A forward in transformers rotates a whole text by the frequencies of its end, so that a
+token's prediction depends on later tokens. Ours is causal and independent of how the text is cut, but slower: every
+query beyond `original` rotates every key again.
 """
 
 import math
@@ -33,7 +33,7 @@ from farspan.reader import Reader, attending, dense_reader
 from farspan.specs import closest, written
 
 TYPES = ("linear", "ntk", "dynamic", "yarn")
-BETA_FAST, BETA_SLOW = 32, 1  # turns within the original length, between which YaRN's ramp lies
+BETA_FAST, BETA_SLOW = 32, 1  # rotations within the original length, the ends of YaRN's ramp
 LARGEST_FACTOR = 1_000_000
 
 
@@ -43,7 +43,7 @@ class Rope(Method):
 
     type: str  # one of TYPES
     factor: float = 0.0  # for dynamic: how fast the scale grows with the length; default the paper's 1. Others need one
-    original: int | None = None  # tokens; default what the model was trained on
+    original: int | None = None  # tokens; default: the model's trained length
 
     def __post_init__(self) -> None:
         if self.type not in TYPES:
@@ -122,7 +122,7 @@ class Rope(Method):
 
 
 def scaled(type: str, theta: float, dim: int, factor: float, original: int) -> tuple[Tensor, float]:
-    """Frequencies [dim / 2] in float32, and what cos and sin are multiplied with."""
+    """Return the frequencies [dim / 2] in float32, and the factor of cos and sin."""
     if type == "ntk":
         return frequencies(ntk(theta, dim, factor), dim), 1.0
     if type == "linear":
@@ -137,12 +137,12 @@ def scaled(type: str, theta: float, dim: int, factor: float, original: int) -> t
 
 
 def ntk(theta: float, dim: int, factor: float) -> float:
-    """theta for texts `factor` times as long. A single pair turns once a token whatever theta is."""
+    """Return theta for texts `factor` times as long. A single pair rotates once a token whatever theta is."""
     return theta if dim == 2 else theta * factor ** (dim / (dim - 2))
 
 
 def scores_by_length(call: Call, queries: slice, keys: slice, *, theta: float, factor: float, original: int) -> Tensor:
-    """Scores with each query's own frequencies, by the length of the text up to it."""
+    """Return scores by each query's own frequencies, those of the length of the text up to it."""
     inv_freq, start, device = call.layer.inv_freq, call.start, call.query.device
     if inv_freq is None:
         return call.scores(call.query[..., queries, :], call.key[:, :, keys])

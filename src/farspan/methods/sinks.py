@@ -5,14 +5,14 @@
     distance(i, j) = i - j                                        for near j
                      i - b(i) + min(b(i), sinks + window - 1) - j     for the other sinks
 
-Xiao et al. 2023, arXiv 2309.17453, section 3.2: the positions are those that tokens have in the cache, so the
-distance to a sink stops growing where the cache begins to let go. A window counts the current token: the paper's
-4 + 2044 is window=2045. Ours masks inside a chunk, so the result is that of the token-by-token original however the
-text is cut. Keeps sinks + window - 1 keys per layer between calls. Not trained.
+Xiao et al. 2023, arXiv 2309.17453, section 3.2: the positions are those that tokens have in the cache, so the distance
+to a sink stops growing where the cache begins to drop tokens. A window counts the current token: the paper's 4 + 2044
+is window=2045. Ours masks inside a chunk, so the result is that of the token-by-token original however the text is cut
+into chunks. Keeps sinks + window - 1 keys per layer between calls. Not trained.
 
 stride > 1 is the approximation of CEPE (Yen et al. 2024, appendix B, table 6): the cache is trimmed every `stride`
-tokens, counted from the beginning of the text, so that a query sees up to stride - 1 tokens more. It is here for
-comparison; ours is as fast without. Keeps up to stride - 1 keys more.
+tokens, counted from the beginning of the text, so that a query sees up to stride - 1 tokens more. It serves
+comparisons; ours is as fast without. Keeps up to stride - 1 keys more.
 """
 
 from collections.abc import Iterator
@@ -84,9 +84,9 @@ class Sinks(Method):
     def on(self, lm: LM) -> Iterator[Reader]:
         needed, limit = self.sinks + self.window - 1 + self.stride, lm.trained_length
         if limit is not None and needed > limit:
-            way_out = f"use window <= {limit - needed + self.window:,}" if limit - needed + self.window > 0 else "fewer"
+            fix = f"use window <= {limit - needed + self.window:,}" if limit - needed + self.window > 0 else "use fewer"
             raise ValueError(
-                f"{self} needs {needed:,} positions, more than the {limit:,} {lm.name} was trained on; {way_out}"
+                f"{self} needs {needed:,} positions, more than the {limit:,} {lm.name} was trained on; {fix}"
             )
         with attending(lm, partial(sink_window, shape=self), name=str(self), shape=self) as reader:
             yield reader

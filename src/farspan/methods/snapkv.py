@@ -7,12 +7,12 @@ Li et al. 2024, arXiv 2404.14469, section 4.1 and listing 1. The pool (largest o
 keeps runs of keys together. The defaults are those of the authors' LongBench runs: a window of 32, the largest of 7
 votes. Keys keep their positions in the text. The authors copy the keys for every query head; ours keeps the key heads
 of the model, and takes the mean over the query heads that share one before the pool. Of equal votes the earliest are
-kept. A layer with a sliding window of its own chooses among the keys that it still holds.
+kept. A layer with its own sliding window chooses among the keys that it still holds.
 
-The text is read with full attention, in any chunks, and the choice is made at the first question: when `score` or
-`generate` is called. The question sees the chosen keys and all of its own. It votes only if it was read, not if it is
-scored: tasks read their question and score the answer, as in the paper. Holds every key while it reads, then `capacity`
-per head and layer. Reading on after a question reads the text again. Not trained.
+The text is read with full attention, in any chunks, and the choice is made at the first call of `score` or `generate`.
+Its tokens see the chosen keys and each other. A question votes only if it was read: tasks read their question and score
+the answer, as in the paper. Holds every key while it reads, then `capacity` per head and layer. A `read` after that
+reads the text again. Not trained.
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,10 @@
-"""Top-k attention: each query gives its weight to the k keys with the largest scores, in each head by itself.
+"""Top-k attention: each query attends to the k keys with the largest scores, separately in each head.
 
     visible(i) = the k largest of {q_i · k_j : j <= i}
 
-As in SMT (appendix B.3, figure 5), at inference. Exactly k of them: of equal scores the earliest. Scores are computed
-in blocks of queries, never [time, time]. Shows how few tokens a query needs; it does not make reading cheaper, and
-keeps every key. Not trained.
+As in SMT (appendix B.3, figure 5), at inference. Exactly k keys: of equal scores the earliest. Scores are computed in
+blocks of queries, never [time, time]. Shows how few tokens a query needs; it does not make reading cheaper, and keeps
+every key. Not trained.
 """
 
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ class TopK(Method):
 
 
 def largest(scores: Float[Tensor, "*rows keys"], k: int) -> Float[Tensor, "*rows keys"]:
-    """The scores, all but the k largest of each row at -inf. Changes them in place."""
+    """Set all scores but the k largest of each row to -inf, in place, and return them."""
     keys = scores.shape[-1]
     if k >= keys:
         return scores

@@ -1,7 +1,7 @@
-"""Reading a text and asking about it: the protocol that every method keeps, and the dense reader.
+"""Read a text and score continuations of it: the protocol of all methods, and the dense reader.
 
 memory = reader.read(ids)         # once
-memory.score(more)                # as often as you like: the memory is afterwards what it was before
+memory.score(more)                # any number of times: the memory does not change
 """
 
 from collections.abc import Iterator
@@ -53,16 +53,16 @@ class Reader(Protocol):
 
     lm: LM
     chunk: int  # tokens of one forward; a smaller one needs less memory
-    capacity: int  # tokens a memory makes room for at once; 0 where it is not known how many will come
+    capacity: int  # tokens that a memory allocates for at once; 0: their number is not known
 
     @property
     def fallback(self) -> str | None:
-        """Why the model is read with plain forwards, slower and without a cache; None where it is read in chunks."""
+        """Why the model is read with plain forwards, slower and without a cache; None if it is read in chunks."""
         return None
 
     @property
     def incremental(self) -> bool:
-        """Whether a memory that was scored can be read further with the numbers of reading the whole text at once.
+        """Whether a memory that was scored can be extended with the same results as reading the whole text at once.
         Otherwise tasks read each longer text from its beginning."""
         return False
 
@@ -86,15 +86,14 @@ class Reader(Protocol):
 
 @dataclass
 class DenseReader(Reader):
-    """Reads in chunks, with full attention unless a method brings another. Passages are joined; `weights` has no
-    meaning here."""
+    """Reads in chunks, with full attention unless a method replaces it. Passages are joined; `weights` is ignored."""
 
     lm: LM
     chunk: int = CHUNK
     capacity: int = 0
     fallback: str | None = None
-    attention: hf.Attention | None = None  # what a method has put in the place of full attention
-    scope: hf.Scope | None = None  # outside of which what was read cannot be used
+    attention: hf.CustomAttention | None = None  # of a method, instead of full attention
+    scope: hf.Scope | None = None  # outside of it, what was read cannot be used
     incremental: ClassVar[bool] = True
 
     @property
@@ -102,15 +101,15 @@ class DenseReader(Reader):
         return self.attention is None
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
-        """As `Reader.flops`. Attention is computed over the whole rectangle of a chunk and the keys up to its end."""
-        if self.fallback is not None:  # each question is one forward over everything
+        """Return the operations as `Reader.flops`; attention covers all pairs of a chunk and the keys up to its end."""
+        if self.fallback is not None:  # each score is one forward over all tokens
             return self.lm.flops(0, num_before + num_tokens, num_scored) if num_scored else 0.0
         sizes = [min(self.chunk, num_tokens - first) for first in range(0, num_tokens, self.chunk)]
         fed = (self.lm.flops(num_before + self.chunk * i, size, 0) for i, size in enumerate(sizes))
         return sum(fed) + self.lm.flops(0, 0, min(num_scored, num_tokens))
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> "BaseMemory":
-        """Reads `head` and the passages, in order, each [batch, time] of one batch size.
+        """Read `head` and the passages, in order, each [batch, time] of one batch size.
 
         Raises:
             ValueError: padding, different batch sizes, or more tokens than the model has positions.
@@ -155,7 +154,7 @@ class OuterReader(Reader):
 
 
 def dense_reader(lm: LM) -> DenseReader:
-    """The dense reader of `lm`, with plain forwards where the self-check finds that chunks change the answer."""
+    """Return the dense reader of `lm`, with plain forwards if the self-check finds that chunks change the logits."""
     return DenseReader(lm, fallback=_checked(lm))
 
 
@@ -170,16 +169,16 @@ def attending(
     eviction: Eviction | None = None,
     padding: bool = False,
 ) -> Iterator[DenseReader]:
-    """The dense reader of `lm`, whose attention is `attend` meanwhile; see `hf.replaced_attention`.
+    """Yield the dense reader of `lm`, whose attention is `attend` meanwhile; see `hf.replaced_attention`.
 
     Args:
-        name: of the method, for what is refused.
-        rotary: whether the method needs to know how each layer turns its queries and keys.
+        name: the method's, for error messages.
+        rotary: whether the method needs the RoPE frequencies of each layer.
         shape: of caches that drop keys while a text is read.
         eviction: what chooses the keys that are kept once the text has been read.
 
     Raises:
-        ValueError: a model that chunks mislead, whose attention cannot be replaced, or has been already.
+        ValueError: a model that cannot be read in chunks, or whose attention cannot be replaced or has been already.
     """
     with hf.alone(lm.model):
         if (reason := _checked(lm)) is not None:
@@ -191,7 +190,7 @@ def attending(
 
 
 def read_alike(lm: LM, before: LM) -> None:
-    """Has `lm` be read as the self-check found right for `before`, the same model at an earlier step."""
+    """Read `lm` as the self-check decided for `before`, the same model at an earlier step."""
     _CHECKED[lm] = _checked(before)
 
 

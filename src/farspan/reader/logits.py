@@ -12,16 +12,16 @@ from farspan import hf
 from farspan.hf.chunks import logits_at_once
 from farspan.lm import LM
 
-Head = Callable[[slice], Tensor]  # some positions -> their logits [batch, positions, vocabulary] in float32
+Head = Callable[[slice], Tensor]  # positions -> their logits [batch, positions, vocabulary] in float32
 
 LOWEST_TEMPERATURE = 1e-3  # logits divided by much less overflow in float32
 
 
 @dataclass
 class Scores:
-    """How well some tokens were expected, each given the memory and the tokens before it."""
+    """The model's scores of tokens, each given the memory and the tokens before it."""
 
-    nats: Float[Tensor, "batch kept"]  # -log p(token); NaN at padding and where the model gave no numbers
+    nats: Float[Tensor, "batch kept"]  # -log p(token); NaN at padding, and if the model gave none
     rank: Int[Tensor, "batch kept"]  # 0 = the greedy choice (of equal largest logits, the smallest id); otherwise the
 
 
@@ -30,7 +30,7 @@ class NotFiniteError(ValueError):
 
 
 def head_of(lm: LM, hidden: Tensor, output: object) -> Head:
-    """Return what computes the logits of these hidden states [batch, time, hidden], some positions at a time."""
+    """Return a function that computes the logits of these hidden states [batch, time, hidden] at given positions."""
     return lambda positions: hf.logits(lm.model, hidden[:, positions], output).float()
 
 
@@ -43,7 +43,7 @@ def scored(lm: LM, targets: Tensor, head: Head) -> Iterator[Scores]:
         of_target = logits.gather(-1, target.clamp_min(0)[..., None])
         nats = (logits.logsumexp(-1) - of_target[..., 0]).masked_fill(target < 0, torch.nan)
         rank = (logits > of_target).sum(-1)
-        # logits that were rounded to 16 bits tie; decoding takes the first of the largest, and so must a hit
+        # logits rounded to 16 bits tie; greedy decoding takes the first of the largest, and so does a hit
         rank = torch.where((rank == 0) & (logits.argmax(-1) != target), 1, rank)
         yield Scores(nats, rank.masked_fill(nats.isnan(), -1))
 
@@ -56,7 +56,7 @@ def joined(parts: list[Scores], ids: Tensor) -> Scores:
 
 
 def check_sampling(temperature: float, top_p: float) -> None:
-    """Raise ValueError unless tokens can be sampled so."""
+    """Raise ValueError unless tokens can be sampled with these values."""
     if not (temperature == 0.0 or LOWEST_TEMPERATURE <= temperature < math.inf):
         raise ValueError(
             f"temperature {temperature:g} cannot be sampled with: got {temperature:g}, expected 0 (the likeliest "

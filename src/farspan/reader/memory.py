@@ -1,6 +1,6 @@
-"""What a reader keeps of what it has read: the protocol, and the memories of models that run in this process.
+"""The tokens that a reader keeps: the protocol, and the memories of models that run in this process.
 
-memory.score(ids) and memory.generate(ids) leave the memory as it was, so that it can be asked as often as you like.
+memory.score(ids) and memory.generate(ids) do not change the memory and can be called any number of times.
 """
 
 from abc import ABC, abstractmethod
@@ -17,15 +17,13 @@ from farspan.hf.chunks import can_branch
 from farspan.lm import LM
 from farspan.reader.logits import Head, NotFiniteError, Scores, check_sampling, head_of, joined, next_token, scored
 
-Ids = Int[
-    Tensor, "batch _"
-]  # rows, each of one length (`_`: its own); -1 marks right padding, where a method allows it
-FEWEST_BRANCHES = 3  # two are as fast one after the other, and ask for no check
+Ids = Int[Tensor, "batch _"]  # rows, each of one length (`_`: its own); -1 marks right padding, if a method allows it
+FEWEST_BRANCHES = 3  # two are as fast one after the other, and need no check
 
 
 @runtime_checkable
 class Memory(Protocol):
-    """What a reader keeps of the tokens it has read."""
+    """The tokens that a reader has read and keeps."""
 
     @property
     def num_seen(self) -> int: ...  # tokens read
@@ -35,7 +33,7 @@ class Memory(Protocol):
 
     @property
     def num_encoded(self) -> int:
-        """Tokens read by an encoder instead of the decoder, as of the last question."""
+        """Tokens read by an encoder instead of the decoder, as of the last call of `score` or `generate`."""
         return 0
 
     @property
@@ -61,22 +59,22 @@ class Memory(Protocol):
 
 @runtime_checkable
 class ReadsInChunks(Protocol):
-    """What a memory uses of its reader, which may change between two calls."""
+    """The settings of a reader that a memory uses; they may change between two calls."""
 
     chunk: int  # tokens of one forward
-    capacity: int  # tokens to make room for at once
-    attention: hf.Attention | None  # that stands in for the model's own
+    capacity: int  # tokens to allocate for at once
+    attention: hf.CustomAttention | None  # replaces the model's own
 
 
 class BaseMemory(ABC):
-    """What all memories share: checks of what comes in, scoring and generation."""
+    """The base of all memories: checks of inputs, scoring and generation."""
 
     def __init__(self, lm: LM) -> None:
         self.lm = lm
         self.num_seen = 0
         self.batch = 0
         self.scope: hf.Scope | None = None
-        self.broken = False  # a read failed halfway, so that some layers hold tokens that others lack
+        self.broken = False  # a read failed halfway: some layers hold tokens that others lack
 
     @property
     @abstractmethod
@@ -95,19 +93,19 @@ class BaseMemory(ABC):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest text that is held."""
+        """Tokens of the longest text held."""
         return self.num_seen
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Around what runs the model: one thread at a time, and under the method that this memory belongs to."""
+        """Run the model in one thread at a time, and only under the method that this memory belongs to."""
         with hf.alone(self.lm.model):
             hf.check_scope(self.lm.model, self.scope)
             yield
 
     @contextmanager
     def _appending(self) -> Iterator[None]:
-        """Around what changes the memory: after an error, a lack of memory or Ctrl-C it refuses to be used."""
+        """Mark the memory as broken if a change of it fails, by an error, a lack of memory or Ctrl-C."""
         with self._alone():
             self.broken = True
             yield
@@ -116,16 +114,16 @@ class BaseMemory(ABC):
     def _to_read(self, ids: Ids) -> Ids:
         ids = self._checked(ids, after=self.longest)
         if bool((ids < 0).any()):
-            raise ValueError("a memory is read without padding: read rows of one length, and pad only what is scored")
+            raise ValueError("a memory is read without padding: read rows of one length, and pad only scored rows")
         if self.batch and ids.shape[0] != self.batch:
             raise ValueError(f"this memory has {self.batch} rows; {ids.shape[0]} cannot be appended to it")
         return ids
 
     def _to_ask(self, ids: Ids) -> Tensor:
-        """The ids as k groups of rows that go to the same memory: [k, batch, time]."""
+        """Return the ids as k groups of rows that continue the same memory: [k, batch, time]."""
         if self.num_seen == 0:
-            raise ValueError("nothing was read yet, so nothing predicts the first token: read at least a separator")
-        ids = self._checked(ids, after=self.longest - 1)  # the last token is asked for, never fed
+            raise ValueError("the memory is empty, so nothing predicts the first token: read at least a separator")
+        ids = self._checked(ids, after=self.longest - 1)  # the last token is scored, never fed
         if ids.shape[0] % self.batch:
             raise ValueError(f"{ids.shape[0]} rows cannot be scored on a memory of {self.batch}: give a multiple of it")
         return ids.reshape(ids.shape[0] // self.batch, self.batch, ids.shape[1])
@@ -147,11 +145,11 @@ class BaseMemory(ABC):
 
     @abstractmethod
     def fork(self) -> AbstractContextManager[Callable[[Tensor], Tensor]]:
-        """A function that feeds ids [batch, time] and gives the next token's logits [batch, vocabulary]."""
+        """Yield a function that feeds ids [batch, time] and returns the next token's logits [batch, vocabulary]."""
 
     @torch.no_grad()
     def score(self, ids: Ids, keep: slice | None = None) -> Scores:
-        """nats[:, i] = -log p(ids[:, i] | memory, ids[:, :i]), i = 0 included, for the positions in `keep`.
+        """Return nats[:, i] = -log p(ids[:, i] | memory, ids[:, :i]), i = 0 included, for the positions in `keep`.
 
         ids may have k·batch rows: row i continues row i % batch of the memory, whose keys are not copied.
 
@@ -166,21 +164,21 @@ class BaseMemory(ABC):
         return Scores(torch.cat([g.nats for g in groups]), torch.cat([g.rank for g in groups]))
 
     def _score_groups(self, ids: Tensor, kept: range) -> list[Scores]:
-        """Scores of groups of rows [groups, batch, time], each of which continues the memory."""
+        """Return the scores of groups of rows [groups, batch, time], each of which continues the memory."""
         return [self._score_group(group, kept) for group in ids]
 
     def _score_group(self, ids: Tensor, kept: range) -> Scores:
-        """Scores of one group of rows [batch, time]."""
+        """Return the scores of one group of rows [batch, time]."""
         parts = []
-        with closing(self.expectations(ids, kept)) as expected:  # also after an error the memory is as it was
+        with closing(self.expectations(ids, kept)) as expected:  # restores the memory also after an error
             for targets, head in expected:
                 parts += list(scored(self.lm, targets, head))
         return joined(parts, ids)
 
     @abstractmethod
     def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
-        """Of one group of rows [batch, time]: the targets at the kept positions, some at a time in order, and what
-        gives the logits that expect them. Once it is closed the memory is what it was before."""
+        """Yield `(targets, head)` of rows [batch, time] in blocks, in order; `head(positions)` returns the logits that
+        predict those targets. Closing the generator restores the memory."""
 
     @torch.no_grad()
     def generate(
@@ -195,10 +193,10 @@ class BaseMemory(ABC):
         temperature: float = 0.0,
         top_p: float = 1.0,
     ) -> list[Tensor]:
-        """New tokens after memory and ids [batch, time], a tensor [new] for each row, without the stop token.
+        """Return the new tokens after memory and ids [batch, time]: for each row [new], without the stop token.
 
-        Greedy at temperature 0, else sampled from the smallest set of tokens that holds `top_p`. The memory
-        is afterwards what it was before; `on_token` is given each step's tokens [batch], -1 in finished rows.
+        Greedy at temperature 0, else sampled from the smallest set of tokens that holds `top_p`. The memory does not
+        change; `on_token` is called with each step's tokens [batch], -1 in finished rows.
 
         Raises:
             ValueError: an empty memory, another number of rows than its own, too many tokens, or a temperature or
@@ -216,7 +214,7 @@ class BaseMemory(ABC):
             done = torch.zeros(self.batch, dtype=torch.bool, device=logits.device)
             stops = torch.tensor(list(stop), dtype=torch.long, device=logits.device)
             while len(chosen) < max_new_tokens:
-                if not bool(logits.amax(-1).isfinite().all()):  # single tokens may be ruled out with -inf
+                if not bool(logits.amax(-1).isfinite().all()):  # a model may exclude single tokens with -inf
                     raise NotFiniteError(
                         f"{self.lm.name} gives logits that are not finite for new token {len(chosen) + 1}: its weights "
                         "are damaged, or its numbers overflow; try --dtype float32, or download the weights again"
@@ -236,13 +234,13 @@ class BaseMemory(ABC):
 
 
 class CachedMemory(BaseMemory):
-    """Keys and values, or a recurrent state, of what was read."""
+    """Keys and values, or a recurrent state, of the tokens read."""
 
     def __init__(self, lm: LM, reader: ReadsInChunks) -> None:
         super().__init__(lm)
         self.reader = reader
         self.stream = hf.Stream(lm.model, reader.capacity, reader.attention)
-        self.last: Tensor | None = None  # [batch, 1, hidden]: expects the first token to come
+        self.last: Tensor | None = None  # [batch, 1, hidden]: predicts the next token
 
     @property
     def num_kept(self) -> int:
@@ -254,7 +252,7 @@ class CachedMemory(BaseMemory):
 
     @torch.no_grad()
     def read(self, ids: Ids) -> None:
-        """Appends ids [batch, time].
+        """Append ids [batch, time].
 
         Raises:
             ValueError: padding, another batch size than before, or more tokens than the model has positions.
@@ -273,7 +271,7 @@ class CachedMemory(BaseMemory):
             if len(kept) and kept.start == 0:
                 assert self.last is not None
                 yield ids[:, :1], head_of(self.lm, self.last, self.stream.output)
-            # the last token is asked for, never fed; hidden state t expects token t + 1
+            # the last token is scored, never fed; hidden state t predicts token t + 1
             for first, hidden in self._steps(ids[:, : max(kept.stop - 1, 0)].clamp_min(0)):
                 low = max(kept.start - 1 - first, 0)
                 if low < hidden.shape[1]:
@@ -283,7 +281,7 @@ class CachedMemory(BaseMemory):
             self.stream.restore(snapshot)
 
     def _score_groups(self, ids: Tensor, kept: range) -> list[Scores]:
-        """As the groups one by one; in one forward for as many as make a chunk, where the model allows it."""
+        """Return the scores of the groups; where the model allows it, as many as fit a chunk in one forward."""
         fed = kept.stop - 1
         together = self.reader.chunk // max(fed, 1)
         worth = len(ids) >= FEWEST_BRANCHES and together > 1 and len(kept) > 0
@@ -294,7 +292,7 @@ class CachedMemory(BaseMemory):
     def _score_branches(self, ids: Tensor, kept: range) -> list[Scores]:
         count, batch, _ = ids.shape
         parts: list[list[Scores]] = [[] for _ in range(count)]
-        if kept.start == 0:  # what expects a first token is the same for all
+        if kept.start == 0:  # the same logits predict the first token of all
             assert self.last is not None
             logits = head_of(self.lm, self.last, self.stream.output)(slice(None))
             for part, first in zip(parts, ids[:, :, :1], strict=True):
@@ -339,11 +337,11 @@ class CachedMemory(BaseMemory):
 
 
 class EvictingMemory(CachedMemory):
-    """Keys and values of a text; from the first question on, those that the method's `Eviction` has chosen.
+    """Keys and values of a text; from the first `score` or `generate` on, those that the `Eviction` has chosen.
 
-    The text is read with full attention. The first call of `score` or `generate` drops the other keys for good. To
-    read further needs them again, so `read` then reads the whole text once more: scores depend on the text and on what
-    is scored, never on earlier questions.
+    The text is read with full attention. The first call of `score` or `generate` drops the other keys permanently. A
+    later `read` needs them, so it reads the whole text again: scores depend only on the text and the tokens scored,
+    never on earlier calls.
     """
 
     def __init__(self, lm: LM, reader: ReadsInChunks) -> None:
@@ -381,7 +379,7 @@ class EvictingMemory(CachedMemory):
 
 
 class PlainMemory(BaseMemory):
-    """The tokens themselves: every question is one forward over all of them. For models that chunks mislead."""
+    """The tokens themselves, for models that cannot be read in chunks: every score is one forward over all of them."""
 
     def __init__(self, lm: LM) -> None:
         super().__init__(lm)
@@ -396,7 +394,7 @@ class PlainMemory(BaseMemory):
         return 0 if self.ids is None else self.ids.nbytes
 
     def read(self, ids: Ids) -> None:
-        """Appends ids [batch, time]; as `CachedMemory.read`."""
+        """Append ids [batch, time]; as `CachedMemory.read`."""
         ids = self._to_read(ids)
         self.ids = ids if self.ids is None else torch.cat([self.ids, ids], 1)
         self.batch, self.num_seen = ids.shape[0], self.ids.shape[1]

@@ -6,6 +6,7 @@ below 0.05 after Holm's correction over all cells of the task), and ties otherwi
 tokenizer consist of other tokens: such cells have no verdict.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -92,18 +93,17 @@ def cells_of(group: Group) -> list[Cell]:
     """
     lengths = sorted({row.length for one in group.members for row in one.rows})
     costs = {one.source.name: cost_rows(one.source) for one in group.members}
-    base = _by_length(group.members[0])
+    first = group.members[0]
     found = []
     for member in group.members:
-        mine = _by_length(member)
         for length in lengths:
-            cell = _cell(member, group, length, mine.get(length, []))
-            if member is not group.members[0]:
-                cell = replace(cell, **_difference(mine.get(length, []), base.get(length, []), group.entry))
+            rows, base = (one.rows_at.get(length, []) for one in (member, first))
+            numbers = _numbers(rows, group.entry, member.source.is_comparison)
+            if member is not first:
+                numbers |= _difference(rows, base, group.entry)
             if group.entry["unit"] == "tokens":
-                measured = costs[member.source.name].get((member.model, member.method, length), [])
-                cell = replace(cell, **_costs(measured))
-            found.append(cell)
+                numbers |= _costs(costs[member.source.name].get((member.model, member.method, length), []))
+            found.append(_cell(member, group, length, numbers))
     corrected = holm([cell.p for cell in found])
     better = group.entry["quality"]["higher_is_better"]
     return [
@@ -111,48 +111,39 @@ def cells_of(group: Group) -> list[Cell]:
     ]
 
 
-def _by_length(member: Member) -> dict[int, list[Row]]:
-    found: dict[int, list[Row]] = {}
-    for row in member.rows:
-        found.setdefault(row.length, []).append(row)
-    return found
+def _cell(member: Member, group: Group, length: int, numbers: Mapping[str, Any]) -> Cell:
+    quality, unit = group.entry["quality"], group.entry["unit"]
+    about = (member.model, member.method, group.spec, length, unit, quality["name"], quality["exp"])
+    return Cell(*about, run=member.source.name, name=member.name, **numbers)
 
 
-def _cell(member: Member, group: Group, length: int, rows: Sequence[Row]) -> Cell:
-    """Return what the rows of one cell hold, without costs and differences."""
-    quality = group.entry["quality"]
-    cell = Cell(
-        member.model, member.method, group.spec, length, group.entry["unit"], quality["name"], quality["exp"],
-        run=member.source.name, name=member.name,
-    )  # fmt: skip
+def _numbers(rows: Sequence[Row], entry: Mapping[str, Any], is_comparison: bool) -> dict[str, Any]:
+    """Return the fields of a cell that its own rows give."""
     if not rows:
-        return cell
+        return {}
+    quality = entry["quality"]
     good = [row for row in rows if row.status == "ok"]
-    bad = [row.status for row in rows if row.status != "ok"]
-    failed = [row for row in rows if row.status != "ok" and (row.status != "refused" or not good)]
-    if failed:
-        cell = replace(cell, failed=failed[0].status, reason=failed[0].reason)
-    context = _mean(_number(row, "context") for row in good)
-    seconds = sum(row.seconds for row in good)
-    details = {name: _mean(_number(row, name) for row in good) for name in group.entry.get("details", ())}
-    cell = replace(
-        cell,
-        n=len(good),
-        details={name: value for name, value in details.items() if value is not None},
-        context=context,
-        tokens_per_second=context * len(good) / seconds if context and seconds else None,
-        kept=_mean(row.num_kept for row in good),
-        peak_bytes=max(row.peak_bytes for row in rows),
-        statuses={status: bad.count(status) for status in sorted(set(bad))},
-    )
-    if not good:
-        return cell
-    values = np.array([_score(row, quality["score"]) for row in good])
-    ends = _student(values) if member.source.is_comparison else interval_of(values, quality)
-    value, low, high = (
-        None if end is None else _finite(np.exp(end) if quality["exp"] else end) for end in (values.mean(), *ends)
-    )
-    return replace(cell, value=value, low=low, high=high)
+    bad = [row for row in rows if row.status != "ok"]
+    failed = [row for row in bad if row.status != "refused" or not good]
+    context, seconds = _mean(_number(row, "context") for row in good), sum(row.seconds for row in good)
+    details = {name: _mean(_number(row, name) for row in good) for name in entry.get("details", ())}
+    found: dict[str, Any] = {
+        "n": len(good),
+        "failed": failed[0].status if failed else "",
+        "reason": failed[0].reason if failed else "",
+        "details": {name: value for name, value in details.items() if value is not None},
+        "context": context,
+        "tokens_per_second": context * len(good) / seconds if context and seconds else None,
+        "kept": _mean(row.num_kept for row in good),
+        "peak_bytes": max(row.peak_bytes for row in rows),
+        "statuses": dict(sorted(Counter(row.status for row in bad).items())),
+    }
+    if good:
+        values = np.array([_score(row, quality["score"]) for row in good])
+        ends = _student(values) if is_comparison else interval_of(values, quality)
+        for name, end in zip(("value", "low", "high"), (values.mean(), *ends), strict=True):
+            found[name] = None if end is None else _finite(np.exp(end) if quality["exp"] else end)
+    return found
 
 
 def _score(row: Row, score: str) -> float:

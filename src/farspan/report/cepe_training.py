@@ -1,41 +1,32 @@
-"""Picture and model card of a CEPE training: its losses, and what is expected with and without context."""
+"""Picture and model card of a CEPE training: its losses, and perplexity with and without context."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
+from farspan.report.figure import Figure
+from farspan.report.picture import draw_grid
+from farspan.report.training import SIZE, Log, base_of, line, measured_figure, measured_table
 
-from farspan.report.picture import saved
-from farspan.report.training import MEASURED, Log, base_of, draw_measured, measured_table
-
-TERMS = {"loss_ce": "cross-entropy", "loss_kl": "KL divergence from the teacher"}
+TERMS = {"loss": "loss", "loss_ce": "cross-entropy", "loss_kl": "KL divergence from the teacher"}
 
 
 def draw(log: Log, folder: str | Path, window: int) -> list[Path]:
-    """Draws a training's log into losses.png and losses.svg; returns the two paths, none where nothing was logged.
+    """Draw a training's log into losses.png and losses.svg and return the two paths; none where nothing was logged.
 
     Args:
-        window: tokens that the decoder holds; lengths within it, which have no context, are drawn with dashes.
+        window: tokens that the decoder holds; lengths within it, which have no context, are dashed.
     """
     entries = [entry for entry in log if "loss" in entry]
     if not entries:
         return []
-    measured = [entry for entry in log if any(map(MEASURED.fullmatch, entry))]
-    figure = Figure(figsize=(12 if measured else 6, 5), layout="constrained")
-    left, *right = figure.subplots(1, 2 if measured else 1, squeeze=False)[0]
-    for term, label in {"loss": "loss", **TERMS}.items():
-        found = [(entry["step"], entry[term]) for entry in entries if term in entry]
-        if found:
-            left.plot(*zip(*found, strict=True), marker="o" if len(found) == 1 else None, label=label)
-    left.set(xlabel="step", ylabel="nats per token", title="Training loss")
-    for axes in right:
-        draw_measured(axes, measured, window)
-        axes.set(ylabel="perplexity", title="Held-out perplexity by length (dashed: without context)")
-    for axes in (left, *right):
-        axes.grid(alpha=0.25)
-        axes.legend(fontsize=8)
-    return saved(figure, Path(folder), "losses")
+    losses = [
+        line(label, ((entry["step"], entry[term]) for entry in entries if term in entry), index)
+        for index, (term, label) in enumerate(TERMS.items())
+    ]
+    figures = [Figure("Training loss", "step", "nats per token", [one for one in losses if one.x])]
+    measured = measured_figure(log, window, "dashed: without context")
+    return draw_grid([[*figures, *([measured] if measured else [])]], folder, "losses", size=SIZE)
 
 
 CARD = """---
@@ -45,7 +36,7 @@ library_name: farspan
 # {name} with an encoder for what lies far back (CEPE{distilled}, {stage})
 
 Made by farspan: an encoder and cross-attention, {trained:,} parameters, were trained beside {name}, which is
-unchanged and not in this folder. {steps:,} steps of {batch:,} windows: {decoder:,} tokens in the decoder behind
+unchanged and not in this folder. {steps:,} steps of {batch:,} windows: {decoder:,} tokens in the decoder after
 {chunks:,} chunks of {chunk:,}. Open it with `farspan.load(FOLDER)` and read with the method
 `cepe:chunk={chunk},decoder_window={window}`. What is trained beside a Llama model comes under Meta's licence for it.
 {measured}
@@ -56,7 +47,7 @@ All settings, versions and hardware: `training.json`. The losses: `log.jsonl`.
 
 
 def model_card(summary: Mapping[str, Any], log: Log) -> str:
-    """The README.md of a trained model, from what its training.json and log.jsonl hold."""
+    """Return the README.md of a trained model, from what its training.json and log.jsonl hold."""
     settings, steps = summary["settings"], summary["settings"]["trainer"]["steps"]
     name, data = settings["model"]["name"], settings["data"]
     return CARD.format(

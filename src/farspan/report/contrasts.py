@@ -1,9 +1,10 @@
 """Which curves of a report are compared with each other, and the results of the paired tests."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from farspan.report.curves import Measured
+from farspan.report.curves import CurveMember
 from farspan.stats import Difference, Half, Robustness, differences, differences_in_characters, robustness
 
 TEXTS: dict[str, tuple[str, Half]] = {
@@ -23,70 +24,46 @@ class TextTest:
     result: Robustness
 
 
-def group_differences(curves: Sequence[Measured]) -> list[Difference]:
+def group_differences(curves: Sequence[CurveMember]) -> list[Difference]:
     """Return the differences of each curve of a group from its first: over the targets they share, else in characters
     of the text, unpaired; pairs with neither are left out."""
-    members = [one.series for one in curves if one.series.summary is not None and len(one.series.curve.lengths) > 1]
+    shown = [one for one in curves if len(one.curve.lengths) > 1 and len(one.measured.lengths)]
     found: list[Difference] = []
-    for other in members[1:]:
-        first, names = members[0], (members[0].name, other.name)
+    for other in shown[1:]:
+        first, names = shown[0], (shown[0].name, other.name)
         try:
             found += differences(first.curve, other.curve, names=names)
         except ValueError:  # fewer than two shared targets
             scales = first.characters_per_token, other.characters_per_token
-            if scales[0] is None or scales[1] is None or first.characters_per_token == other.characters_per_token:
+            if scales[0] is None or scales[1] is None or scales[0] == scales[1]:
                 continue
-            try:
+            with suppress(ValueError):  # too few repeats for an interval
                 found += differences_in_characters(first.curve, other.curve, scales[0], scales[1], names=names)
-            except ValueError:  # too few repeats for an interval
-                continue
     return found
 
 
-def text_tests(members: Sequence[Measured]) -> list[TextTest]:
+def text_tests(curves: Sequence[CurveMember]) -> list[TextTest]:
     """Return, for each run, model and method measured with several irrelevant texts, or several target texts, all else
     equal, whether these change the curve. Texts without a common length are left out."""
     found = []
     for which, (name, half) in TEXTS.items():
-        sets: dict[str, list[Measured]] = {}
-        for one in members:
-            settings = one.member.rows[0].settings
-            rest = {
-                key: value for key, value in settings.items() if key not in (which, f"{which.partition('_')[0]}_hash")
-            }
-            key = str(
-                (
-                    one.member.source.name,
-                    one.series.model,
-                    one.series.method,
-                    one.member.rows[0].version,
-                    sorted(rest.items()),
-                )
-            )
-            sets.setdefault(key, []).append(one)
-        for alike in sets.values():
-            curves = {
-                str(one.member.rows[0].settings.get(which) or "the protocol's own"): one.series.curve for one in alike
-            }
-            if len(curves) < 2:
-                continue
-            try:
-                result = robustness(curves, half)
-            except ValueError:  # no length was measured with all of them
-                continue
-            about = alike[0]
-            found.append(TextTest(about.member.source.name, about.series.model, about.series.method, name, result))
+        hash_of = which.replace("text", "hash")
+        alike: dict[str, list[CurveMember]] = {}
+        for one in curves:
+            row = one.rows[0]
+            rest = sorted((key, value) for key, value in row.settings.items() if key not in (which, hash_of))
+            alike.setdefault(repr((one.source.name, one.model, one.method, row.version, rest)), []).append(one)
+        for members in alike.values():
+            by_text = {str(one.rows[0].settings.get(which) or "the protocol's own"): one.curve for one in members}
+            if len(by_text) > 1:
+                with suppress(ValueError):  # no length was measured with all of them
+                    about = members[0].source.name, members[0].model, members[0].method
+                    found.append(TextTest(*about, name, robustness(by_text, half)))
     return found
 
 
-def said(result: Robustness | Sequence[Difference]) -> list[str]:
-    """Return a few lines for a terminal."""
-    if isinstance(result, Robustness):
-        return _robustness_lines(result)
-    return [_difference_line(one) for one in result]
-
-
-def _robustness_lines(result: Robustness) -> list[str]:
+def robustness_lines(result: Robustness) -> list[str]:
+    """Return the verdict of a test of several texts in a few lines."""
     names = {
         "equivalent": f"does not matter, within ±{100 * result.margin:g} points",
         "different": "matters",
@@ -119,7 +96,8 @@ def _robustness_lines(result: Robustness) -> list[str]:
     return lines + [f"  {note}" for note in result.notes]
 
 
-def _difference_line(one: Difference) -> str:
+def difference_line(one: Difference) -> str:
+    """Return a difference between two curves as a line."""
     shown = [
         f"{'>' if name in one.censored else ''}{value:,.0f}" for name, value in zip(one.curves, one.values, strict=True)
     ]

@@ -1,15 +1,16 @@
 """Forgetting curves with their numbers, for pictures, tables and JSON."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from farspan import stats
 from farspan.record import Row
-from farspan.report.runs import Group, Member, Source, grouped, names_of
+from farspan.report.export import statuses
+from farspan.report.runs import Member, groups_of_rows, renamed
 
 APART = 0.25  # of a memory length; lengths further apart than this leave it open
 HEADLINE = {
@@ -21,84 +22,102 @@ HEADLINE = {
     "paper_fine": "as fine, largest length that passes",
     "paper_coarse": "as coarse, largest length that passes",
 }
+Point = dict[str, Any]
 
 
 def spoken(name: str) -> str:
-    """The name of a number as it is written: half-life, paper fine."""
+    """Return the name of a number as it is written: half-life, paper fine."""
     return name.replace("half_life", "half-life").replace("_", " ")
 
 
-@dataclass(frozen=True)
-class Series:
-    """One curve, what it is of, and its numbers."""
+class CurveMember(Member):
+    """A member of a group of forgetting curves, with rows at the beginning of a text."""
 
-    name: str  # distinguishes it from the others of its table or picture
-    model: str
-    method: str
-    what: str  # protocol and texts
-    curve: stats.Curve
-    summary: stats.Summary | None  # None where every row failed
-    trained_length: int | None = None  # tokens of the whole context
-    map: stats.Map | None = None  # where several depths were measured
-    characters_per_token: float | None = None  # of the target text under the model's tokenizer
+    @cached_property
+    def curve(self) -> stats.MeasuredCurve:
+        return stats.curve(self.rows)
 
+    @cached_property
+    def measured(self) -> stats.MeasuredCurve:
+        """The curve at the lengths that have a result."""
+        return self.curve.kept(self.curve.measured)
 
-@dataclass(frozen=True)
-class Measured:
-    """The curve of one member of a group."""
+    @cached_property
+    def summary(self) -> stats.Summary | None:
+        """The memory lengths; None where every row failed."""
+        return stats.summarise(self.curve) if self.curve.measured.any() else None
 
-    member: Member
-    series: Series
+    @cached_property
+    def everywhere(self) -> stats.Map:
+        """Recall over length and depth; of a curve without depths, one depth."""
+        return stats.memory_map(self.rows)
 
-    def at_depth(self, depth: float) -> stats.Curve:
-        """Return the curve of the rows at one depth of the texts, as if it were their beginning."""
-        return stats.curve([replace(row, depth=0.0) for row in self.member.rows if row.depth == depth])
+    @property
+    def map(self) -> stats.Map | None:
+        """Recall over length and depth; None where only the beginning of the texts was measured."""
+        return self.everywhere if any(row.depth for row in self.rows) else None
 
+    @property
+    def characters_per_token(self) -> float | None:
+        """Characters per token of the target text under the model's tokenizer; None where unknown."""
+        known = self.about_model.get("characters_per_token", {}).get(self.rows[0].settings.get("target_hash"))
+        return None if known is None else float(known)
 
-_MEASURED: WeakKeyDictionary[Group, list[Measured]] = WeakKeyDictionary()  # intervals take a while
+    @property
+    def trained_at(self) -> float | None:
+        """The length whose whole context is as long as the trained context, interpolated between measured lengths;
+        None where that is unknown."""
+        curve = self.measured
+        if self.trained_length is None or len(curve.lengths) < 2:
+            return None
+        after = int(np.clip(np.searchsorted(curve.context, self.trained_length), 1, len(curve.lengths) - 1))
+        (left, right), (short, long) = curve.context[after - 1 : after + 1], curve.lengths[after - 1 : after + 1]
+        return float(short + (self.trained_length - left) * (long - short) / (right - left))
 
-
-def measured(group: Group) -> list[Measured]:
-    """Return the curves of a group of forgetting curves; members without rows at the beginning of a text have none."""
-    if group not in _MEASURED:
-        _MEASURED[group] = list(_measured(group))
-    return _MEASURED[group]
-
-
-def _measured(group: Group) -> Iterator[Measured]:
-    for member in group.members:
-        rows = member.rows
-        if not any(row.depth == 0 for row in rows):
-            continue
+    def points(self, depth: float = 0.0) -> list[Point]:
+        """Return the numbers at each length and one depth of the texts, under the names of the columns of curves.csv.
+        Points without a result have a count of 0 and the statuses of their rows."""
+        rows = [replace(row, depth=0.0) for row in self.rows if row.depth == depth]
         curve = stats.curve(rows)
-        about = member.source.header["models"].get(member.model, {})
-        one = Series(
-            member.name,
-            member.model,
-            member.method,
-            group.title,
-            curve,
-            stats.summarise(curve) if curve.measured.any() else None,
-            member.trained_length,
-            stats.memory_map(rows) if any(row.depth for row in rows) else None,
-            about.get("characters_per_token", {}).get(rows[0].settings.get("target_hash")),
-        )
-        yield Measured(member, one)
+        index, column = stats.memory_index(curve), self.everywhere.depths.tolist().index(depth)
+        distance = dict(zip(self.everywhere.lengths.tolist(), self.everywhere.distance[:, column], strict=True))
+        halves = {
+            name: (stats.measured_mean(values), *stats.bands(values))
+            for name, values in (("copy", curve.copy), ("control", curve.control))
+        }
+        found = []
+        for i, length in enumerate(curve.lengths.tolist()):
+            point = {"length": length, "depth": depth, "n": int(np.isfinite(curve.copy[:, i]).sum())}
+            point["status"] = statuses(row for row in rows if row.length == length)
+            if curve.measured[i]:
+                point |= {"scored": int(curve.scored[i]), "context": int(curve.context[i])}
+                point |= {"distance": float(distance[length]), "memory_index": float(index[i])}
+                for name, half in halves.items():
+                    ends = zip((name, f"{name}_low", f"{name}_high"), half, strict=True)
+                    point |= {key: float(values[i]) for key, values in ends}
+            found.append(point)
+        return found
+
+    def in_characters(self, length: stats.MemoryLength) -> stats.MemoryLength | None:
+        """Return a memory length in characters of the target text; None where their number is unknown."""
+        scale = self.characters_per_token
+        if scale is None:
+            return None
+        low, high = (None if end is None else end * scale for end in (length.low, length.high))
+        return replace(length, value=length.value * scale, low=low, high=high)
 
 
-def series(rows: Iterable[Row], models: Mapping[str, Mapping[str, Any]]) -> list[Series]:
-    """Return the curves among the rows, with their numbers. `models`: as run.json has them."""
-    source = Source.of("", "", {"settings": {}, "models": models}, rows)
-    return named([one.series for group in grouped([source]) if group.task == "curve" for one in measured(group)])
+def curves_of(members: Iterable[Member]) -> list[CurveMember]:
+    """Return the members that have rows at the beginning of a text."""
+    return [one for one in members if isinstance(one, CurveMember) and any(row.depth == 0 for row in one.rows)]
 
 
-def named(curves: Sequence[Series]) -> list[Series]:
-    """Return the curves with names for one table or picture."""
-    names = names_of([(one.model, one.method, one.what) for one in curves])
-    return [replace(one, name=name) for one, name in zip(curves, names, strict=True)]
+def series(rows: Iterable[Row], models: Mapping[str, Mapping[str, Any]]) -> list[CurveMember]:
+    """Return the curves among the rows, with names for one table or picture. `models`: as run.json records them."""
+    return curves_of(renamed(groups_of_rows(rows, "curve", CurveMember, models)))
 
 
-def remarks(one: Series) -> list[str]:
+def remarks(one: CurveMember) -> list[str]:
     """Return what a reader of the numbers should know: why a length is censored, failures, contaminated windows."""
     s = one.summary
     assert s is not None
@@ -123,15 +142,15 @@ def remarks(one: Series) -> list[str]:
     return [f"{one.name}: {line}" for line in lines]
 
 
-def _too_coarse(one: Series) -> list[str]:
-    """Which memory lengths fall between lengths so far apart that the distance, not chance, makes their interval."""
-    good = one.curve.kept(one.curve.measured)
+def _too_coarse(one: CurveMember) -> list[str]:
+    """Return which memory lengths fall between lengths so far apart that the distance, not chance, makes their
+    interval."""
     apart = []
     for name in ("half_life", "reach"):
         length: stats.MemoryLength = getattr(one.summary, name)
         if length.censored or length.low is None or length.value == 0.0:
             continue
-        before, after = stats.between(good, length.value)
+        before, after = stats.between(one.measured, length.value)
         if after - before > APART * length.value:
             apart.append(f"{spoken(name)} is between {before:,} and {after:,}")
     if not apart:
@@ -139,39 +158,16 @@ def _too_coarse(one: Series) -> list[str]:
     return [f"the lengths are too far apart to locate it better: {', '.join(apart)}; measure lengths between these"]
 
 
-def as_data(curves: Sequence[Series]) -> list[dict[str, Any]]:
-    """Every curve with its points and its numbers, ready for JSON."""
+def as_data(curves: Sequence[CurveMember]) -> list[dict[str, Any]]:
+    """Return every curve with its points and its memory lengths, ready for JSON."""
     found = []
     for one in curves:
         entry: dict[str, Any] = {"model": one.model, "method": one.method, "task": "curve", "what": one.what}
         entry["failed"] = {str(length): status for length, status in one.curve.failures.items()}
         if one.summary is not None:
-            good = one.curve.kept(one.curve.measured)
-            entry |= {
-                "lengths": good.lengths.tolist(),
-                "copy": stats.measured_mean(good.copy).round(6).tolist(),
-                "control": stats.measured_mean(good.control).round(6).tolist(),
-                "summary": one.summary.as_dict(),
-            }
+            entry["lengths"] = one.measured.lengths.tolist()
+            for half in ("copy", "control"):
+                entry[half] = stats.measured_mean(getattr(one.measured, half)).round(6).tolist()
+            entry["summary"] = one.summary.as_dict()
         found.append(entry)
     return found
-
-
-def trained_at(one: Series) -> float | None:
-    """The length whose whole context is as long as the model was trained on, by the two lengths measured next to it;
-    None where that is unknown."""
-    curve = one.curve.kept(one.curve.measured)
-    if one.trained_length is None or len(curve.lengths) < 2:
-        return None
-    after = int(np.clip(np.searchsorted(curve.context, one.trained_length), 1, len(curve.lengths) - 1))
-    (left, right), (short, long) = curve.context[after - 1 : after + 1], curve.lengths[after - 1 : after + 1]
-    return float(short + (one.trained_length - left) * (long - short) / (right - left))
-
-
-def in_characters(length: stats.MemoryLength, one: Series) -> stats.MemoryLength | None:
-    """A memory length in characters of the target text; None where their number is unknown."""
-    per_token = one.characters_per_token
-    if per_token is None:
-        return None
-    low, high = (None if end is None else end * per_token for end in (length.low, length.high))
-    return replace(length, value=length.value * per_token, low=low, high=high)

@@ -30,7 +30,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Example:
+class ShownExample:
     source: Source
     model: str
     method: str | None  # whose result is shown; None: there is no row
@@ -44,20 +44,20 @@ class Example:
     pieces: list[Piece]
 
 
-def examples(source: Source) -> list[Example]:
+def examples(source: Source) -> list[ShownExample]:
     """Return the first example of each model and task in a run; none where the run keeps none.
 
     Raises:
         ValueError: a line that is not an example.
     """
-    found: dict[tuple[str, str], Example] = {}
+    found: dict[tuple[str, str], ShownExample] = {}
     for values in read_examples(source.folder):
         if (values["model"], values["what"]) not in found:
             found[values["model"], values["what"]] = _example(source, values)
     return list(found.values())
 
 
-def _example(source: Source, values: Mapping[str, Any]) -> Example:
+def _example(source: Source, values: Mapping[str, Any]) -> ShownExample:
     parts, scored = values["parts"], values["scored"]
     asked = parts[-1][1]
     rows = _rows(source, values)
@@ -69,7 +69,7 @@ def _example(source: Source, values: Mapping[str, Any]) -> Example:
     other = [row for row in rows if row.scores.get("control_repeat") == values["repeat"]]
     pieces += _scored(asked[-scored:], hits, _hits(other, "control_hits", scored))
     answer = mine[0].scores.get("prediction") if mine else None
-    return Example(
+    return ShownExample(
         source=source,
         model=values["model"],
         method=mine[0].method if mine else None,

@@ -1,8 +1,8 @@
-"""Text from outside as Markdown and CSV that show it and do nothing else."""
+"""Numbers as text, and text from outside as Markdown and CSV that show it and do nothing else."""
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
@@ -14,6 +14,7 @@ from farspan.files import written
 from farspan.record import Row
 from farspan.report.cells import Cell
 from farspan.report.runs import Member
+from farspan.stats import bands, interval, measured_mean
 from farspan.terminal import shown
 
 WHOSE = ("run", "model", "method", "what", "version")
@@ -73,9 +74,9 @@ def quality_table(found: Sequence[Cell]) -> CsvTable:
     return CsvTable([*names, *(f"detail_{name}" for name in details), "statuses"], lines)
 
 
-def whose(member: Member, what: str) -> dict[str, Any]:
-    """Return how a line of a CSV file begins."""
-    values = (member.source.name, member.model, member.method, what, member.rows[0].version)
+def whose(member: Member) -> dict[str, Any]:
+    """Return the first columns of a line of a CSV file."""
+    values = (member.source.name, member.model, member.method, member.what, member.rows[0].version)
     return dict(zip(WHOSE, values, strict=True))
 
 
@@ -83,6 +84,45 @@ def statuses(rows: Iterable[Row]) -> str:
     """Return how many rows failed and how, or ok."""
     failed = Counter(row.status for row in rows if row.status != "ok")
     return "; ".join(f"{count} {status}" for status, count in failed.items()) or "ok"
+
+
+def number(value: float | None, sign: str = "") -> str:
+    """Write a number with three digits after the point, or two from 10 on; nothing where it is unknown."""
+    return "" if value is None else f"{value:{sign}.3f}" if abs(value) < 10 else f"{value:{sign},.2f}"
+
+
+def three_digits(number: float) -> str:
+    """Write a number in three digits, or all those before the point."""
+    return f"{number:,.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}"
+
+
+def bounds(low: float | None, high: float | None, write: Callable[[float], str] = number) -> str:
+    """Write an interval, where there is one."""
+    if low is None or high is None or np.isnan(low):
+        return ""
+    return f"[{write(low)}, {write(high)}]"
+
+
+def with_interval(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:
+    """Write a number with its interval, where there is one."""
+    return f"{number(value, sign)} {bounds(low, high, lambda end: number(end, sign))}".strip()
+
+
+def numbers(name: str, values: np.ndarray, *, share: bool = False) -> dict[str, float | None]:
+    """Return mean and 95 % interval of some repeats as `name`, `name`_low and `name`_high, rounded to six digits after
+    the point; None where there is none.
+
+    Args:
+        share: of values from 0 to 1, whose interval is cut to that.
+    """
+    ends = bands(values) if share else interval(values)
+    found = zip((name, f"{name}_low", f"{name}_high"), (measured_mean(values), *ends), strict=True)
+    return {key: round(float(value), 6) if np.isfinite(value) else None for key, value in found}
+
+
+def counted(count: int, what: str) -> str:
+    """Write a number of things: 1 repeat, 3 repeats."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def p_value(p: float | None) -> str:

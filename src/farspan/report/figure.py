@@ -1,15 +1,18 @@
-"""What a figure shows, without how it is drawn: `picture` draws it with matplotlib, `interactive` for the page."""
+"""The content of a figure: `picture` draws it with matplotlib, `interactive` draws it with plotly for the page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+RECALL = ("#ebe2d0", "#c9dbe4", "#83b3d3", "#3583b8", "#08386b")  # from nothing to all
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 SHAPES = (("●", "circle", "o"), ("■", "square", "s"), ("◆", "diamond", "D"), ("▲", "triangle-up", "^"))
 FEW_TICKS = 12  # lengths that all have a tick of their own
-Style = Literal["solid", "dashed", "dotted", "points"]
+Style = Literal[
+    "solid", "dashed", "dotted", "points", "mark"
+]  # mark: one point with an interval of x, such as a half-life
 
 
 @dataclass(frozen=True)
@@ -22,23 +25,34 @@ class Line:
     index: int  # of the member: gives colour and marker
     low: Sequence[float] | np.ndarray | None = None  # NaN where there is no interval
     high: Sequence[float] | np.ndarray | None = None
-    texts: Sequence[Sequence[str]] = ()  # what is known of each point, in lines; the first is a name
+    texts: Sequence[Sequence[str]] = ()  # hover texts of the points, in lines; the first line is a name
     kind: str = ""  # what the values are; the page can hide those of kind "control"
     style: Style = "solid"
+    markers: bool = True  # False: only a value alone has one
+    shade: float | None = None  # from 0 to 1: a colour by place in an order, such as of steps, instead of by member
 
+    @classmethod
+    def of(
+        cls,
+        label: str,
+        points: Sequence[Mapping[str, Any]],
+        x: str,
+        y: str,
+        index: int,
+        texts: Sequence[Sequence[str]] = (),
+        **look: Any,
+    ) -> "Line":
+        """Return the line of one number over another.
 
-@dataclass(frozen=True)
-class Mark:
-    """One point with a horizontal interval, such as a half-life."""
-
-    label: str
-    x: float
-    y: float
-    low: float | None
-    high: float | None
-    index: int
-    text: Sequence[str]
-    kind: str
+        Args:
+            points: hold numbers by name, those of `y` with an interval from `y`_low to `y`_high, None where unknown.
+            x: name of the number along the axis; so `y`.
+            look: further fields of the line.
+        """
+        mean, low, high = (
+            np.array([point.get(name) for point in points], float) for name in (y, f"{y}_low", f"{y}_high")
+        )
+        return cls(label, [point[x] for point in points], mean, index, low, high, texts, **look)
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,6 @@ class Figure:
     x: str  # what the axes show, with units
     y: str
     lines: Sequence[Line]
-    marks: Sequence[Mark] = ()
     failed: Sequence[Failed] = ()
     rules: Sequence[Rule] = ()
     areas: Sequence[Area] = ()
@@ -92,16 +105,33 @@ class Figure:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """From a little below all values and intervals to a little above them, or the span that was chosen."""
+        """The range of the y axis: `span`, else all values and intervals with a margin."""
         if self.span is not None:
             return self.span
-        parts = [part for one in self.lines for part in (one.y, one.low, one.high) if part is not None and len(part)]
+        of_y = [one for one in self.lines if one.style != "mark"]
+        parts = [part for one in of_y for part in (one.y, one.low, one.high) if part is not None and len(part)]
         values = np.concatenate([np.asarray(part, float) for part in parts]) if parts else np.array([np.nan])
         if not np.isfinite(values).any():
             return -0.5, 1.5
         low, high = float(np.nanmin(values)), float(np.nanmax(values))
         margin = 0.12 * (high - low) or 0.5
         return round(low - margin, 5), round(high + margin, 5)
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Numbers over two axes, as colours."""
+
+    title: str
+    x: str  # what the axes show, with units
+    y: str
+    values: np.ndarray  # [rows, columns], rows from the top; NaN where nothing was measured
+    columns: Sequence[str]
+    rows: Sequence[str]
+    scale: str  # what the values are
+    texts: Sequence[Sequence[Sequence[str]]] = ()  # hover texts of the values, in lines; the first line is a name
+    span: tuple[float, float] = (0.0, 1.0)  # of the colours
+    log: bool = False  # whether the colours are
 
 
 def colour(index: int) -> str:

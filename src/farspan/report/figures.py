@@ -1,13 +1,16 @@
 """The figures that any task has: quality by length, and quality against cost."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
-from farspan.report.cells import Cell, at_longest_shared, by_member
+from farspan.report.cells import Cell, at_longest_shared, by_member, cells_of
+from farspan.report.export import counted, with_interval
 from farspan.report.figure import Failed, Figure, Line, Rule
+from farspan.report.picture import draw_figure
+from farspan.report.runs import Group, short_names
 
-Interval = tuple[float | None, float | None]
 MIB = 2**20
 PRICES = {
     "seconds": "seconds to the first token",
@@ -29,10 +32,7 @@ def quality_figure(found: Sequence[Cell], title: str, trained: Sequence[int] = (
     lines, failed = [], []
     for index, cells in enumerate(by_member(found)):
         good = [cell for cell in cells if cell.value is not None]
-        mean, low, high = (
-            np.array([np.nan if value is None else value for value in values], float)
-            for values in ([c.value for c in good], [c.low for c in good], [c.high for c in good])
-        )
+        mean, low, high = (np.array([getattr(c, name) for c in good], float) for name in ("value", "low", "high"))
         if exp:
             mean, low, high = np.log(mean), np.log(low), np.log(high)
         name = good[0].name if good else cells[0].name
@@ -59,6 +59,21 @@ def quality_figure(found: Sequence[Cell], title: str, trained: Sequence[int] = (
     )
 
 
+def draw_quality(groups: Sequence[Group], folder: str | Path, name: str) -> list[Path]:
+    """Draw the quality of each group over length into NAME.png, NAME-2.png and so on, each also as SVG; groups without
+    a result are left out. Return the paths."""
+    paths = []
+    for number, group in enumerate(groups, 1):
+        if drawn := [one for one in group.members if one.good]:
+            models = ", ".join(sorted(short_names(one.model for one in drawn).values()))
+            quality = group.entry["quality"]["name"]
+            title = f"{quality[0].upper()}{quality[1:]} of {models} ({group.title})"
+            trained = [one.trained_length for one in drawn if one.trained_length]
+            figure = quality_figure(cells_of(group), title, trained)
+            paths += draw_figure(figure, folder, name if number == 1 else f"{name}-{number}")
+    return paths
+
+
 def point(cell: Cell) -> list[str]:
     """Return all that is known of a cell, in lines."""
     lines = [cell.name, f"length {cell.length:,}" if cell.unit == "tokens" else f"{cell.length:,} {cell.unit}"]
@@ -70,20 +85,7 @@ def point(cell: Cell) -> list[str]:
     if cell.difference is not None:
         ends = [cell.difference_low, cell.difference_high]
         lines.append(f"difference {with_interval(cell.difference, ends[0], ends[1], sign='+')} {cell.verdict}".rstrip())
-    return [*lines, f"{cell.n} {'example' if cell.n == 1 else 'examples'}"]
-
-
-def with_interval(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:
-    """Return a number with its interval, where there is one."""
-    if value is None:
-        return ""
-    interval = "" if low is None or high is None else f" [{_three(low, sign)}, {_three(high, sign)}]"
-    return _three(value, sign) + interval
-
-
-def _three(value: float, sign: str) -> str:
-    """Three digits after the point, or two of a number of 10 or more."""
-    return f"{value:{sign}.3f}" if abs(value) < 10 else f"{value:{sign},.2f}"
+    return [*lines, counted(cell.n, "example")]
 
 
 def cost_of(cell: Cell, price: str) -> float | None:
@@ -108,7 +110,7 @@ def cost_figure(found: Sequence[Cell], price: str) -> Figure | None:
         if cost is None or cell.value is None:
             continue
         text = [cell.name, f"{cell.quality} {with_interval(cell.value, cell.low, cell.high)}", f"{cost:,.4g}"]
-        low, high = ([np.nan if end is None else end] for end in (cell.low, cell.high))
+        low, high = (np.array([end], float) for end in (cell.low, cell.high))
         lines.append(
             Line(cell.name, [cost], [cell.value], order.index(cell.whose), low, high, [text], "cost", "points")
         )

@@ -31,7 +31,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "perplexity": _entry("tokens", "nats", "perplexity", False, "accuracy", exp=True),
     "attention": _entry("tokens", PARETO, PARETO_NAME, None, "sinks", graded=True),
 }
-# what was asked, in a few words; tasks without a function have the task as it is spelled
+# the title of a task in a few words, from its settings; other tasks have the task as it is spelled
 LABELS: dict[str, Callable[[dict[str, Any]], str]] = {"curve": label, "perplexity": perplexity_label}
 
 

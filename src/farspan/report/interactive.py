@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from farspan.report import figure
-from farspan.report.figure import FEW_TICKS, Failed, Figure, Line, Mark, Rule
+from farspan.report.figure import FEW_TICKS, RECALL, Failed, Figure, Heat, Line, Rule
 
 DARK = {"#000000": "#777777"}  # the one of the colours that cannot be seen on a dark page
 FAILED = "#cc3311"
@@ -28,7 +28,6 @@ def as_plotly(one: Figure) -> dict[str, Any]:
     """Return a figure as data and layout."""
     bottom, top = one.limits
     traces = [trace for line in one.lines for trace in (*_band(line), _line(line))]
-    traces += [_mark(mark) for mark in one.marks]
     at = bottom if one.span is None else one.span[0] + 0.01
     traces += [_crosses(failed, at) for failed in one.failed]
     x = [float(place) for line in one.lines for place in line.x] or [0.0, 1.0]
@@ -46,38 +45,61 @@ def as_plotly(one: Figure) -> dict[str, Any]:
     return {"data": traces, "layout": layout}
 
 
-def place(name: str, heading: str, key: str, figure: Figure, kind: str = "lines") -> dict[str, Any]:
+def place(name: str, heading: str, key: str, one: Figure | Heat, kind: str = "lines") -> dict[str, Any]:
     """Return a figure for the page, with its heading and its explanation; `name` is the id of its place."""
-    return {"id": name, "heading": heading, "key": key, "kind": kind, **as_plotly(figure)}
+    drawn = _heat(one) if isinstance(one, Heat) else as_plotly(one)
+    return {"id": name, "heading": heading, "key": key, "kind": "map" if isinstance(one, Heat) else kind, **drawn}
+
+
+def _heat(one: Heat) -> dict[str, Any]:
+    trace = {
+        "type": "heatmap",
+        "x": list(one.columns),
+        "y": list(one.rows),
+        "z": [numbers(row) for row in one.values],
+        "text": [[hover(text) for text in row] for row in one.texts],
+        "hoverinfo": "text",
+        "zmin": one.span[0],
+        "zmax": one.span[1],
+        "colorscale": [[i / (len(RECALL) - 1), colour] for i, colour in enumerate(RECALL)],
+        "xgap": 1,
+        "ygap": 1,
+        "colorbar": {"thickness": 10, "outlinewidth": 0, "title": {"text": escape(one.scale), "side": "right"}},
+    }
+    x, y = ({"type": "category", "title": {"text": escape(text)}, "showgrid": False} for text in (one.x, one.y))
+    layout = {"xaxis": x, "yaxis": y | {"autorange": "reversed"}, "height": 150 + 40 * len(one.rows)}
+    return {"data": [trace], "layout": layout}
 
 
 def _line(line: Line) -> dict[str, Any]:
-    dashed, points = line.style != "solid", line.style == "points"
+    dashed, alone = line.style != "solid", line.style in ("points", "mark")
+    marker: dict[str, Any] = {"size": 11 if alone else 4 if dashed else 6, "symbol": figure.shape(line.index)[1]}
     trace: dict[str, Any] = {
         "type": "scatter",
-        "mode": "markers" if points else "lines+markers",
+        "mode": "markers" if alone else "lines+markers",
         "x": numbers(line.x),
         "y": numbers(line.y),
         "text": [hover(text) for text in line.texts],
         "hoverinfo": "text",
-        "marker": {"size": 11 if points else 4 if dashed else 6, "symbol": figure.shape(line.index)[1]},
+        "marker": marker,
         "meta": {"curve": line.index, "kind": line.kind},
     }
-    if points:
-        trace["marker"]["color"] = colour(line.index)
-        if line.low is not None and line.high is not None:
-            up = numbers(np.asarray(line.high) - np.asarray(line.y))
-            down = numbers(np.asarray(line.y) - np.asarray(line.low))
-            known = {"visible": up != [None]}
-            trace["error_y"] = {"type": "data", "symmetric": False, "array": up, "arrayminus": down} | known
-    else:
+    if not alone:
         width = 1.5 if dashed else 2.25
         trace["line"] = {"color": colour(line.index), "width": width, "dash": DASHES[line.style]}
+        return trace
+    marker["color"] = colour(line.index)
+    if line.style == "mark":
+        marker |= {"symbol": "diamond-open", "line": {"width": 2}}
+    if line.low is not None and line.high is not None:
+        axis, values = ("error_x", line.x) if line.style == "mark" else ("error_y", line.y)
+        up, down = (numbers(np.asarray(end, float) - part) for end, part in ((line.high, values), (values, line.low)))
+        trace[axis] = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "visible": up != [None]}
     return trace
 
 
 def _band(line: Line) -> list[dict[str, Any]]:
-    if line.low is None or line.high is None or line.style == "points":
+    if line.low is None or line.high is None or line.style in ("points", "mark"):
         return []
     x, low, high = (np.asarray(values, float) for values in (line.x, line.low, line.high))
     known = np.isfinite(low)
@@ -99,26 +121,8 @@ def _band(line: Line) -> list[dict[str, Any]]:
     ]
 
 
-def _mark(mark: Mark) -> dict[str, Any]:
-    bars: dict[str, Any] = {"visible": False}
-    if mark.low is not None and mark.high is not None:
-        ends = {"array": [mark.high - mark.x], "arrayminus": [mark.x - mark.low]}
-        bars = {"visible": True, "symmetric": False, "thickness": 1.5} | ends
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [round(mark.x, 1)],
-        "y": numbers([mark.y]),
-        "error_x": bars,
-        "text": [hover(mark.text)],
-        "hoverinfo": "text",
-        "marker": {"color": colour(mark.index), "symbol": "diamond-open", "size": 11, "line": {"width": 2}},
-        "meta": {"curve": mark.index, "kind": mark.kind},
-    }
-
-
 def _crosses(failed: Failed, height: float) -> dict[str, Any]:
-    """Crosses at the bottom, smaller where other rows of a length were measured."""
+    """Return crosses at the bottom, smaller where other rows of a length were measured."""
     lengths = sorted(failed.statuses)
     partly = [length in failed.partly for length in lengths]
     texts = [
@@ -155,9 +159,9 @@ def _rule(rule: Rule, along: tuple[float, float], up: tuple[float, float]) -> di
 
 
 def hover(lines: Sequence[str]) -> str:
-    """Return what is shown of a point: a name in bold, and a line for each number."""
+    """Return the hover text of a point: a name in bold and a line for each number, or one line alone."""
     first, *rest = (escape(line, quote=False) for line in lines)
-    return "<br>".join([f"<b>{first}</b>", *rest])
+    return "<br>".join([f"<b>{first}</b>", *rest]) if rest else first
 
 
 def numbers(values: np.ndarray | Sequence[float]) -> list[float | None]:

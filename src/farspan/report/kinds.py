@@ -1,44 +1,34 @@
 """The tasks that have more to show than their quality by length, by the task of their rows: one table, used by the
 terminal, the page and the CSV files."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
-from farspan.report import attention, curve_section, perplexity
-from farspan.report.export import CsvTable
+from farspan.report.attention import AttentionReport
+from farspan.report.curve_section import CurveReport
+from farspan.report.perplexity import PerplexityReport
 from farspan.report.runs import Group
-from farspan.terminal import Terminal
+from farspan.report.task_report import TaskReport
 
-
-class TaskResults(Protocol):
-    """What one run holds of one kind of task."""
-
-    def print(self, console: Terminal) -> None: ...
-
-    def draw(self) -> list[Path]: ...  # into the run folder
-
-    def as_data(self) -> dict[str, Any]: ...  # keys of what `--json` prints
-
-
-@dataclass(frozen=True)
-class Kind:
-    name: str  # in titles
-    results: Callable[[Sequence[Group], Path], TaskResults]
-    section: Callable[[Group, int], dict[str, Any]]  # of the page, for the group of that number
-    csv_tables: Callable[[Sequence[Group]], Mapping[str, CsvTable]] = lambda groups: {}  # by file name
-    summary: Callable[[Sequence[Group]], dict[str, Any]] = lambda groups: {}  # of the page, for all groups together
-
-
-KINDS = {
-    "curve": Kind(
-        "forgetting curve",
-        curve_section.CurveResults,
-        curve_section.section,
-        curve_section.csv_tables,
-        curve_section.summary,
-    ),
-    "perplexity": Kind("perplexity", perplexity.PerplexityResults, perplexity.section, perplexity.csv_tables),
-    "attention": Kind("attention", attention.AttentionResults, attention.section),
+KINDS: dict[str, type[TaskReport]] = {
+    "curve": CurveReport,
+    "perplexity": PerplexityReport,
+    "attention": AttentionReport,
 }
+
+
+MEMBERS = {task: kind.member for task, kind in KINDS.items()}
+
+
+def reports(groups: Sequence[Group], folder: Path, *, test: bool = False) -> list[TaskReport]:
+    """Return the results of some groups, those of one kind together.
+
+    Args:
+        folder: where pictures go.
+        test: test whether several texts give the same forgetting curve.
+    """
+    found: list[TaskReport] = []
+    for kind in (*KINDS.values(), TaskReport):
+        if mine := [group for group in groups if KINDS.get(group.task, TaskReport) is kind]:
+            found.append(CurveReport(mine, folder, test=test) if kind is CurveReport else kind(mine, folder))
+    return found

@@ -5,7 +5,6 @@ from typing import Any
 
 from farspan.report.curves import spoken
 from farspan.report.export import markdown_table, plain
-from farspan.report.tables import COSTS
 
 DIFFERENCE = ("first", "second", "name", "value", "interval", "p", "pairs")
 PAIRED = ("name", "length", "value", "interval", "p", "pairs", "verdict")
@@ -61,12 +60,11 @@ def _curve(line: Mapping[str, Any], count: int) -> list[object]:
 
 def _quality(section: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"{section['quality'].capitalize()}, by length in {section['unit']}, 95 % interval over examples.", "")
-    more = [*(["W/T/L"] if section["compared"] else []), *(COSTS if section["costs"] else ())]
     lines = (
         [line["name"], line["method"], line["run"], _trained(line), *map(_cell, line["cells"]), *line["more"]]
         for line in section["lines"]
     )
-    yield from markdown_table(["model", "method", "run", "trained", *section["lengths"], *more], lines)
+    yield from markdown_table(["model", "method", "run", "trained", *section["lengths"], *section["more"]], lines)
     if section["paired"]:
         yield from ("Differences from the first line over the same examples, p after Holm:", "")
         yield from markdown_table(PAIRED, ([one[key] for key in PAIRED] for one in section["paired"]))

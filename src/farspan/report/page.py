@@ -18,7 +18,7 @@ from farspan.files import write
 from farspan.record import refuse_file
 from farspan.report.cells import cells_of
 from farspan.report.export import quality_table, write_csv
-from farspan.report.kinds import KINDS
+from farspan.report.kinds import MEMBERS, reports
 from farspan.report.markdown import markdown_page
 from farspan.report.runs import grouped, read_sources
 from farspan.report.sections import contents
@@ -45,20 +45,20 @@ def write_report(
     scripts = [plotly, (Path(__file__).parent / "page.js").read_text("utf-8")]
     assert not any("</script" in script.lower() for script in scripts)
     sources = read_sources(folders, notice)
-    groups = grouped(sources)
+    groups = grouped(sources, MEMBERS)
     out = Path(out)
     refuse_file(out)
     _refuse_others(out)
-    context = contents(sources, groups)
+    parts = reports(groups, out)
+    context = contents(sources, groups, parts)
     drawn = {
         figure["id"]: {"data": figure["data"], "layout": figure["layout"]}
         for section in context["groups"]
         for figure in section["figures"]
     }
     tables = {"quality.csv": quality_table([cell for group in groups for cell in cells_of(group)])}
-    for task, kind in KINDS.items():
-        if mine := [group for group in groups if group.task == task]:
-            tables |= kind.csv_tables(mine)
+    for part in parts:
+        tables |= part.csv_tables()
     html = template.render(context, figures=_for_script(drawn), scripts=scripts, hashes=[_hash(s) for s in scripts])
     out.mkdir(parents=True, exist_ok=True)
     write(out / PAGE, html)

@@ -1,6 +1,6 @@
-"""Pictures in run folders, drawn with matplotlib: figures, recall over length and depth, and curves of a training."""
+"""Pictures in run folders: figures, drawn with matplotlib."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -9,47 +9,72 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.axis import Tick
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure as Canvas  # not pyplot, which would choose the backend of the whole program
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from farspan import stats
 from farspan.files import written
-from farspan.report.curves import Series
-from farspan.report.figure import FEW_TICKS, Failed, Figure, Line, Mark, Rule, colour, shape
+from farspan.report.export import three_digits
+from farspan.report.figure import FEW_TICKS, RECALL, Failed, Figure, Heat, Line, Rule, colour, shape
 from farspan.terminal import CONTROL
 
 LEGEND_CHARACTERS = 150  # of small print in the width of a picture
 LEGEND_LINES = 24
 TITLE_CHARACTERS = 100
-SHOWN = 5  # curves of a training in one picture
+FEW_LABELS = 16  # on one axis
+NUMBERED = 400  # values that are also written as numbers, at most
+COLOURMAP = LinearSegmentedColormap.from_list("recall", RECALL)
 NEUTRAL = "#777777"
-STYLES = {"solid": "-", "dashed": "--", "dotted": ":", "points": ""}
+STYLES = {"solid": "-", "dashed": "--", "dotted": ":", "points": "", "mark": ""}
 
 
-def draw_figure(one: Figure, folder: str | Path, name: str) -> list[Path]:
-    """Draw a figure into NAME.png and NAME.svg; returns the two paths. Lengths without a result are crosses at the
+def draw_figure(one: Figure | Heat, folder: str | Path, name: str) -> list[Path]:
+    """Draw a figure into NAME.png and NAME.svg and return the two paths. Lengths without a result are crosses at the
     bottom."""
     canvas = Canvas(figsize=(9, 6), layout="constrained")
     axes = canvas.subplots()
-    draw_on(axes, one)
-    add_legend(canvas, axes)
+    if isinstance(one, Heat):
+        _draw_heat(canvas, axes, one)
+    else:
+        draw_on(axes, one)
+        add_legend(canvas, axes)
     return saved(canvas, Path(folder), name)
 
 
-def draw_grid(rows: Sequence[Sequence[Figure | None]], folder: str | Path, name: str) -> list[Path]:
-    """Draw several figures into one picture, with the title of the first of each row and the legend of its last."""
-    canvas = Canvas(figsize=(5 * len(rows[0]), 4.2 * len(rows)), layout="constrained")
+def draw_grid(
+    rows: Sequence[Sequence[Figure | Heat | None]],
+    folder: str | Path,
+    name: str,
+    title: str = "",
+    size: tuple[float, float] = (5.0, 4.2),
+) -> list[Path]:
+    """Draw several figures into one picture, NAME.png and NAME.svg, and return the two paths. Left out are a title that
+    its row has already, and a legend that the next figure repeats.
+
+    Args:
+        rows: None leaves a place empty.
+        size: width and height of a figure in inches.
+    """
+    canvas = Canvas(figsize=(max(7.0, size[0] * len(rows[0])), size[1] * len(rows)), layout="constrained")
+    canvas.suptitle(title)
     for panels, figures in zip(canvas.subplots(len(rows), len(rows[0]), squeeze=False), rows, strict=True):
-        for axes, one in zip(panels, figures, strict=True):
+        titles = ["" if one is None else one.title for one in figures]
+        for place, (axes, one) in enumerate(zip(panels, figures, strict=True)):
             if one is None:
                 axes.set_axis_off()
                 continue
-            draw_on(axes, one)
+            if isinstance(one, Heat):
+                _draw_heat(canvas, axes, one)
+            else:
+                draw_on(axes, one)
             axes.set_title("")
-            axes.set_title(one.title if one is figures[0] else "", loc="left", fontsize=10)
-        panels[-1].legend(fontsize=8)
+            axes.set_title("" if titles[place] in titles[:place] else titles[place], loc="left", fontsize=10)
+        labels = [axes.get_legend_handles_labels()[1] for axes in panels]
+        for axes, own, following in zip(panels, labels, [*labels[1:], []], strict=True):
+            if own and own != following:
+                axes.legend(fontsize=8)
     return saved(canvas, Path(folder), name)
 
 
@@ -59,8 +84,6 @@ def draw_on(axes: Axes, one: Figure) -> None:
         _draw_line(axes, line, _beside(number, len(one.lines)) if one.log_x and not one.areas else 1.0)
     for area in one.areas:
         axes.axvspan(area.start, area.end, color=area.colour, zorder=0, label=area.label)
-    for mark in one.marks:
-        _draw_mark(axes, mark)
     for failed in one.failed:
         _draw_failed(axes, failed)
     for rule in one.rules:
@@ -81,6 +104,7 @@ def _scale(axes: Axes, one: Figure) -> None:
     if one.log_x:
         axes.set_xscale("log", base=2 if one.counts else 10)
     else:
+        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=one.counts))
         places = [float(place) for line in one.lines for place in line.x]
         places += [float(length) for failed in one.failed for length in failed.statuses] or [0.0]
         axes.set_xlim(0 if min(places) > 0 else None, 1.015 * max(places) if one.span is not None else None)
@@ -91,40 +115,36 @@ def _scale(axes: Axes, one: Figure) -> None:
         axes.xaxis.set_major_formatter("{x:,.0f}" if one.counts else FuncFormatter(lambda x, _: short_number(x)))
     if one.log_y:
         axes.set_yscale("log")
-        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5, 7)))
         for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             set_formatter(FuncFormatter(lambda y, _: short_number(y)))
 
 
 def _beside(number: int, count: int) -> float:
-    """A factor for lengths that puts the intervals of several lines side by side."""
+    """Return a factor for lengths that draws the intervals of several lines side by side."""
     return float(2.0 ** (0.04 * (number - (count - 1) / 2)))
 
 
 def _draw_line(axes: Axes, line: Line, shift: float) -> None:
     x, y = np.asarray(line.x, float), np.asarray(line.y, float)
-    look: dict[str, Any] = {"color": colour(line.index), "linestyle": STYLES[line.style], "label": line.label}
+    ordered = colour(line.index) if line.shade is None else colormaps["viridis_r"](0.1 + 0.9 * line.shade)
+    look: dict[str, Any] = {"color": ordered, "linestyle": STYLES[line.style], "label": line.label}
+    low, high = (np.asarray(np.nan if end is None else end, float) for end in (line.low, line.high))
+    spread = [y - low, high - y] if np.isfinite(low).any() else None
+    if line.style == "mark":
+        spread = [x - low, high - x] if np.isfinite(low).any() else None
+        axes.errorbar(x, y, xerr=spread, marker="D", markersize=6, capsize=4, **look)
+        return
     if line.style == "points" or line.kind == "quality":
-        spread = None
-        if line.low is not None and line.high is not None and np.isfinite(np.asarray(line.low, float)).any():
-            spread = [y - np.asarray(line.low, float), np.asarray(line.high, float) - y]
         axes.errorbar(
             x * shift, y, yerr=spread, marker=shape(line.index)[2], markersize=5, linewidth=1.4, elinewidth=1,
             capsize=3, **look,
         )  # fmt: skip
         return
-    axes.plot(x, y, marker="" if line.style == "dotted" else shape(line.index)[2], markersize=3, **look)
-    if line.low is not None and line.high is not None:
-        low, high = (np.asarray(ends, float) for ends in (line.low, line.high))
-        axes.fill_between(x, low, high, color=colour(line.index), alpha=0.15, linewidth=0)
-
-
-def _draw_mark(axes: Axes, mark: Mark) -> None:
-    spread = None if mark.low is None or mark.high is None else [[mark.x - mark.low], [mark.high - mark.x]]
-    axes.errorbar(
-        mark.x, mark.y, xerr=spread, color=colour(mark.index), marker="D", markersize=6, capsize=4, linestyle="none",
-        label=mark.label,
-    )  # fmt: skip
+    marked = line.style != "dotted" and (line.markers or len(x) == 1)
+    axes.plot(x, y, marker=shape(line.index)[2] if marked else None, markersize=3, **look)
+    if spread is not None:
+        axes.fill_between(x, low, high, color=ordered, alpha=0.15, linewidth=0)
 
 
 def _draw_failed(axes: Axes, failed: Failed) -> None:
@@ -137,14 +157,16 @@ def _draw_failed(axes: Axes, failed: Failed) -> None:
 
 
 def _draw_rule(axes: Axes, rule: Rule) -> None:
+    look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": "#555555", "ha": "right"}
     if rule.x is None:
         axes.axhline(rule.y or 0.0, color=NEUTRAL, linestyle=":", linewidth=1.2)
+        across = axes.get_yaxis_transform()
+        axes.annotate(rule.text, (0.99, rule.y or 0.0), xycoords=across, xytext=(0, 3), **look)
         return
     axes.axvline(rule.x, color=NEUTRAL, linestyle=":", linewidth=1.2)
-    axes.annotate(
-        rule.text, (rule.x, 0.98), xycoords=axes.get_xaxis_transform(), xytext=(-3, 0), textcoords="offset points",
-        rotation=90, va="top", ha="right", fontsize=8, color="#555555", annotation_clip=True,
-    )  # fmt: skip
+    up = axes.get_xaxis_transform()
+    look |= {"rotation": 90, "va": "top", "annotation_clip": True}
+    axes.annotate(rule.text, (rule.x, 0.98), xycoords=up, xytext=(-3, 0), **look)
 
 
 def short_number(number: float) -> str:
@@ -152,82 +174,23 @@ def short_number(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
-def three_digits(number: float) -> str:
-    """Write a number in three digits, or all those before the point."""
-    return f"{number:,.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}"
-
-
-def draw_map(one: Series, folder: str | Path, title: str, name: str) -> list[Path]:
-    """Draw the memory index over length and depth into NAME.png and NAME.svg; returns the two paths."""
-    figure = Canvas(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    _draw_map(figure, axes, one)
-    axes.set_title(title)
-    return saved(figure, Path(folder), name)
-
-
-def draw_training(
-    steps: Mapping[int, tuple[stats.Curve, stats.Summary]], folder: Path, trained: int | None, trained_at: int
-) -> list[Path]:
-    """Draws half-life and span against the step, and some of the curves, into training.png and training.svg; returns
-    the two paths.
-
-    Args:
-        trained: tokens of the context that the model is trained on.
-        trained_at: the length whose whole context has as many.
-    """
-    figure = Canvas(figsize=(12, 5), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    order = sorted(steps)
-    _draw_lengths(left, order, [steps[step][1].half_life for step in order], "half-life", "#0072B2")
-    _draw_lengths(left, order, [steps[step][1].span for step in order], "span", "#D55E00")
-    for step in sorted({order[round(place)] for place in np.linspace(0, len(order) - 1, SHOWN)}):
-        curve = steps[step][0].kept(steps[step][0].measured)
-        shade = colormaps["viridis_r"](0.1 + 0.9 * order.index(step) / max(1, len(order) - 1))
-        right.plot(curve.lengths, stats.measured_mean(curve.copy), color=shade, label=f"step {step:,}")
-        right.plot(curve.lengths, stats.measured_mean(curve.control), "--", color=shade)
-    if trained:
-        for line in (left.axhline, right.axvline):
-            line(trained_at, color="#777777", linestyle=":", label=f"context = {trained:,} (trained)")
-    left.set(xlabel="step", ylabel="tokens", title="Memory of the model in training, 95 % intervals")
-    left.set_ylim(bottom=0)
-    left.xaxis.get_major_locator().set_params(integer=True)
-    right.set_xscale("log", base=2)
-    right.xaxis.set_major_formatter("{x:,.0f}")
-    right.set(xlabel="length of the text to be copied (tokens)", ylim=(-0.02, 1.02), ylabel="accuracy")
-    right.set(title="Forgetting curves: copy, and control (dashed)")
-    for axes in (left, right):
-        axes.grid(alpha=0.25)
-        axes.legend(fontsize=8)
-    return saved(figure, folder, "training")
-
-
-def _draw_lengths(
-    axes: Axes, steps: Sequence[int], found: Sequence[stats.MemoryLength], label: str, shade: str
-) -> None:
-    values, low, high = (np.array([getattr(o, n) for o in found], float) for n in ("value", "low", "high"))
-    axes.plot(steps, values, "o-", color=shade, markersize=4, label=label)
-    axes.fill_between(steps, low, high, color=shade, alpha=0.15, linewidth=0)
-    over = np.array([one.censored for one in found])
-    if over.any():
-        axes.plot(np.array(steps)[over], values[over], "^", color=shade, markersize=7, label=f"{label}: at least")
-
-
-def _draw_map(figure: Canvas, axes: Axes, one: Series) -> None:
-    assert one.map is not None
-    lengths, depths = one.map.lengths, one.map.depths
-    image = axes.pcolormesh(
-        np.arange(len(lengths) + 1), np.arange(len(depths) + 1), one.map.memory_index.T, cmap="cividis", vmin=0, vmax=1
-    )
-    for (column, row), value in np.ndenumerate(one.map.memory_index):
-        if np.isfinite(value):
-            shade = "black" if value > 0.6 else "white"
-            axes.text(column + 0.5, row + 0.5, f"{value:.2f}", ha="center", va="center", fontsize=8, color=shade)
-    axes.set_xticks(np.arange(len(lengths)) + 0.5, [f"{length:,}" for length in lengths], rotation=45, ha="right")
-    axes.set_yticks(np.arange(len(depths)) + 0.5, [f"{depth:.0%}" for depth in depths])
-    axes.invert_yaxis()  # the beginning of the text on top
-    axes.set(xlabel="length of the text (tokens)", ylabel="depth in the text")
-    figure.colorbar(image, ax=axes, label="memory index (share recalled of what cannot be guessed)")
+def _draw_heat(canvas: Canvas, axes: Axes, one: Heat) -> None:
+    values = np.maximum(one.values, one.span[0]) if one.log else one.values  # NaN stays
+    norm = (LogNorm if one.log else Normalize)(*one.span)
+    image = axes.imshow(values, norm=norm, cmap=COLOURMAP, aspect="auto", interpolation="nearest")
+    if values.size <= NUMBERED and not one.log:
+        size = min(8.0, 200 / values.shape[1])
+        for (row, column), value in np.ndenumerate(values):
+            if np.isfinite(value):
+                shade = "white" if value > 0.6 else "black"
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=size, color=shade)
+    for labels, axis in ((one.columns, axes.xaxis), (one.rows, axes.yaxis)):
+        step = -(-len(labels) // FEW_LABELS)
+        axis.set_ticks(range(0, len(labels), step), labels[::step], fontsize=8)
+    if max(map(len, one.columns)) > 2:
+        axes.tick_params("x", rotation=45)
+    axes.set(xlabel=one.x, ylabel=one.y, title=one.title)
+    canvas.colorbar(image, ax=axes, label=one.scale)
 
 
 def add_legend(figure: Canvas, axes: Axes) -> None:

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from farspan.record import Row, latest, read_header, read_rows
 from farspan.report.header import COST, LABELS, current_header, methods_of, rows_of
@@ -34,19 +37,62 @@ class Source:
 
 @dataclass(frozen=True)
 class Member:
-    """One model under one method in one run, with its rows of one task."""
+    """One model under one method in one run, with its rows of one task. Classes derived for a task compute their
+    numbers once, when they are first read."""
 
     source: Source
     model: str
     method: str
     rows: list[Row]
-    name: str = ""  # distinguishes it from the other members of its group
+    name: str = ""  # distinguishes it from the other members of its group, or of its table
+    what: str = ""  # title of its group
+
+    @property
+    def whose(self) -> tuple[str, str, str]:
+        """The names of run, model and method."""
+        return self.source.name, self.model, self.method
+
+    @property
+    def about_model(self) -> dict[str, Any]:
+        """The entry of the model in run.json."""
+        return dict(self.source.header["models"].get(self.model, {}))
 
     @property
     def trained_length(self) -> int | None:
         """Tokens of the whole context that the model was trained on."""
-        length = self.source.header["models"].get(self.model, {}).get("trained_length")
+        length = self.about_model.get("trained_length")
         return None if length is None else int(length)
+
+    @property
+    def good(self) -> list[Row]:
+        """The rows that were measured."""
+        return [row for row in self.rows if row.status == "ok"]
+
+    @property
+    def failures(self) -> dict[int, str]:
+        """The status of the rows that failed, by length."""
+        return {row.length: row.status for row in self.rows if row.status != "ok"}
+
+    @cached_property
+    def rows_at(self) -> dict[int, list[Row]]:
+        """The rows by length."""
+        found: dict[int, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.length, []).append(row)
+        return found
+
+    @property
+    def lengths(self) -> list[int]:
+        """All lengths, ascending."""
+        return sorted(self.rows_at)
+
+    def values(self, score: str) -> np.ndarray:
+        """Return a score by [repeats, lengths]; NaN where a row failed."""
+        lengths, repeats = self.lengths, sorted({row.repeat for row in self.rows})
+        values = np.full((len(repeats), len(lengths)), np.nan)
+        for row in self.good:
+            values[repeats.index(row.repeat), lengths.index(row.length)] = row.scores[score]
+        return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,17 +138,22 @@ def read_sources(folders: Sequence[str | Path], notice: Callable[[str], None] = 
     return found
 
 
-def grouped(sources: Sequence[Source]) -> list[Group]:
-    """Return the tasks of some runs with the members that were measured on each, in the order of the runs."""
+def grouped(sources: Sequence[Source], kinds: Mapping[str, type[Member]] | None = None) -> list[Group]:
+    """Return the tasks of some runs with the members that were measured on each, in the order of the runs.
+
+    Args:
+        kinds: the class of the members of a task; default Member.
+    """
     found: dict[tuple[Any, ...], Group] = {}
     for source in sources:
         by_spec = rows_of(source.header, source.rows)
         labels = [_label(entry, spec, by_spec) for spec, entry in source.header["settings"]["tasks"].items()]
         for (spec, entry), (label, texts) in zip(source.header["settings"]["tasks"].items(), labels, strict=True):
-            asked = [model for model, about in source.header["models"].items() if spec in about.get("tasks", {})]
+            kind = (kinds or {}).get(entry["task"], Member)
+            models = [model for model, about in source.header["models"].items() if spec in about.get("tasks", {})]
             members = [
-                Member(source, model, method, by_spec.get((spec, model, method), []))
-                for model in asked
+                kind(source, model, method, by_spec.get((spec, model, method), []))
+                for model in models
                 for method in methods_of(source.header, source.rows)
             ]
             rows = [row for one in members for row in one.rows]
@@ -114,20 +165,37 @@ def grouped(sources: Sequence[Source]) -> list[Group]:
             group = found.setdefault(key, Group(entry["task"], spec, title, rows[0].version, entry, []))
             group.members.extend(members)
     titles = [group.title for group in found.values()]
-    return [
-        replace(
-            group,
-            title=group.title + (version_label(group.version) if titles.count(group.title) > 1 else ""),
-            members=_named(group.members),
-        )
-        for group in found.values()
-    ]
+    groups = []
+    for group in found.values():
+        title = group.title + (version_label(group.version) if titles.count(group.title) > 1 else "")
+        groups.append(replace(group, title=title, members=_named(group.members, title)))
+    return groups
+
+
+def renamed(groups: Sequence[Group]) -> list[Member]:
+    """Return the members of some groups that have rows, with names for one table or picture."""
+    members = [one for group in groups for one in group.members if one.rows]
+    names = names_of([(one.model, one.method, one.what) for one in members])
+    return [replace(one, name=name) for one, name in zip(members, names, strict=True)]
+
+
+def groups_of_rows(
+    rows: Iterable[Row], task: str, kind: type[Member], models: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[Group]:
+    """Return the groups of one task among rows without a run.
+
+    Args:
+        kind: of their members.
+        models: as run.json records them.
+    """
+    source = Source.of("", "", {"settings": {}, "models": models or {}}, rows)
+    return [group for group in grouped([source], {task: kind}) if group.task == task]
 
 
 def _label(
     entry: Mapping[str, Any], spec: str, by_spec: Mapping[tuple[str, str, str], Sequence[Row]]
 ) -> tuple[str, str]:
-    """Return what was asked in a few words, and what distinguishes texts and data of the same name."""
+    """Return the title of a task, and what distinguishes texts and data of the same name."""
     settings = next((rows[0].settings for (name, _, _), rows in by_spec.items() if name == spec), None)
     if settings is None:
         return spec, ""
@@ -164,8 +232,9 @@ def names_of(keys: Sequence[tuple[str, str, str]]) -> list[str]:
     return names
 
 
-def _named(members: Sequence[Member]) -> list[Member]:
-    """With names: by model, by method where there are several, and by run where the same was measured in several."""
+def _named(members: Sequence[Member], what: str) -> list[Member]:
+    """Return the members of a group with its title and with names: by model, by method where there are several, and by
+    run where the same was measured in several."""
     short = short_names(one.model for one in members)
     methods = {one.method for one in members}
     who = [(one.model, one.method) for one in members]
@@ -174,7 +243,7 @@ def _named(members: Sequence[Member]) -> list[Member]:
         parts = [short[one.model]]
         parts += [one.method] if len(methods) > 1 else []
         parts += [f"({one.source.name})"] if who.count((one.model, one.method)) > 1 else []
-        named.append(replace(one, name=" ".join(parts)))
+        named.append(replace(one, name=" ".join(parts), what=what))
     return named
 
 

@@ -1,4 +1,4 @@
-"""What a report shows, section by section, as plain texts: the input of the page's template and of its Markdown."""
+"""The content of a report, section by section, as plain texts: the input of the page's template and of its Markdown."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 
 from farspan.report.cells import Cell, by_member, cells_of
-from farspan.report.example import Example, examples
-from farspan.report.export import p_value
+from farspan.report.example import ShownExample, examples
+from farspan.report.export import bounds, counted, number, p_value, three_digits
 from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure
 from farspan.report.interactive import colour, place
-from farspan.report.kinds import KINDS
-from farspan.report.picture import three_digits
 from farspan.report.runs import Group, Source, short_names
-from farspan.report.tables import MARKS, costs_of, direction
+from farspan.report.tables import direction, last_cells, last_columns, marked
+from farspan.report.task_report import TaskReport
 from farspan.stats import LEVEL
 
 FOLD = 600  # tokens of an example that is open
@@ -24,16 +23,20 @@ EXAMPLES = 1_000_000  # characters of all examples together, to keep the page sm
 MANY = 6  # members, whose intervals would hide each other
 
 
-def contents(sources: Sequence[Source], groups: Sequence[Group]) -> dict[str, Any]:
-    """Return everything that is shown, under the names that the template uses."""
+def contents(sources: Sequence[Source], groups: Sequence[Group], parts: Sequence[TaskReport]) -> dict[str, Any]:
+    """Return everything that is shown, under the names that the template uses.
+
+    Args:
+        parts: the results of all groups.
+    """
     shown = {one.source.name for group in groups for one in group.members}
     page: dict[str, Any] = {"meanings": {}, "text_tests": []}
-    for task, kind in KINDS.items():
-        if mine := [group for group in groups if group.task == task]:
-            page |= kind.summary(mine)
+    for part in parts:
+        page |= part.summary()
+    part_of = {id(group): part for part in parts for group in part.groups}
     return page | {
-        "title": _title(groups, sources),
-        "groups": [section(group, number) for number, group in enumerate(groups, 1)],
+        "title": _title([_name(group, part_of[id(group)]) for group in groups], sources),
+        "groups": [section(group, part_of[id(group)], number) for number, group in enumerate(groups, 1)],
         "examples": _examples(sources),
         "failures": failures(sources),
         "sources": [_provenance(source) for source in sources],
@@ -41,32 +44,29 @@ def contents(sources: Sequence[Source], groups: Sequence[Group]) -> dict[str, An
     }
 
 
-def _title(groups: Sequence[Group], sources: Sequence[Source]) -> str:
+def _title(tasks: Sequence[str], sources: Sequence[Source]) -> str:
     names = sorted(short_names(row.model for source in sources for row in source.rows).values())
     whose = f"{len(names)} models"
     if len(names) <= 3:
         whose = " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
-    tasks = list(dict.fromkeys(_name(group) for group in groups))
+    tasks = list(dict.fromkeys(tasks))
     what = f"{len(tasks)} tasks" if len(tasks) > 3 or not tasks else ", ".join(tasks)
     return f"{what[0].upper()}{what[1:]} of {whose}"
 
 
-def _name(group: Group) -> str:
+def _name(group: Group, part: TaskReport) -> str:
     """Return the name of a task without its settings."""
-    if group.task in KINDS:
-        return KINDS[group.task].name
-    return f"{group.entry['quality']['name']} ({group.spec.partition(':')[0]})"
+    return part.name or f"{group.entry['quality']['name']} ({group.spec.partition(':')[0]})"
 
 
-def section(group: Group, number: int) -> dict[str, Any]:
-    """Return what the page shows of one group: its quality by length, and what its kind of task has besides."""
+def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
+    """Return the section of one group: its quality by length, and the further parts of its task."""
     cells = cells_of(group)
     members = by_member(cells)
     lengths = sorted({cell.length for cell in cells})
     quality = group.entry["quality"]
     own: dict[str, Any] = {"kind": "", "about": "", "figures": [], "tables": [], "draws_quality": False}
-    if group.task in KINDS:
-        own |= KINDS[group.task].section(group, number)
+    own |= part.section(group, number)
     trained = {one.name: one.trained_length for one in group.members}
     compared = any(cell.verdict for cell in cells)
     costs = any(cell.prefill_rate is not None for cell in cells)
@@ -75,7 +75,7 @@ def section(group: Group, number: int) -> dict[str, Any]:
     return {
         "id": f"group-{number}",
         "number": number,
-        "title": _heading(group),
+        "title": _heading(group, part),
         "about": own["about"],
         "quality": f"{quality['name']}{direction(quality)}",
         "unit": group.entry["unit"],
@@ -85,7 +85,10 @@ def section(group: Group, number: int) -> dict[str, Any]:
         "costs": costs,
         "cost_at": f"{max(cell.length for cell in cells if cell.prefill_rate is not None):,}" if costs else "",
         "level": LEVEL,
-        "lines": [_line(mine, index, trained, compared, costs) for index, mine in enumerate(members)],
+        "more": last_columns(compared, costs),
+        "lines": [
+            _line(mine, index, trained, last_cells(mine, cells, compared, costs)) for index, mine in enumerate(members)
+        ],
         "folded": len(lengths) > FEW_LENGTHS or own["draws_quality"],
         "paired": [_paired(cell) for cell in cells if cell.difference is not None],
         "own": own,
@@ -98,12 +101,12 @@ def section(group: Group, number: int) -> dict[str, Any]:
     }
 
 
-def _heading(group: Group) -> str:
+def _heading(group: Group, part: TaskReport) -> str:
     """Return the title of a section: the task as it is spelled, or its kind with its settings in words."""
     name, colon, _ = group.title.partition(":")
-    if group.task not in KINDS or (colon and name.isidentifier()):
+    if not part.name or (colon and name.isidentifier()):
         return group.title
-    name = KINDS[group.task].name.capitalize()
+    name = part.name.capitalize()
     return name if group.title == group.task else f"{name}, {group.title}"
 
 
@@ -132,48 +135,33 @@ def _costs(group: Group, cells: Sequence[Cell], number: int) -> list[dict[str, A
     return found
 
 
-def _line(
-    mine: Sequence[Cell], index: int, trained: Mapping[str, int | None], compared: bool, costs: bool
-) -> dict[str, Any]:
+def _line(mine: Sequence[Cell], index: int, trained: Mapping[str, int | None], more: list[str]) -> dict[str, Any]:
     """Return a line of the table of quality; its mark is that of its lines in figures."""
-    verdicts = [cell.verdict for cell in mine]
-    counted = "/".join(str(verdicts.count(verdict)) for verdict in ("win", "tie", "loss"))
     first = mine[0]
     line: dict[str, Any] = {"name": first.name, "model": first.model, "method": first.method, "run": first.run}
     line |= {"colour": colour(index), "glyph": shape(index)[0], "trained": trained[first.name]}
-    line["cells"] = [_cell(cell) for cell in mine]
-    line["more"] = [counted if any(verdicts) else "baseline" if not index else ""] if compared else []
-    line["more"] += costs_of(mine) if costs else []
-    return line
+    return line | {"cells": [_cell(cell) for cell in mine], "more": more}
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
     """Return the quality at a length with its interval and details; the status and reason where rows failed."""
     if cell.value is None:
         return {"value": cell.failed or "–", "interval": "", "why": cell.reason, "more": []}
-    written = three_digits if cell.exp else _number
-    interval = "" if cell.low is None or cell.high is None else f"[{written(cell.low)}, {written(cell.high)}]"
+    written = three_digits if cell.exp else number
     more = [f"{np.log(cell.value):.3f} nats"] if cell.exp else []
     more += [f"{name.replace('_', ' ')} {value:.3f}" for name, value in cell.details.items()]
     more += [f"{count} {status}" for status, count in cell.statuses.items()]
-    why = f"{cell.n} {'example' if cell.n == 1 else 'examples'}"
-    value = f"{written(cell.value)} {MARKS[cell.verdict]}".strip()
-    return {"value": value, "interval": interval, "why": why, "more": more}
-
-
-def _number(value: float) -> str:
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.2f}"
+    interval = bounds(cell.low, cell.high, written)
+    return {"value": marked(cell, written), "interval": interval, "why": counted(cell.n, "example"), "more": more}
 
 
 def _paired(cell: Cell) -> dict[str, str]:
     """Return a line of the table of differences from the baseline."""
-    ends = cell.difference_low, cell.difference_high
-    interval = "" if ends[0] is None or ends[1] is None else f"[{ends[0]:+.3f}, {ends[1]:+.3f}]"
     return {
         "name": cell.name,
         "length": f"{cell.length:,}",
         "value": f"{cell.difference:+.3f}",
-        "interval": interval,
+        "interval": bounds(cell.difference_low, cell.difference_high, "{:+.3f}".format),
         "p": p_value(cell.p_holm),
         "pairs": f"{cell.pairs:,}",
         "verdict": cell.verdict,
@@ -191,7 +179,7 @@ def _examples(sources: Sequence[Source]) -> list[dict[str, Any]]:
     return shown
 
 
-def _share(example: Example) -> str:
+def _share(example: ShownExample) -> str:
     return "" if example.num_hits is None else f"{example.num_hits / example.num_scored:.0%}"
 
 

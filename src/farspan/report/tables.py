@@ -1,15 +1,12 @@
 """Tables of quality by model, method and length, for a terminal and as files of a run folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from farspan.files import write
 from farspan.report.cells import Cell, by_member, by_task, failures
-from farspan.report.export import markdown_table, plain, quality_table, write_csv
+from farspan.report.export import markdown_table, number, plain, quality_table, with_interval, write_csv
 from farspan.report.runs import short_names
 from farspan.stats import LEAST_PAIRS, LEVEL
 from farspan.terminal import Terminal
@@ -21,19 +18,32 @@ MARKS = {"win": "▲", "loss": "▼", "tie": "=", "": ""}
 def comparison(found: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
     """Return head and lines of the table of one task: quality at each length, and the costs at the longest measured."""
     lengths = sorted({cell.length for cell in found})
-    head = ["model", "method", *(f"{length:,}" for length in lengths), "W/T/L"]
     costs = any(cell.prefill_rate is not None for cell in found)
-    head += COSTS if costs else []
+    head = ["model", "method", *(f"{length:,}" for length in lengths), *last_columns(True, costs)]
     short = short_names({cell.model for cell in found})
-    table = []
-    for mine in by_member(found):
-        at = {cell.length: cell for cell in mine}
-        verdicts = [cell.verdict for cell in mine]
-        counted = "/".join(str(verdicts.count(verdict)) for verdict in ("win", "tie", "loss"))
-        line = [short[mine[0].model], mine[0].method, *(_marked(at[length]) for length in lengths)]
-        line.append(counted if any(verdicts) else "baseline" if mine[0] is found[0] else "")
-        table.append(line + (costs_of(mine) if costs else []))
-    return head, table
+    lines = [
+        [short[mine[0].model], mine[0].method, *map(marked, mine), *last_cells(mine, found, True, costs)]
+        for mine in by_member(found)
+    ]
+    return head, lines
+
+
+def last_columns(compared: bool, costs: bool) -> list[str]:
+    """Return the head of the columns after the lengths."""
+    return [*(["W/T/L"] if compared else []), *(COSTS if costs else ())]
+
+
+def last_cells(mine: Sequence[Cell], found: Sequence[Cell], compared: bool, costs: bool) -> list[str]:
+    """Return the cells of those columns: wins, ties and losses, and costs at the longest length that has them.
+
+    Args:
+        mine: the cells of one member.
+        found: those of all members; the first is the baseline.
+    """
+    verdicts = [cell.verdict for cell in mine]
+    counts = "/".join(str(verdicts.count(verdict)) for verdict in ("win", "tie", "loss"))
+    cells = [counts if any(verdicts) else "baseline" if mine[0] is found[0] else ""] if compared else []
+    return [*cells, *(costs_of(mine) if costs else [])]
 
 
 def costs_of(mine: Sequence[Cell]) -> list[str]:
@@ -56,14 +66,7 @@ def legend(found: Sequence[Cell]) -> str:
 def print_comparison(found: Sequence[Cell], console: Terminal) -> None:
     """Print a table for each task."""
     for group in by_task(found):
-        head, table = comparison(group)
-        title = f"{group[0].task}: {group[0].quality} by {group[0].unit}"
-        shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-        for name in head:
-            shown.add_column(name, justify="left" if name in ("model", "method") else "right", overflow="fold")
-        for line in table:
-            shown.add_row(*line)
-        console.print(shown)
+        console.print_table(f"{group[0].task}: {group[0].quality} by {group[0].unit}", *comparison(group), num_names=2)
         console.print(legend(group), style="dim", highlight=False)
 
 
@@ -75,30 +78,23 @@ def direction(quality: Mapping[str, Any]) -> str:
 
 def print_quality(found: Sequence[Cell], quality: Mapping[str, Any], console: Terminal) -> None:
     """Print a line for each model, method and length of one task."""
-    title = f"{found[0].task}: {quality['name']}{direction(quality)}, 95 % interval over examples"
-    table = Table(title=title, title_justify="left")
-    details = list(dict.fromkeys(name for one in found for name in one.details))
     several = len({one.model for one in found}) > 1, len({one.method for one in found}) > 1
     short = short_names(one.model for one in found)
+    details = list(dict.fromkeys(name for one in found for name in one.details))
     failed = any(one.statuses for one in found)
-    for column in [name for name, shown in zip(("model", "method"), several, strict=True) if shown]:
-        table.add_column(column, overflow="fold")
-    names = (name.replace("_", " ") for name in details)
-    columns = (found[0].unit, quality["name"], *names, "examples", "tokens/s", "kept")
-    for column in (*columns, *(["failed"] if failed else [])):
-        table.add_column(column, justify="right")
+    lines: list[dict[str, str]] = []
     for one in found:
-        if not one.n and not one.statuses:
-            continue
-        line = [short[one.model]] if several[0] else []
-        line += [one.method] if several[1] else []
-        interval = "" if one.low is None or one.high is None else f" [{_number(one.low)}, {_number(one.high)}]"
-        line += [f"{one.length:,}", _number(one.value) + interval]
-        line += [_number(one.details.get(name)) for name in details]
-        line += [str(one.n), *("" if x is None else _rate(x) for x in (one.tokens_per_second, one.kept))]
-        line += [", ".join(f"{count} {status}" for status, count in one.statuses.items())] if failed else []
-        table.add_row(*line)
-    console.print(table)
+        if one.n or one.statuses:
+            line = {"model": short[one.model]} if several[0] else {}
+            line |= {"method": one.method} if several[1] else {}
+            line |= {one.unit: f"{one.length:,}", quality["name"]: with_interval(one.value, one.low, one.high)}
+            line |= {name.replace("_", " "): number(one.details.get(name)) for name in details}
+            rates = {"tokens/s": one.tokens_per_second, "kept": one.kept}
+            line |= {"examples": str(one.n), **{name: "" if x is None else _rate(x) for name, x in rates.items()}}
+            line |= {"failed": ", ".join(f"{n} {status}" for status, n in one.statuses.items())} if failed else {}
+            lines.append(line)
+    title = f"{found[0].task}: {quality['name']}{direction(quality)}, 95 % interval over examples"
+    console.print_table(title, lines[0], [list(line.values()) for line in lines], num_names=sum(several))
 
 
 def write_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
@@ -113,15 +109,11 @@ def write_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
     return [path, write_csv(Path(folder) / "compare.csv", quality_table(found))]
 
 
-def _marked(cell: Cell) -> str:
+def marked(cell: Cell, write: Callable[[float], str] = number) -> str:
+    """Return the quality of a cell with the mark of its verdict, or its status."""
     if cell.value is None:
         return cell.failed or "-"
-    number = f"{cell.value:,.2f}" if cell.value >= 10 else f"{cell.value:.3f}"
-    return f"{number} {MARKS[cell.verdict]}".strip()
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:,.2f}"
+    return f"{write(cell.value)} {MARKS[cell.verdict]}".strip()
 
 
 def _rate(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What a command prints, draws and returns as JSON once it has measured."""
+"""The results that a command prints, draws and returns as JSON after a measurement."""
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -7,19 +7,19 @@ from typing import Any
 
 from farspan.record import Row
 from farspan.report.cells import as_data, as_plain, cells_of, failures
-from farspan.report.curve_section import CurveResults
-from farspan.report.figures import PRICES, cost_figure, quality_figure
-from farspan.report.kinds import KINDS, TaskResults
-from farspan.report.picture import draw_figure, draw_grid
+from farspan.report.figures import PRICES, cost_figure
+from farspan.report.kinds import MEMBERS, reports
+from farspan.report.picture import draw_grid
 from farspan.report.runs import Source, grouped
-from farspan.report.tables import print_comparison, print_quality, write_comparison
+from farspan.report.tables import print_comparison, write_comparison
+from farspan.report.task_report import TaskReport
 from farspan.terminal import Terminal
 
 LEFT_OUT = ("ok", "budget")  # statuses of rows that did not fail
 
 
 class Results:
-    """The results of one run: of a comparison its tables, else what each of its tasks has to show.
+    """The results of one run: of a comparison its tables, else the report of each task.
 
     Args:
         header: run.json of the run.
@@ -41,21 +41,13 @@ class Results:
         if compared is not None:
             header = {**header, "settings": {**header["settings"], "compared": compared}}
         self.source = Source.of(self.folder.resolve().name, folder, header, rows)
-        self.groups = grouped([self.source])
+        self.groups = grouped([self.source], MEMBERS)
         self.cells = [cells_of(group) for group in self.groups]
         self._test = test
 
     @cached_property
-    def parts(self) -> list[TaskResults]:
-        """What each kind of task has to show."""
-        found: list[TaskResults] = []
-        for task in dict.fromkeys(group.task for group in self.groups):
-            groups = [group for group in self.groups if group.task == task]
-            if task == "curve" and self._test:
-                found.append(CurveResults(groups, self.folder, test=True))
-            elif task in KINDS:
-                found.append(KINDS[task].results(groups, self.folder))
-        return found
+    def parts(self) -> list[TaskReport]:
+        return reports(self.groups, self.folder, test=self._test)
 
     def print(self, console: Terminal) -> None:
         """Print the tables, what failed (to standard error), and where rows and pictures are."""
@@ -65,9 +57,6 @@ class Results:
         else:
             for part in self.parts:
                 part.print(console)
-            for group, cells in zip(self.groups, self.cells, strict=True):
-                if group.task not in KINDS:
-                    print_quality(cells, group.entry["quality"], console)
         self._print_failures(Terminal(stderr=True))
         console.print_line(f"rows: {self.folder / 'rows.jsonl'}")
         for path in pictures:
@@ -102,14 +91,7 @@ class Results:
             grid = [[cost_figure(cells, price) for price in PRICES] for cells in self.cells]
             grid = [figures for figures in grid if any(figures)]
             return draw_grid(grid, self.folder, "compare") if grid else []
-        paths = [path for part in self.parts for path in part.draw()]
-        others = [pair for pair in zip(self.groups, self.cells, strict=True) if pair[0].task not in KINDS]
-        for number, (group, cells) in enumerate(others, 1):
-            if any(cell.value is not None for cell in cells):
-                trained = [one.trained_length for one in group.members if one.trained_length]
-                figure = quality_figure(cells, group.title, trained)
-                paths += draw_figure(figure, self.folder, "quality" if number == 1 else f"quality-{number}")
-        return paths
+        return [path for part in self.parts for path in part.draw()]
 
     @property
     def num_failed(self) -> int:

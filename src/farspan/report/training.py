@@ -1,50 +1,134 @@
-"""Pictures and model card of a Sparse Memory Training: its figures 8 and 9 (training perplexity by step), figure 10 (at
-the end of each length), and what it costs and gains inside and beyond the window."""
+"""Pictures of trainings, and the model card of a Sparse Memory Training: its figures 8 and 9 (training perplexity by
+step), figure 10 (at the end of each length), and what it costs and gains inside and beyond the window."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+import numpy as np
 
-from farspan.report.picture import saved
+from farspan.report.curve_figures import ACCURACY, LENGTH
+from farspan.report.figure import COLOURS, Figure, Line, Rule
+from farspan.report.picture import draw_grid
+from farspan.stats import MeasuredCurve, Summary, measured_mean
 
-TERMS = {"loss_sparse": ("target behind sampled memory", "#0072B2"), "loss_window": ("ordinary window", "#D55E00")}
+TERMS = {"loss_sparse": "target after sampled memory", "loss_window": "ordinary window"}
 REPEATING = re.compile(r"\brepeat=(?!0*\.?0*(,|$))")  # a share above 0
 MEASURED = re.compile(r"farspan/perplexity_(\d+)")
+SHOWN = 5  # curves of a training in one picture
+SIZE = (6.0, 5.0)  # of a figure in inches
 Log = Sequence[Mapping[str, Any]]
 
 
 def draw_losses(log: Log, folder: str | Path, window: int) -> list[Path]:
-    """Draws a training's log, entries with a `step`, into losses.png and losses.svg; returns the two paths, none where
+    """Draw a training's log, entries with a `step`, into losses.png and losses.svg and return the two paths; none where
     nothing was logged yet.
 
     Args:
-        window: tokens of the window that is extended; lengths within it are drawn with dashes.
+        window: tokens of the window that is extended; lengths within it are dashed.
     """
     entries = [entry for entry in log if any(term in entry for term in TERMS)]
     if not entries:
         return []
-    measured = [entry for entry in log if any(map(MEASURED.fullmatch, entry))]
-    figure = Figure(figsize=(18 if measured else 12, 5), layout="constrained")
-    axes = figure.subplots(1, 3 if measured else 2)
-    _by_step(axes[0], entries)
-    _by_length(axes[1], entries)
-    if measured:
-        draw_measured(axes[2], measured, window)
-    for one in axes:
-        one.grid(alpha=0.25)
-        one.legend(fontsize=8)
-        one.set_ylabel("perplexity")
-        one.set_yscale("log")
-        one.yaxis.set_major_formatter("{x:g}")
-        one.yaxis.set_minor_formatter("{x:g}")
-    return saved(figure, Path(folder), "losses")
+    by_step, by_length = [], []
+    for index, (term, label) in enumerate(TERMS.items()):
+        found = ((entry["step"], math.exp(entry[term])) for entry in entries if term in entry)
+        by_step.append(line(label, found, index))
+        by_length.append(line(label, sorted(last_of_each_length(entries, term).items()), index, markers=True))
+    reached = line("length", ((entry["step"], entry["length"]) for entry in entries), 2)
+    figures: list[list[Figure | None]] = [
+        [
+            Figure("Training perplexity", "step", "perplexity", by_step, log_y=True),
+            Figure(
+                "Training perplexity at the end of each length", "length (tokens)", "perplexity", by_length, log_y=True
+            ),
+        ],
+        [
+            Figure("Length that the training has reached", "step", "length (tokens)", [reached]),
+            measured_figure(log, window, "dashed: inside the window"),
+        ],
+    ]
+    return draw_grid(figures, folder, "losses", size=SIZE)
 
+
+def line(label: str, points: Iterable[tuple[float, float]], index: int, *, markers: bool = False, **look: Any) -> Line:
+    """Return a line through (x, y), without markers unless they are requested."""
+    points = list(points)
+    return Line(label, [x for x, _ in points], [y for _, y in points], index, markers=markers, **look)
+
+
+def measured_figure(log: Log, window: int, dashed: str) -> Figure | None:
+    """Return the perplexity of the held-out text by step, a line for each length; None where it was not measured.
+
+    Args:
+        window: lengths of so many tokens or fewer are dashed.
+        dashed: what that means.
+    """
+    lengths = _measured_lengths(log)
+    lines = []
+    for place, length in enumerate(lengths):
+        name = f"farspan/perplexity_{length}"
+        found = ((entry["step"], entry[name]) for entry in log if name in entry)
+        look = {"style": "dashed" if length <= window else "solid", "shade": place / max(1, len(lengths) - 1)}
+        lines.append(line(f"{length:,} tokens", found, 0, markers=True, **look))
+    return (
+        Figure(f"Held-out perplexity by length ({dashed})", "step", "perplexity", lines, log_y=True) if lines else None
+    )
+
+
+def _measured_lengths(log: Log) -> list[int]:
+    return sorted({int(match[1]) for entry in log for name in entry if (match := MEASURED.fullmatch(name))})
+
+
+def last_of_each_length(log: Log, term: str) -> dict[int, float]:
+    """Return the training perplexity of a term at the last entry of each length, by length."""
+    return {entry["length"]: math.exp(entry[term]) for entry in log if term in entry}
+
+
+def draw_memory(
+    steps: Mapping[int, tuple[MeasuredCurve, Summary]], folder: str | Path, trained: int | None, trained_at: int
+) -> list[Path]:
+    """Draw half-life and span against the step, and some of the curves, into training.png and training.svg; return the
+    two paths.
+
+    Args:
+        trained: tokens of the context that the model is trained on.
+        trained_at: the length whose whole context has as many.
+    """
+    order = sorted(steps)
+    numbers, curves = [], []
+    for index, name in enumerate(("half_life", "span")):
+        found = {step: getattr(steps[step][1], name) for step in order}
+        points = [
+            {"step": step, "tokens": one.value, "tokens_low": one.low, "tokens_high": one.high}
+            for step, one in found.items()
+        ]
+        label = name.replace("_", "-")
+        numbers.append(Line.of(label, points, "step", "tokens", index))
+        if over := [(step, one.value) for step, one in found.items() if one.censored]:
+            # another marker in the same colour
+            numbers.append(line(f"{label}: at least", over, index + 3 * len(COLOURS), style="points"))
+    for step in sorted({order[round(place)] for place in np.linspace(0, len(order) - 1, SHOWN)}):
+        curve = steps[step][0].kept(steps[step][0].measured)
+        shade = order.index(step) / max(1, len(order) - 1)
+        for half, values, style in ((f"step {step:,}", curve.copy, "solid"), ("", curve.control, "dashed")):
+            drawn = zip(curve.lengths.tolist(), measured_mean(values).tolist(), strict=True)
+            curves.append(line(half, drawn, 0, style=style, shade=shade))
+    text = f"context = {trained:,} (trained)" if trained else ""
+    left = Figure(
+        "Memory of the model in training, 95 % intervals", "step", "tokens", numbers,
+        rules=[Rule(text, y=trained_at)] if trained else [],
+    )  # fmt: skip
+    right = Figure(
+        "Forgetting curves: copy, and control (dashed)", LENGTH, ACCURACY, curves,
+        rules=[Rule(text, x=trained_at)] if trained else [], log_x=True, span=(-0.02, 1.02),
+    )  # fmt: skip
+    return draw_grid([[left, right]], folder, "training", size=SIZE)
+
+
+# the model card
 
 CARD = """---
 library_name: transformers
@@ -68,11 +152,11 @@ model's forgetting curve with those of other models.
 
 
 def model_card(summary: Mapping[str, Any], log: Log) -> str:
-    """The README.md of a trained model, from what its training.json and log.jsonl hold."""
+    """Return the README.md of a trained model, from what its training.json and log.jsonl hold."""
     settings = summary["settings"]
-    name, steps, draw = settings["model"]["name"], settings["trainer"]["steps"], settings["smt"]["draw"]
+    steps, draw = settings["trainer"]["steps"], settings["smt"]["draw"]
     return CARD.format(
-        **base_of(name),
+        **base_of(settings["model"]["name"]),
         target=settings["lengths"]["target"],
         steps=steps,
         batch=summary["rows"] // steps,
@@ -83,23 +167,23 @@ def model_card(summary: Mapping[str, Any], log: Log) -> str:
 
 
 def base_of(name: str) -> dict[str, str]:
-    """How a card names the model that was trained: a line of its head where that is on the hub, and the name."""
+    """Return how a card names the model that was trained: a line of its head where that is on the hub, and the name."""
     on_hub = "/" in name and not Path(name).exists()
     return {"base": f"base_model: {name}\n" if on_hub else "", "name": name if on_hub else Path(name).name}
 
 
 def measured_table(log: Log, text: str) -> str:
-    measured = [entry for entry in log if any(map(MEASURED.fullmatch, entry))]
+    """Return what was measured on a held-out text at the first and at the last step, as Markdown; nothing where it was
+    not measured."""
+    measured = [entry for entry in log if _measured_lengths([entry])]
     if not measured:
         return ""
     ends = measured[0], measured[-1]
     steps = _steps(ends)
-    lines = [f"\nHeld-out text ({text}), the same tokens behind more and more of it:\n"]
+    lines = [f"\nHeld-out text ({text}), the same tokens after more and more of it:\n"]
     lines += ["| tokens | " + " | ".join(f"{what}, {at}" for what in ("perplexity", "accuracy") for at in steps) + " |"]
     lines += ["|---|---|---|---|---|"]
-    for length in sorted(
-        {int(name.rpartition("_")[2]) for entry in ends for name in entry if MEASURED.fullmatch(name)}
-    ):
+    for length in _measured_lengths(ends):
         # a step where all windows of a length failed has no value
         values = [_written(entry.get(f"farspan/perplexity_{length}"), ".4g") for entry in ends]
         values += [_written(entry.get(f"farspan/accuracy_{length}"), ".3f") for entry in ends]
@@ -118,44 +202,3 @@ def _written(value: float | None, form: str) -> str:
 
 def _steps(entries: Log) -> list[str]:
     return [f"step {entry['step']:,}" for entry in entries]
-
-
-def last_of_each_length(log: Log, term: str) -> dict[int, float]:
-    """The training perplexity of a term at the last entry of each length, by length."""
-    return {entry["length"]: math.exp(entry[term]) for entry in log if term in entry}
-
-
-def _by_step(axes: Axes, entries: Log) -> None:
-    for term, (label, colour) in TERMS.items():
-        found = [(entry["step"], math.exp(entry[term])) for entry in entries if term in entry]
-        if found:
-            axes.plot(*zip(*found, strict=True), marker="o" if len(found) == 1 else None, color=colour, label=label)
-    lengths = axes.twinx()
-    lengths.step(
-        [entry["step"] for entry in entries],
-        [entry["length"] for entry in entries],
-        where="pre",
-        color="#999999",
-        linewidth=1,
-    )
-    lengths.set_ylabel("length (tokens)", color="#777777")
-    axes.set(xlabel="step", title="Training perplexity, and the length it has reached (grey)")
-
-
-def _by_length(axes: Axes, entries: Log) -> None:
-    for term, (label, colour) in TERMS.items():
-        found = sorted(last_of_each_length(entries, term).items())
-        if found:
-            axes.plot(*zip(*found, strict=True), "o-", markersize=4, color=colour, label=label)
-    axes.set(xlabel="length (tokens)", title="Training perplexity at the end of each length")
-
-
-def draw_measured(axes: Axes, measured: Log, window: int) -> None:
-    names = {name for entry in measured for name in entry if MEASURED.fullmatch(name)}
-    order = sorted((int(name.rpartition("_")[2]), name) for name in names)
-    for place, (length, name) in enumerate(order):
-        found = [(entry["step"], entry[name]) for entry in measured if name in entry]
-        colour = colormaps["viridis_r"](0.1 + 0.9 * place / max(1, len(order) - 1))
-        line = "--" if length <= window else "-"
-        axes.plot(*zip(*found, strict=True), line, marker="o", markersize=4, color=colour, label=f"{length:,} tokens")
-    axes.set(xlabel="step", title="Held-out perplexity by length (dashed: inside the window)")

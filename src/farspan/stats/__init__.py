@@ -2,8 +2,8 @@
 """Statistics of forgetting curves: memory lengths with intervals, robustness of texts, differences between runs."""
 
 from farspan.stats.forgetting_curves import (
-    Curve,
     Map,
+    MeasuredCurve,
     between,
     by_curve,
     curve,
@@ -29,9 +29,9 @@ from farspan.stats.headlines import (
     REACH,
     expansion,
     headline,
-    headlines_drawn,
+    headlines_sampled,
     multipliers,
-    repeats_behind,
+    repeats_of,
 )
 from farspan.stats.intervals import LEAST_PAIRS, LEVEL, bands, holm, interval, measured_mean, student_mean
 from farspan.stats.joint_test import established

@@ -18,12 +18,12 @@ from farspan.stats.intervals import interval, measured_mean
 
 MIN_SCORED = 32  # tokens; a length with fewer is too noisy for a threshold
 CONTAMINATED_CONTROL = 0.8
-CONTAMINATED_LEAST = 0.05  # above the others; where nothing can be guessed, less is noise
-CONTAMINATED_MADS = 4.0  # each 1.4826 of them a standard deviation of normal noise
+CONTAMINATED_LEAST = 0.05  # above the others; with few correct guesses, less is noise
+CONTAMINATED_MADS = 4.0  # 1.4826 of them are a standard deviation of normal noise
 
 
 @dataclass(frozen=True)
-class Curve:
+class MeasuredCurve:
     """The measured accuracies of one model with one method and one protocol."""
 
     lengths: Int[np.ndarray, "lengths"]
@@ -32,16 +32,16 @@ class Curve:
     control: Float[np.ndarray, "repeats lengths"]
     failures: dict[int, str]  # length -> status of the rows that failed there
     context: Int[np.ndarray, "lengths"]  # tokens of the whole context
-    targets: np.ndarray  # str [repeats, lengths]: the target of each copy and control; empty where no row names it
+    targets: np.ndarray  # str [repeats, lengths]: the target of each copy and control; empty if no row names it
 
     @property
     def measured(self) -> np.ndarray:
         """A mask of the lengths that have at least one good row."""
         return np.isfinite(self.copy).any(0) & np.isfinite(self.control).any(0)
 
-    def kept(self, which: np.ndarray) -> "Curve":
-        """Return the curve at some of its lengths."""
-        return Curve(
+    def kept(self, which: np.ndarray) -> "MeasuredCurve":
+        """Return the curve at the lengths of this mask."""
+        return MeasuredCurve(
             self.lengths[which],
             self.scored[which],
             self.copy[:, which],
@@ -65,13 +65,13 @@ class Map:
 
     @property
     def memory_index(self) -> Float[np.ndarray, "lengths depths"]:
-        """Over all repeats; NaN where nothing was measured."""
+        """The memory index over all repeats; NaN where nothing was measured."""
         control = measured_mean(self.control)
         left = 1.0 - control
         return np.divide(measured_mean(self.copy) - control, left, out=np.zeros_like(left), where=left != 0)
 
 
-def curve(rows: Iterable[Row]) -> Curve:
+def curve(rows: Iterable[Row]) -> MeasuredCurve:
     """Return the curve of rows of one model, method and task setting, at depth 0 (the beginning of the texts).
 
     Raises:
@@ -88,7 +88,9 @@ def curve(rows: Iterable[Row]) -> Curve:
         if row.status == "ok":
             column = columns[row.length]
             scored[column], context[column] = row.scores["scored"], row.scores["context"]
-    return Curve(cells.lengths, scored, cells.copy[:, :, 0], cells.control[:, :, 0], failures, context, cells.targets)
+    return MeasuredCurve(
+        cells.lengths, scored, cells.copy[:, :, 0], cells.control[:, :, 0], failures, context, cells.targets
+    )
 
 
 def memory_map(rows: Iterable[Row]) -> Map:
@@ -100,7 +102,7 @@ def memory_map(rows: Iterable[Row]) -> Map:
     return _cells(_of_one_setting(rows))
 
 
-def curves(rows: Iterable[Row]) -> dict[tuple[str, str, str], Curve]:
+def curves(rows: Iterable[Row]) -> dict[tuple[str, str, str], MeasuredCurve]:
     """Return all curves among the rows, by (model, method, label)."""
     return {key: curve(group) for key, group in by_curve(rows).items() if any(row.depth == 0 for row in group)}
 
@@ -108,11 +110,11 @@ def curves(rows: Iterable[Row]) -> dict[tuple[str, str, str], Curve]:
 def by_curve(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
     """Return the rows of each curve, by (model, method, label of protocol and texts). Where a run holds several
     versions of the task with one label, the label names the version: their numbers are not comparable."""
-    alike: dict[tuple[Any, ...], list[Row]] = {}  # rows that were read share their settings: each is looked at once
+    alike: dict[tuple[Any, ...], list[Row]] = {}  # rows read from a file share settings objects: each is compared once
     for row in latest(rows):
         if row.task == "curve":
             alike.setdefault((row.model, row.method, row.version, id(row.settings)), []).append(row)
-    settings: dict[str, list[dict[str, Any]]] = {}  # short label -> the settings it stands for under one model
+    settings: dict[str, list[dict[str, Any]]] = {}  # short label -> its settings under one model
     versions: dict[str, set[int]] = {}
     for row, *_ in alike.values():
         short = f"{row.model} {label(row.settings)}"
@@ -154,7 +156,7 @@ def _of_one_setting(rows: Iterable[Row]) -> list[Row]:
 
 
 def _cells(rows: Sequence[Row]) -> Map:
-    # a run that is not finished may hold a control whose own repeat is not measured yet
+    # an unfinished run may hold a control whose own repeat is not measured yet
     numbers = {row.repeat for row in rows} | {row.scores["control_repeat"] for row in rows if row.status == "ok"}
     repeats = {number: place for place, number in enumerate(sorted(numbers))}
     lengths, depths = (
@@ -169,11 +171,11 @@ def _cells(rows: Sequence[Row]) -> Map:
             targets[repeats[row.repeat], lengths[row.length]] = row.scores.get("target", "")
             cell = lengths[row.length], depths[row.depth]
             copy[repeats[row.repeat], *cell] = row.scores["copy"]
-            # the control is paired with the copy of the same target, whichever repeat's memory was read for it
+            # the control is paired with the copy of the same target, from whichever repeat's memory it was scored
             control[repeats[row.scores["control_repeat"]], *cell] = row.scores["control"]
             distance[cell] = row.scores.get("distance", row.length + 1)  # missing in published files
-    # A failed row leaves one target without its copy and another without its control. Neither is used, so that the gap
-    # is of the same targets; a run that has just begun may have no target with both, and then all are used.
+    # A failed row leaves one target without its copy and another without its control. Neither is used, so that copy and
+    # control have the same targets. A run that has just begun may have no target with both; then all are used.
     both = np.isfinite(copy) & np.isfinite(control)
     alone = ~both & both.any(0)
     copy[alone], control[alone] = np.nan, np.nan
@@ -182,7 +184,7 @@ def _cells(rows: Sequence[Row]) -> Map:
 
 def label(settings: dict[str, Any], *, whole: bool = False) -> str:
     """Return protocol and texts of a curve in a few words; only numbers with the same label are comparable. `whole`:
-    with the texts' paths, where their last parts are the same."""
+    with the texts' paths, if their last parts are the same."""
 
     def named(text: str) -> str:
         return text if whole else short_text(text)
@@ -191,7 +193,7 @@ def label(settings: dict[str, Any], *, whole: bool = False) -> str:
     if protocol == "probe":
         protocol += f" {settings['warmup']}+{settings['scored']}"
     text = f"{protocol}{' (authors)' if settings.get('compat') else ''}, {named(settings['target_text'])}"
-    return text + (f" behind {named(settings['prefix_text'])}" if settings.get("prefix_text") else "")
+    return text + (f" after {named(settings['prefix_text'])}" if settings.get("prefix_text") else "")
 
 
 def perplexity_label(settings: dict[str, Any]) -> str:
@@ -207,27 +209,27 @@ def short_text(text: str) -> str:
     return text if ":" in text or text.count("/") == 1 else text.rstrip("/").rpartition("/")[2]
 
 
-def gap(curve: Curve) -> Float[np.ndarray, "lengths"]:
+def gap(curve: MeasuredCurve) -> Float[np.ndarray, "lengths"]:
     """Return C - M."""
     return measured_mean(curve.copy) - measured_mean(curve.control)
 
 
-def memory_index(curve: Curve) -> Float[np.ndarray, "lengths"]:
+def memory_index(curve: MeasuredCurve) -> Float[np.ndarray, "lengths"]:
     """Return (C - M) / (1 - M); 0 where the control is perfect and leaves nothing to remember."""
     left = 1.0 - measured_mean(curve.control)
     return np.divide(gap(curve), left, out=np.zeros_like(left), where=left > 0)
 
 
-def index_upper(curve: Curve) -> Float[np.ndarray, "lengths"]:
+def index_upper(curve: MeasuredCurve) -> Float[np.ndarray, "lengths"]:
     """Return the upper end of the one-sided 95 % interval (Student's) of the memory index; NaN under two repeats."""
     _, upper = interval(curve.copy - curve.control, 0.9)
     left = 1.0 - measured_mean(curve.control)
     return np.divide(upper, left, out=np.where(np.isnan(upper), np.nan, 0.0), where=left > 0)
 
 
-def between(curve: Curve, length: float) -> tuple[int, int]:
-    """Return the measured lengths before and after a length, which may be the second of them; the outermost two, or the
-    first or last twice, where it is outside."""
+def between(curve: MeasuredCurve, length: float) -> tuple[int, int]:
+    """Return the measured lengths below and at or above a length; outside of all, the outermost two, or the first or
+    last twice."""
     after = min(int(np.searchsorted(curve.lengths, length, side="left")), len(curve.lengths) - 1)
     return int(curve.lengths[max(after - 1, 0)]), int(curve.lengths[after])
 
@@ -237,29 +239,29 @@ def unpacked(hits: str, scored: int) -> np.ndarray:
     return np.unpackbits(np.frombuffer(bytes.fromhex(hits), dtype=np.uint8), count=scored)
 
 
-def is_judged(curve: Curve) -> np.ndarray:
-    """Return a mask of the lengths used for thresholds: those with enough scored tokens, or all if none has."""
+def is_judged(curve: MeasuredCurve) -> np.ndarray:
+    """Return a mask of the lengths used for thresholds: those with enough scored tokens, or all if no length has."""
     enough = curve.scored >= MIN_SCORED
     return enough if enough.any() else np.ones_like(enough)
 
 
-def repeats_at(curve: Curve) -> np.ndarray:
+def repeats_at(curve: MeasuredCurve) -> np.ndarray:
     """Return the number of repeats with a value at each length, the weights of a fit."""
     return np.isfinite(curve.copy).sum(0).astype(float)
 
 
-def whole_repeats(curve: Curve) -> int:
+def whole_repeats(curve: MeasuredCurve) -> int:
     """Return the number of repeats that have both halves at some length."""
     return int((np.isfinite(curve.copy) & np.isfinite(curve.control)).any(1).sum())
 
 
-def repeats_near(curve: Curve, length: float) -> int:
+def repeats_near(curve: MeasuredCurve, length: float) -> int:
     """Return the number of repeats at the two measured lengths around a value, the smaller one; at least 2."""
     after = min(int(np.searchsorted(curve.lengths, length)), len(curve.lengths) - 1)
     return max(2, int(repeats_at(curve)[max(after - 1, 0) : after + 1].min()))
 
 
-def contaminated_windows(curve: Curve) -> list[dict[str, Any]]:
+def contaminated_windows(curve: MeasuredCurve) -> list[dict[str, Any]]:
     """Return the windows that a model guesses far better than the others: boilerplate, or memorised text."""
     found = []
     for column, length in enumerate(curve.lengths):
@@ -274,7 +276,7 @@ def contaminated_windows(curve: Curve) -> list[dict[str, Any]]:
     return found
 
 
-def without_windows(curve: Curve, windows: Sequence[dict[str, Any]]) -> Curve:
+def without_windows(curve: MeasuredCurve, windows: Sequence[dict[str, Any]]) -> MeasuredCurve:
     copy, control = curve.copy.copy(), curve.control.copy()
     for window in windows:
         column = int(np.flatnonzero(curve.lengths == window["length"])[0])

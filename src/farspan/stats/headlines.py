@@ -1,12 +1,12 @@
-"""The numbers of a curve: where it falls below thresholds, and areas under it; for the measured curve, and for curves
-sampled around it (see `farspan.stats.memory_lengths`)."""
+"""The numbers of a curve: crossings of thresholds and areas under it; for the measured curve, and for curves sampled
+around it (see `farspan.stats.memory_lengths`)."""
 
 import numpy as np
 from jaxtyping import Float
 from scipy.optimize import isotonic_regression
 from scipy.stats import t as student
 
-from farspan.stats.forgetting_curves import Curve, is_judged, repeats_at, repeats_near, whole_repeats
+from farspan.stats.forgetting_curves import MeasuredCurve, is_judged, repeats_at, repeats_near, whole_repeats
 from farspan.stats.intervals import measured_mean
 
 FINE = 0.99  # copy accuracy
@@ -16,30 +16,30 @@ REACH = 0.05  # memory index
 CROSSINGS = ("fine", "coarse", "half_life", "reach")
 LEVELS = {"fine": FINE, "coarse": COARSE, "half_life": HALF_LIFE, "reach": REACH}
 BOOTSTRAPS = 2000
-DRAWN = 40_000_000  # random numbers of one bootstrap, at most (320 MB)
+RANDOM_NUMBERS = 40_000_000  # random numbers of one bootstrap, at most (320 MB)
 
 
-def headline(curve: Curve) -> dict[str, tuple[float, bool]]:
+def headline(curve: MeasuredCurve) -> dict[str, tuple[float, bool]]:
     """Return, by name, the value and whether it is right-censored, of a curve with a good row at every length."""
     found = _headlines(curve, measured_mean(curve.copy)[None], measured_mean(curve.control)[None])
     return {name: (float(values[0]), bool(censored[0])) for name, (values, censored) in found.items()}
 
 
-def headlines_drawn(
-    curve: Curve, multipliers: Float[np.ndarray, "samples repeats"]
+def headlines_sampled(
+    curve: MeasuredCurve, multipliers: Float[np.ndarray, "samples repeats"]
 ) -> dict[str, tuple[Float[np.ndarray, "samples"], np.ndarray]]:
-    """Return the same for curves sampled around that curve, one for each row of multipliers."""
-    return _headlines(curve, _drawn(curve.copy, multipliers), _drawn(curve.control, multipliers))
+    """Return the values and censoring of curves sampled around a curve, one for each row of multipliers."""
+    return _headlines(curve, _sampled(curve.copy, multipliers), _sampled(curve.control, multipliers))
 
 
 def multipliers(repeats: int, count: int, seed: int) -> Float[np.ndarray, "samples repeats"]:
     """Return g of the bootstrap; curves of the same targets that are compared share them. Thousands of repeats get
     fewer samples, so that all fit into memory."""
-    count = min(count, max(100, DRAWN // max(1, repeats)))
+    count = min(count, max(100, RANDOM_NUMBERS // max(1, repeats)))
     return np.random.default_rng(seed).standard_normal((count, repeats))
 
 
-def _drawn(
+def _sampled(
     values: Float[np.ndarray, "repeats lengths"], multipliers: Float[np.ndarray, "samples repeats"]
 ) -> Float[np.ndarray, "samples lengths"]:
     """Return C* or M* of the bootstrap. A length with one repeat has no spread and is not changed."""
@@ -49,7 +49,7 @@ def _drawn(
 
 
 def _headlines(
-    curve: Curve, copy: Float[np.ndarray, "samples lengths"], control: Float[np.ndarray, "samples lengths"]
+    curve: MeasuredCurve, copy: Float[np.ndarray, "samples lengths"], control: Float[np.ndarray, "samples lengths"]
 ) -> dict[str, tuple[Float[np.ndarray, "samples"], np.ndarray]]:
     """Return the numbers of many pairs of mean curves at the lengths of `curve`."""
     G, left = copy - control, 1.0 - control
@@ -75,12 +75,12 @@ def crossings(
     *,
     warm_up: bool = False,
 ) -> tuple[Float[np.ndarray, "samples"], np.ndarray]:
-    """Return where the values fall to `level`, and whether only beyond the last length: isotonic fit, linear
-    interpolation; 0 where the fit exceeds it nowhere. `warm_up`: use the lengths from the first that exceeds the level.
+    """Return the length at which the values fall to `level`, and whether it is beyond the last one: isotonic fit,
+    linear interpolation; 0 if the fit never exceeds it. `warm_up`: start at the first length that exceeds the level.
 
-    The fit itself is not computed. It is above the level up to where the sum of weight · (value - level) is largest,
-    and on its two sides it is the least mean of what ends there and the largest of what begins there (Robertson, Wright
-    and Dykstra 1988, Order Restricted Statistical Inference, section 1.4).
+    The fit itself is not computed. It exceeds the level up to the maximum of the sum of weight · (value - level); on
+    the two sides it is the least mean of the ranges that end there and the largest of those that begin there
+    (Robertson, Wright and Dykstra 1988, Order Restricted Statistical Inference, section 1.4).
     """
     at = np.arange(len(lengths) + 1)
     warm = (at[:-1] >= (values > level).argmax(1)[:, None]) if warm_up else np.ones(values.shape, bool)
@@ -111,7 +111,7 @@ def expansion(repeats: int) -> float:
     return float(student.ppf(0.975, repeats - 1))
 
 
-def repeats_behind(curve: Curve, name: str, value: float) -> int:
+def repeats_of(curve: MeasuredCurve, name: str, value: float) -> int:
     """Return the number of repeats that a value depends on: those near a crossing; for an area, the median over
     lengths."""
     near = repeats_near(curve, value) if name in CROSSINGS else int(np.median(repeats_at(curve)))

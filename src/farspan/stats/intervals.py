@@ -1,8 +1,8 @@
 """Means with intervals, two-sided tests of them, and their correction for several tests.
 
-Nothing is tested with fewer than LEAST_PAIRS values. Where all values are the same, an error cannot be estimated and
-Student's t does not apply; the p given there is that of signs, 2^(1 - n) two-sided and 2^-n one-sided, so that at least
-six equal differences are needed for a verdict, and five for an equivalence.
+Nothing is tested with fewer than LEAST_PAIRS values. If all values are the same, an error cannot be estimated and
+Student's t does not apply; p is then that of a sign test, 2^(1 - n) two-sided and 2^-n one-sided, so that a verdict
+needs at least six equal differences, and an equivalence five.
 """
 
 from collections.abc import Sequence
@@ -33,19 +33,19 @@ def interval(
     freedom = np.maximum(count - 1, 1)
     error = np.sqrt(measured_mean((values - mean) ** 2) / freedom)
     half = np.where(count > 1, student.ppf(0.5 + share / 2, freedom) * error, np.nan)
-    return np.asarray(mean - half), np.asarray(mean + half)  # arrays also where there is one cell
+    return np.asarray(mean - half), np.asarray(mean + half)  # arrays also for one cell
 
 
 def bands(values: Float[np.ndarray, "repeats *cells"]) -> tuple[np.ndarray, np.ndarray]:
     """Return the 95 % interval of a mean accuracy, cut to 0 and 1."""
-    low, high = interval(values)
-    return np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
+    low, high = (np.asarray(np.clip(end, 0.0, 1.0)) for end in interval(values))
+    return low, high
 
 
 def student_mean(values: Float[np.ndarray, "values"]) -> tuple[float, float, float, float]:
     """Return the mean, such as of paired differences, its 95 % interval (Student's), and the two-sided p against a mean
-    of 0, which the interval excludes where p is below 0.05. The interval is NaN under two values, p under LEAST_PAIRS;
-    the interval also where fewer than six values are all the same but not 0, so that their spread is unknown."""
+    of 0, which the interval excludes if p is below 0.05. p is NaN under LEAST_PAIRS values; the interval is NaN under
+    two values, and if fewer than six values are all the same but not 0, so that their spread is unknown."""
     n = len(values)
     if n < 2:
         return (float(values.mean()) if n else np.nan), np.nan, np.nan, np.nan
@@ -58,7 +58,7 @@ def student_mean(values: Float[np.ndarray, "values"]) -> tuple[float, float, flo
 
 
 def two_sided(value: float, error: float, freedom: float, values: int) -> float:
-    """Return p of the t test; of the signs where there is no spread."""
+    """Return p of the t test; of a sign test if there is no spread."""
     if value == 0.0:
         return 1.0
     if error <= NO_SPREAD * abs(value):

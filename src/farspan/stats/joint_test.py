@@ -1,29 +1,30 @@
-"""A test over all lengths of a curve together: up to which length it exceeds a threshold, or shows any memory."""
+"""A joint test over all lengths of a curve: the longest length to which it exceeds a threshold, or shows memory."""
 
 from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float
 
-from farspan.stats.forgetting_curves import Curve, is_judged
+from farspan.stats.forgetting_curves import MeasuredCurve, is_judged
 from farspan.stats.headlines import FINE, LEVELS
 from farspan.stats.intervals import measured_mean
 
 JOINT_SAMPLES = 4000  # simulated to calibrate the test
-JOINT_REPEATS = 40  # more are calibrated as if there were so many, which is slightly conservative
+JOINT_REPEATS = 40  # more are calibrated like this number, which is slightly conservative
 
 
-def established(curve: Curve, name: str, level: float) -> float:
+def established(curve: MeasuredCurve, name: str, level: float) -> float:
     """Return the longest length up to which a joint test shows that the curve of `name`, one of CROSSINGS, exceeds its
-    threshold there or later, or for "gap" that the gap exceeds 0: one-sided at `level`, over repeats. 0 if there is
-    none, and under two repeats.
+    threshold there or later, or for "gap" that the gap exceeds 0: one-sided at `level`, over repeats. Return 0 if there
+    is none, and under two repeats.
 
-    For a repeat r at length L, d = c - 0.99 for `fine`, c - M for "gap", c - M - 0.01 for `coarse`, else
-    (c - M) - threshold · (1 - M), whose mean exceeds 0 exactly where the curve exceeds its threshold. That no length
-    from L on exceeds it is rejected by the largest Student's t of means of d over windows of lengths: those that begin
-    at L, and for `fine`, which may need warm-up, also short ones that begin later. Lengths are tested in order to the
-    first not rejected, so that all of them together err with the probability of one test. The quantile is simulated
-    under independent normal noise; noise that lengths share makes the windows more alike and the test conservative.
+    For a repeat r at length L, d = c - 0.99 for `fine`, c - M for "gap", c - M - 0.01 for `coarse`, else (c - M) -
+    threshold · (1 - M), whose mean exceeds 0 exactly where the curve exceeds its threshold. The null hypothesis, that
+    no length from L on exceeds it, is rejected by the largest Student's t of means of d over windows of lengths: those
+    that begin at L, and for `fine`, which may need warm-up, also short ones that begin later. Lengths are tested in
+    order up to the first not rejected, so that all tests together have the error probability of one. The quantile is
+    simulated under independent normal noise; noise shared by lengths makes the windows more alike and the test
+    conservative.
     """
     judged = is_judged(curve)
     lengths, copy, control = curve.lengths[judged], curve.copy[:, judged], curve.control[:, judged]
@@ -52,7 +53,7 @@ def established(curve: Curve, name: str, level: float) -> float:
 
 def _windows(lengths: int, *, anywhere: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return first and last + 1 of the windows of the joint test: all that begin at the first length; `anywhere`: also
-    those of 1, 2, 4, ... lengths that begin at any."""
+    those of 1, 2, 4, ... lengths that begin at any length."""
     found = [(0, end) for end in range(1, lengths + 1)]
     size = 1
     while anywhere and size < lengths:

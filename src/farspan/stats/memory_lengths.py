@@ -1,29 +1,29 @@
 """Memory lengths of a curve (see `farspan.stats.forgetting_curves`), with intervals.
 
-Definitions of Liu et al. 2024, arXiv 2410.04727, section 3.3, as their Table 3 was made (`paper_fine`,
-`paper_coarse`: the largest grid length that passes), and ours: a curve that cannot rise (isotonic regression over
-the lengths) and the crossing interpolated between its two points. The largest of many noisy lengths that passes grows
-with the number of lengths measured; a crossing does not. `fine` alone leaves out the lengths before the first that
-passes: a copy needs some tokens to find its place in the text. For the other thresholds, a model without memory would
-then get a memory length from the first length that passes by chance.
+Definitions of Liu et al. 2024, arXiv 2410.04727, section 3.3, as their Table 3 was made (`paper_fine`, `paper_coarse`:
+the largest grid length that passes), and ours: a curve that cannot rise (isotonic regression over the lengths) and the
+crossing interpolated between its two points. The largest of many noisy lengths that passes grows with the number of
+lengths measured; a crossing does not. `fine` alone leaves out the lengths before the first that passes: a copy needs
+some tokens to find its place in the text. For the other thresholds, a model without memory would otherwise get a memory
+length from the first length that passes by chance.
 
 The 95 % interval of a crossing is made in three steps (coverage: benchmarks/interval_coverage.md):
 
 1. Chance: value ± t · s. t is Student's quantile for the repeats the value depends on, s the standard deviation of the
-   value over curves drawn around the measured one by a multiplier bootstrap (after Wu 1986, Annals of Statistics 14):
+   value over curves sampled around the measured one by a multiplier bootstrap (after Wu 1986, Annals of Statistics 14):
 
        C*(L) = C(L) + Σ_r g_r (c_r(L) - C(L)) / sqrt(n (n - 1))      M*(L) likewise, g_r ~ N(0, 1)
 
-   One g_r for all scores of target r: both halves, all lengths. The n repeats at each length give C* the spread that
-   the mean of n has, however few they are, and no length loses all its repeats.
+   One g_r for all scores of target r: both halves, all lengths. The n repeats at each length give C* the spread of a
+   mean of n, for any n, and no length loses all its repeats.
 2. Interpolation: both ends move outwards to the next measured length. Between two measured lengths only the order is
    known, so the crossing is interval-censored there.
 3. Existence: the lower end is 0 unless a joint test over all lengths rejects, at 5 %, that the gap exceeds 0 nowhere
-   (for `fine`: the copy 0.99; `established`). Where the crossing may lie beyond the last length, no spread of crossings
-   can be drawn; the lower end is then at most the length to which that test, at 10 %, shows the threshold exceeded.
+   (for `fine`: the copy 0.99; `established`). If the crossing may be beyond the last length, its spread cannot be
+   sampled; the lower end is then at most the length to which that test, at 10 %, shows the threshold exceeded.
 
-For texts that none of the repeats is like, the outer ends of `fine`, `coarse` and `reach` move further in step 1
-(`_unseen_texts`). The interval of an area is step 1 alone.
+For texts unlike all repeats, the outer ends of `fine`, `coarse` and `reach` move further in step 1 (`_unseen_texts`).
+The interval of an area is step 1 alone.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -34,7 +34,7 @@ from jaxtyping import Float
 from scipy.stats import t as student
 
 from farspan.stats.forgetting_curves import (
-    Curve,
+    MeasuredCurve,
     contaminated_windows,
     gap,
     is_judged,
@@ -53,17 +53,17 @@ from farspan.stats.headlines import (
     crossings,
     expansion,
     headline,
-    headlines_drawn,
+    headlines_sampled,
     isotonic,
     multipliers,
-    repeats_behind,
+    repeats_of,
 )
 from farspan.stats.intervals import measured_mean
 from farspan.stats.joint_test import established
 
 UNSURE = "its interval begins at 0: a joint test does not show with 95 % confidence that {} at any length"
-JOINT_LEVEL = 0.05  # one-sided, of the test that there is any memory
-CENSORED_LEVEL = 0.1  # likewise, of the lower end of a value that may lie beyond the last length
+JOINT_LEVEL = 0.05  # one-sided, of the test for any memory
+CENSORED_LEVEL = 0.1  # likewise, of the lower end of a value that may be beyond the last length
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class MemoryLength:
     high: float | None = None
     censored: bool = False  # the true value is larger
     reason: str = ""  # why the measurement ended there, or why the value is 0
-    interval_censored: bool = False  # so is the upper end of the interval
+    interval_censored: bool = False  # the upper end of the interval is larger than `high`
 
     def __str__(self) -> str:
         text = f"{'>' if self.censored else ''}{self.value:,.0f}"
@@ -98,8 +98,8 @@ class Summary:
     gap_area: MemoryLength  # area under the gap
     cliff: float | None  # tokens from memory index 0.9 to 0.1; None where it crosses neither
     nonmonotone: float  # largest rise of the memory index above the fit, over the lengths judged
-    contaminated: list[dict[str, Any]]  # windows whose control is out of line
-    without_contaminated: dict[str, float]  # the headline values without these; empty where none or all are
+    contaminated: list[dict[str, Any]]  # windows with an outlying control
+    without_contaminated: dict[str, float]  # the headline values without these; empty if none or all are
     repeats: int
     failed: dict[int, str]
 
@@ -107,7 +107,7 @@ class Summary:
         return asdict(self)
 
 
-def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> Summary:
+def summarise(curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> Summary:
     """Return all numbers of a curve, from the lengths that have good rows.
 
     Raises:
@@ -140,8 +140,8 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
         return MemoryLength(value, low, high, censored, reason, over)
 
     def paper(passes: np.ndarray, name: str) -> MemoryLength:
-        """Return the largest length measured that passes, 0 if none does: section 3.3, as the authors' Table 3 was
-        made. They give no interval; ours begins at 0 if the joint test finds no length that passes."""
+        """Return the largest length measured that passes, 0 if none does: section 3.3, as in the authors' Table 3. They
+        give no interval; ours begins at 0 if the joint test finds no length that passes."""
         if not passes.any():
             return MemoryLength(0.0)
         last = int(np.flatnonzero(passes)[-1])
@@ -179,18 +179,20 @@ def summarise(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> S
     )
 
 
-def by_chance(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> dict[str, tuple[float, float, bool]]:
-    """Return, by name, both ends of value ± t · s, and whether the upper end may lie beyond the last length: the spread
+def by_chance(
+    curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS
+) -> dict[str, tuple[float, float, bool]]:
+    """Return, by name, both ends of value ± t · s, and whether the upper end may be beyond the last length: the spread
     between texts, without the uncertainty of interpolation between lengths. For a curve with a good row at every
     length; empty under two repeats or without bootstraps."""
     if whole_repeats(curve) < 2 or not bootstraps:
         return {}
-    drawn = headlines_drawn(curve, multipliers(len(curve.copy), bootstraps, seed))
+    drawn = headlines_sampled(curve, multipliers(len(curve.copy), bootstraps, seed))
     unseen = _unseen_texts(curve)
     found = {}
     for name, (value, _) in headline(curve).items():
         others, beyond = drawn[name]
-        half = expansion(repeats_behind(curve, name, value)) * float(np.std(others))
+        half = expansion(repeats_of(curve, name, value)) * float(np.std(others))
         low, high, over = value - half, value + half, float(np.mean(beyond)) > 0.025
         if name in CROSSINGS and value > 0.0:
             low, high = low - (name == "fine") * unseen[name], high + (name != "fine") * unseen[name]
@@ -200,13 +202,12 @@ def by_chance(curve: Curve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> d
     return found
 
 
-def _unseen_texts(curve: Curve) -> dict[str, float]:
+def _unseen_texts(curve: MeasuredCurve) -> dict[str, float]:
     """Return, by name, how far (tokens) the outer end of a crossing's interval moves for texts unlike all repeats.
 
-    Where a mean falls to an extreme threshold is decided by the few texts that are forgotten first (`fine`) or last
-    (`coarse`, `reach`): a share p of all texts is enough. With the probability (1 - p)^n none of n repeats is such a
-    text, and their spread does not show it. So much of t · the standard deviation between the repeats' own half-lives
-    is added.
+    A mean crosses an extreme threshold when a small share p of all texts is forgotten first (`fine`) or last (`coarse`,
+    `reach`). With the probability (1 - p)^n none of n repeats is such a text, and their spread does not show it. This
+    share of t · the standard deviation between the repeats' own half-lives is added.
     """
     complete = (np.isfinite(curve.copy) & np.isfinite(curve.control)).all(1)
     copy, control = curve.copy[complete], curve.control[complete]
@@ -221,24 +222,24 @@ def _unseen_texts(curve: Curve) -> dict[str, float]:
     return {name: spread * max(0.0, 1.0 - share) ** len(ends) for name, share in shares.items()}
 
 
-def _outwards(curve: Curve, low: float, high: float, over: bool) -> tuple[float, float, bool]:
-    """Return an interval of a crossing moved outwards to lengths used for thresholds: between two of them only the
-    order of the values is known, not where in between the curve crosses."""
+def _outwards(curve: MeasuredCurve, low: float, high: float, over: bool) -> tuple[float, float, bool]:
+    """Return an interval of a crossing moved outwards to lengths used for thresholds: between two of them the place of
+    the crossing is unknown."""
     lengths = np.concatenate([[0.0], curve.lengths[is_judged(curve)]])
-    # at the last length the curve is above the threshold for certain: the crossing lies beyond it
+    # at the last length the curve is above the threshold for certain: the crossing is beyond it
     before = len(lengths) - 1 if low >= lengths[-1] else int(np.searchsorted(lengths, low, side="left")) - 1
     after = max(1, int(np.searchsorted(lengths, high, side="left")))
     over = over or after >= len(lengths)
     return float(lengths[max(before, 0)]), float(lengths[-1] if over else lengths[after]), over
 
 
-def _cliff_end(curve: Curve, m: Float[np.ndarray, "lengths"], level: float) -> tuple[float, bool]:
+def _cliff_end(curve: MeasuredCurve, m: Float[np.ndarray, "lengths"], level: float) -> tuple[float, bool]:
     judged = is_judged(curve)
     value, censored = crossings(curve.lengths[judged], m[None, judged], level, repeats_at(curve)[judged])
     return float(value[0]), bool(censored[0])
 
 
-def _why_it_ended(curve: Curve) -> str:
+def _why_it_ended(curve: MeasuredCurve) -> str:
     last = curve.lengths[curve.measured][-1]
     later = [status for length, status in sorted(curve.failures.items()) if length > last]
     return {
@@ -249,5 +250,5 @@ def _why_it_ended(curve: Curve) -> str:
     }.get(later[0] if later else "", "the longest length measured")
 
 
-def _first_judged(curve: Curve) -> float:
+def _first_judged(curve: MeasuredCurve) -> float:
     return float(curve.lengths[is_judged(curve)][0])

@@ -1,4 +1,4 @@
-"""By how much the numbers of two runs differ, on the same targets, or in characters of the text."""
+"""Differences between the numbers of two runs, on the same targets, or in characters of the text."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Bool
 from scipy.stats import t as student
 
-from farspan.stats.forgetting_curves import Curve, whole_repeats
-from farspan.stats.headlines import BOOTSTRAPS, headline, headlines_drawn, multipliers, repeats_behind
+from farspan.stats.forgetting_curves import MeasuredCurve, whole_repeats
+from farspan.stats.headlines import BOOTSTRAPS, headline, headlines_sampled, multipliers, repeats_of
 from farspan.stats.intervals import LEAST_PAIRS, two_sided, welch_freedom
 
 COMPARED = ("half_life", "reach", "span", "fine")
@@ -16,21 +16,21 @@ COMPARED = ("half_life", "reach", "span", "fine")
 
 @dataclass(frozen=True)
 class Difference:
-    """How much larger a number of the second curve is than the first's, with its 95 % interval.
+    """A number of the second curve minus the first's, with its 95 % interval.
 
     The interval is difference ± t · s of the bootstrap of `stats`, with the same multipliers for a target in both
-    curves, and p is two-sided of the t test with that s: below 0.05 where the interval leaves out 0.
+    curves, and p is two-sided of the t test with that s: below 0.05 if the interval excludes 0.
     """
 
     name: str  # one of COMPARED
     curves: tuple[str, str]
     values: tuple[float, float]
     value: float  # second minus first
-    low: float | None  # None: unbounded, for a crossing that may lie beyond the lengths measured
+    low: float | None  # None: unbounded, for a crossing that may be beyond the lengths measured
     high: float | None
-    p: float | None  # None with too few repeats, or where crossings beyond the lengths leave even the sign open
+    p: float | None  # None with too few repeats, or if crossings beyond the lengths leave the sign open
     pairs: int  # targets shared; 0: unpaired
-    censored: tuple[str, ...]  # of which curves the value is larger than measured
+    censored: tuple[str, ...]  # the curves whose value is larger than measured
     unit: str = "tokens"
 
     def as_dict(self) -> dict[str, Any]:
@@ -38,8 +38,8 @@ class Difference:
 
 
 def differences(
-    a: Curve,
-    b: Curve,
+    a: MeasuredCurve,
+    b: MeasuredCurve,
     *,
     names: tuple[str, str] = ("a", "b"),
     seed: int = 0,
@@ -47,8 +47,8 @@ def differences(
 ) -> list[Difference]:
     """Return b minus a, in tokens, over their shared targets; the span up to the last length of both.
 
-    Repeats are paired by their target, whatever their order. Where a repeat has another target at each length, as in
-    the paper's protocol, at the lengths that both have.
+    Repeats are paired by their target, in any order. If a repeat has another target at each length, as in the paper's
+    protocol, they are paired at the lengths that both have.
 
     Raises:
         ValueError: the two share fewer than 2 targets.
@@ -71,8 +71,8 @@ def differences(
 
 
 def differences_in_characters(
-    a: Curve,
-    b: Curve,
+    a: MeasuredCurve,
+    b: MeasuredCurve,
     a_characters_per_token: float,
     b_characters_per_token: float,
     *,
@@ -83,7 +83,7 @@ def differences_in_characters(
     """Return b minus a in characters of the text, unpaired: models with different tokenizers share no targets.
 
     Raises:
-        ValueError: characters per token that are no positive number, or a curve with fewer than 2 whole repeats.
+        ValueError: characters per token that are not a positive number, or a curve with fewer than 2 whole repeats.
     """
     scales = a_characters_per_token, b_characters_per_token
     curves = [one.kept(one.measured) for one in (a, b)]
@@ -98,8 +98,8 @@ def differences_in_characters(
 
 
 def _differences(
-    a: Curve,
-    b: Curve,
+    a: MeasuredCurve,
+    b: MeasuredCurve,
     multipliers: tuple[np.ndarray, np.ndarray],
     names: tuple[str, str],
     scales: tuple[float, float],
@@ -108,9 +108,9 @@ def _differences(
 ) -> list[Difference]:
     end = min(one.lengths[-1] * scale for one, scale in zip((a, b), scales, strict=True))
     same_end = [_until(one, round(end / scale)) for one, scale in zip((a, b), scales, strict=True)]
-    whole = [(headline(one), headlines_drawn(one, g)) for one, g in zip((a, b), multipliers, strict=True)]
+    whole = [(headline(one), headlines_sampled(one, g)) for one, g in zip((a, b), multipliers, strict=True)]
     ended = [
-        numbers if cut is one else (headline(cut), headlines_drawn(cut, g))
+        numbers if cut is one else (headline(cut), headlines_sampled(cut, g))
         for one, cut, g, numbers in zip((a, b), same_end, multipliers, whole, strict=True)
     ]
     result = []
@@ -120,7 +120,7 @@ def _differences(
         drawn = [draws[name] for _, draws in numbers]
         values = [value * scale for (value, _), scale in zip(found, scales, strict=True)]
         draws = [others * scale for (others, _), scale in zip(drawn, scales, strict=True)]
-        repeats = [repeats_behind(one, name, value) for one, (value, _) in zip(curves, found, strict=True)]
+        repeats = [repeats_of(one, name, value) for one, (value, _) in zip(curves, found, strict=True)]
         if pairs:
             error, freedom = float(np.std(draws[1] - draws[0])), min(repeats) - 1.0
         else:
@@ -128,7 +128,7 @@ def _differences(
             error, freedom = float(np.sqrt(sum(squared))), welch_freedom(squared, [n - 1.0 for n in repeats])
         value = values[1] - values[0]
         half = float(student.ppf(0.975, freedom)) * error
-        # a crossing beyond the lengths measured may lie anywhere there; the span ends at a length
+        # a crossing beyond the lengths measured may be anywhere there; the span ends at a length
         is_open = [name != "span" and float(np.mean(beyond)) > 0.025 for _, beyond in drawn]
         censored = [name != "span" and is_censored for _, is_censored in found]
         sign_unknown = all(censored) or (censored[0] and value > 0) or (censored[1] and value < 0)
@@ -149,7 +149,7 @@ def _differences(
     return result
 
 
-def _of_shared_targets(a: Curve, b: Curve) -> tuple[Curve, Curve]:
+def _of_shared_targets(a: MeasuredCurve, b: MeasuredCurve) -> tuple[MeasuredCurve, MeasuredCurve]:
     """Return both curves with one repeat for each shared target, in the same order. A length that both measured keeps
     only the repeats that are whole in both."""
     of_a, of_b = _target_of_repeats(a), _target_of_repeats(b)
@@ -173,13 +173,13 @@ def _of_shared_targets(a: Curve, b: Curve) -> tuple[Curve, Curve]:
     return first.kept(first.measured), second.kept(second.measured)
 
 
-def _target_of_repeats(curve: Curve) -> list[str] | None:
-    """Return the one target of each repeat, "" where no row names it; None where repeats have several."""
+def _target_of_repeats(curve: MeasuredCurve) -> list[str] | None:
+    """Return the one target of each repeat, "" if no row names it; None if repeats have several."""
     named = [sorted(set(row.tolist()) - {""}) for row in curve.targets]
     return None if any(len(row) > 1 for row in named) else [row[0] if row else "" for row in named]
 
 
-def _cell_by_cell(a: Curve, b: Curve) -> tuple[Curve, Curve]:
+def _cell_by_cell(a: MeasuredCurve, b: MeasuredCurve) -> tuple[MeasuredCurve, MeasuredCurve]:
     """Return both curves at their shared lengths, with b in the order of a's targets at each length."""
     a, b = a.kept(np.isin(a.lengths, b.lengths)), b.kept(np.isin(b.lengths, a.lengths))
     copy, control = np.full(a.copy.shape, np.nan), np.full(a.copy.shape, np.nan)
@@ -191,22 +191,22 @@ def _cell_by_cell(a: Curve, b: Curve) -> tuple[Curve, Curve]:
     return a, replace(b, copy=copy, control=control, targets=a.targets)
 
 
-def _rows(curve: Curve, which: list[int]) -> Curve:
+def _rows(curve: MeasuredCurve, which: list[int]) -> MeasuredCurve:
     return replace(curve, copy=curve.copy[which], control=curve.control[which], targets=curve.targets[which])
 
 
-def _whole(curve: Curve) -> Bool[np.ndarray, "repeats lengths"]:
+def _whole(curve: MeasuredCurve) -> Bool[np.ndarray, "repeats lengths"]:
     return np.isfinite(curve.copy) & np.isfinite(curve.control)
 
 
-def _until(curve: Curve, end: int) -> Curve:
-    """Return the curve up to a length; where it was not measured there, each repeat is interpolated."""
+def _until(curve: MeasuredCurve, end: int) -> MeasuredCurve:
+    """Return the curve up to a length; if it was not measured there, interpolate each repeat."""
     if end >= curve.lengths[-1]:
         return curve
     if end in curve.lengths:
         return curve.kept(curve.lengths <= end)
     after = int(np.searchsorted(curve.lengths, end))
-    before = max(after - 1, 0)  # before the first length the value there holds
+    before = max(after - 1, 0)  # below the first length its value is used
     share = (end - curve.lengths[before]) / (curve.lengths[after] - curve.lengths[before]) if after else 0.0
     cut = curve.kept(np.arange(len(curve.lengths)) <= after)
     for values in (cut.copy, cut.control):

@@ -1,10 +1,10 @@
-"""Whether another text changes the numbers of a curve.
+"""Test whether another text changes the numbers of a curve.
 
 Liu et al. 2024, arXiv 2410.04727, section 3.4 and appendix A: a one-way ANOVA and a Kruskal-Wallis test at each length
 over sources of the irrelevant text, where "not significant" is read as "equal". We do both, and add:
 
     paired        all sources have the same targets, so each target is its own control: Friedman's test for three
-                  sources or more, sign flips for two. Differences between targets, several points, cancel out
+                  sources or more, sign flips for two. Differences between targets (several points) cancel out
     equivalence   two one-sided tests (Schuirmann 1987): the 90 % interval of the mean difference of every two sources
                   lies within ± margin. Only this shows that the text does not matter
     correction    Holm 1979 over the lengths, for each kind of test
@@ -20,19 +20,19 @@ from jaxtyping import Float
 from scipy.stats import chi2, f_oneway, friedmanchisquare, kruskal, mannwhitneyu, permutation_test
 from scipy.stats import t as student
 
-from farspan.stats.forgetting_curves import Curve
+from farspan.stats.forgetting_curves import MeasuredCurve
 from farspan.stats.intervals import LEAST_PAIRS, LEVEL, NO_SPREAD, holm, mean_error, welch_freedom
 
 Half = Literal["copy", "control"]
 Verdict = Literal["equivalent", "different", "undecided"]
 
 MARGIN = 0.01  # accuracy; a difference within it does not matter
-PERMUTATIONS = 9999  # at most; up to 13 pairs all sign flips are made
+PERMUTATIONS = 9999  # at most; up to 13 pairs, all sign flips are enumerated
 
 
 @dataclass(frozen=True)
 class AtLength:
-    """The sources at one length. Accuracies from 0 to 1; None where nothing was tested."""
+    """The sources at one length. Accuracies from 0 to 1; None if nothing was tested."""
 
     length: int  # tokens
     means: dict[str, float]  # by source, over all its values
@@ -40,9 +40,9 @@ class AtLength:
     anova: float | None  # p, as in the paper: unpaired, over all values
     kruskal: float | None  # likewise
     paired: float | None  # p of Friedman's test or of sign flips
-    sources: tuple[str, str] | None  # the two whose interval extends farthest from 0
+    sources: tuple[str, str] | None  # the pair whose interval extends farthest from 0
     difference: float | None  # of their means, second minus first, over the shared targets
-    low: float | None  # its 90 % interval, Student's (Welch's where no targets are shared)
+    low: float | None  # its 90 % interval, Student's (Welch's if no targets are shared)
     high: float | None
     tost: float | None  # p of the two one-sided tests, the largest over every two sources
     verdict: Verdict = "undecided"
@@ -57,11 +57,10 @@ class AtLength:
 class Robustness:
     """The tests whether the source of a text changes an accuracy.
 
-    At a length: `equivalent` where p of the two one-sided tests is below 0.05 for every two sources (their 90 %
-    intervals lie within the margin), also when a difference within it is certain; else `different` where the
-    corrected p of the paired test is below 0.05 (of Kruskal-Wallis, where the sources have other targets); else
-    `undecided`. Over all: `different` if it is at any
-    length, `equivalent` if it is at every length tested (all must hold, so no correction is due).
+    At a length: `equivalent` if p of the two one-sided tests is below 0.05 for every two sources (their 90 % intervals
+    are within the margin), even if a difference within it is certain; else `different` if the corrected p of the paired
+    test is below 0.05 (of Kruskal-Wallis, if the sources have different targets); else `undecided`. Overall:
+    `different` if any length is, `equivalent` if every length tested is (all must hold, so no correction is needed).
     """
 
     half: Half
@@ -77,7 +76,7 @@ class Robustness:
 
 
 def robustness(
-    curves: Mapping[str, Curve], half: Half = "control", *, margin: float = MARGIN, seed: int = 0
+    curves: Mapping[str, MeasuredCurve], half: Half = "control", *, margin: float = MARGIN, seed: int = 0
 ) -> Robustness:
     """Compare the accuracy of copy or control between sources of a text, by name, at the lengths that all have.
 
@@ -136,7 +135,7 @@ def robustness(
     return Robustness(half, tuple(curves), margin, test, tuple(found), overall, tuple(_notes(found, test, len(curves))))
 
 
-def _values(curve: Curve, half: Half, length: int) -> tuple[np.ndarray, dict[str, float]]:
+def _values(curve: MeasuredCurve, half: Half, length: int) -> tuple[np.ndarray, dict[str, float]]:
     """Return all values at a length, and by target those whose target is known."""
     column = int(np.flatnonzero(curve.lengths == length)[0])
     values = getattr(curve, half)[:, column]
@@ -248,7 +247,7 @@ def _notes(found: Sequence[AtLength], test: str, sources: int) -> list[str]:
             f"measure {needed} repeats, or fewer lengths"
         )
     if test == "Kruskal-Wallis":
-        notes.append("the sources share no targets, so what targets differ by hides what sources differ by")
+        notes.append("the sources share no targets, so differences between targets hide those between sources")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""The tasks, one file each; this table is the only place that knows their names."""
+"""The tasks, one file each; only this table lists their names."""
 
 from farspan.specs import one_of
 from farspan.tasks.attention import Attention

@@ -1,17 +1,17 @@
-"""Where attention goes: how the weights of a query are spread over the tokens before it.
+"""The distribution of a query's attention weights over the tokens before it, by distance and by rank.
 
     S(k) = Σ of the weights of k keys of one query, one head:   the k nearest ones   ("distance", and "bins" of it)
                                                                 the k heaviest ones  ("rank")
 
 "The Pareto principle of transformers" of SMT, section 2 and appendix B.4 (figures 2, 3, 4, 6 and 7): a quarter of the
 keys holds most of the weight. `pareto` is that number, the rank's S at a quarter of the keys that a query may see (all
-before it and itself; those of its window in a layer that has one). Everything is by layer and head, and each head's
-keys are ranked by themselves: the paper averages heads for its maps (figures 2 and 4) and does not say what it does for
-its ranks, and heads that are averaged first look less concentrated than they are.
+before it and itself; those of its window in a layer that has one). Everything is by layer and head, and keys are ranked
+per head: the paper averages heads for its maps (figures 2 and 4) and does not describe its ranks, and heads averaged
+first look less concentrated than they are.
 
 A length of T tokens is the query at the T-th token of a text, the separator being the first; one reading serves all
 lengths, and the map is of the longest. `rest` is the same without the first tokens of the text, the attention sinks,
-the other weights divided by their sum. Nothing of [time, time] is held: weights are looked at in blocks of queries.
+the other weights divided by their sum. Weights are processed in blocks of queries, never [time, time].
 """
 
 from base64 import b64encode
@@ -37,7 +37,7 @@ LARGEST_MAP = 512  # bins; a row of it is 0.7 MB
 DECIMALS = 7  # of the shares in a row
 LONGEST = 8192  # tokens, of default lengths: the cost of a reading grows with their square
 PARTS = (8, 4, 2, 1)  # of the longest length: 512, 1024, 2048 and 4096 of the paper's models
-BIN = 1024  # tokens; a quarter of the longest length, where that is less
+BIN = 1024  # tokens; a quarter of the longest length, if that is less
 TOKENS_AT_ONCE = 8192  # of one forward, over the rows of a batch
 
 
@@ -48,7 +48,7 @@ class Attention(Task):
     layers: tuple[int, ...] | None = None  # from 0, or from the end with -1; None: all
     sinks: int = SINKS  # first tokens of a text, the separator included
     bin: int | None = None  # tokens of distance; None: 1,024, or less on short lengths
-    map_bins: int = MAP_BINS  # queries and keys of the map are averaged into at most as many bins; 0: no map
+    map_bins: int = MAP_BINS  # most bins for the queries and keys of the map; 0: no map
 
     name: ClassVar[str] = "attention"
     quality: ClassVar[Quality] = Quality("all.pareto", "weight of the heaviest quarter", higher_is_better=None)
@@ -57,7 +57,7 @@ class Attention(Task):
         if self.bin is not None and self.bin < 1:
             raise ValueError(f"bin = {self.bin} tokens; at least 1 is needed")
         if self.sinks < 0:
-            raise ValueError(f"sinks = {self.sinks}; it is the number of first tokens that are left out, 0 or more")
+            raise ValueError(f"sinks = {self.sinks}; expected the number of first tokens to leave out, 0 or more")
         if not 0 <= self.map_bins <= LARGEST_MAP:
             raise ValueError(f"map_bins = {self.map_bins}; a map has at most {LARGEST_MAP}, and 0 is none (--map-bins)")
 
@@ -105,11 +105,11 @@ class BoundAttention(Attention, Bound[np.ndarray]):
         return (self.text,)
 
     def num_tokens(self, lm: LM, example: Example[np.ndarray], length: int) -> int:
-        """The separator is the first token of a length."""
+        """Return the length: it includes the separator."""
         return length
 
     def batch(self, longest: int) -> int:
-        """Return more than one repeat only where texts are short."""
+        """Return more than one repeat only for short texts."""
         return max(1, TOKENS_AT_ONCE // longest)
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[np.ndarray]]:
@@ -140,7 +140,7 @@ class BoundAttention(Attention, Bound[np.ndarray]):
         """Yield results of a batch, shortest length first.
 
         Raises:
-            ValueError: what `check_watchable` or `hf.watch_attention` refuse.
+            ValueError: as `check_watchable` and `hf.watch_attention`.
         """
         check_watchable(reader)
         text = torch.from_numpy(np.stack([example.payload for example in batch])).long()
@@ -168,14 +168,14 @@ class BoundAttention(Attention, Bound[np.ndarray]):
                 if memory is None or reader.fallback:
                     if picture is not None:
                         picture.clear()
-                    memory = None  # gone before the next one is read
+                    memory = None  # freed before the next one is read
                     memory = reader.read(ids[:, :length])
                 else:
                     memory.read(ids[:, read:length])
                 read = length
                 if length not in lengths:
                     continue
-                memory.score(ids[:, :1])  # some memories do not run the model before they are asked
+                memory.score(ids[:, :1])  # some memories run the model only when they score
                 for index, example in enumerate(batch):
                     yield self._result(example, index, length, found[length], picture, memory)
 
@@ -226,20 +226,20 @@ class BoundAttention(Attention, Bound[np.ndarray]):
 
 
 def spread(scores: Float[Tensor, "batch heads keys"], first: int, sinks: int, bin: int, length: int) -> dict[str, Any]:
-    """How one query's attention is spread over the keys it may see, the last of which is its own.
+    """Return the distribution of one query's attention over the keys it may see, the last of which is its own.
 
     Args:
         scores: whose softmax are the weights.
         first: position of the first key in the text.
-        sinks: first tokens of the text that `rest` does without.
-        bin, length: tokens; distances are told apart up to the length, also where a window ends before.
+        sinks: first tokens of the text that `rest` excludes.
+        bin, length: tokens; distances go up to the length, even if a window ends before.
 
     Returns:
         `visible` keys; the share of the `sinks` [batch, heads]; and `all` and `rest`, see `shares`.
     """
     cut = max(0, sinks - first)
     weights = scores.softmax(-1)
-    # a softmax of its own: behind sinks that hold everything a division by what is left would be one by zero
+    # a separate softmax: if sinks had all the weight, dividing by the rest would divide by zero
     rest = scores[..., cut:].softmax(-1)
     return {
         "visible": scores.shape[-1],
@@ -250,9 +250,9 @@ def spread(scores: Float[Tensor, "batch heads keys"], first: int, sinks: int, bi
 
 
 def shares(weights: Float[Tensor, "batch heads keys"], bin: int, length: int) -> dict[str, Tensor]:
-    """Sums of one query's weights, the nearest key last: of the nearest and of the heaviest 1, 2, 4, ... `length` keys
-    (`distance`, `rank` [batch, heads, powers]), by `bins` of distance [batch, heads, bins], and of the heaviest quarter
-    (`pareto` [batch, heads])."""
+    """Return sums of one query's weights, the nearest key last: of the nearest and of the heaviest 1, 2, 4, ...
+    `length` keys (`distance`, `rank` [batch, heads, powers]), by `bins` of distance [batch, heads, bins], and of the
+    heaviest quarter (`pareto` [batch, heads])."""
     near = weights.flip(-1).cumsum(-1)
     heavy = weights.sort(-1, descending=True).values.cumsum(-1)
 
@@ -269,7 +269,7 @@ def shares(weights: Float[Tensor, "batch heads keys"], bin: int, length: int) ->
 
 
 def powers(length: int) -> list[int]:
-    """1, 2, 4, ... and the length."""
+    """Return 1, 2, 4, ... and the length."""
     return [1 << i for i in range((length - 1).bit_length())] + [length]
 
 
@@ -294,20 +294,20 @@ class _Map:
         self.sums.zero_()
 
     def mean(self, index: int, layers: int) -> np.ndarray:
-        """[side, side] of one row of the batch: where the queries of a bin look, on average; each row sums to 1."""
+        """Return the mean weights [side, side] of one batch row by bin of queries and keys; each row sums to 1."""
         counts = torch.bincount(torch.arange(self.length) // self.width)
         return (self.sums[index] / (counts[:, None] * layers)).numpy()
 
 
 def check_watchable(reader: Reader) -> None:
-    """Raise ValueError unless the model itself attends to a text that is read as one."""
+    """Raise ValueError unless the model's own attention reads the text as one sequence."""
     if not reader.watchable:
         raise ValueError(
-            f"attention is watched where {reader.lm.name} itself attends to one text, and this method brings attention "
-            "of its own or reads in several passes: use full, or rope of a type other than dynamic"
+            f"attention can be measured only if {reader.lm.name} reads the text as one sequence, and this method "
+            "replaces its attention or reads in several passes: use full, or rope of a type other than dynamic"
         )
 
 
 def packed(map: np.ndarray) -> str:
-    """The lower triangle of a map, row by row, as little-endian float32 in base64."""
+    """Return the lower triangle of a map, row by row, as little-endian float32 in base64."""
     return b64encode(map[np.tril_indices(len(map))].astype("<f4").tobytes()).decode()

@@ -1,4 +1,4 @@
-"""What a task is: its settings, bound to a text; the examples it makes; what each gives and costs."""
+"""The protocol of a task: its settings, bound to a text; its examples; their results and costs."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -26,12 +26,12 @@ class Example(Generic[P]):
     lengths: tuple[int, ...]  # in the task's unit, ascending
     payload: P  # the tokens, as the task needs them
     depths: tuple[float, ...] = (0.0,)  # of the text: 0 its beginning, 1 its end
-    stops: tuple[int, ...] = ()  # ascending: where a text that is read step by step is cut; see `cuts`
+    stops: tuple[int, ...] = ()  # ascending: lengths at which step-by-step reading pauses; see `cuts`
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Lengths at which reading pauses: all lengths of the measurement, also those that are not scored now, since in
-        low precision other cuts give other sums."""
+        """Lengths at which reading pauses: all lengths of the measurement, also those not scored now, since in low
+        precision other cuts give other sums."""
         return self.stops or self.lengths
 
 
@@ -51,7 +51,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens that some rows feed after what they have read: a plan adds them up."""
+    """Tokens that rows feed after those already read; a plan adds them up."""
 
     num_rows: int
     num_before: int  # tokens each row has read before
@@ -67,7 +67,7 @@ class Quality:
     name: str  # as a table prints it, with its unit
     higher_is_better: bool | None  # None: neither direction is better
     exp: bool = False  # shown as exp(mean): perplexity, of nats
-    graded: bool = False  # one example scores anything between 0 and 1 (rouge, F1, a share), not only right or wrong
+    graded: bool = False  # examples score between 0 and 1 (rouge, F1, a share), not only right or wrong
 
 
 class Task(ABC):
@@ -77,7 +77,7 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    unit: ClassVar[str] = "tokens"  # what a length counts: tokens, passages or demonstrations
+    unit: ClassVar[str] = "tokens"  # of a length: tokens, passages or demonstrations
     details: ClassVar[tuple[str, ...]] = ()  # further scores that a table shows
 
     @property
@@ -102,12 +102,12 @@ class Task(ABC):
         """
 
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
-        """Return the task with the settings that were left open chosen for these lengths; where no lengths are given,
-        for models trained on these contexts."""
+        """Return the task with open settings chosen for these lengths; without lengths, for models trained on these
+        contexts."""
         return self
 
-    def check(self, lengths: Sequence[int]) -> None:  # noqa: B027  most tasks only know with a text
-        """Raise ValueError if the task cannot be measured at one of these lengths, whatever the text."""
+    def check(self, lengths: Sequence[int]) -> None:  # noqa: B027  most tasks need the text to decide
+        """Raise ValueError if the task cannot be measured at one of these lengths with any text."""
 
     def __str__(self) -> str:
         return written(self.name, self)
@@ -118,16 +118,16 @@ class Bound(ABC, Generic[P]):
 
     task: ClassVar[str]  # recorded in its rows
     adaptive: ClassVar[bool] = False  # whether `farspan.measuring.adaptive` can choose its lengths
-    version: ClassVar[int]  # a change that moves numbers bumps it
+    version: ClassVar[int]  # incremented by changes that affect numbers
 
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """All that decides the scores, for the record."""
+        """All settings that affect the scores, for the record."""
 
     @property
     def texts(self) -> tuple[Corpus, ...]:
-        """The texts that are read."""
+        """The texts read."""
         return ()
 
     @abstractmethod
@@ -135,19 +135,19 @@ class Bound(ABC, Generic[P]):
 
     @abstractmethod
     def num_tokens(self, lm: LM, example: Example[P], length: int) -> int:
-        """Return the most tokens that are fed at this length: the whole context."""
+        """Return the largest number of tokens fed at this length: the whole context."""
 
     @abstractmethod
     def work(self, lm: LM, example: Example[P]) -> Iterable[Work]:
-        """Yield what `run` feeds for this example, in order."""
+        """Yield the work of `run` for this example, in order."""
 
     @abstractmethod
     def run(self, reader: Reader, batch: Sequence[Example[P]]) -> Iterator[Result]:
-        """Yield a result for each length, depth and example, in this order, as soon as it is known. The examples share
-        their lengths and depths."""
+        """Yield a result for each length, depth and example, in this order, as soon as it is known. The examples have
+        the same lengths and depths."""
 
     def shown(self, lm: LM, example: Example[P], length: int) -> dict[str, Any] | None:
-        """Return the example in words at one length, as `farspan.report.example` reads it; None if it has none."""
+        """Return the example as text at one length, as `farspan.report.example` reads it; None if it has none."""
         return None
 
     def separator(self, lm: LM) -> tuple[int, ...]:
@@ -160,11 +160,11 @@ class Bound(ABC, Generic[P]):
         return None
 
     def batch(self, longest: int) -> int | None:
-        """Return how many repeats to read together, where the task knows better than an estimate of memory."""
+        """Return how many repeats to read together; None: as an estimate of memory allows."""
         return None
 
     def chunk(self, lm: LM, longest: int) -> int | None:
-        """Return the tokens of one forward, where the task knows better than the reader."""
+        """Return the tokens of one forward; None: the reader's own."""
         return None
 
     def around(self, reader: Reader) -> AbstractContextManager[None]:
@@ -185,5 +185,5 @@ def digest(*parts: str | np.ndarray) -> str:
 
 
 def same_texts(*texts: Corpus | None) -> tuple[Corpus, ...]:
-    """Return the texts that are there, each once."""
+    """Return the texts that are not None, each once."""
     return tuple({text.hash: text for text in texts if text is not None}.values())

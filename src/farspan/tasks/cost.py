@@ -1,13 +1,13 @@
 """The cost of reading and answering: time to the first token, tokens per second, and memory by purpose.
 
-    prefill    tokens read / seconds until the first new token is there
-    decode     further new tokens / seconds they took
-    memory     above the model, at the peak of both: the memory of the context, as it is kept, and activations, the rest
+    prefill    tokens read / seconds until the first new token
+    decode     further new tokens / their seconds
+    memory     above the model, at the peak of both: the memory kept for the context, and activations, the rest
 
-Rows are read one at a time, on random tokens: what a token costs does not depend on which it is. The first row of each
-length is preceded by a short one that is not measured, and every clock waits for the device. Yen et al. 2024 (CEPE),
-arXiv 2402.16617, section 3 and table 1, report throughput and memory beside perplexity in the same way; their
-baselines were run without a common setting.
+Rows are read one at a time, on random tokens: the cost of a token does not depend on its id. A short unmeasured row
+precedes the first row of each length, and every timing waits for the device. Yen et al. 2024 (CEPE), arXiv 2402.16617,
+section 3 and table 1, report throughput and memory beside perplexity in the same way; their baselines were run without
+a common setting.
 """
 
 import time
@@ -31,7 +31,7 @@ WARM_UP = 64  # tokens
 class BoundCost(Bound[np.ndarray]):
     """Seconds and bytes by the length of the context."""
 
-    new_tokens: int = NEW_TOKENS  # generated behind the context; at least 2
+    new_tokens: int = NEW_TOKENS  # generated after the context; at least 2
 
     task: ClassVar[str] = "cost"
     version: ClassVar[int] = 1
@@ -65,7 +65,7 @@ class BoundCost(Bound[np.ndarray]):
     def run(self, reader: Reader, batch: Sequence[Example[np.ndarray]]) -> Iterator[Result]:
         weights = reader.lm.num_bytes
         for length in batch[0].lengths:
-            reader.capacity = length + self.new_tokens - 1  # no room that this length does not need
+            reader.capacity = length + self.new_tokens - 1  # no more than this length needs
             for example in batch:
                 text = torch.from_numpy(example.payload[None, :length])
                 try:

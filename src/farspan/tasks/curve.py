@@ -37,27 +37,27 @@ from farspan.terminal import report
 from farspan.text.corpora import Corpus, join, load
 
 Protocol = Literal["paper", "nested", "probe"]
-PROBED = (128, 256)  # tokens of a probe that warm up, and that are scored ...
-PROBED_LONG = (512, 1024)  # ... where the largest length exceeds LONG
-RING = 4  # repeats that lend each other their targets; more repeats are further rings, so that none changes
+PROBED = (128, 256)  # tokens of a probe for warm-up, and scored
+PROBED_LONG = (512, 1024)  # the same if the largest length exceeds LONG
+RING = 4  # repeats that share their targets; more repeats form new rings, so that earlier ones do not change
 LONG = 8192  # tokens; curves that go further are probed, and with more tokens
 RUN = 32  # tokens; texts that share so many in a row hold the same passage
-MOST_OVERLAP = 0.5  # of a target's runs that its control reads before; more of them are reported
-AUTHORS_SEPARATOR = 1  # the authors' script writes id 1 for any model; its id 2 stands last, where nothing reads it
+MOST_OVERLAP = 0.5  # share of a target's runs that its control may have read; more is reported
+AUTHORS_SEPARATOR = 1  # the authors' script uses id 1 for any model; it puts id 2 last, where it has no effect
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The tokens of one repeat, [largest length] each. Either `prefix` or `other` is there."""
+    """The tokens of one repeat, [largest length] each. Either `prefix` or `other` is given."""
 
     target: np.ndarray  # S
     prefix: np.ndarray | None = None  # I, a text of its own
-    other: np.ndarray | None = None  # the target that the control is scored on: another repeat's
+    other: np.ndarray | None = None  # another repeat's target, on which the control is scored
     other_repeat: int | None = None
 
     @property
     def named(self) -> Iterator[tuple[str, np.ndarray]]:
-        """All of it by name, for a hash."""
+        """Yield all parts by name, for a hash."""
         repeat = None if self.other_repeat is None else np.array(self.other_repeat)
         parts = {"other": self.other, "other_repeat": repeat, "prefix": self.prefix, "target": self.target}
         yield from ((name, ids) for name, ids in parts.items() if ids is not None)
@@ -71,7 +71,7 @@ class Curve(Task):
     warmup: int | None = field(default=None, metadata={"quiet": True})  # w, tokens; None: 128, beyond LONG 512
     scored: int | None = field(default=None, metadata={"quiet": True})  # k, tokens; None: 256, beyond LONG 1,024
     depths: tuple[float, ...] = field(default=(0.0,), metadata={"quiet": True})  # of the slice in its text: 0 to 1
-    target_text: str | None = None  # S; None: the text of the measurement; `shuffled`: that in shuffled order
+    target_text: str | None = None  # S; None: the text of the measurement; `shuffled`: in shuffled order
     prefix_text: str | None = None  # I; None: the protocol's own
     compat: bool = field(default=False, metadata={"quiet": True})  # the authors' token ids
 
@@ -91,7 +91,7 @@ class Curve(Task):
         if (self.warmup or 0) < 0 or (self.scored is not None and self.scored < 1):
             raise ValueError(f"warmup = {self.warmup}, scored = {self.scored} tokens: at least 0 and 1 are needed")
         if wrong := [depth for depth in self.depths if not 0 <= depth <= 1]:
-            raise ValueError(f"depth {wrong[0]} lies outside the text: 0 is its beginning, 1 its end")
+            raise ValueError(f"depth {wrong[0]} is outside the text: expected 0, its beginning, to 1, its end")
         if "" in (self.target_text, self.prefix_text):
             raise ValueError("a text has no name: got '', expected one for target_text or prefix_text, or leave it out")
         if self.protocol is not None:
@@ -126,7 +126,7 @@ class BoundCurve(Curve, Bound[Texts]):
     target: Corpus
     prefix: Corpus | None = None  # I; None: the protocol's own (another target, or the end of the text)
     window: int | None = None  # tokens sampled for each repeat; None: the largest length
-    pool: int | None = None  # repeats sampled, of which the first are used; None: as many as are measured
+    pool: int | None = None  # repeats sampled, of which the first are used; None: the number measured
 
     task: ClassVar[str] = "curve"
     version: ClassVar[int] = 3
@@ -171,7 +171,7 @@ class BoundCurve(Curve, Bound[Texts]):
         return room - both if self.protocol == "probe" and room >= 2 * both else room // 2
 
     def slice_at(self, length: int, depth: float) -> tuple[int, int, int]:
-        """Return where the second part begins in S, the tokens of it that are only fed, and those that are scored."""
+        """Return where the second part begins in S, and its numbers of tokens only fed and scored."""
         if self.protocol != "probe":
             return 0, length - math.ceil(length / 2), math.ceil(length / 2)
         warmup, scored = self.probe
@@ -180,12 +180,12 @@ class BoundCurve(Curve, Bound[Texts]):
         return round(depth * (length - warmup - scored)), warmup, scored
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Texts]]:
-        """Return the examples of all repeats. If I has no text of its own, four repeats at a time use each other's
+        """Return the examples of all repeats. If I has no text of its own, groups of four repeats use each other's
         targets, in a ring, so that both halves are measured on the same targets.
 
         Raises:
-            ValueError: a text too short, one repeat where another's target is needed, or depths in lengths that
-                the slice fills.
+            ValueError: a text too short, one repeat where another's target is needed, or depths in lengths no
+                longer than the slice.
         """
         separator = self.separator(lm)
         if self.protocol == "paper":
@@ -199,7 +199,7 @@ class BoundCurve(Curve, Bound[Texts]):
             lent = _rings(repeats)
             texts = [Texts(s, other=targets[j], other_repeat=j) for s, j in zip(targets, lent, strict=True)]
         else:
-            # one text, perhaps in shuffled order: the irrelevant part must not be the target
+            # one text, possibly shuffled: the irrelevant part must not be the target
             one_text = self.prefix.source == self.target.source
             drawn = 2 * pool if one_text else pool
             targets = self.target.windows(window, drawn, seed)[:repeats]
@@ -209,7 +209,7 @@ class BoundCurve(Curve, Bound[Texts]):
         return self._checked([_example(self, seed, i, tuple(lengths), separator, t) for i, t in enumerate(texts)])
 
     def _checked(self, examples: list[Example[Texts]]) -> list[Example[Texts]]:
-        """Return the examples; report a control that reads most of its own targets and so is a copy."""
+        """Return the examples; report a control that reads most of its own target and is therefore a copy."""
         for example in examples:
             read, scored = (texts := example.payload).target, texts.other
             if texts.prefix is not None:
@@ -226,7 +226,7 @@ class BoundCurve(Curve, Bound[Texts]):
 
     def _paper(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> Iterator[Example[Texts]]:
         if self.target.shuffled or (self.prefix is not None and self.prefix.shuffled):
-            raise ValueError("shuffled texts go with --protocol nested: the paper's protocol has none")
+            raise ValueError("shuffled texts need --protocol nested: the paper's protocol has none")
 
         def joined(text: Corpus) -> np.ndarray:
             return join((text.document(i) for i in range(text.num_documents)), lm.separator.ids)
@@ -258,7 +258,7 @@ class BoundCurve(Curve, Bound[Texts]):
             done = length
 
     def shown(self, lm: LM, example: Example[Texts], length: int) -> dict[str, Any]:
-        """Return the copy half of an example in words: its parts, token by token; the last `scored` are scored."""
+        """Return the copy half of an example as text: its parts, token by token; the last `scored` are scored."""
         _, warmup, scored = self.slice_at(length, 0.0)
         separator = token_texts(lm.tokenizer, self.separator(lm))
         target = token_texts(lm.tokenizer, example.payload.target[:length])
@@ -292,7 +292,7 @@ class BoundCurve(Curve, Bound[Texts]):
                     values["context"] = separator.shape[1] + length + second.shape[1]
                     values["distance"] = separator.shape[1] + length - start
                     values["target"] = digest(example.payload.target)
-                    # whose target the control was scored on: it pairs the two halves
+                    # the repeat whose target the control was scored on; it pairs the two halves
                     other = example.payload.other_repeat
                     values["control_repeat"] = example.repeat if other is None else other
                     yield Result(
@@ -318,10 +318,10 @@ class BoundCurve(Curve, Bound[Texts]):
 
 
 def probe_tokens(warmup: int | None, scored: int | None, largest: int, context: int | None) -> tuple[int, int]:
-    """Return the tokens of a probe that warm up and that are scored, those left open chosen for the largest length.
+    """Return the tokens of a probe for warm-up and scoring; None is replaced by a choice for the largest length.
 
     Args:
-        context: tokens; of a map whose lengths are not given: they need room for depths.
+        context: tokens, of a map without given lengths: the probe must be short enough for several depths.
 
     Raises:
         ValueError: a probe that was given is longer than the largest length.
@@ -340,7 +340,7 @@ def probe_tokens(warmup: int | None, scored: int | None, largest: int, context: 
 
 
 def named_text(name: str, text: str, lm: LM) -> Corpus:
-    """Return a text of a curve; `shuffled` is the text of the measurement in shuffled order."""
+    """Return a text of a curve; `shuffled` is the measurement's text in shuffled order."""
     return load(f"shuffled:{text}" if name == "shuffled" else name, lm.tokenizer)
 
 
@@ -349,7 +349,7 @@ def check_depths(depths: Sequence[float], protocol: str, lengths: Sequence[int],
     if tuple(depths) == (0.0,):
         return
     if protocol != "probe":
-        raise ValueError(f"depths need --protocol probe; {protocol} asks for the whole text")
+        raise ValueError(f"depths need --protocol probe; {protocol} scores the whole text")
     if lengths and lengths[0] <= probe:
         raise ValueError(
             f"a length of {lengths[0]:,} has no depths: the {probe:,} tokens of --warmup and --scored fill it; "
@@ -358,7 +358,7 @@ def check_depths(depths: Sequence[float], protocol: str, lengths: Sequence[int],
 
 
 def _judged(scores: Scores, copy: int, control: int) -> tuple[dict[str, Any], int]:
-    """The two halves of one example as a row holds them, and how many of their tokens have no numbers."""
+    """Return the row's values of both halves of an example, and how many of their tokens have no finite numbers."""
     values: dict[str, Any] = {"scored": scores.rank.shape[1]}
     failed = 0
     for name, row in (("copy", copy), ("control", control)):
@@ -382,7 +382,7 @@ def _example(
 
 
 def overlap(read: np.ndarray, asked: np.ndarray) -> float:
-    """The share of the runs of 32 tokens in `asked` (all of it, if shorter) that also occur in `read`."""
+    """Return the share of the runs of 32 tokens in `asked` (all of it, if shorter) that also occur in `read`."""
     size = min(RUN, len(asked), len(read))
     if not size:
         return 0.0
@@ -392,8 +392,8 @@ def overlap(read: np.ndarray, asked: np.ndarray) -> float:
 
 
 def _rings(repeats: int) -> list[int]:
-    """Whose target each repeat's control asks for: the one before it in its ring. A single one left over joins the
-    last ring."""
+    """Return the repeat whose target each control is scored on: the one before it in its ring. A single repeat left
+    over joins the last ring."""
     starts = [start for start in range(0, repeats, RING) if repeats - start > 1] or [0]
     lent = []
     for start, end in zip(starts, [*starts[1:], repeats], strict=True):

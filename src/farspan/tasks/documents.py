@@ -1,11 +1,11 @@
-"""A document, then an instruction, answered in words: shared by the sets of long-document understanding.
+"""A document, then an instruction, answered with text: shared by the sets of long-document understanding.
 
-A length is the most tokens of separator, prompt and answer together. An example whose document is too long for that is
+A length is the largest number of tokens of separator, prompt and answer. An example whose document is too long is
 recorded and not measured ("too_long"), unless `truncate` names the part of the document to leave out. Every row records
 how many tokens were left out.
 
-The document is read as one passage after the separator: the method decides how it is cut. The rest of the prompt is
-read after it, and the answer is generated from there.
+The document is read as one passage after the separator, which the method may cut. The rest of the prompt is read next,
+and then the answer is generated.
 """
 
 import json
@@ -21,19 +21,19 @@ from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
 from farspan.tasks.base import Bound, Example, Result, Work, digest
 from farspan.tasks.passages import places, row
-from farspan.tasks.prompts import behind, pieces, stops, token_texts
+from farspan.tasks.prompts import following, pieces, stops, token_texts
 
-TRUNCATE = ("none", "beginning", "middle", "end")  # what of a document is left out
+TRUNCATE = ("none", "beginning", "middle", "end")  # the part of a document to leave out
 
 
 @dataclass(frozen=True)
 class Item:
-    """One document with what is asked of it."""
+    """One document with its prompt and references."""
 
     name: str
-    before: str  # the prompt in front of the document
+    before: str  # the prompt before the document
     document: str
-    after: str  # the prompt behind it
+    after: str  # the prompt after it
     references: tuple[str, ...]
     options: tuple[str, ...] = ()  # of a choice, or the classes
 
@@ -50,7 +50,7 @@ class Answering:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class DocumentPrompt:
     """One item as tokens."""
 
     before: np.ndarray
@@ -60,21 +60,21 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class BoundDocuments(Bound[Prompt]):
+class BoundDocuments(Bound[DocumentPrompt]):
     """Answers to questions about the documents of one set."""
 
     set: str
     items: tuple[Item, ...] = field(repr=False)
     answering: Answering
     truncate: str = "none"  # one of TRUNCATE
-    omitted: str = ""  # stands where the end of a document was left out
+    omitted: str = ""  # replaces the end of a document that was left out
 
     def __post_init__(self) -> None:
         check_truncate(self.truncate)
         check_new_tokens(self.answering.new_tokens)
 
     def judged(self, prediction: str, item: Item) -> dict[str, float]:
-        """The scores of an answer, "score" among them."""
+        """Return the scores of an answer, "score" among them."""
         raise NotImplementedError
 
     @property
@@ -85,10 +85,10 @@ class BoundDocuments(Bound[Prompt]):
     def _hash(self) -> str:
         return digest(json.dumps([[i.before, i.document, i.after, i.references, i.options] for i in self.items]))
 
-    def num_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
+    def num_tokens(self, lm: LM, example: Example[DocumentPrompt], length: int) -> int:
         return length
 
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Prompt]]:
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[DocumentPrompt]]:
         """Return `repeats` items, sampled.
 
         Raises:
@@ -103,20 +103,20 @@ class BoundDocuments(Bound[Prompt]):
             before, document, after = pieces(lm.tokenizer, item.before, item.document, item.after)
             what = [self.task, self.version, self.settings, seed, item.name, item.references, item.options]
             prompt = [ids.tolist() for ids in (before, document, after)]
-            given = Prompt(before, document, after, item)
+            given = DocumentPrompt(before, document, after, item)
             name = digest(json.dumps([*what, lm.separator.ids, prompt]))
             examples.append(Example(name, repeat, tuple(lengths), given))
         return examples
 
-    def kept(self, lm: LM, example: Example[Prompt], length: int) -> tuple[np.ndarray, int] | None:
+    def kept(self, lm: LM, example: Example[DocumentPrompt], length: int) -> tuple[np.ndarray, int] | None:
         """Return the tokens of the document that fit, with the note that its end is missing, and how many were left
-        out; None where it must not be cut or nothing of it would be left."""
+        out; None if it must not be cut or none would fit."""
         document = example.payload.document
         fixed = self._fixed(lm, example)
         room = length - fixed - self.answering.new_tokens
         if len(document) <= room:
             return document, 0
-        note = behind(lm.tokenizer, self.omitted, before="x") if self.truncate == "end" else document[:0]
+        note = following(lm.tokenizer, self.omitted, before="x") if self.truncate == "end" else document[:0]
         room -= len(note)
         if self.truncate == "none" or room < 1:
             return None
@@ -124,21 +124,21 @@ class BoundDocuments(Bound[Prompt]):
         last = len(document) - (room - first)
         return np.concatenate([document[:first], note, document[last:]]), len(document) - room
 
-    def work(self, lm: LM, example: Example[Prompt]) -> Iterator[Work]:
+    def work(self, lm: LM, example: Example[DocumentPrompt]) -> Iterator[Work]:
         for length in example.lengths:
             if (found := self.kept(lm, example, length)) is not None:
                 prompt = self._fixed(lm, example) + len(found[0])
                 yield Work(1, 0, prompt, 0)
                 yield from (Work(1, prompt + i, 1, 1) for i in range(self.answering.new_tokens))
 
-    def run(self, reader: Reader, batch: Sequence[Example[Prompt]]) -> Iterator[Result]:
+    def run(self, reader: Reader, batch: Sequence[Example[DocumentPrompt]]) -> Iterator[Result]:
         """Yield results of examples one by one, whose prompts differ in length."""
         stop = stops(reader.lm.tokenizer, one_line=self.answering.one_line)
         for length in batch[0].lengths:
             for example in batch:
                 yield self._answered(reader, example, length, stop)
 
-    def _answered(self, reader: Reader, example: Example[Prompt], length: int, stop: Sequence[int]) -> Result:
+    def _answered(self, reader: Reader, example: Example[DocumentPrompt], length: int, stop: Sequence[int]) -> Result:
         lm, how, given = reader.lm, self.answering, example.payload
         item = given.item
         if not any(reference.strip() for reference in item.references):
@@ -176,22 +176,22 @@ class BoundDocuments(Bound[Prompt]):
         }
         return Result(example, length, scores=values, num_seen=memory.num_seen, num_kept=memory.num_kept)
 
-    def shown(self, lm: LM, example: Example[Prompt], length: int) -> dict[str, Any]:
-        """Return an example in words, with the part of its document that fits (all of it where it must not be cut), its
+    def shown(self, lm: LM, example: Example[DocumentPrompt], length: int) -> dict[str, Any]:
+        """Return an example as text, with the part of its document that fits (all of it if it must not be cut), its
         parts token by token; the last `scored` are a right answer."""
         given = example.payload
         document, _ = self.kept(lm, example, length) or (given.document, 0)
-        right = behind(lm.tokenizer, f" {given.item.references[0]}", before="x")
+        right = following(lm.tokenizer, f" {given.item.references[0]}", before="x")
         parts = [["read", token_texts(lm.tokenizer, ids)] for ids in (given.before, document) if len(ids)]
         parts.append(["asked", token_texts(lm.tokenizer, np.concatenate([given.after, right]))])
         return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(right)}
 
     @staticmethod
-    def _fixed(lm: LM, example: Example[Prompt]) -> int:
+    def _fixed(lm: LM, example: Example[DocumentPrompt]) -> int:
         """Return the tokens of the prompt without its document."""
         return len(lm.separator.ids) + len(example.payload.before) + len(example.payload.after)
 
-    def _too_long(self, lm: LM, example: Example[Prompt], length: int) -> str:
+    def _too_long(self, lm: LM, example: Example[DocumentPrompt], length: int) -> str:
         rest, room, document = self._fixed(lm, example), self.answering.new_tokens, len(example.payload.document)
         need = f"the document has {document:,} tokens, the rest of the prompt {rest:,}, the answer {room:,}"
         if self.truncate == "none":
@@ -200,7 +200,7 @@ class BoundDocuments(Bound[Prompt]):
 
 
 def check_new_tokens(new_tokens: int) -> None:
-    """Raise ValueError unless an answer may have a token."""
+    """Raise ValueError unless an answer may have at least one token."""
     if new_tokens < 1:
         raise ValueError(f"new_tokens = {new_tokens}; at least 1 is needed")
 

@@ -9,17 +9,17 @@ Eleven sets of Yen et al. 2024 (CEPE), arXiv 2402.16617, section 5, appendix C.2
 their script, after Ratner et al. 2023, arXiv 2212.10947; calibration is Holtzman et al.'s domain-conditional PMI, arXiv
 2104.08315, with an empty domain.
 
-Demonstrations are balanced: any first n of an example's hold as many of each class, one more of some. They are drawn
-for each example by itself, and a smaller number is the beginning of a larger. The first `head` stand in front of
-everything (in CEPE's decoder, in each pass of RePlug), each further one is a passage. All options are scored on one
-memory of demonstrations and question.
+Demonstrations are balanced: any first n of an example's hold as many of each class, one more of some. They are sampled
+separately for each example, and a smaller number is the beginning of a larger. The first `head` come first (in CEPE's
+decoder, in each pass of RePlug), each further one is a passage. All options are scored on one memory of demonstrations
+and question.
 
 A data set of the user's own is a folder with two splits and names its two columns (`data=FOLDER,text=COLUMN,
-label=COLUMN`); its prompt is made of the columns' names.
+label=COLUMN`); its prompt uses the columns' names.
 
-Ours differ from the authors' script: the questions asked are drawn, not the first of the file; demonstrations do not
-depend on the number of workers, and never are the question itself; clinic150 is run; the options' first tokens are
-those they have behind the prompt.
+Ours differ from the authors' script: questions are sampled, not the first of the file; demonstrations do not depend on
+the number of workers, and never are the question itself; clinic150 is run; options are tokenised as they follow the
+prompt.
 """
 
 import json
@@ -39,16 +39,16 @@ from farspan.specs import closest
 from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
 from farspan.tasks.icl_sets import SETS, Labelled, load_own, load_set, own_question
 from farspan.tasks.passages import places, row
-from farspan.tasks.prompts import behind, token_texts
+from farspan.tasks.prompts import following, token_texts
 
 SCORINGS = ("plain", "normalized", "calibrated", "both")
 LENGTHS = (2, 20, 40)  # demonstrations, CEPE's table 3
-HEAD = 2  # demonstrations in front, CEPE's
-DIGITS = 5  # of the numbers in a row; what is predicted is decided on what is recorded
+HEAD = 2  # demonstrations that come first, CEPE's
+DIGITS = 5  # of the numbers in a row; predictions use the rounded numbers
 
 
 @dataclass(frozen=True)
-class Prompt:
+class IclPrompt:
     """One question as tokens, with its demonstrations and options."""
 
     shown: tuple[np.ndarray, ...]  # demonstrations
@@ -73,7 +73,7 @@ class Icl(Task):
     text: str | None = None  # column with the text to classify, of a data set of the user's own
     label: str | None = None  # column with its class
     scoring: str | None = None  # one of SCORINGS; None: CEPE's choice for the set, else plain
-    head: int = field(default=HEAD, metadata={"quiet": True})  # demonstrations in front; the others are passages
+    head: int = field(default=HEAD, metadata={"quiet": True})  # demonstrations that come first; the others are passages
 
     name: ClassVar[str] = "icl"
     unit: ClassVar[str] = "demonstrations"
@@ -91,7 +91,7 @@ class Icl(Task):
             raise ValueError(f"text and label are both {self.text!r}: name the two columns of the data set")
         if self.set is not None and (self.text is not None or self.label is not None):
             raise ValueError(
-                f"icl set {self.set!r} has columns of its own: leave out text and label, or leave out set to read "
+                f"icl set {self.set!r} has its own columns: leave out text and label, or leave out set to read "
                 "a data set of your own (data=FOLDER,text=COLUMN,label=COLUMN)"
             )
         if self.set is not None and self.set not in SETS:
@@ -115,7 +115,7 @@ class Icl(Task):
 
 
 @dataclass(frozen=True)
-class BoundIcl(Bound[Prompt]):
+class BoundIcl(Bound[IclPrompt]):
     """Accuracy on the questions of one set. A length is a number of demonstrations."""
 
     set: str  # one of SETS, or the folder of a data set of the user's own
@@ -143,18 +143,18 @@ class BoundIcl(Bound[Prompt]):
     def _hash(self) -> str:
         return digest(json.dumps([[one.text, one.label] for one in (*self.demonstrations, *self.questions)]))
 
-    def num_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
+    def num_tokens(self, lm: LM, example: Example[IclPrompt], length: int) -> int:
         return self._prompt_tokens(lm, example, length) + max(map(len, example.payload.options)) - 1
 
-    def _prompt_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
+    def _prompt_tokens(self, lm: LM, example: Example[IclPrompt], length: int) -> int:
         front, passages, query = example.payload.parts(self.head, length)
         return len(lm.separator.ids) + len(front) + sum(map(len, passages)) + len(query)
 
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Prompt]]:
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[IclPrompt]]:
         """Return `repeats` questions, each with demonstrations of its own.
 
         Raises:
-            ValueError: fewer questions or demonstrations than needed; options the tokenizer cannot tell apart.
+            ValueError: fewer questions or demonstrations than needed; options with the same tokens.
         """
         if repeats > len(self.questions):
             raise ValueError(f"{self.set} has {len(self.questions):,} questions; {repeats:,} are needed (--repeats)")
@@ -164,45 +164,45 @@ class BoundIcl(Bound[Prompt]):
 
     def _example(
         self, lm: LM, lengths: Sequence[int], repeat: int, index: int, seed: int, options: list[np.ndarray]
-    ) -> Example[Prompt]:
+    ) -> Example[IclPrompt]:
         asked = self.questions[index]
-        shown = self._drawn(lengths[-1], asked, np.random.default_rng([seed, index]))
+        shown = self._sampled(lengths[-1], asked, np.random.default_rng([seed, index]))
         texts = [f"{self.question.format(one.text)} {self.options[one.label]}" for one in shown]
         last = self.question.format(asked.text)
-        # the empty line is at the front of what follows: some tokenizers read it in another way where a text ends
+        # the empty line belongs to the text after it: some tokenizers encode it differently at the end of a text
         first, *others = texts or [""]
-        parts = [behind(lm.tokenizer, first, before="")] if texts else []
-        parts += [behind(lm.tokenizer, f"\n\n{text}", before="x") for text in others]
-        query, alone = behind(lm.tokenizer, f"\n\n{last}", before="x"), behind(lm.tokenizer, last, before="")
+        parts = [following(lm.tokenizer, first, before="")] if texts else []
+        parts += [following(lm.tokenizer, f"\n\n{text}", before="x") for text in others]
+        query, alone = following(lm.tokenizer, f"\n\n{last}", before="x"), following(lm.tokenizer, last, before="")
         what = [self.version, texts, last, self.options, self.head, *(ids.tolist() for ids in (query, *options))]
         return Example(
             id=digest(json.dumps(what)),
             repeat=repeat,
             lengths=tuple(lengths),
-            payload=Prompt(tuple(parts), query, alone, asked.label, tuple(options)),
+            payload=IclPrompt(tuple(parts), query, alone, asked.label, tuple(options)),
         )
 
-    def _drawn(self, count: int, asked: Labelled, rng: np.random.Generator) -> list[Labelled]:
-        """Return demonstrations: in turns one of each class, the classes of a turn in random order."""
+    def _sampled(self, count: int, asked: Labelled, rng: np.random.Generator) -> list[Labelled]:
+        """Return demonstrations: one of each class per turn, the classes of a turn in random order."""
         classes: dict[int, list[Labelled]] = defaultdict(list)
         for one in self.demonstrations:
             if one.text != asked.text:
                 classes[one.label].append(one)
-        # index -> its place in the class's own order, drawn only as far as it is needed
+        # label -> the class's own random order, consumed only as far as needed
         orders = {label: iter(rng.permutation(len(of_class))) for label, of_class in sorted(classes.items())}
-        drawn: list[Labelled] = []
-        while len(drawn) < count and orders:
+        sampled: list[Labelled] = []
+        while len(sampled) < count and orders:
             for label in rng.permutation(list(orders)):
                 place = next(orders[label], None)
                 if place is None:
                     del orders[label]
                 else:
-                    drawn.append(classes[label][place])
-        if len(drawn) < count:
+                    sampled.append(classes[label][place])
+        if len(sampled) < count:
             raise ValueError(
-                f"{self.set} has {len(drawn):,} demonstrations; {count:,} are needed. Give smaller --lengths"
+                f"{self.set} has {len(sampled):,} demonstrations; {count:,} are needed. Give smaller --lengths"
             )
-        return drawn[:count]
+        return sampled[:count]
 
     def option_ids(self, lm: LM) -> list[np.ndarray]:
         """Return the tokens of each option after a question.
@@ -211,7 +211,7 @@ class BoundIcl(Bound[Prompt]):
             ValueError: an option without tokens, or two with the same.
         """
         last = self.question.rpartition("\n")[2]
-        ids = [behind(lm.tokenizer, f" {option}", before=last) for option in self.options]
+        ids = [following(lm.tokenizer, f" {option}", before=last) for option in self.options]
         seen: dict[tuple[int, ...], str] = {}
         for option, tokens in zip(self.options, ids, strict=True):
             if not option.strip() or not len(tokens):
@@ -220,7 +220,7 @@ class BoundIcl(Bound[Prompt]):
                 raise ValueError(f"options {other!r} and {option!r} of {self.set} are the same tokens for {lm.name}")
         return ids
 
-    def work(self, lm: LM, example: Example[Prompt]) -> Iterator[Work]:
+    def work(self, lm: LM, example: Example[IclPrompt]) -> Iterator[Work]:
         options = example.payload.options
         yield from (Work(1, len(lm.separator.ids), len(ids) - 1, len(ids)) for ids in options)
         for length in example.lengths:
@@ -228,7 +228,7 @@ class BoundIcl(Bound[Prompt]):
             yield Work(1, 0, prompt, 0)
             yield from (Work(1, prompt, len(ids) - 1, len(ids)) for ids in options)
 
-    def run(self, reader: Reader, batch: Sequence[Example[Prompt]]) -> Iterator[Result]:
+    def run(self, reader: Reader, batch: Sequence[Example[IclPrompt]]) -> Iterator[Result]:
         """Yield results of examples one by one, whose prompts differ in length."""
         lm, options = reader.lm, batch[0].payload.options
         separator = torch.tensor([lm.separator.ids])
@@ -249,8 +249,8 @@ class BoundIcl(Bound[Prompt]):
                 values |= {"context": self._prompt_tokens(lm, example, length), **placed}
                 yield Result(example, length, scores=values, num_seen=counts[0], num_kept=counts[1])
 
-    def shown(self, lm: LM, example: Example[Prompt], length: int) -> dict[str, Any]:
-        """Return an example with `length` demonstrations in words, its parts token by token; the last `scored` are the
+    def shown(self, lm: LM, example: Example[IclPrompt], length: int) -> dict[str, Any]:
+        """Return an example with `length` demonstrations as text, its parts token by token; the last `scored` are the
         right option."""
         front, passages, query = example.payload.parts(self.head, length)
         right = example.payload.options[example.payload.gold]
@@ -285,7 +285,7 @@ def nats_of_options(memory: Memory, options: Sequence[np.ndarray]) -> np.ndarray
 
 
 def predictions(nats: ArrayLike, prior: ArrayLike, tokens: ArrayLike) -> dict[str, int]:
-    """Return the option that each scoring chooses, the first of equals."""
+    """Return the option that each scoring chooses, of equal ones the first."""
     plain, without, count = (np.asarray(values, dtype=np.float64) for values in (nats, prior, tokens))
     costs = (plain, plain / count, plain - without, (plain - without) / count)
     return {scoring: int(cost.argmin()) for scoring, cost in zip(SCORINGS, costs, strict=True)}

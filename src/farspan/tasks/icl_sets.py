@@ -1,7 +1,7 @@
-"""The eleven classification sets of in-context learning: where they are, how they are written, and reading them.
+"""Read the eleven classification sets of in-context learning: their sources, prompts and columns.
 
-Prompts are those of CEPE's script, after Ratner et al. 2023, arXiv 2212.10947, whose words for the classes are taken
-where a set's own names are not said as words. The other sets' class names are those of their own label column.
+Prompts are those of CEPE's script, after Ratner et al. 2023, arXiv 2212.10947, whose words for the classes are used if
+a set's own names are not words. The other sets' class names are those of their own label column.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from farspan.files import expanded
 from farspan.tasks.values import text_of
 from farspan.text.tables import Table, find_table, hub_table
 
-SPLIT_SEED = 42  # for the sets that come as one: a quarter of them is asked
+SPLIT_SEED = 42  # for sets without splits: a quarter are questions
 
 
 @dataclass(frozen=True)
@@ -27,25 +27,25 @@ class Labelled:
 
 
 @dataclass(frozen=True)
-class Set:
-    """One classification set: where it is, and how it is written."""
+class IclSet:
+    """One classification set: its source, prompt and columns."""
 
     hub: str
     question: str  # as in `Question: {}\nType:`
     scoring: str = "plain"  # CEPE's table 8
     config: str | None = None
     converted: bool = False  # the hub has it as a script
-    splits: tuple[str, str] = ("train", "test")  # of demonstrations, of questions; the same: a quarter is asked
+    splits: tuple[str, str] = ("train", "test")  # of demonstrations, of questions; the same: a quarter are questions
     text: tuple[str, ...] = ("text",)  # columns; the first that is there
     label: tuple[str, ...] = ("label",)
-    names: tuple[str, ...] = ()  # of the classes as the data says them, in order; (): from the data
-    options: tuple[str, ...] = ()  # of the classes as a model is asked for them; (): names, _ as a space
+    names: tuple[str, ...] = ()  # of the classes in the data, in order; (): from the data
+    options: tuple[str, ...] = ()  # the classes as a model scores them; (): names, _ as a space
     lines: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # files of "label text" lines for the two splits
     encoding: str = "utf-8"  # of these
 
 
 TREC_LINES = (("raw_TREC.train", "train_5500.label"), ("raw_TREC.test", "TREC_10.label"))
-TREC: dict[str, dict[str, str]] = {  # class -> what is asked for -> as a model is asked for it
+TREC: dict[str, dict[str, str]] = {  # class -> subclass -> its option
     "ABBR": {"": "abbreviation", "abb": "abbreviation", "exp": "expansion"},
     "ENTY": {
         "": "entity", "animal": "animal", "body": "body", "color": "color", "cremat": "creation",
@@ -70,7 +70,7 @@ TREC_FINE = {
 }
 
 SETS = {
-    "sst2": Set(
+    "sst2": IclSet(
         hub="stanfordnlp/sst2",
         question="Sentence: {}\nSentiment:",
         scoring="calibrated",
@@ -79,18 +79,18 @@ SETS = {
         names=("negative", "positive"),
         lines=(("stsa.binary.train",), ("stsa.binary.dev",)),
     ),
-    "mr": Set(
+    "mr": IclSet(
         hub="cornell-movie-review-data/rotten_tomatoes",
         question="Review: {}\nSentiment:",
         names=("neg", "pos"),
         options=("negative", "positive"),
     ),
-    "ag_news": Set(
+    "ag_news": IclSet(
         hub="fancyzhx/ag_news",
         question="Article: {}\nTopic:",
         names=("World", "Sports", "Business", "Sci/Tech"),
     ),
-    "sst5": Set(
+    "sst5": IclSet(
         hub="SetFit/sst5",
         question="Sentence: {}\nSentiment:",
         scoring="calibrated",
@@ -98,7 +98,7 @@ SETS = {
         names=("very negative", "negative", "neutral", "positive", "very positive"),
         options=("terrible", "bad", "okay", "good", "great"),
     ),
-    "trec_coarse": Set(
+    "trec_coarse": IclSet(
         hub="CogComp/trec",
         converted=True,
         question="Question: {}\nType:",
@@ -108,7 +108,7 @@ SETS = {
         lines=TREC_LINES,
         encoding="iso-8859-1",
     ),
-    "trec_fine": Set(
+    "trec_fine": IclSet(
         hub="CogComp/trec",
         converted=True,
         question="Question: {}\nType:",
@@ -118,7 +118,7 @@ SETS = {
         lines=TREC_LINES,
         encoding="iso-8859-1",
     ),
-    "dbpedia": Set(
+    "dbpedia": IclSet(
         hub="fancyzhx/dbpedia_14",
         question="Input: {}\nType:",
         scoring="both",
@@ -132,7 +132,7 @@ SETS = {
             "Building", "Nature", "Village", "Animal", "Plant", "Album", "Film", "Book",
         ),
     ),
-    "nlu_scenario": Set(
+    "nlu_scenario": IclSet(
         hub="xingkunliuxtracta/nlu_evaluation_data",
         converted=True,
         question="Utterance: {}\nScenario:",
@@ -140,18 +140,18 @@ SETS = {
         splits=("train", "train"),
         label=("scenario",),
     ),
-    "nlu_intent": Set(
+    "nlu_intent": IclSet(
         hub="xingkunliuxtracta/nlu_evaluation_data",
         converted=True,
         question="Utterance: {}\nIntent:",
         splits=("train", "train"),
     ),
-    "banking77": Set(
+    "banking77": IclSet(
         hub="legacy-datasets/banking77",
         question="Query: {}\nIntent:",
         label=("label", "category"),
     ),
-    "clinic150": Set(
+    "clinic150": IclSet(
         hub="clinc/clinc_oos",
         config="plus",
         question="Utterance: {}\nIntent:",
@@ -162,10 +162,10 @@ SETS = {
 
 
 def load_set(name: str, data: str | None) -> tuple[tuple[str, ...], tuple[Labelled, ...], tuple[Labelled, ...]]:
-    """The options of a set, what is shown and what is asked.
+    """Return the options, demonstrations and questions of a set.
 
     Raises:
-        ValueError: files, columns or class names that are missing or not the set's.
+        ValueError: files, columns or class names are missing or are not the set's.
     """
     of = SETS[name]
     tables = [_split(of, data, which) for which in (0, 1)] if of.splits[0] != of.splits[1] else [_split(of, data, 0)]
@@ -189,7 +189,7 @@ def load_own(data: str, text: str, label: str) -> tuple[tuple[str, ...], tuple[L
 
     Raises:
         ValueError: files or columns that are missing, a row without a text or a class, fewer than two classes, or two
-            classes that are written alike.
+            classes with the same option.
     """
     tables = [find_table(data, ("train",)), find_table(data, ("test", "validation"))]
     for table in tables:
@@ -202,18 +202,18 @@ def load_own(data: str, text: str, label: str) -> tuple[tuple[str, ...], tuple[L
     for place, option in enumerate(options):
         if option in options[:place]:
             both = names[options.index(option)], names[place]
-            raise ValueError(f"classes {both[0]!r} and {both[1]!r} of {tables[0].name} are both asked as {option!r}")
+            raise ValueError(f"classes {both[0]!r} and {both[1]!r} of {tables[0].name} are both scored as {option!r}")
     shown, asked = (_labelled(table, text, label, names) for table in tables)
     return options, shown, asked
 
 
 def own_question(text: str, label: str) -> str:
-    """Return the prompt of a data set of the user's own: the columns' names in front of the text and of the class."""
-    before, behind = (
+    """Return the prompt of a data set of the user's own: the columns' names before the text and the class."""
+    before, after = (
         " ".join(name.replace("_", " ").split()).capitalize().replace("{", "{{").replace("}", "}}")
         for name in (text, label)
     )
-    return f"{before}: {{}}\n{behind}:"
+    return f"{before}: {{}}\n{after}:"
 
 
 def _labelled(table: Table, text: str, label: str, names: Sequence[str]) -> tuple[Labelled, ...]:
@@ -223,7 +223,7 @@ def _labelled(table: Table, text: str, label: str, names: Sequence[str]) -> tupl
     )
 
 
-def _split(of: Set, data: str | None, which: int) -> Table:
+def _split(of: IclSet, data: str | None, which: int) -> Table:
     if data is None:
         return hub_table(of.hub, of.config, of.splits[which], converted=of.converted)
     folder = expanded(data)
@@ -233,8 +233,8 @@ def _split(of: Set, data: str | None, which: int) -> Table:
     return find_table(folder, [of.splits[which]])
 
 
-def _labelled_lines(path: Path, of: Set) -> Table:
-    """A file of lines, each a label, a space and a text."""
+def _labelled_lines(path: Path, of: IclSet) -> Table:
+    """Read a file of lines, each a label, a space and a text."""
     rows = []
     for line in path.read_text(of.encoding).split("\n"):
         if line.strip():
@@ -246,7 +246,7 @@ def _labelled_lines(path: Path, of: Set) -> Table:
 
 
 def _names(tables: Sequence[Table], columns: Sequence[str]) -> list[str]:
-    """The classes' names: what the data set says of the column, else its words in order."""
+    """Return the classes' names: the data set's own for the column, else its words in order."""
     for table, column in zip(tables, columns, strict=True):
         if column in table.names:
             return table.names[column]
@@ -271,7 +271,7 @@ def _text(table: Table, number: int, value: Any) -> str:
 
 
 def _class(table: Table, row: int, column: str, names: Sequence[str], value: Any) -> int:
-    """The index of a class given by its name or number. A number is of the data's own names, where it has some."""
+    """Return the index of a class given by its name or number; a number counts the data's own names, if it has some."""
     own = table.names.get(column, names)
     number = str(value).isdecimal() and int(value) < len(own)
     name = own[int(value)] if number and value not in names else value

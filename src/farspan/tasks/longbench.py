@@ -1,12 +1,12 @@
-"""LongBench: twelve sets as texts to be expected, and all twenty-one as questions to be answered.
+"""LongBench: perplexity on the texts of twelve sets, and answers to the questions of all twenty-one.
 
 view=text       next-token perplexity and accuracy on the contexts of a set, by length: the view of Sparse Memory
-                Training, tables 2, 3 and 10. That its "accuracy" is of next tokens is our reading: vanilla LLaMA-2
-                falls to about 0.05 on every set alike, which no task score does.
+                Training, tables 2, 3 and 10. We take its "accuracy" as that of next tokens: vanilla LLaMA-2 falls
+                to about 0.05 on every set, which no task score does.
 view=answers    Bai et al. 2024, arXiv 2308.14508: their prompts, lengths of answers and scorers.
 
-The benchmark cuts a prompt that is too long out of its middle; here a document is cut only where it was said how
-(truncate=middle is theirs, but of the document alone, so that the question always stays). No chat template.
+The benchmark removes the middle of a prompt that is too long; here a document is cut only if `truncate` is set
+(truncate=middle is theirs, but cuts only the document, so that the question always stays). No chat template.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ from farspan.tasks.base import Bound, Quality, Task
 from farspan.tasks.documents import Answering, BoundDocuments, Item, check_new_tokens, check_truncate
 from farspan.tasks.perplexity import BoundPerplexity, shortest_length
 from farspan.tasks.values import text_of, texts_of
-from farspan.text import corpora as corpus
+from farspan.text import corpora
 from farspan.text.tables import find_table, read_table
 
 VIEWS = ("text", "answers")
 
 
 @dataclass(frozen=True)
-class Set:
-    """One set: its prompt, how long its answers are, and how they are judged."""
+class LongBenchSet:
+    """One set: its prompt, the length of its answers, and their scorer."""
 
     prompt: str  # {context} and {input} in it
     new_tokens: int
@@ -43,7 +43,7 @@ PASSAGES = (
     "answer and do not output any other words.\n\nQuestion: {input}\nAnswer:"
 )
 SETS = {
-    "narrativeqa": Set(
+    "narrativeqa": LongBenchSet(
         "You are given a story, which can be either a novel or a movie script, and a question. Answer the question as "
         "concisely as you can, using a single phrase if possible. Do not provide any explanation.\n\nStory: {context}"
         "\n\nNow, answer the question based on the story as concisely as you can, using a single phrase if possible. "
@@ -51,7 +51,7 @@ SETS = {
         128,
         "F1",
     ),
-    "qasper": Set(
+    "qasper": LongBenchSet(
         "You are given a scientific article and a question. Answer the question as concisely as you can, using a "
         "single phrase or sentence if possible. If the question cannot be answered based on the information in the "
         'article, write "unanswerable". If the question is a yes/no question, answer "yes", "no", or "unanswerable". '
@@ -62,71 +62,71 @@ SETS = {
         128,
         "F1",
     ),
-    "multifieldqa_en": Set(
+    "multifieldqa_en": LongBenchSet(
         "Read the following text and answer briefly.\n\n{context}\n\nNow, answer the following question based on the "
         "above text, only give me the answer and do not output any other words.\n\nQuestion: {input}\nAnswer:",
         64,
         "F1",
     ),
-    "multifieldqa_zh": Set(
+    "multifieldqa_zh": LongBenchSet(
         "阅读以下文字并用中文简短回答：\n\n{context}\n\n现在请基于上面的文章回答下面的问题，只告诉我答案，"
         "不要输出任何其他字词。\n\n问题：{input}\n回答：",
         64,
         "F1 (zh)",
     ),
-    "hotpotqa": Set(PASSAGES, 32, "F1"),
-    "2wikimqa": Set(PASSAGES, 32, "F1"),
-    "musique": Set(PASSAGES, 32, "F1"),
-    "dureader": Set(
+    "hotpotqa": LongBenchSet(PASSAGES, 32, "F1"),
+    "2wikimqa": LongBenchSet(PASSAGES, 32, "F1"),
+    "musique": LongBenchSet(PASSAGES, 32, "F1"),
+    "dureader": LongBenchSet(
         "请基于给定的文章回答下述问题。\n\n文章：{context}\n\n请基于上述文章回答下面的问题。\n\n问题：{input}\n回答：",
         128,
         "ROUGE-L (zh)",
     ),
-    "gov_report": Set(
+    "gov_report": LongBenchSet(
         "You are given a report by a government agency. Write a one-page summary of the report.\n\nReport:\n{context}"
         "\n\nNow, write a one-page summary of the report.\n\nSummary:",
         512,
         "ROUGE-L",
     ),
-    "qmsum": Set(
+    "qmsum": LongBenchSet(
         "You are given a meeting transcript and a query containing a question or instruction. Answer the query in one "
         "or more sentences.\n\nTranscript:\n{context}\n\nNow, answer the query based on the above meeting transcript "
         "in one or more sentences.\n\nQuery: {input}\nAnswer:",
         512,
         "ROUGE-L",
     ),
-    "multi_news": Set(
+    "multi_news": LongBenchSet(
         "You are given several news passages. Write a one-page summary of all news. \n\nNews:\n{context}\n\nNow, write "
         "a one-page summary of all the news.\n\nSummary:",
         512,
         "ROUGE-L",
     ),
-    "vcsum": Set(
+    "vcsum": LongBenchSet(
         "下面有一段会议记录，请你阅读后，写一段总结，总结会议的内容。\n会议记录：\n{context}\n\n会议总结：",
         512,
         "ROUGE-L (zh)",
     ),
-    "trec": Set(
+    "trec": LongBenchSet(
         "Please determine the type of the question below. Here are some examples of questions.\n\n{context}\n{input}",
         64,
         "accuracy",
         one_line=True,
     ),
-    "triviaqa": Set(
+    "triviaqa": LongBenchSet(
         "Answer the question based on the given passage. Only give me the answer and do not output any other words. "
         "The following are some examples.\n\n{context}\n\n{input}",
         32,
         "F1",
         one_line=True,
     ),
-    "samsum": Set(
+    "samsum": LongBenchSet(
         "Summarize the dialogue into a few short sentences. The following are some examples.\n\n{context}\n\n{input}",
         128,
         "ROUGE-L",
         one_line=True,
     ),
-    "lsht": Set("请判断给定新闻的类别，下面是一些例子。\n\n{context}\n{input}", 64, "accuracy", one_line=True),
-    "passage_count": Set(
+    "lsht": LongBenchSet("请判断给定新闻的类别，下面是一些例子。\n\n{context}\n{input}", 64, "accuracy", one_line=True),
+    "passage_count": LongBenchSet(
         "There are some paragraphs below sourced from Wikipedia. Some of them may be duplicates. Please carefully read "
         "these paragraphs and determine how many unique paragraphs there are after removing duplicates. In other "
         "words, how many non-repeating paragraphs are there in total?\n\n{context}\n\nPlease enter the final count of "
@@ -135,7 +135,7 @@ SETS = {
         32,
         "count",
     ),
-    "passage_retrieval_en": Set(
+    "passage_retrieval_en": LongBenchSet(
         "Here are 30 paragraphs from Wikipedia, along with an abstract. Please determine which paragraph the abstract "
         "is from.\n\n{context}\n\nThe following is an abstract.\n\n{input}\n\nPlease enter the number of the paragraph "
         'that the abstract is from. The answer format must be like "Paragraph 1", "Paragraph 2", etc.\n\nThe answer '
@@ -143,14 +143,14 @@ SETS = {
         32,
         "retrieval",
     ),
-    "passage_retrieval_zh": Set(
+    "passage_retrieval_zh": LongBenchSet(
         "以下是若干段落文字，以及其中一个段落的摘要。请确定给定的摘要出自哪一段。\n\n{context}\n\n下面是一个摘要\n\n"
         '{input}\n\n请输入摘要所属段落的编号。答案格式必须是"段落1"，"段落2"等格式\n\n答案是：',
         32,
         "retrieval (zh)",
     ),
-    "lcc": Set("Please complete the code given below. \n{context}Next line of code:\n", 64, "edit similarity"),
-    "repobench-p": Set(
+    "lcc": LongBenchSet("Please complete the code given below. \n{context}Next line of code:\n", 64, "edit similarity"),
+    "repobench-p": LongBenchSet(
         "Please complete the code given below. \n{context}{input}Next line of code:\n", 64, "edit similarity"
     ),
 }
@@ -209,13 +209,13 @@ class LongBench(Task):
                     f"data {self.data!r} is neither a file nor a folder with {self.set}.jsonl: give the unpacked "
                     "data.zip of THUDM/LongBench"
                 )
-            return BoundPerplexity(targets="all", text=corpus.load(f"{file}#context", lm.tokenizer))
+            return BoundPerplexity(targets="all", text=corpora.load(f"{file}#context", lm.tokenizer))
         scoring.check_installed(SETS[self.set].scorer)
         how = Answering(SETS[self.set].new_tokens if self.new_tokens is None else self.new_tokens)
         return BoundLongBench(self.set, tuple(load_items(self.set, self.data)), how, self.truncate)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """view=text: powers of two to twice the largest trained length; else what the models were trained on."""
+        """Return, for view=text, powers of two to twice the largest trained length; else the trained lengths."""
         if self.view == "answers":
             return tuple(sorted(set(trained)))
         first = shortest_length(min(trained))
@@ -235,10 +235,10 @@ class BoundLongBench(BoundDocuments):
 
 
 def load_items(name: str, data: str) -> list[Item]:
-    """The questions of a set, in the benchmark's form.
+    """Return the questions of a set, in the benchmark's form.
 
     Raises:
-        ValueError: no such data, or another set's.
+        ValueError: no such data, or data of another set.
     """
     table = find_table(data, [name]) if expanded(data).is_dir() else read_table(data)
     context, asked, answers = table.column("context"), table.column("input"), table.column("answers")

@@ -1,20 +1,20 @@
-"""What a model remembers of a user's own documents: three tests made of the text itself, judged without another model.
+"""Three memory tests on a user's own documents, made of the text itself and judged without another model.
 
-The context is a stretch of the text, T tokens in all, into which three facts are put at random depths:
+The context is T tokens of the text in all, including three facts inserted at random depths:
 
 `recall`   a passage of the text: its first 16 tokens are the cue, and the greedy hits among its next 32 are counted.
-`pairs`    the line "The number of {word} is {number}.", among as many others with other words and numbers. Asked for
-           the word's number; right if greedy decoding gives all of it.
-`cloze`    a sentence of the text. Asked which word is missing from it; right if, of its own word and three words that
-           the context holds as well, the one whose log-probability the context raised most is its own:
+`pairs`    the line "The number of {word} is {number}.", among other lines with other words and numbers. The question
+           is the word's number; right if greedy decoding gives all of it.
+`cloze`    a sentence of the text. The question is which word is missing from it; right if, of this word and three other
+           words of the context, the context raised the log-probability of this word most:
 
                argmax_w  log p(w | context, question) - log p(w | question)
 
            (calibrated as in Holtzman et al. 2021, arXiv 2104.08315: it is not enough to be a likely word).
 
-All three are asked of one reading. The facts and their depths are the same at every length, so that lengths differ by
-how much else was read; a longer context goes on where a shorter one ends. `control` is what the same questions get with
-nothing read. Synthetic needles are as old as Kamradt 2023 and the key-value lists of Liu et al. 2023, arXiv
+All three are scored on one reading. The facts and their depths are the same at every length, so that lengths differ
+only in the amount of other text; a longer context extends a shorter one. `control` is the score of the same questions
+without the context. Synthetic needles are as old as Kamradt 2023 and the key-value lists of Liu et al. 2023, arXiv
 2307.03172; ours are hidden in the user's text and use its words. A length is T; the separator is not counted.
 """
 
@@ -37,31 +37,31 @@ from farspan.text.corpora import Corpus, load
 
 TESTS = ("recall", "pairs", "cloze")
 CUE = 16  # tokens of the recalled passage that are given
-TARGET = 32  # tokens of it that are asked for
-FACTS = 512  # tokens of the text that the facts are taken from; at most as many as the shortest length
+TARGET = 32  # tokens of it that are scored
+FACTS = 512  # tokens of the text from which facts are taken; at most the shortest length
 PAIRS = 4
 OPTIONS = 4
 NEARBY = 16  # tokens
-ALIKE = 1e-3  # nats: less is rounding
+ALIKE = 1e-3  # nats; smaller differences are rounding
 WORD = re.compile(r"[^\W\d_]{4,}")
 SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
 
 
 class UnfitError(ValueError):
-    """A window of a text that no question can be made of."""
+    """A window of a text that yields no question."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerScores:
     """The log-probabilities and hits of one test."""
 
-    nats: np.ndarray  # [answers], the right one first; NaN where the model gave no numbers
-    hit: float  # of the right one: its share of greedy hits for recall, else 1 if all of it is
+    nats: np.ndarray  # [answers], the right one first; NaN if the model gave none
+    hit: float  # of the right one: its share of greedy hits for recall, else 1 if all are hits
 
 
 @dataclass(frozen=True)
 class Fact:
-    """Tokens that are inserted into the context."""
+    """Tokens inserted into the context."""
 
     depth: float  # of the context: 0 its beginning, 1 its end
     ids: np.ndarray
@@ -69,14 +69,14 @@ class Fact:
 
 @dataclass(frozen=True)
 class Query:
-    """The question of one test, and what may answer it, the right answer first."""
+    """The question of one test and its answer options, the right one first."""
 
     ids: np.ndarray
     answers: tuple[np.ndarray, ...]
 
     @property
     def longest(self) -> int:
-        """Tokens that are fed for the longest answer."""
+        """Tokens fed for the longest answer."""
         return len(self.ids) + max(map(len, self.answers)) - 1
 
 
@@ -95,7 +95,7 @@ class Hidden:
 
     @property
     def named(self) -> Iterator[tuple[str, np.ndarray]]:
-        """All of it by name, for a hash."""
+        """Yield all parts by name, for a hash."""
         facts, ends = joined([fact.ids for fact in self.facts])
         yield from {"filler": self.filler, "facts": facts, "fact_ends": ends}.items()
         yield "depths", np.array([fact.depth for fact in self.facts])
@@ -189,7 +189,7 @@ class BoundOwn(Own, Bound[Hidden]):
         self, lm: LM, filler: np.ndarray, source: np.ndarray, repeat: int, lengths: Sequence[int], seed: int
     ) -> Example[Hidden]:
         rng = np.random.default_rng([seed, repeat])
-        always = lm.tokenizer.decode(filler[: lengths[0] // 4].tolist())  # of the text, whatever the length
+        always = lm.tokenizer.decode(filler[: lengths[0] // 4].tolist())  # from the text that every length includes
         facts: list[Fact] = []
         queries: dict[str, Query] = {}
         line = encoded(lm.tokenizer, "\n")
@@ -209,7 +209,7 @@ class BoundOwn(Own, Bound[Hidden]):
                 facts.append(Fact(rng.random(), encoded(lm.tokenizer, f"\nThe number of {word} is {number}.\n")))
             whole = encoded(lm.tokenizer, f"\nThe number of {words[0]} is {numbers[0]}")
             cue = encoded(lm.tokenizer, f"\nThe number of {words[0]} is")
-            # where the number's first token reaches into the question, the question ends before it
+            # if the number's first token overlaps the question, the question ends before it
             same = int(np.argmin([*(whole[: len(cue)] == cue[: len(whole)]), False]))
             queries["pairs"] = Query(whole[:same], (whole[same:],))
         if "cloze" in self.chosen:
@@ -235,17 +235,17 @@ class BoundOwn(Own, Bound[Hidden]):
         return Example(digest.hexdigest()[:16], repeat, tuple(lengths), hidden)
 
     def _words(self, text: str, least: int) -> list[str]:
-        """Different words of a stretch of text, in order, without those at its ends, which may be cut."""
+        """Return the different words of a text, in order, without those at its ends, which may be cut."""
         found = list({word.lower(): word for word in WORD.findall(text)[1:-1]}.values())
         if len(found) <= least:
             raise UnfitError(
                 f"text {self.text.name!r} has a stretch with {len(found)} different words of four letters; "
-                f"{least + 1} are needed: give longer lengths, or ask for tests=recall"
+                f"{least + 1} are needed: give longer lengths, or use tests=recall"
             )
         return found
 
     def _sentence(self, text: str, rng: np.random.Generator) -> tuple[str, str]:
-        """A sentence of a text, at most 30 words of it, and a word of it to be left out: a name if there is one."""
+        """Return a sentence of a text, at most 30 words, and a word of it to leave out: a name if there is one."""
         sentences = [" ".join(one.split()[:30]) for one in SENTENCE.findall(text)[1:-1]]
         several = [
             (one, WORD.findall(one)) for one in sentences if len(one.split()) >= 6 and len(WORD.findall(one)) > 1
@@ -255,7 +255,7 @@ class BoundOwn(Own, Bound[Hidden]):
             several = [(whole, WORD.findall(whole))]
         sentence, words = several[int(rng.integers(len(several)))]
         if not words:
-            raise UnfitError(f"text {self.text.name!r} has a stretch without words: ask for tests=recall")
+            raise UnfitError(f"text {self.text.name!r} has a stretch without words: use tests=recall")
         names = [word for word in words[1:] if word[0].isupper()]
         return sentence, str(rng.choice(names or words))
 
@@ -267,7 +267,7 @@ class BoundOwn(Own, Bound[Hidden]):
                 yield from (Work(1, before, len(query.ids) + len(one) - 1, len(one)) for one in query.answers)
 
     def context(self, lm: LM, example: Example[Hidden], length: int) -> tuple[np.ndarray, list[int]]:
-        """Return the tokens of a length, and where in them each fact begins: before a word, if one begins nearby."""
+        """Return the tokens of a length, and the index of each fact: before a word, if one begins nearby."""
         facts = example.payload.facts
         filler = example.payload.filler[: length - example.payload.num_facts]
         places = [_before_a_word(lm, filler, round(fact.depth * len(filler))) for fact in facts]
@@ -307,7 +307,7 @@ class BoundOwn(Own, Bound[Hidden]):
                     num_kept=memory.num_kept,
                 )
 
-    def _answers(self, memory: Memory, example: Example[Hidden]) -> dict[str, Answer]:
+    def _answers(self, memory: Memory, example: Example[Hidden]) -> dict[str, AnswerScores]:
         found = {}
         for test, query in example.payload.queries.items():
             scored = [
@@ -316,23 +316,23 @@ class BoundOwn(Own, Bound[Hidden]):
             ]
             hits = (scored[0].rank[0] == 0).cpu().numpy()
             nats = np.array([float(one.nats.double().sum()) for one in scored])
-            found[test] = Answer(nats, float(hits.mean() if test == "recall" else hits.all()))
+            found[test] = AnswerScores(nats, float(hits.mean() if test == "recall" else hits.all()))
         return found
 
     def _texts(self, lm: LM, example: Example[Hidden]) -> dict[str, list[str]]:
-        """Return the query of each test and what may answer it, the right answer first."""
+        """Return the query of each test and its answer options, the right one first."""
         return {
             test: [lm.tokenizer.decode(ids.tolist()) for ids in (query.ids, *query.answers)]
             for test, query in example.payload.queries.items()
         }
 
     def _distances(self, length: int, begins: Sequence[int]) -> dict[str, int]:
-        """Return the tokens from where each queried fact begins to the end of the context."""
+        """Return the tokens from the beginning of each queried fact to the end of the context."""
         where = {"recall": 0, "pairs": int("recall" in self.chosen), "cloze": len(begins) - 1}
         return {test: length - begins[where[test]] for test in self.chosen}
 
     def shown(self, lm: LM, example: Example[Hidden], length: int) -> dict[str, Any]:
-        """Return the last test of an example in words: its parts, token by token; the last `scored` are the right
+        """Return the last test of an example as text: its parts, token by token; the last `scored` are the right
         answer."""
         query = example.payload.queries[self.chosen[-1]]
         parts = [
@@ -343,8 +343,8 @@ class BoundOwn(Own, Bound[Hidden]):
         return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(query.answers[0])}
 
 
-def _judged(found: dict[str, Answer], without: dict[str, Answer]) -> dict[str, float]:
-    """Of each test, between 0 and 1. Options that were raised alike share what the best of them gets."""
+def _judged(found: dict[str, AnswerScores], without: dict[str, AnswerScores]) -> dict[str, float]:
+    """Return the score of each test, from 0 to 1. Options raised equally share the score of the best."""
     judged = {test: one.hit for test, one in found.items()}
     if "cloze" in found:
         raised = without["cloze"].nats - found["cloze"].nats
@@ -354,7 +354,7 @@ def _judged(found: dict[str, Answer], without: dict[str, Answer]) -> dict[str, f
 
 
 def _before_a_word(lm: LM, tokens: np.ndarray, place: int) -> int:
-    """The last place up to this one, not far from it, whose token begins with a blank; this one if there is none."""
+    """Return the last index up to `place`, within NEARBY, whose token begins with a blank; else `place`."""
     first = max(0, place - NEARBY)
     found = [i for i, text in enumerate(token_texts(lm.tokenizer, tokens[first : place + 1])) if text[:1].isspace()]
     return first + found[-1] if found else place

@@ -1,4 +1,4 @@
-"""Shared by tasks with passages: passages as tokens, their weights for a reader that mixes them, and who read them."""
+"""Shared by tasks with passages: their tokens, their weights for a mixture, and the numbers of tokens read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from farspan.reader import Memory
 from farspan.specs import closest
 from farspan.tasks.prompts import encoded
 
-PASSAGE_TOKENS = 256  # at most, of each passage: what CEPE's encoder was trained on
+PASSAGE_TOKENS = 256  # at most, of each passage: the trained length of CEPE's encoder
 WEIGHTS = ("method", "retriever")
 
 
@@ -36,14 +36,14 @@ def passage_weights(weights: str, scores: Sequence[float] | np.ndarray) -> Float
 
 
 def joined(pieces: Sequence[np.ndarray]) -> tuple[Int[np.ndarray, "total"], Int[np.ndarray, "pieces"]]:
-    """Return pieces one after the other, and where each ends: what the hash of an example is made of."""
+    """Return the pieces concatenated, and the end of each, for the hash of an example."""
     whole = np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64)
     return whole, np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
 
 
 def places(memory: Memory) -> dict[str, int]:
-    """For a row: the tokens that stood in the decoder, and those that an encoder read instead, when a memory was last
-    asked. What is encoded is the last of several passages, or the beginning of a document."""
+    """Return, for a row, the tokens in the decoder and those read by an encoder instead, as of the last score. The
+    encoder reads the last of several passages, or the beginning of a document."""
     return {"in_decoder": memory.num_seen - memory.num_encoded, "in_encoder": memory.num_encoded}
 
 

@@ -4,9 +4,9 @@
 
 Mohtashami and Jaggi 2023 (Landmark Attention), arXiv 2305.16300, section 4.2 and appendix: their wording, a number of
 five digits, a filler of five short sentences repeated to the length. Right if every token of the number has the highest
-probability after the ones before it, which is what greedy decoding needs. A length is all tokens of the prompt; the
-separator is not counted. The depth is that of the number in the filler, rounded to whole repetitions. The numbers are
-the same at all lengths and depths of an example.
+probability given the ones before it, as in greedy decoding. A length is all tokens of the prompt; the separator is not
+counted. The depth is that of the number in the filler, rounded to whole repetitions. An example has the same number at
+all lengths and depths.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ MOST_DIGITS = 15
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PasskeyPrompt:
     """The parts of a prompt as tokens."""
 
     description: np.ndarray
@@ -82,8 +82,8 @@ class Passkey(Task):
 
 
 @dataclass(frozen=True)
-class BoundPasskey(Passkey, Bound[Prompt]):
-    """The task itself: it needs no text."""
+class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
+    """The task itself; it needs no text."""
 
     task: ClassVar[str] = "passkey"
     version: ClassVar[int] = 1
@@ -92,10 +92,10 @@ class BoundPasskey(Passkey, Bound[Prompt]):
     def settings(self) -> dict[str, Any]:
         return {"depths": self.depths, "digits": self.digits}
 
-    def num_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
+    def num_tokens(self, lm: LM, example: Example[PasskeyPrompt], length: int) -> int:
         return len(lm.separator.ids) + length + len(example.payload.answer) - 1
 
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Prompt]]:
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[PasskeyPrompt]]:
         """Return a number for each repeat.
 
         Raises:
@@ -103,13 +103,13 @@ class BoundPasskey(Passkey, Bound[Prompt]):
         """
         return [self._example(lm, tuple(lengths), repeat, seed) for repeat in range(repeats)]
 
-    def _example(self, lm: LM, lengths: tuple[int, ...], repeat: int, seed: int) -> Example[Prompt]:
+    def _example(self, lm: LM, lengths: tuple[int, ...], repeat: int, seed: int) -> Example[PasskeyPrompt]:
         lowest = 10 ** (self.digits - 1)
         key = int(np.random.default_rng([seed, repeat]).integers(lowest, 10 * lowest))
         question, answer = pieces(lm.tokenizer, QUESTION, f" {key}")
         given = DESCRIPTION, FILLER, KEY.format(key=key)
         description, filler, hidden = (encoded(lm.tokenizer, text) for text in given)
-        prompt = Prompt(description, filler, hidden, question, answer)
+        prompt = PasskeyPrompt(description, filler, hidden, question, answer)
         if lengths[0] < prompt.fixed:
             raise ValueError(
                 f"a length of {lengths[0]} tokens is too short: the prompt has {prompt.fixed} without its filler; give "
@@ -119,7 +119,7 @@ class BoundPasskey(Passkey, Bound[Prompt]):
         depths = tuple(float(depth) for depth in np.linspace(0, 1, self.depths).round(6)) if self.depths > 1 else (0.5,)
         return Example(digest(what, *vars(prompt).values()), repeat, lengths, prompt, depths)
 
-    def work(self, lm: LM, example: Example[Prompt]) -> Iterator[Work]:
+    def work(self, lm: LM, example: Example[PasskeyPrompt]) -> Iterator[Work]:
         prompt = example.payload
         asked = len(prompt.question) + len(prompt.answer)
         for length in example.lengths:
@@ -128,7 +128,7 @@ class BoundPasskey(Passkey, Bound[Prompt]):
                 yield Work(1, 0, before, 0)
                 yield Work(1, before, asked - 1, len(prompt.answer))
 
-    def run(self, reader: Reader, batch: Sequence[Example[Prompt]]) -> Iterator[Result]:
+    def run(self, reader: Reader, batch: Sequence[Example[PasskeyPrompt]]) -> Iterator[Result]:
         """Yield results of examples one by one, shortest length and smallest depth first."""
         head = torch.tensor([reader.lm.separator.ids])
         for length in batch[0].lengths:
@@ -152,8 +152,8 @@ class BoundPasskey(Passkey, Bound[Prompt]):
                         num_kept=memory.num_kept,
                     )
 
-    def shown(self, lm: LM, example: Example[Prompt], length: int) -> dict[str, Any]:
-        """Return an example at its first depth in words, its parts token by token; the last `scored` are the number."""
+    def shown(self, lm: LM, example: Example[PasskeyPrompt], length: int) -> dict[str, Any]:
+        """Return an example at its first depth as text, its parts token by token; the last `scored` are the number."""
         prompt = example.payload
         parts = [
             ["separator", token_texts(lm.tokenizer, lm.separator.ids)],

@@ -1,4 +1,4 @@
-"""Perplexity by length: how well a model predicts the tokens of a text, by how much of it was read before.
+"""Perplexity by length: how well a model predicts the tokens of a text after more and more of it.
 
     nats = mean of -log p(token | separator, context)      perplexity = exp(nats)
 
@@ -12,7 +12,7 @@ Three choices of the targets at a total length of T tokens, in a window x of W t
 `all`    the first T tokens of x, all scored in one pass, as in SMT and most reports. Most of them have a shorter
          context than T; sums by position show the difference.
 
-Logits exist for one block at a time. The separator precedes the text and is not counted in T.
+Logits are computed one block at a time. The separator precedes the text and is not counted in T.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,9 +31,9 @@ from farspan.text.corpora import Corpus, load
 
 TARGETS = ("fixed", "last", "all")
 TARGET_TOKENS = 256  # CEPE's
-SHORTEST = 512  # tokens; a quarter of the trained length, where that is less
-FIRST_BUCKET = 64  # positions; each further one ends at twice the position of the one before
-MASK = 1 << 22  # of one forward on a CPU, where attention in chunks holds a number for each token and token read
+SHORTEST = 512  # tokens; a quarter of the trained length, if that is less
+FIRST_BUCKET = 64  # positions; each further bucket ends at twice the position of the one before
+MASK = 1 << 22  # values of a mask [chunk, tokens read] on a CPU
 OPTION = "--target-tokens N, or perplexity:target_tokens=N"
 SMALLEST_CHUNK = 256  # tokens; smaller ones take longer
 
@@ -43,7 +43,7 @@ class Perplexity(Task):
     """Nats per token and next-token accuracy on windows of the text."""
 
     targets: str = "fixed"  # one of TARGETS
-    target_tokens: int | None = TARGET_TOKENS  # n; None: 256, or half of the shortest length where that is less
+    target_tokens: int | None = TARGET_TOKENS  # n; None: 256, or half of the shortest length if that is less
     buckets: int | None = None  # equal parts of each length, of targets=all; None: powers of two from FIRST_BUCKET
 
     name: ClassVar[str] = "perplexity"
@@ -79,8 +79,8 @@ class Perplexity(Task):
             check_target_tokens(self._num_targets, lengths, OPTION)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Return powers of two from a quarter of the smallest trained length, at most 512, or from the first that
-        leaves the targets as much context, to twice the largest."""
+        """Return powers of two to twice the largest trained length, from a quarter of the smallest, at most 512, or
+        from the first with as many context tokens as targets."""
         first = self._shortest(min(trained))
         return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
 
@@ -117,11 +117,11 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
         return (self.text,)
 
     def num_tokens(self, lm: LM, example: Example[np.ndarray], length: int) -> int:
-        """The last token is only a target and is not fed."""
+        """Return the tokens fed; the last token is only a target."""
         return len(lm.separator.ids) + length - 1
 
     def span(self, window: int, length: int) -> tuple[int, int, int]:
-        """Return where in a window of `window` tokens the context begins, the targets begin, and both end."""
+        """Return the beginning of the context, that of the targets, and the end of both, in a window of tokens."""
         if self.targets == "fixed":
             return window - length, window - self._num_targets, window
         return 0, 0 if self.targets == "all" else length - self._num_targets, length
@@ -162,7 +162,7 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
         """Yield results of a batch, shortest length first."""
         text = torch.from_numpy(np.stack([example.payload for example in batch])).long()
         head = torch.tensor([reader.lm.separator.ids]).expand(len(batch), -1)
-        # a reader that cuts or mixes its text needs it in one piece; an incremental one reads on
+        # a reader that cuts or mixes its text needs it in one piece; an incremental one continues
         goes_on = self.targets == "last" and reader.incremental
         memory: Memory | None = None
         read, layer = 0, ""
@@ -171,7 +171,7 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
             if memory is not None and goes_on:
                 memory.read(text[:, read:first])
             else:
-                memory = None  # gone before the next one is read
+                memory = None  # freed before the next one is read
                 memory = reader.read(text[:, begin:first], head=head)
             read = first
             if length not in batch[0].lengths:
@@ -197,7 +197,7 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
 
     def _judged(self, scores: Scores, index: int) -> tuple[dict[str, Any], int]:
         """Return the scores of one example at one length as a row holds them, and how many of its tokens have no finite
-        log-probability. If any, the row has neither nats nor accuracy, so that no mean counts one without the other."""
+        log-probability. If any, the row has neither nats nor accuracy, so that both are means over the same rows."""
         nats = scores.nats[index].cpu().double().numpy()
         if failed := int((~np.isfinite(nats)).sum()):
             return {"nats": None, "scored": len(nats)}, failed
@@ -219,7 +219,7 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
         return values, 0
 
     def _not_finite(self, reader: Reader, head: torch.Tensor, text: torch.Tensor, length: int) -> str:
-        """Read and score again, and return where the first numbers that are not finite came from."""
+        """Read and score again, and return the module whose output is the first that is not finite."""
         begin, first, end = self.span(text.shape[1], length)
         with reader.lm.first_not_finite() as found:
             reader.read(text[:, begin:first], head=head).score(text[:, first:end])
@@ -227,10 +227,10 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
         return f"at {length:,} tokens the first numbers that are not finite came out of {where}"
 
     def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...]:
-        """Return powers of two as `lengths` does for this model, to where its positions or the text end.
+        """Return powers of two as `lengths` for this model, up to the end of its positions or the text.
 
         Raises:
-            ValueError: more target tokens than there is room for.
+            ValueError: more target tokens than fit.
         """
         trained = lm.trained_length or DEFAULT_TRAINED_LENGTH
         room = 2 * trained
@@ -248,8 +248,8 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
         return tuple(fitting or lengths[:1])
 
     def chunk(self, lm: LM, longest: int) -> int | None:
-        """Return fewer tokens than the reader's own where these would make the attention mask of a long text the
-        largest part of the memory used on a CPU."""
+        """Return fewer tokens than the reader's own if the attention mask of a long text would otherwise take most of a
+        CPU's memory."""
         if lm.device.type != "cpu" or CHUNK * longest <= MASK:
             return None
         return max(SMALLEST_CHUNK, MASK // longest)
@@ -261,7 +261,7 @@ def shortest_length(trained: int) -> int:
 
 
 def check_target_tokens(target_tokens: int, lengths: Sequence[int], how: str = "perplexity:target_tokens=N") -> None:
-    """Raise ValueError if the targets leave no context in the shortest length. `how`: what sets their number."""
+    """Raise ValueError if the targets leave no context in the shortest length. `how`: their option."""
     if target_tokens >= lengths[0]:
         raise ValueError(
             f"{target_tokens:,} target tokens leave no context in a length of {lengths[0]:,} tokens: give fewer "
@@ -270,7 +270,7 @@ def check_target_tokens(target_tokens: int, lengths: Sequence[int], how: str = "
 
 
 def bucket_ends(length: int, buckets: int | None) -> list[int]:
-    """Return where the buckets of positions end: at powers of two, or that many of equal size."""
+    """Return the ends of the buckets of positions: powers of two, or `buckets` of equal size."""
     if buckets is not None:
         return sorted({length * i // buckets for i in range(1, buckets + 1)} - {0})
     ends = [FIRST_BUCKET]

@@ -1,4 +1,4 @@
-"""Text to the tokens of a prompt, and back to words."""
+"""Convert texts to the tokens of a prompt, and back."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,16 +10,16 @@ from jaxtyping import Int
 
 
 def encoded(tokenizer: Any, text: str) -> Int[np.ndarray, "time"]:
-    """Token ids of a text, as `corpus.load` cuts it: nothing is added, and nothing in it is a special token."""
+    """Return the token ids of a text as `corpus.load` does: nothing is added, and nothing in it is a special token."""
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
     return np.asarray(ids, dtype=np.int64)
 
 
 def pieces(tokenizer: Any, *texts: str) -> list[np.ndarray]:
-    """The token ids of the texts joined, cut where they meet.
+    """Return the token ids of the joined texts, one array per text.
 
-    Joined, because many tokenizers put a space before what they are given by itself. A token that spans two texts
-    belongs to the second. Without special tokens, also where a text spells one.
+    The texts are joined because many tokenizers add a space before a text of its own. A token that spans two texts
+    belongs to the second. There are no special tokens, even if a text spells one.
     """
     whole = encoded(tokenizer, "".join(texts))
     cuts = [0]
@@ -32,27 +32,27 @@ def pieces(tokenizer: Any, *texts: str) -> list[np.ndarray]:
     return [np.array(whole[first:last], dtype=np.int64) for first, last in pairwise([*cuts, len(whole)])]
 
 
-def behind(tokenizer: Any, text: str, *, before: str) -> np.ndarray:
-    """The token ids that `text` adds where it stands behind `before`."""
+def following(tokenizer: Any, text: str, *, before: str) -> np.ndarray:
+    """Return the token ids that `text` adds after `before`."""
     return pieces(tokenizer, before, text)[1]
 
 
 @lru_cache(maxsize=1)  # decodes the whole vocabulary
 def line_ends(tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that begin with the end of a line."""
+    """Return the tokens that begin with the end of a line."""
     texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
     return tuple(token for token, text in enumerate(texts) if text.lstrip(" ").startswith("\n"))
 
 
 def stops(tokenizer: Any, *, one_line: bool) -> list[int]:
-    """The tokens that end an answer: the end of text, and where an answer is one line, that of a line."""
+    """Return the tokens that end an answer: the end of text, and for answers of one line the ends of a line."""
     end = tokenizer.eos_token_id
     return ([] if end is None else [end]) + (list(line_ends(tokenizer)) if one_line else [])
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """Tokens as text, each as what it adds to the ones before it: alone, some tokenizers drop its leading space."""
+    """Return the text that each token adds to the ones before it: alone, some tokenizers drop its leading space."""
     ids = [int(i) for i in ids]
-    behind = [tokenizer.decode(ids[max(0, n - 8) : n + 1]) for n in range(len(ids))]
+    until = [tokenizer.decode(ids[max(0, n - 8) : n + 1]) for n in range(len(ids))]
     before = [tokenizer.decode(ids[max(0, n - 8) : n]) for n in range(len(ids))]
-    return [text[len(known) :] for text, known in zip(behind, before, strict=True)]
+    return [text[len(known) :] for text, known in zip(until, before, strict=True)]

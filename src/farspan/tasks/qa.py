@@ -8,10 +8,11 @@ and table 7; a length of this task is k. Greedy, at most 25 tokens, to the end o
 equals one of the references after lower-casing and without punctuation, articles and extra blanks (Rajpurkar et al.
 2016, arXiv 1606.05250).
 
-Where the authors' scripts differ: theirs give CEPE and RePlug no demonstration in the decoder, the baselines two; ours
-give all methods the same two, at the beginning of every decoder. Theirs draw demonstrations inside the workers of a
-data loader, so that they change with the number of workers; ours depend on the seed and the question alone. Too long a
-passage loses its end here, its title there. How many passages go to CEPE's decoder is a setting of the method.
+Differences from the authors' scripts: theirs give CEPE and RePlug no demonstration in the decoder, the baselines two;
+ours give all methods the same two, at the beginning of every decoder. Theirs sample demonstrations inside the workers
+of a data loader, so that they depend on the number of workers; ours depend only on the seed and the question. A passage
+that is too long loses its end here, its title there. The number of passages in CEPE's decoder is a setting of the
+method.
 
 Data: Natural Questions, TriviaQA and PopQA, as jsonl, parquet or a hub data set, with the columns
 
@@ -56,7 +57,7 @@ class Passage:
     text: str
     title: str = ""
     score: float | None = None  # the retriever's
-    name: str = ""  # what a record calls it: its title, or its number in an index
+    name: str = ""  # its name in records: its title, or its number in an index
 
     def __str__(self) -> str:
         return (
@@ -74,7 +75,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class QaPrompt:
     """One question with its passages as tokens."""
 
     head: np.ndarray  # the separator and the demonstrations
@@ -83,7 +84,7 @@ class Prompt:
     question: Question
 
     def num_tokens(self, length: int) -> int:
-        """Tokens of the whole prompt with that many passages."""
+        """Return the tokens of the whole prompt with `length` passages."""
         return len(self.head) + sum(map(len, self.passages[:length])) + len(self.query)
 
 
@@ -121,7 +122,7 @@ class Qa(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundQa(Qa, Bound[Prompt]):
+class BoundQa(Qa, Bound[QaPrompt]):
     """The questions of one data set."""
 
     questions: tuple[Question, ...]
@@ -152,12 +153,12 @@ class BoundQa(Qa, Bound[Prompt]):
         every = (*self.questions, *(() if self.pool is self.questions else self.pool))
         return digest(*(repr(one).replace("Question(", "Asked(", 1) for one in every))  # its name in older records
 
-    def num_tokens(self, lm: LM, example: Example[Prompt], length: int) -> int:
-        """The answer counts as long as it may be."""
+    def num_tokens(self, lm: LM, example: Example[QaPrompt], length: int) -> int:
+        """Return the tokens with the longest possible answer."""
         return example.payload.num_tokens(length) + self.new_tokens - 1
 
-    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Prompt]]:
-        """Return a question for each repeat; those of few repeats are the first of many.
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[QaPrompt]]:
+        """Return a question for each repeat; fewer repeats have the first of the same questions.
 
         Raises:
             ValueError: fewer questions, or fewer with as many passages, than repeats.
@@ -172,7 +173,7 @@ class BoundQa(Qa, Bound[Prompt]):
         chosen = np.random.default_rng(seed).permutation(fitting)[:repeats]
         return [self._example(lm, int(which), i, lengths, seed) for i, which in enumerate(chosen)]
 
-    def _example(self, lm: LM, which: int, repeat: int, lengths: Sequence[int], seed: int) -> Example[Prompt]:
+    def _example(self, lm: LM, which: int, repeat: int, lengths: Sequence[int], seed: int) -> Example[QaPrompt]:
         one = self.questions[which]
         head = [np.array(lm.separator.ids, np.int64)]
         for shot in self._demonstrations(which, seed):
@@ -182,13 +183,13 @@ class BoundQa(Qa, Bound[Prompt]):
         passages = self._passages(one, lengths[-1])
         pieces = tuple(passage_ids(lm.tokenizer, str(passage), self.passage_tokens) for passage in passages)
         query = encoded(lm.tokenizer, f"Question: {one.question}\nAnswer:")
-        prompt = Prompt(np.concatenate(head), pieces, query, one)
+        prompt = QaPrompt(np.concatenate(head), pieces, query, one)
         what = f"{self.task} {self.version} {one.answers} {self.new_tokens} {self.weights}"
         return Example(digest(what, prompt.head, *joined(pieces), query), repeat, tuple(lengths), prompt)
 
     @cached_property
     def _searched(self) -> dict[str, tuple[Passage, ...]]:
-        """The passages found for each question: a search takes long, and is repeated for each length."""
+        """The passages found for each question, kept because a search takes long and each length needs them."""
         return {}
 
     def _passages(self, one: Question, count: int) -> tuple[Passage, ...]:
@@ -217,14 +218,14 @@ class BoundQa(Qa, Bound[Prompt]):
             )
         return found
 
-    def work(self, lm: LM, example: Example[Prompt]) -> Iterator[Work]:
+    def work(self, lm: LM, example: Example[QaPrompt]) -> Iterator[Work]:
         for length in example.lengths:
             fed = example.payload.num_tokens(length)
             yield Work(1, 0, fed, 1)
-            for new in range(1, self.new_tokens):  # as many as there may be
+            for new in range(1, self.new_tokens):  # the longest possible answer
                 yield Work(1, fed + new - 1, 1, 1)
 
-    def run(self, reader: Reader, batch: Sequence[Example[Prompt]]) -> Iterator[Result]:
+    def run(self, reader: Reader, batch: Sequence[Example[QaPrompt]]) -> Iterator[Result]:
         """Yield results of examples one by one, whose passages differ in length; fewest passages first."""
         tokenizer = reader.lm.tokenizer
         stop = stops(tokenizer, one_line=True)
@@ -268,8 +269,8 @@ class BoundQa(Qa, Bound[Prompt]):
                     num_kept=memory.num_kept,
                 )
 
-    def shown(self, lm: LM, example: Example[Prompt], length: int) -> dict[str, Any]:
-        """Return an example with `length` passages in words, its parts token by token; the last `scored` are a right
+    def shown(self, lm: LM, example: Example[QaPrompt], length: int) -> dict[str, Any]:
+        """Return an example with `length` passages as text, its parts token by token; the last `scored` are a right
         answer."""
         given, one = example.payload, example.payload.question
         answer = encoded(lm.tokenizer, " " + one.answers[0])
@@ -280,7 +281,7 @@ class BoundQa(Qa, Bound[Prompt]):
 
 
 def read_questions(data: str) -> tuple[tuple[Question, ...], int]:
-    """Return the questions of a data set, and how many of its rows were skipped, having no question or no reference.
+    """Return the questions of a data set, and how many of its rows were skipped for lack of a question or reference.
 
     Raises:
         ValueError: no such data, columns missing, or no question left.
@@ -303,7 +304,7 @@ def _answers(value: Any, where: str) -> tuple[str, ...]:
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: the answers {value[:60]!r} are no JSON: {error}") from error
+            raise ValueError(f"{where}: the answers {value[:60]!r} are not JSON: {error}") from error
     if isinstance(value, Mapping):  # TriviaQA's
         value = [value.get("value"), *rows_of(value.get("aliases") or [], f"{where}, 'aliases'")]
     listed = list(value) if isinstance(value, list | tuple) else [value]

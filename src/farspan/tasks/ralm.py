@@ -3,16 +3,16 @@
     nats = mean over i >= q of -log p(x_i | separator, d_1 ... d_k, x_1 ... x_{i-1})      perplexity = exp(nats)
 
 x: a window of n tokens of the text (2,048); its first q (256) are the query and are not scored; d_1 ... d_k: the
-passages that fit them best, best first, each of at most 256 tokens with a blank line behind it. Yen et al. 2024 (CEPE),
+passages retrieved by them, best first, each of at most 256 tokens and followed by a blank line. Yen et al. 2024 (CEPE),
 arXiv 2402.16617, section 4.1 and table 2, k = 0, 8, 20, 50; a length of this task is k. Plain readers put all passages
 before the text, RePlug reads each in a pass of its own, CEPE encodes them in parallel. The targets are the same at
-every k. `passages=random` is the control, k passages of the same index that were drawn: what any passages do (a mixture
-of passes, a longer prompt) is no merit of those that were found.
+every k. `passages=random` is the control, k random passages of the same index: effects of any passages (a mixture of
+passes, a longer prompt) are not due to retrieval.
 
-Ours differs in three ways. The index may hold the very text that is asked about, so passages that share a run of
-`overlap` words with the window are left out and counted; the authors' retrieval documents are other documents. Their
-passages are raw slices of 256 tokens; ours end with a blank line. The weights of a mixture are the method's own unless
-`weights=retriever` asks for the softmax of the retriever's scores, which every row keeps.
+Ours differs in three ways. The index may contain the scored text, so passages that share a run of `overlap` words with
+the window are left out and counted; the authors retrieve from other documents. Their passages are raw slices of 256
+tokens; ours end with a blank line. The weights of a mixture are the method's own, or with `weights=retriever` the
+softmax of the retriever's scores, which every row keeps.
 """
 
 import re
@@ -42,8 +42,8 @@ from farspan.text.retrieval import Index, open_index
 
 WINDOW = 2048  # tokens
 QUERY = 256  # tokens
-OVERLAP = 13  # words: what Brown et al. 2020, arXiv 2005.14165, appendix C, call the same text
-SPARE = 32  # passages that are asked for beyond k, for those left out
+OVERLAP = 13  # words; the definition of an overlap of Brown et al. 2020, arXiv 2005.14165, appendix C
+SPARE = 32  # passages requested beyond k, to replace those left out
 PASSAGES = ("found", "random")
 
 
@@ -128,7 +128,7 @@ class BoundRalm(Ralm, Bound[Retrieved]):
         return (self.text,)
 
     def num_tokens(self, lm: LM, example: Example[Retrieved], length: int) -> int:
-        """Every passage counts as long as it may be."""
+        """Return the tokens with every passage at its longest."""
         return len(lm.separator.ids) + length * self.passage_tokens + self.window - 1
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Retrieved]]:
@@ -153,8 +153,7 @@ class BoundRalm(Ralm, Bound[Retrieved]):
     def _chosen(
         self, query: str, window: str, count: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return the numbers of the first passages that hold no part of the window, their scores, and how many were
-        left out before them."""
+        """Return numbers and scores of the first passages without a part of the window, and how many were left out."""
         itself, excluded = _runs(window, self.overlap), 0
         order, chosen = self._in_order(query, count, rng), list[tuple[int, float]]()
         while len(chosen) < count:
@@ -162,7 +161,7 @@ class BoundRalm(Ralm, Bound[Retrieved]):
             if number is None:
                 raise ValueError(
                     f"{count} passages are needed (--lengths); index {self.opened.folder} holds {len(self.opened):,}, "
-                    f"of which {excluded} share {self.overlap} words in a row with the text they are for: "
+                    f"of which {excluded} share {self.overlap} words in a row with the scored text: "
                     "index more documents, or choose fewer passages"
                 )
             if _runs(self.opened.passage(number), self.overlap).isdisjoint(itself):
@@ -226,8 +225,7 @@ class BoundRalm(Ralm, Bound[Retrieved]):
                 )
 
     def shown(self, lm: LM, example: Example[Retrieved], length: int) -> dict[str, Any]:
-        """Return an example with `length` passages in words: its parts, token by token; the last `scored` are
-        scored."""
+        """Return an example with `length` passages as text: its parts, token by token; the last `scored` are scored."""
         given = example.payload
         parts = [["separator", token_texts(lm.tokenizer, lm.separator.ids)]]
         parts += [["read", token_texts(lm.tokenizer, ids)] for ids in given.passages[:length]]

@@ -1,7 +1,7 @@
-"""Recall by distance: how well a model copies from near and from far, in texts of one length.
+"""Recall by distance: how well a model copies from near and far positions, in texts of one length.
 
-The probe protocol of the forgetting curve (`farspan.tasks.curve`) at evenly spaced depths of one length. Its rows are
-rows of the task `curve`.
+The probe protocol of the forgetting curve (`farspan.tasks.curve`) at evenly spaced depths of one length. Its rows have
+the task `curve`.
 """
 
 from collections.abc import Sequence

@@ -1,14 +1,14 @@
-"""How answers in words are judged, as each benchmark does it. Scores lie between 0 and 1; the best reference counts.
+"""Score text answers as each benchmark does. Scores are from 0 to 1; the best reference counts.
 
 exact_match, f1   of normalised words: lower case, no punctuation, no articles (Rajpurkar et al. 2016, SQuAD 1.1)
 rouge             F of shared words, word pairs and the longest common subsequence (Lin 2004), by rouge-score without
-                  stemming, as SCROLLS has it (Shaham et al. 2022)
+                  stemming, as SCROLLS (Shaham et al. 2022)
 choice            the letter of a multiple-choice question (QuALITY)
 LONGBENCH         the scorers of LongBench (Bai et al. 2024, arXiv 2308.14508, table 1), among them the ROUGE of another
                   package, which splits at full stops, counts each word once, and joins the parts
 
-Ours differ from CEPE's evaluation script: ROUGE does not stem; a reference that is nothing but an article ("A") is
-compared as it stands, where normalisation would leave nothing of it, which any empty answer equals.
+Ours differ from CEPE's evaluation script: ROUGE does not stem; a reference that is only an article ("A") is not
+normalised, since the empty result would equal any empty answer.
 """
 
 import re
@@ -26,7 +26,7 @@ from farspan.extras import optional_import
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 ROUGES = ("rouge1", "rouge2", "rougeL")
-# the punctuation LongBench takes out of Chinese words, besides ASCII's
+# the punctuation that LongBench removes from Chinese words, besides ASCII's
 CHINESE_PUNCTUATION = (
     "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」"
     "『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
@@ -36,7 +36,7 @@ LEFT_OUT_OF_CODE = ("`", "#", "//")  # a line with one of these is a comment or 
 
 
 def normalised(text: str) -> str:
-    """Lower case, without punctuation, articles and extra space; the articles stay where nothing else is there."""
+    """Return a text in lower case, without punctuation, extra space and articles (unless only articles are left)."""
     words = text.lower().translate(NO_PUNCTUATION)
     return " ".join(ARTICLES.sub(" ", words).split()) or " ".join(words.split())
 
@@ -44,8 +44,8 @@ def normalised(text: str) -> str:
 def exact_match(prediction: str, references: Sequence[str]) -> float:
     """Return 1 if the prediction is one of the references, normalised, else 0.
 
-    What is nothing but punctuation is compared as it is written: normalisation would leave nothing of it, which an
-    empty answer equals. An empty reference beside others matches nothing."""
+    A text of punctuation alone is not normalised, since the empty result would equal an empty answer. An empty
+    reference among others matches nothing."""
 
     def key(text: str) -> str:
         return normalised(text) or " ".join(text.split())
@@ -54,13 +54,13 @@ def exact_match(prediction: str, references: Sequence[str]) -> float:
 
 
 def f1(prediction: str, references: Sequence[str]) -> float:
-    """F of the words that prediction and reference share, normalised."""
+    """Return F of the words that prediction and reference share, normalised."""
     words = normalised(prediction).split()
     return max(_f1(words, normalised(reference).split()) for reference in _some(references))
 
 
 def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
-    """F of ROUGE-1, ROUGE-2 and ROUGE-L, the best reference for each."""
+    """Return F of ROUGE-1, ROUGE-2 and ROUGE-L, each for its best reference."""
     package = optional_import("rouge_score.rouge_scorer", "tasks")
     scorer = package.RougeScorer(ROUGES, use_stemmer=False)
     each = [scorer.score(reference, prediction) for reference in _some(references)]
@@ -68,13 +68,13 @@ def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
 
 
 def geometric_mean(scores: Sequence[dict[str, float]]) -> float:
-    """SCROLLS' one number for a summarisation set: of the means of ROUGE-1, ROUGE-2 and ROUGE-L over the examples."""
+    """Return SCROLLS' number of a summarisation set: of the means of ROUGE-1, ROUGE-2 and ROUGE-L over examples."""
     means = [float(np.mean([each[name] for each in scores])) for name in ROUGES]
     return float(np.prod(means) ** (1 / 3))
 
 
 def choice(prediction: str, options: Sequence[str]) -> str | None:
-    """The letter, from A on, of the option that a prediction names: by the letter it begins with, alone or followed by
+    """Return the letter, from A on, of the option that a prediction names: by its first letter, alone or followed by
     punctuation, in brackets or not, or by the option's whole text. None: it names none."""
     letters = string.ascii_uppercase[: len(options)]
     if found := re.match(rf"\W*([{letters}])\s*(?:[).:,;\n]|$)", prediction):
@@ -86,7 +86,7 @@ def choice(prediction: str, options: Sequence[str]) -> str | None:
 
 def _some(references: Sequence[str]) -> Sequence[str]:
     if not any(reference.strip() for reference in references):
-        raise ValueError("nothing can be judged without a reference: this example has none, or empty ones")
+        raise ValueError("an example without a reference cannot be scored: it has none, or empty ones")
     return references
 
 
@@ -102,15 +102,15 @@ def _f(shared: int, predicted: int, wanted: int) -> float:
 
 
 def _code_similarity(prediction: str, reference: str, classes: Sequence[str]) -> float:
-    """Of the first line that holds code, in whole percent."""
+    """Return the similarity of the first line of code, in whole percent."""
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in LEFT_OUT_OF_CODE)), "")
     return round(100 * SequenceMatcher(None, line, reference).ratio()) / 100
 
 
 def _classification(prediction: str, reference: str, classes: Sequence[str]) -> float:
-    """1 / n where n classes are named and the right one is among them. A class that is part of the right one's name is
-    not counted, as far as the benchmark's own loop takes it out while it runs over the list."""
+    """Return 1 / n if n classes are named and the right one is among them. A class that is part of the right one's name
+    is not counted, as far as the benchmark's loop removes it from the list that it iterates over."""
     named = [name for name in classes if name in prediction]
     for name in named:
         if name in reference and name != reference:
@@ -119,10 +119,10 @@ def _classification(prediction: str, reference: str, classes: Sequence[str]) -> 
 
 
 def _numbers(prediction: str, reference: str, classes: Sequence[str], *, marker: str) -> float:
-    """The share of the numbers in the prediction that are the one behind the marker in the reference."""
+    """Return the share of the prediction's numbers that equal the one after the marker in the reference."""
     wanted = re.search(marker + r"(\d+)", reference)
     if wanted is None:
-        raise ValueError(f"reference {reference!r} holds no number behind {marker!r}")
+        raise ValueError(f"reference {reference!r} has no number after {marker!r}")
     numbers = re.findall(r"\d+", prediction)
     return numbers.count(wanted[1]) / len(numbers) if numbers else 0.0
 
@@ -140,7 +140,7 @@ def _chinese_f1(prediction: str, reference: str, classes: Sequence[str]) -> floa
 
 
 def _joined_rouge(prediction: str, reference: str, classes: Sequence[str]) -> float:
-    """ROUGE-L of the `rouge` package; 0 where it fails, on an empty text, as the benchmark counts it."""
+    """Return ROUGE-L of the `rouge` package; 0 if it fails, on an empty text, as the benchmark does."""
     scorer = optional_import("rouge", "tasks").Rouge(metrics=["rouge-l"])
     try:
         return float(scorer.get_scores(prediction, reference)[0]["rouge-l"]["f"])
@@ -174,13 +174,13 @@ NEEDED = {"F1 (zh)": ("jieba",), "ROUGE-L": ("rouge",), "ROUGE-L (zh)": ("rouge"
 
 
 def check_installed(name: str) -> None:
-    """Raises ValueError where LongBench's metric `name` needs a package that is not installed."""
+    """Raise ValueError if LongBench's metric `name` needs a package that is not installed."""
     for module in NEEDED.get(name, ()):
         optional_import(module, "tasks")
 
 
 def longbench(name: str, prediction: str, references: Sequence[str], classes: Sequence[str] = ()) -> float:
-    """The score of LongBench's metric `name`, of LONGBENCH, for the best reference.
+    """Return the score of LongBench's metric `name`, of LONGBENCH, for the best reference.
 
     Raises:
         ValueError: no reference, or a package that is not installed.

@@ -48,10 +48,10 @@ def number_of(value: Any, where: str) -> float:
 
 
 def inside(value: Any, where: str, *keys: str) -> Any:
-    """Return what nested objects hold under these keys.
+    """Return the value of nested objects under these keys.
 
     Raises:
-        ValueError: no object, or one without the key.
+        ValueError: not an object, or one without the key.
     """
     for key in keys:
         if not isinstance(value, Mapping) or key not in value:

@@ -6,12 +6,12 @@ Shaham et al. 2023, arXiv 2305.14196, as in Yen et al. 2024 (CEPE), arXiv 2402.1
 their validation sets are those of SCROLLS (Shaham et al. 2022), their templates ZeroSCROLLS' with the document first,
 without a chat template. Questions are answered greedily in one line of at most 50 tokens; summaries have 1,024 tokens,
 GovReport's sampled (temperature 1, top-p 0.95, at least 10 tokens). Scored by F1 (NarrativeQA, Qasper), accuracy of the
-letter (QuALITY) and ROUGE-L, beside it ROUGE-1 and ROUGE-2, of which SCROLLS takes the geometric mean over a set.
+letter (QuALITY) and ROUGE-L, with ROUGE-1 and ROUGE-2, whose geometric mean SCROLLS takes over a set.
 
-Ours differ from the authors' script: examples are drawn, not the first of the file; all references of a question count
-together (SCROLLS repeats the question for each); the letter of QuALITY is that of the equal option, not of the first
-that contains the answer, and an "A" is not lost to the removal of articles; ROUGE does not stem; no document is cut
-unless it was said how.
+Ours differ from the authors' script: examples are sampled, not the first of the file; all references of a question
+count together (SCROLLS repeats the question for each); the letter of QuALITY is that of the equal option, not of the
+first that contains the answer, and an "A" is not removed as an article; ROUGE does not stem; no document is cut unless
+`truncate` is set.
 """
 
 import re
@@ -35,20 +35,20 @@ LETTERS = "ABCD"
 
 
 @dataclass(frozen=True)
-class Set:
-    """One set: where it is, what is said around its documents, and how answers are judged."""
+class ScrollsSet:
+    """One set: its source, its prompt, and the scoring of its answers."""
 
     config: str  # of tau/scrolls
     before: str
-    instruction: str  # also what stands behind it, before the question
+    instruction: str  # with the text between it and the question
     question: str  # {question} in it; also {options}
-    noun: str  # of what is omitted
+    noun: str  # names the document in the note of its omitted end
     answering: Answering
-    quality: str  # as a table says it
+    quality: str  # its name in tables
 
 
 SETS = {
-    "narrativeqa": Set(
+    "narrativeqa": ScrollsSet(
         config="narrative_qa",
         before="Story:\n",
         instruction="You are given a story, which can be either a novel or a movie script, and a question. Answer the "
@@ -58,7 +58,7 @@ SETS = {
         answering=QUESTION,
         quality="F1",
     ),
-    "qasper": Set(
+    "qasper": ScrollsSet(
         config="qasper",
         before="Article:\n",
         instruction="You are given a scientific article and a question. Answer the question as concisely as you can, "
@@ -70,7 +70,7 @@ SETS = {
         answering=QUESTION,
         quality="F1",
     ),
-    "quality": Set(
+    "quality": ScrollsSet(
         config="quality",
         before="Story:\n",
         instruction="You are provided a story and a multiple-choice question with 4 possible answers (marked by A, B, "
@@ -80,7 +80,7 @@ SETS = {
         answering=QUESTION,
         quality="accuracy",
     ),
-    "govreport": Set(
+    "govreport": ScrollsSet(
         config="gov_report",
         before="Report:\n",
         instruction="Instruction: You are given a report by a government agency. Write a one-page summary of the "
@@ -90,7 +90,7 @@ SETS = {
         answering=SAMPLED,
         quality="ROUGE-L",
     ),
-    "summ_screen_fd": Set(
+    "summ_screen_fd": ScrollsSet(
         config="summ_screen_fd",
         before="Episode Script:\n",
         instruction="You are given a script of a TV episode. Summarize the episode in a paragraph.\n\n",
@@ -99,7 +99,7 @@ SETS = {
         answering=SUMMARY,
         quality="ROUGE-L",
     ),
-    "qmsum": Set(
+    "qmsum": ScrollsSet(
         config="qmsum",
         before="Transcript:\n",
         instruction="You are given a meeting transcript and a query containing a question or instruction. Answer the "
@@ -142,7 +142,7 @@ class ZeroScrolls(Task):
         return BoundZeroScrolls(self.set, tuple(load_items(self.set, self.data)), how, self.truncate, omitted)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Return the trained lengths: all of the context for prompt and answer."""
+        """Return the trained lengths, each for prompt and answer together."""
         return tuple(sorted(set(trained)))
 
 
@@ -164,10 +164,10 @@ class BoundZeroScrolls(BoundDocuments):
 
 
 def load_items(name: str, data: str | None) -> list[Item]:
-    """The questions of a set, in the form of SCROLLS or of the set's own publication.
+    """Return the questions of a set, in the form of SCROLLS or of the set's own publication.
 
     Raises:
-        ValueError: no such data, or columns that are in none of the forms.
+        ValueError: no such data, or columns of neither form.
     """
     of = SETS[name]
     if data is None:
@@ -181,16 +181,18 @@ def load_items(name: str, data: str | None) -> list[Item]:
     return list(_scrolls(name, of, table))
 
 
-def _item(of: Set, name: str, document: str, question: str, references: Sequence[str], options: str = "") -> Item:
+def _item(
+    of: ScrollsSet, name: str, document: str, question: str, references: Sequence[str], options: str = ""
+) -> Item:
     asked = of.question.replace("{options}", options).replace("{question}", question)
     choices = tuple(line[4:] for line in options.split("\n")) if options else ()
     return Item(name, of.before, document.strip(), f"\n\n{of.instruction}{asked}", tuple(references), choices)
 
 
-def _scrolls(name: str, of: Set, table: Table) -> Iterator[Item]:
-    """SCROLLS: the question, an empty line, the document in "input"; a row for each reference, in "output"."""
+def _scrolls(name: str, of: ScrollsSet, table: Table) -> Iterator[Item]:
+    """Yield items from SCROLLS: question, empty line and document in "input"; a row for each reference, in "output"."""
     id_, input_, output = table.column("id"), table.column("input"), table.column("output")
-    rows: dict[str, list[tuple[str, str]]] = {}  # by example: what is asked, and a reference
+    rows: dict[str, list[tuple[str, str]]] = {}  # by example: its input, and a reference
     for number, row in enumerate(table.rows, 1):
         where = f"{table.name}, row {number}, column"
         one = text_of(row[input_], f"{where} {input_!r}"), text_of(row[output] or "", f"{where} {output!r}")
@@ -208,7 +210,7 @@ def _scrolls(name: str, of: Set, table: Table) -> Iterator[Item]:
             yield _item(of, key, text, "", references)
 
 
-def _choice(of: Set, key: str, text: str, references: Sequence[str]) -> Item:
+def _choice(of: ScrollsSet, key: str, text: str, references: Sequence[str]) -> Item:
     found = CHOICES.fullmatch(text)
     if found is None:
         raise ValueError(f"the input of {key} has no four options marked (A) to (D)")
@@ -224,8 +226,8 @@ def _joined(text: str) -> str:
     return " ".join(text.split())
 
 
-def _narrativeqa(of: Set, table: Table) -> Iterator[Item]:
-    """The set's own form: document.text, question.text, answers with a text each."""
+def _narrativeqa(of: ScrollsSet, table: Table) -> Iterator[Item]:
+    """Yield items from the set's own form: document.text, question.text, answers with a text each."""
     document, question, answers = table.column("document"), table.column("question"), table.column("answers")
     for number, row in enumerate(table.rows):
         where = f"{table.name}, row {number + 1}, column"
@@ -238,8 +240,8 @@ def _narrativeqa(of: Set, table: Table) -> Iterator[Item]:
         yield _item(of, f"row {number}", texts[document], texts[question], references)
 
 
-def _govreport(of: Set, table: Table) -> Iterator[Item]:
-    """The form of ccdv/govreport-summarization."""
+def _govreport(of: ScrollsSet, table: Table) -> Iterator[Item]:
+    """Yield items from the form of ccdv/govreport-summarization."""
     report, summary = table.column("report"), table.column("summary")
     for number, row in enumerate(table.rows):
         where = f"{table.name}, row {number + 1}, column"
@@ -247,8 +249,8 @@ def _govreport(of: Set, table: Table) -> Iterator[Item]:
         yield _item(of, f"row {number}", texts[0], "", [texts[1]])
 
 
-def _qmsum(of: Set, table: Table) -> Iterator[Item]:
-    """The form of Yale-LILY/QMSum: a meeting a row, with general and specific queries."""
+def _qmsum(of: ScrollsSet, table: Table) -> Iterator[Item]:
+    """Yield items from the form of Yale-LILY/QMSum: a meeting per row, with general and specific queries."""
     said = table.column("meeting_transcripts")
     kinds = table.column("general_query_list"), table.column("specific_query_list")
     for number, row in enumerate(table.rows):

@@ -1,4 +1,4 @@
-"""Checksums of the files of a folder, kept in it: what tells that a cache or an index is as it was written."""
+"""Checksums of the files of a folder, stored in it, to detect a damaged cache or index."""
 
 import hashlib
 import json
@@ -21,12 +21,13 @@ def seal(folder: Path) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
+    """Return whether a folder has checksums."""
     return (folder / NAME).is_file()
 
 
 def verify(folder: Path, *needed: str) -> None:
-    """Check that the files of a sealed folder, those that are needed among them, are as they were written; each file
-    once per process, while its size and its time of change stay what they were.
+    """Check that the files of a sealed folder, including the `needed` ones, are as they were written. A file is read
+    again by the same process only if its size or its time of change differs.
 
     Raises:
         ValueError: a file is missing, cut or changed; names it.

@@ -1,4 +1,4 @@
-"""Texts as token ids, cached: see `farspan.text.documents` for how a text is named.
+"""Texts as token ids, cached. `farspan.text.documents` describes the names of texts.
 
 Texts are tokenised once, without special tokens and in bounded memory (see `farspan.text.tokenising`), and stored as
 memory-mapped arrays under a hash of their content and the tokenizer (in $FARSPAN_CACHE, else ~/.cache/farspan), with
@@ -21,9 +21,9 @@ from farspan.files import built, cache_folder, parse_json, remove_leftovers
 from farspan.terminal import report
 from farspan.text import checksums, utf8
 from farspan.text.documents import Document, blocks, documents, no_documents
-from farspan.text.tokenising import Piece, tokenised
+from farspan.text.tokenising import tokenised
 
-CACHE_FORMAT = 1  # a change of what is stored, or of how text is tokenised, bumps it
+CACHE_FORMAT = 1  # incremented when the stored content or the tokenisation changes
 NUM_RANDOM_TOKENS = 1 << 22
 UNKNOWN_SHARE = 0.05  # of tokens; a larger share of tokens unknown to the tokenizer is reported
 LARGEST_SHARE = 0.9  # of tokens; a single token with a larger share is reported
@@ -34,7 +34,7 @@ LINE_EVERY = 5.0, 15.0  # seconds between lines of progress, on a terminal and e
 class Corpus:
     """Documents as token ids, one after the other."""
 
-    name: str  # as the user wrote it
+    name: str  # as the user gave it
     hash: str  # of the texts and the tokenizer
     tokens: Int[np.ndarray, "total"]
     starts: Int[np.ndarray, "documents_plus_one"]  # document i is tokens[starts[i] : starts[i + 1]]
@@ -45,7 +45,7 @@ class Corpus:
 
     @property
     def source(self) -> str:
-        """The hash of the text in its own order, the same for a text and its shuffled form."""
+        """The hash of the text in its original order, the same for a text and its shuffled form."""
         return self.ordered_hash or self.hash
 
     @property
@@ -83,7 +83,7 @@ class Corpus:
         if per_document.sum() < count:
             raise ValueError(
                 f"text {self.name!r} has {int(sizes.sum()):,} tokens, {int(per_document.sum())} windows of "
-                f"{length:,}; {count} are needed: give a longer text, a smaller largest length (at most "
+                f"{length:,}; {count} are needed: give a longer text, a smaller longest length (at most "
                 f"{int(sizes.sum()) // count:,} here) or fewer repeats"
             )
         places: list[int] = []
@@ -113,7 +113,7 @@ def load(name: str, tokenizer: Any) -> Corpus:
             that changes while it is read, or a document too long for a tokenizer written in Python.
     """
     if name == "shuffled:":
-        raise ValueError("text 'shuffled:' names no text: write shuffled:TEXT")
+        raise ValueError("text 'shuffled:' has no name of a text: write shuffled:TEXT")
     if name.startswith("shuffled:"):
         text = load(name.removeprefix("shuffled:"), tokenizer)
         hashed = hashlib.sha256(f"shuffled {text.source}".encode()).hexdigest()[:16]
@@ -125,7 +125,7 @@ def load(name: str, tokenizer: Any) -> Corpus:
     folder = cache_folder() / "corpora" / content.key
     if content.num_left_out:
         report(f"text {name!r}: {content.num_left_out:,} blank documents or rows without text (null) are left out")
-    remove_leftovers(folder.parent)  # of a command killed just after its last write here: nothing may be written again
+    remove_leftovers(folder.parent)  # of a command that was killed just after its last write here
     if not (cached := _cached(folder, name)):
         with built(folder, replace=folder.exists()) as beside:
             _write(beside, content, tokenizer)
@@ -136,12 +136,12 @@ def load(name: str, tokenizer: Any) -> Corpus:
     if unknown > UNKNOWN_SHARE:
         report(
             f"warning: {unknown:.1%} of the tokens of text {name!r} are unknown to the tokenizer "
-            f"({tokenizer.unk_token}): numbers measured on it mean little. Use a text that this tokenizer can spell."
+            f"({tokenizer.unk_token}): results on it mean little. Use a text that this tokenizer can represent."
         )
     elif about["most"] > LARGEST_SHARE * len(tokens):
         report(
             f"warning: {about['most'] / len(tokens):.1%} of the tokens of text {name!r} are one token "
-            f"({tokenizer.convert_ids_to_tokens(about['most_frequent'])!r:.40}): numbers measured on it mean little."
+            f"({tokenizer.convert_ids_to_tokens(about['most_frequent'])!r:.40}): results on it mean little."
         )
     return Corpus(name, content.key, tokens, starts, characters=content.characters, unknown=unknown)
 
@@ -153,8 +153,8 @@ def join(documents: Iterable[np.ndarray], separator: tuple[int, ...]) -> Int[np.
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """Return a hash of all that determines the ids of a text: the whole fast tokenizer, or class, vocabulary and added
-    tokens."""
+    """Return a hash of the tokenizer's parts that determine the ids of a text: the whole fast tokenizer, or class,
+    vocabulary and added tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         settled = json.loads(backend.to_str())
@@ -221,20 +221,20 @@ class _Content:
             if next(sizes, -1) == -1 and digest.hexdigest()[:16] == self.key:
                 return
         raise ValueError(
-            f"text {self.name!r} changed while it was read. Repeat the command when nothing writes to it any more."
+            f"text {self.name!r} changed while it was read. Repeat the command when no program writes to it."
         )
 
 
 def _cached(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]] | None:
-    """Return tokens, starts and statistics of a text in the cache; None: not there, or damaged."""
-    if not checksums.is_sealed(folder):  # nothing there, or written before there were checksums
+    """Return tokens, starts and statistics of a text in the cache; None if they are missing or damaged."""
+    if not checksums.is_sealed(folder):  # missing, or written by a version without checksums
         return None
     try:
         checksums.verify(folder, "tokens.npy", "starts.npy", "about.json")
         tokens, starts = np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / "starts.npy")
         about = parse_json((folder / "about.json").read_bytes(), str(folder / "about.json"))
     except (ValueError, OSError) as error:
-        report(f"the tokens of text {name!r} are made again, since their copy in the cache is damaged: {error}")
+        report(f"the tokens of text {name!r} are computed again, since their copy in the cache is damaged: {error}")
         return None
     return tokens, starts, about
 
@@ -247,53 +247,33 @@ def _random(tokenizer: Any) -> Corpus:
 
 def _write(folder: Path, content: _Content, tokenizer: Any) -> None:
     """Tokenise the documents into a new folder."""
-    sizes, size = [0], 0
-    counts = np.zeros(0, np.int64)
-    pieces = tokenised(content.documents(), tokenizer, _Progress(content.name, content.characters))
+    starts, size = [0], 0
     with (folder / "tokens.npy").open("wb") as file:
         _write_header(file, 0)
-        for ids, last in _gathered(pieces):
+        for ids, is_last in tokenised(content.documents(), tokenizer, _Progress(content.name, content.characters)):
             file.write(ids.tobytes())
-            counts = _added(counts, np.bincount(ids))
             size += len(ids)
-            sizes += [size - len(ids) + end for end in last]
+            if is_last:
+                starts.append(size)
         file.seek(0)
-        _write_header(file, size)  # as long as the first: numpy leaves room for an array to grow
-    np.save(folder / "starts.npy", np.array(sizes))
+        _write_header(file, size)  # of the same length: numpy pads the header so that an array can grow
+    np.save(folder / "starts.npy", np.array(starts))
+    tokens = np.load(folder / "tokens.npy", mmap_mode="r")
     unknown = getattr(tokenizer, "unk_token_id", None)
+    counts = np.zeros(1 + max(int(tokens.max(initial=0)), unknown or 0), np.int64)
+    for first in range(0, size, utf8.BLOCK):
+        counts += np.bincount(tokens[first : first + utf8.BLOCK], minlength=len(counts))
     about = {
-        "unknown": 0 if unknown is None or unknown >= len(counts) else int(counts[unknown]),
-        "most": int(counts.max(initial=0)),
-        "most_frequent": int(counts.argmax()) if len(counts) else 0,
+        "unknown": 0 if unknown is None else int(counts[unknown]),
+        "most": int(counts.max()),
+        "most_frequent": int(counts.argmax()),
     }
     (folder / "about.json").write_text(json.dumps(about) + "\n")
     checksums.seal(folder)
 
 
-def _gathered(pieces: Iterable[Piece]) -> Iterator[tuple[np.ndarray, list[int]]]:
-    """Join pieces to larger ones; yield each with the places in it where documents end."""
-    parts, ends, size = list[np.ndarray](), list[int](), 0
-    for ids, last in pieces:
-        parts.append(ids)
-        size += len(ids)
-        if last:
-            ends.append(size)
-        if size >= utf8.BLOCK:
-            yield np.concatenate(parts), ends
-            parts, ends, size = [], [], 0
-    if parts:
-        yield np.concatenate(parts), ends
-
-
-def _added(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    total = np.zeros(max(len(one), len(other)), np.int64)
-    total[: len(one)] += one
-    total[: len(other)] += other
-    return total
-
-
 class _Progress:
-    """Print how much of a long text is tokenised, some seconds apart."""
+    """Print the progress of tokenising a long text every few seconds."""
 
     def __init__(self, name: str, total: int) -> None:
         self.name, self.total = name, total  # characters

@@ -1,4 +1,4 @@
-"""Documents of a text by its name: txt, tables with a column of text, folders, hub datasets, and Python's own library.
+"""The documents of a text, by its name: txt, tables with a column of text, folders, hub datasets, Python's library.
 
 A text is named by one string, the same in every command and config:
 
@@ -7,7 +7,7 @@ A text is named by one string, the same in every command and config:
     path/to/folder              all .txt, .md, .jsonl and .parquet files in it and its folders, in order of their names;
                                 hidden files and files of hidden folders are left out
     org/name@config:split#column  a hub dataset (config optional, split `train`, column `text` unless named)
-    builtin                     Python's own library: see `builtin_texts`; also builtin:train, builtin:held-out
+    builtin                     Python's standard library: see `builtin_texts`; also builtin:train, builtin:held-out
     random                      uniformly sampled tokens of the model's vocabulary
     shuffled:TEXT               the real tokens of TEXT, each window in shuffled order
 
@@ -63,7 +63,7 @@ def documents(name: str) -> Iterator[Document]:
         return
     place, number_sign, column = name.partition("#")
     if number_sign and not column:
-        raise ValueError(f"text {name!r} names no column after #: write {place}#COLUMN, or omit the #")
+        raise ValueError(f"text {name!r} has no column after #: write {place}#COLUMN, or omit the #")
     if not place:
         raise ValueError(
             f"a text has no name: got {name!r}, expected a file, a folder, a hub dataset (org/name) or builtin. Is a "
@@ -133,7 +133,7 @@ def _column(rows: Rows, column: str, place: str) -> Iterator[str | None]:
         value = row[column]
         if value is not None and not isinstance(value, str):
             raise ValueError(
-                f"{where}: column {column!r} holds no text: got {type(value).__name__} {value!r:.60}, expected a "
+                f"{where}: column {column!r} does not hold text: got {type(value).__name__} {value!r:.60}, expected a "
                 "string. Name a column of strings with #COLUMN, or make one."
             )
         if value is not None:

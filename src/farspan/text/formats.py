@@ -1,4 +1,4 @@
-"""The one table of formats of files with named columns: jsonl, json, csv, tsv and parquet, read row by row."""
+"""The formats of files with named columns: jsonl, json, csv, tsv and parquet, read row by row."""
 
 import csv
 import json
@@ -10,18 +10,18 @@ from typing import Any
 
 from farspan.extras import optional_import
 from farspan.files import parse_json
-from farspan.text.utf8 import TextFile, read_lines, read_text, refuse_surrogates
+from farspan.text.utf8 import lines_of, read_text, refuse_surrogates
 
 ROWS = 64  # of parquet that are read at once
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a file or a data set, which can be read once, and what is known of their columns."""
+    """Rows of a file or a data set, which can be read once, and their columns."""
 
     each: Iterator[tuple[str, dict[str, Any]]]  # where a row is, for errors, and the row
     columns: list[str] | None = None  # None: each row has its own
-    names: dict[str, list[str]] = field(default_factory=dict)  # by column, the names that its numbers stand for
+    names: dict[str, list[str]] = field(default_factory=dict)  # by column, the names of its numbers
 
 
 def rows_of(path: Path, column: str | None = None) -> Rows:
@@ -37,7 +37,8 @@ def rows_of(path: Path, column: str | None = None) -> Rows:
 
 
 def _jsonl(path: Path, column: str | None) -> Rows:
-    lines = ((f"{path}, line {number:,}", line) for number, line in read_lines(path))
+    numbered = enumerate((line.removesuffix("\n") for line in lines_of(path)), 1)
+    lines = ((f"{path}, line {number:,}", line) for number, line in numbered if line.strip())
     return Rows((where, _checked(parse_json(line, where), line, where, column)) for where, line in lines)
 
 
@@ -67,17 +68,17 @@ def _separated(delimiter: str) -> Callable[[Path, str | None], Rows]:
 
     def read(path: Path, column: str | None) -> Rows:
         csv.field_size_limit(max(csv.field_size_limit(), path.stat().st_size))  # a cell may hold a whole document
-        lines = csv.reader(_lines(path), delimiter=delimiter)
+        lines = csv.reader(lines_of(path), delimiter=delimiter)
 
-        def cells_of() -> list[str] | None:
+        def read_cells() -> Iterator[list[str]]:
             try:
-                return next(lines, None)
+                yield from lines
             except csv.Error as error:
                 raise ValueError(f"{path}, line {lines.line_num:,} is damaged: {error}") from error
 
         def each() -> Iterator[tuple[str, dict[str, Any]]]:
             number = 0
-            while (cells := cells_of()) is not None:
+            for cells in cells_of_rows:
                 if cells and len(cells) != len(header):
                     raise ValueError(
                         f"{path}, line {lines.line_num:,} has other columns than the header: got {len(cells)} cells, "
@@ -87,20 +88,11 @@ def _separated(delimiter: str) -> Callable[[Path, str | None], Rows]:
                     number += 1
                     yield f"{path}, row {number:,}", dict(zip(header, cells, strict=True))
 
-        header = cells_of() or []
+        cells_of_rows = read_cells()
+        header = next(cells_of_rows, [])
         return Rows(each(), header)
 
     return read
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file, line ends included."""
-    rest = ""
-    for block in TextFile(path):
-        *lines, rest = (rest + block).split("\n")
-        yield from (line + "\n" for line in lines)
-    if rest:
-        yield rest
 
 
 def _parquet(path: Path, column: str | None) -> Rows:
@@ -112,15 +104,8 @@ def _parquet(path: Path, column: str | None) -> Rows:
         batches = file.iter_batches(batch_size=ROWS, columns=columns)
 
     def each() -> Iterator[tuple[str, dict[str, Any]]]:
-        number = 0
-        while True:
-            with _parquet_errors(path):
-                batch = next(batches, None)
-                rows = [] if batch is None else batch.to_pylist()
-            if batch is None:
-                return
-            for row in rows:
-                number += 1
+        with _parquet_errors(path):
+            for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
                 yield f"{path}, row {number:,}", row
 
     return Rows(each(), schema.names, _class_names((schema.metadata or {}).get(b"huggingface", b"{}"), path))
@@ -128,17 +113,17 @@ def _parquet(path: Path, column: str | None) -> Rows:
 
 @contextmanager
 def _parquet_errors(path: Path) -> Iterator[None]:
-    """Turn errors of pyarrow into ones that name the file, in one line."""
+    """Convert errors of pyarrow into errors of one line that name the file."""
     arrow = optional_import("pyarrow", "data")
     try:
         yield
     except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
         why = str(error).partition("\n")[0]
-        raise ValueError(f"{path} is no parquet file, or a damaged one: {why.rstrip('.')}. Write it again") from error
+        raise ValueError(f"{path} is not a parquet file, or is damaged: {why.rstrip('.')}. Write it again") from error
 
 
 def _class_names(metadata: bytes, path: Path) -> dict[str, list[str]]:
-    """Return the names that the numbers of columns stand for, from the metadata that `datasets` writes."""
+    """Return the names of the numbers of columns, from the metadata that `datasets` writes."""
     where = f"the metadata 'huggingface' of {path}"
     found: Any = {"": parse_json(metadata, where)}
     for key in ("", "info", "features"):

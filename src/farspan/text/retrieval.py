@@ -1,20 +1,20 @@
-"""How well passages fit a query, and which of the passages of a user's documents fit it best.
+"""Retrieval: scores of passages for a query, and an index of the passages of a user's documents.
 
     BM25(q, d) = Σ_{t in q} log(1 + (N - n_t + 1/2) / (n_t + 1/2)) · f / (f + k1 (1 - b + b |d| / mean |d|))
 
-f: how often term t stands in passage d, n_t: passages that hold it, N: passages; k1 1.5, b 0.75. Robertson and Zaragoza
+f: occurrences of term t in passage d, n_t: passages with it, N: passages; k1 1.5, b 0.75. Robertson and Zaragoza
 2009, Foundations and Trends in Information Retrieval 3, section 3.4, in Lucene's form, as bm25s computes it. Terms are
 lower-cased words of two letters or more without English stop words. Or `dense`: inner products of a sentence encoder's
-vectors, Contriever's unless named (Izacard et al. 2022, arXiv 2112.09118), as in CEPE (Yen et al. 2024, section 4).
+vectors, by default Contriever's (Izacard et al. 2022, arXiv 2112.09118), as in CEPE (Yen et al. 2024, section 4).
 
-An index is a folder, built beside its place and renamed, so that it is whole or not there. Opening it compares
-its files with their checksums first, once per process:
+An index is a folder, written under a temporary name and renamed, so that it is complete or missing. Opening it compares
+its files with their checksums, once per process:
 
-index.json       what it was made of and how
-passages.txt     the documents, one behind the other
+index.json       its documents and settings
+passages.txt     the concatenated documents
 starts.npy       [passages + 1]: where each passage begins, in bytes
-documents.npy    [passages]: which document each is of
-checksums.json   of all these files
+documents.npy    [passages]: the document of each passage
+checksums.json   checksums of all these files
 bm25/            bm25s's own files       or vectors.npy [passages, dim], or index.faiss
 
 Everything but the vocabulary is memory-mapped. `dense` is exact and compares with every vector; `faiss` searches a
@@ -47,23 +47,23 @@ from farspan.text.hub import offline
 KINDS = ("bm25", "dense", "faiss")
 ENCODER = "facebook/contriever"
 WORDS = 100  # of a passage: the Wikipedia passages of Karpukhin et al. 2020, arXiv 2004.04906
-FORMAT = 1  # a change of what is stored bumps it
+FORMAT = 1  # incremented when the stored content changes
 VECTORS_AT_ONCE = 1 << 14
 NEIGHBOURS = 32  # of each vector in the graph of `faiss`
 
 
 def bm25(query: str, passages: Sequence[str]) -> list[float]:
-    """A score for each passage, not negative: BM25 over the passages as the collection. Needs the extra `retrieval`."""
-    cut, asked = _words(list(passages)), _words([query])[0]
-    if not any(cut) or not asked:
+    """Return the BM25 score of each passage, at least 0; `passages` are the collection. Needs the extra `retrieval`."""
+    cut, terms = _words(list(passages)), _words([query])[0]
+    if not any(cut) or not terms:
         return [0.0] * len(cut)
     index = optional_import("bm25s", "retrieval").BM25()
     index.index(cut, show_progress=False)
-    return [float(score) for score in index.get_scores(asked)]
+    return [float(score) for score in index.get_scores(terms)]
 
 
 def dense(query: str, passages: Sequence[str], encoder: str) -> list[float]:
-    """A score for each passage: the inner product of its vector and the query's.
+    """Return a score for each passage: the inner product of its vector and the query's.
 
     `encoder` is a sentence-transformers model, or any encoder of the hub, whose vectors are then means over tokens.
     Needs the extra `retrieval`.
@@ -74,7 +74,7 @@ def dense(query: str, passages: Sequence[str], encoder: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Index:
-    """The passages of some documents, to be searched. Made by `build`, opened by `open_index`."""
+    """The passages of a user's documents. Made by `build`, opened by `open_index`."""
 
     folder: Path
     about: dict[str, Any]  # index.json
@@ -84,16 +84,16 @@ class Index:
 
     @property
     def hash(self) -> str:
-        """Of the documents, how they are cut and what is searched."""
+        """Hash of the documents, of how they are cut, and of the kind of the index."""
         return hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
     def documents(self) -> Int[np.ndarray, "passages"]:
-        """Which document each passage is of."""
+        """The number of each passage's document."""
         return np.load(self.folder / "documents.npy", mmap_mode="r")
 
     def passage(self, number: int) -> str:
-        """The text of a passage, as it stands in its document."""
+        """Return the text of a passage, exactly as in its document."""
         return bytes(self._text[self._starts[number] : self._starts[number + 1]]).decode()
 
     def check(self) -> None:
@@ -119,13 +119,13 @@ class Index:
     def search(
         self, queries: Sequence[str], count: int
     ) -> tuple[Int[np.ndarray, "queries count"], Float[np.ndarray, "queries count"]]:
-        """The passages that fit each query best, best first (of equals the first), and how well.
+        """Return the best passages for each query, best first (of equal ones the first), and their scores.
 
         Raises:
             ValueError: more passages than there are, or an encoder that cannot be loaded.
         """
         if not 0 < count <= len(self):
-            raise ValueError(f"{count:,} passages of {self.folder} were asked for; it holds {len(self):,}")
+            raise ValueError(f"{count:,} passages of {self.folder} were requested; it holds {len(self):,}")
         if self.about["kind"] == "bm25":
             found = [_best(scores, count) for scores in self._bm25_scores(queries)]
         else:
@@ -134,7 +134,7 @@ class Index:
                 scores, numbers = self._graph.search(np.asarray(vectors, np.float32), count)
                 if (numbers < 0).any():
                     raise ValueError(
-                        f"the graph of {self.folder} does not lead to {count:,} passages: ask for fewer, or build an "
+                        f"the graph of {self.folder} does not lead to {count:,} passages: request fewer, or build an "
                         "index that compares with all (--kind dense)"
                     )
                 return numbers.astype(np.int64), scores.astype(np.float32)
@@ -144,8 +144,8 @@ class Index:
     def _bm25_scores(self, queries: Sequence[str]) -> Iterator[np.ndarray]:
         known = self._bm25.vocab_dict
         for words in _words(list(queries)):
-            asked = [word for word in words if word in known]
-            yield self._bm25.get_scores(asked) if asked else np.zeros(len(self), np.float32)
+            terms = [word for word in words if word in known]
+            yield self._bm25.get_scores(terms) if terms else np.zeros(len(self), np.float32)
 
     def _nearest(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
         vectors = np.load(self.folder / "vectors.npy", mmap_mode="r")
@@ -153,10 +153,10 @@ class Index:
         found = [none] * len(queries)
         for first in range(0, len(vectors), VECTORS_AT_ONCE):
             block = queries @ vectors[first : first + VECTORS_AT_ONCE].T
-            for row, scores in enumerate(block):
-                numbers, best = _best(scores, min(count, len(scores)))
-                numbers, best = np.r_[found[row][0], numbers + first], np.r_[found[row][1], best]
-                order, kept = _best(best, min(count, len(best)))
+            for row, more in enumerate(block):
+                numbers = np.r_[found[row][0], first : first + len(more)]
+                scores = np.r_[found[row][1], more]
+                order, kept = _best(scores, min(count, len(scores)))
                 found[row] = numbers[order], kept
         return found
 
@@ -187,13 +187,13 @@ def build(
     tokenizer: Any = None,
     encoder: str = ENCODER,
 ) -> Index:
-    """The index of a text (see `farspan.text.documents` for how texts are named) in the folder `out`.
+    """Build the index of a text, named as in `farspan.text.documents`, in the folder `out`.
 
-    One that is there already is opened, if it was made of the same documents in the same way.
+    An existing index is opened instead, if it was made of the same documents with the same settings.
 
     Args:
-        words: of each passage, the last of a document having fewer.
-        tokens: of each passage, instead of words, as `tokenizer` cuts them.
+        words: per passage; the last one of a document has fewer.
+        tokens: per passage, instead of words, by `tokenizer`.
         encoder: for dense and faiss.
 
     Raises:
@@ -203,9 +203,9 @@ def build(
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is unknown; known are {', '.join(KINDS)}")
     if words < 1 or (tokens is not None and tokens < 1):
-        raise ValueError(f"passages of {words if tokens is None else tokens} words or tokens; at least 1 is needed")
+        raise ValueError(f"passages of {words if tokens is None else tokens} words or tokens: expected at least 1")
     if tokens is not None and not getattr(tokenizer, "is_fast", False):
-        raise ValueError("passages of tokens need a tokenizer that says where each token stands (a fast one)")
+        raise ValueError("passages of tokens need a tokenizer that returns the place of each token: give a fast one")
     out = expanded(out)
     documents = list(read_texts(text))
     about = {
@@ -217,35 +217,32 @@ def build(
         "encoder": None if kind == "bm25" else encoder,
     }
     if (out / "index.json").exists():
-        remove_leftovers(out.parent)  # of a command killed after it had put the index there
+        remove_leftovers(out.parent)  # of a command that was killed after it had renamed the index
         return _opened(out, text, about)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not empty and holds no index (no index.json): choose another folder (--out)")
-    cut = [
-        _by_words(document, words) if tokens is None else _by_tokens(document, tokens, tokenizer)
-        for document in documents
-    ]
+    cut = [_cut(document, words, tokens, tokenizer) for document in documents]
     passages = [piece for pieces in cut for piece in pieces]
     with built(out) as folder:
         with (folder / "passages.txt").open("wb") as file:
             sizes = [file.write(piece.encode()) for piece in passages]
         np.save(folder / "starts.npy", np.cumsum([0, *sizes], dtype=np.int64))
         np.save(folder / "documents.npy", np.repeat(np.arange(len(cut), dtype=np.int32), [len(one) for one in cut]))
-        del sizes, documents, cut  # of a million passages, a gigabyte
+        del sizes, documents, cut  # a gigabyte for a million passages
         if kind == "bm25":
             _write_bm25(folder, passages, text)
         else:
             _write_vectors(folder, passages, encoder, kind)
         (folder / "index.json").write_text(json.dumps(about, indent=2) + "\n")
         checksums.seal(folder)
-    return _opened(out, text, about)  # perhaps another process's
+    return _opened(out, text, about)  # perhaps written by another process
 
 
 def _opened(out: Path, text: str, about: dict[str, Any]) -> Index:
-    """The index in a folder, if it was made in this way of these documents.
+    """Return the index in a folder, after a check that it has these documents and settings.
 
     Raises:
-        ValueError: it was not, or is damaged.
+        ValueError: it has others, or is damaged.
     """
     found = open_index(out)
     if found.about.get("text_hash") != about["text_hash"]:
@@ -259,7 +256,7 @@ def _opened(out: Path, text: str, about: dict[str, Any]) -> Index:
 
 
 def open_index(folder: str | Path) -> Index:
-    """The index in a folder.
+    """Open the index in a folder.
 
     Raises:
         ValueError: there is none, it is damaged, or it was written by another version.
@@ -279,8 +276,6 @@ def open_index(folder: str | Path) -> Index:
         )
     index = Index(folder, about)
     index.check()
-    if about.get("kind") not in KINDS:
-        raise ValueError(f"{path} is of an unknown kind: got {about.get('kind')!r}, expected one of {', '.join(KINDS)}")
     try:
         check_index(about)
     except ValueError as error:
@@ -288,24 +283,21 @@ def open_index(folder: str | Path) -> Index:
     return index
 
 
-def _by_words(text: str, count: int) -> list[str]:
-    """Pieces of `count` words, that joined are the text."""
-    starts = [0, *(found.start() for found in list(re.finditer(r"\S+", text))[count::count]), len(text)]
-    return [text[a:b] for a, b in pairwise(starts)]
-
-
-def _by_tokens(text: str, count: int, tokenizer: Any) -> list[str]:
-    """Pieces of `count` tokens, that joined are the text, but for blank ones."""
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    starts = [0, *(start for start, _ in encoded["offset_mapping"][count::count]), len(text)]
-    return [text[a:b] for a, b in pairwise(starts) if text[a:b].strip()]
+def _cut(text: str, words: int, tokens: int | None, tokenizer: Any) -> list[str]:
+    """Return consecutive pieces of a text, of `tokens` tokens if given, else of `words` words, without blank ones."""
+    if tokens is None:
+        starts = [found.start() for found in re.finditer(r"\S+", text)][words::words]
+    else:
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        starts = [start for start, _ in encoded["offset_mapping"][tokens::tokens]]
+    return [text[a:b] for a, b in pairwise([0, *starts, len(text)]) if text[a:b].strip()]
 
 
 def _write_bm25(folder: Path, passages: list[str], text: str) -> None:
     bm25s = optional_import("bm25s", "retrieval")
     words = bm25s.tokenize(passages, show_progress=False)
     if not words.vocab:
-        raise ValueError(f"text {text!r} has no words that BM25 could find")
+        raise ValueError(f"text {text!r} has no words for BM25")
     index = bm25s.BM25()
     index.index(words, show_progress=False)
     index.save(folder / "bm25", show_progress=False)
@@ -338,7 +330,7 @@ def _words(texts: list[str]) -> list[list[str]]:
 
 
 def _best(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the largest are, largest first, of equals the first; and they."""
+    """Return the indices of the largest scores, largest first (of equal ones the first), and these scores."""
     least = np.partition(scores, -count)[-count]
     above = np.flatnonzero(scores > least)
     above = above[np.argsort(-scores[above], kind="stable")]

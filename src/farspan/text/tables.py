@@ -14,7 +14,7 @@ SUFFIXES = tuple(FORMATS)
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, and the names that the numbers of a column stand for, where the data set has them."""
+    """Rows, and the names of the numbers of columns where the data set has them."""
 
     name: str  # for errors
     rows: list[dict[str, Any]]
@@ -22,7 +22,7 @@ class Table:
 
     def __post_init__(self) -> None:
         if not self.rows:
-            raise ValueError(f"{self.name} holds no rows. Give a file with some")
+            raise ValueError(f"{self.name} holds no rows. Give a file with rows")
 
     def column(self, *wanted: str) -> str:
         """Return the first of these columns that the table has.
@@ -50,7 +50,7 @@ def read_table(place: str | Path, splits: Sequence[str] = ("validation", "test")
     path = expanded(place)
     if path.is_file():
         if path.suffix.lower() not in FORMATS:
-            raise ValueError(f"{path} ends in none of {', '.join(SUFFIXES)}")
+            raise ValueError(f"{path} has an unknown suffix: expected one of {', '.join(SUFFIXES)}")
         rows = rows_of(path)
         return Table(str(path), [row for _, row in rows.each], rows.names)
     if path.is_dir():

@@ -1,11 +1,11 @@
-"""Token ids of documents of any size, in bounded memory and equal to those of the whole document.
+"""Token ids of documents of any size, in bounded memory; they equal those of the whole document.
 
-A tokenizer takes about two hundred bytes for each character that it is given, so a long document is given to it in
-windows that overlap. The tokens of two neighbouring windows are joined where both have the same tokens at the same
+A tokenizer needs about two hundred bytes of memory per character of its input, so a long document is tokenised in
+overlapping windows. The tokens of two neighbouring windows are joined where both have the same tokens at the same
 places for AGREE tokens before and after:
 
-- at the beginning of a word (a piece of the pre-tokenizer): to its left the first window is right, which has the text
-  before it; to its right the second one is, since a word begins there in both;
+- at the beginning of a word (a piece of the pre-tokenizer): the tokens before it are those of the first window, which
+  has the text before them; the tokens after it are those of the second, since a word begins there in both;
 - inside a word only for byte-pair encoding. There one token with the same two bounds in both windows is enough: no
   merge crosses its bounds in either window, so the merges to its left, inside and to its right do not affect each
   other, and none crosses them in the whole text.
@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-WINDOW = 1 << 17  # characters that a tokenizer is given at once of a long document
+WINDOW = 1 << 17  # characters of a long document that are tokenised at once
 OVERLAP = 1 << 12  # characters that neighbouring windows share
 MOST = 1 << 22  # characters: the longest window
 AT_ONCE = 8  # windows that are tokenised together, by as many threads as the tokenizer has
 DOCUMENTS_AT_ONCE = 256  # short documents that are tokenised together, if they are ...
-CHARACTERS_AT_ONCE = AT_ONCE * WINDOW  # ... not longer than that
+CHARACTERS_AT_ONCE = AT_ONCE * WINDOW  # ... not longer than this in all
 AGREE = 16  # tokens
-SHIFTS = 16  # characters by which a window may begin later, for tokenizers that put a space before what they are given
-SLOW = 1 << 23  # characters of a document that a tokenizer written in Python is given
+SHIFTS = 16  # characters by which a window may begin later, for tokenizers that add a space before their input
+SLOW = 1 << 23  # characters of the longest document for a tokenizer written in Python
 
 Piece = tuple[np.ndarray, bool]  # ids, and whether they are the last of their document
 
@@ -40,14 +40,14 @@ def tokenised(
 ) -> Iterator[Piece]:
     """Yield the token ids of documents, in order; a long document in several pieces.
 
-    No special tokens are added, and a document that spells one holds its characters.
+    No special tokens are added; the text of a special token in a document is tokenised as characters.
 
     Args:
-        documents: each as the strings whose concatenation it is. None of these strings should be long.
+        documents: each as strings to be concatenated, none of which should be long.
         progress: called with the number of characters tokenised so far.
 
     Raises:
-        ValueError: a long document that the tokenizer cannot be given in pieces.
+        ValueError: a long document that cannot be tokenised in pieces.
     """
     done = 0
     short: list[str] = []
@@ -55,37 +55,36 @@ def tokenised(
     for document in documents:
         blocks = iter(document)
         head = _read(blocks, WINDOW + OVERLAP)
-        if len(head) <= WINDOW + OVERLAP:
+        is_long = len(head) > WINDOW + OVERLAP
+        if not is_long:
             short.append(head)
-            if len(short) == DOCUMENTS_AT_ONCE or sum(map(len, short)) >= CHARACTERS_AT_ONCE:
-                yield from _together(short, tokenizer)
-                done += sum(map(len, short))
-                progress(done)
-                short = []
-            continue
-        yield from _together(short, tokenizer)
-        done += sum(map(len, short))
-        short = []
-        cutter = cutter or _Cutter(tokenizer)
-        text = _Text(head, blocks)
-        for ids, characters in cutter.tokens(text):
-            yield ids, False
-            progress(done + characters)
-        yield np.empty(0, np.int32), True
-        done += text.size
+        size = sum(map(len, short))
+        if short and (is_long or len(short) == DOCUMENTS_AT_ONCE or size >= CHARACTERS_AT_ONCE):
+            yield from _together(short, tokenizer)
+            done += size
+            progress(done)
+            short = []
+        if is_long:
+            cutter = cutter or _Cutter(tokenizer)
+            text = _Text(head, blocks)
+            for ids, characters in cutter.tokens(text):
+                yield ids, False
+                progress(done + characters)
+            yield np.empty(0, np.int32), True
+            done += text.size
     yield from _together(short, tokenizer)
     progress(done + sum(map(len, short)))
 
 
 def _together(texts: list[str], tokenizer: Any) -> Iterator[Piece]:
     if texts:
-        # split_special_tokens: a document that spells "<s>" holds three characters, not a beginning of text
+        # split_special_tokens: "<s>" in a document is three characters, not a beginning of text
         encoded = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
         yield from ((np.asarray(row, dtype=np.int32), True) for row in encoded["input_ids"])
 
 
 def _read(blocks: Iterator[str], more_than: int) -> str:
-    """The next blocks as one string, until it is longer than that or they end."""
+    """Return the next blocks as one string, until it is longer than `more_than` or they end."""
     parts, size = [], 0
     while size <= more_than and (block := next(blocks, None)) is not None:
         parts.append(block)
@@ -94,14 +93,14 @@ def _read(blocks: Iterator[str], more_than: int) -> str:
 
 
 class _Text:
-    """The part of a document between what was forgotten and what was not read yet."""
+    """The part of a document that is held in memory: read already, and not yet forgotten."""
 
     def __init__(self, head: str, blocks: Iterator[str]) -> None:
         self._held, self._start, self._blocks = head, 0, blocks
         self.size = len(head)  # characters read so far
 
     def __call__(self, start: int, end: int) -> str:
-        """The characters from `start`, which was not forgotten, to `end`, or to where the document ends."""
+        """Return the characters from `start`, which is not forgotten, to `end` or the end of the document."""
         if end > self.size:
             more = _read(self._blocks, end - self.size - 1)
             self._held += more
@@ -118,14 +117,14 @@ class _Text:
 
 @dataclass(frozen=True)
 class _Window:
-    """The tokens of a part of a document. Places are characters of the document."""
+    """The tokens of a part of a document. Places are character offsets in the document."""
 
     start: int
     end: int
     ids: np.ndarray
-    first: np.ndarray  # where each token begins
-    begins: np.ndarray  # numbers of tokens at whose beginning the text can be cut: no other token reaches across it
-    word: np.ndarray  # whether a word begins with the token
+    first: np.ndarray  # the place of each token's first character
+    begins: np.ndarray  # indices of tokens before which the text can be cut: no other token crosses that place
+    word: np.ndarray  # whether the token begins a word
 
     @classmethod
     def of(cls, encoding: Any, start: int, end: int) -> "_Window":
@@ -139,7 +138,8 @@ class _Window:
         return cls(start, end, np.array(encoding.ids, np.int32), first, np.flatnonzero(apart) + 1, word)
 
     def same(self, mine: int, other: "_Window", theirs: int) -> bool:
-        """Whether the tokens around one of this window and one of another are the same at the same places."""
+        """Return whether the tokens around token `mine` of this window equal those around token `theirs` of another, at
+        the same places."""
         if min(mine, theirs) < AGREE or mine + AGREE > len(self.ids) or theirs + AGREE > len(other.ids):
             return False
         a, b = slice(mine - AGREE, mine + AGREE), slice(theirs - AGREE, theirs + AGREE)
@@ -151,7 +151,7 @@ class _Window:
 
 
 class _Cutter:
-    """Tokenises long documents with one tokenizer."""
+    """Tokenise long documents with one tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer, self.checked = tokenizer, False
@@ -160,16 +160,16 @@ class _Cutter:
             self.backend = copy.deepcopy(tokenizer.backend_tokenizer)
             self.backend.no_truncation()
             self.backend.no_padding()
-            self.backend.post_processor = None  # it would move the places of tokens
+            self.backend.post_processor = None  # it would change the places of tokens
             self.backend.encode_special_tokens = True
             model = type(self.backend.model).__name__
             self.inside_words = model == "BPE" and not self.backend.model.dropout
 
     def tokens(self, text: _Text) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield the ids of a document in pieces, each with the character where it ends, about.
+        """Yield the ids of a document in pieces, each with the approximate character where it ends.
 
         Raises:
-            ValueError: a tokenizer that cannot be given pieces, or a text that cannot be cut.
+            ValueError: a tokenizer that needs whole documents, or a text that cannot be cut.
         """
         if self.backend is None or not self._as_given(text(0, OVERLAP)):
             yield self._whole(text)
@@ -191,7 +191,7 @@ class _Cutter:
         yield left.ids[kept:], left.end
 
     def _whole(self, text: _Text) -> tuple[np.ndarray, int]:
-        """The ids of a document that cannot be given in pieces."""
+        """Return the ids of a document that cannot be tokenised in pieces, and its number of characters."""
         whole = text(0, SLOW + 1)
         if len(whole) > SLOW:
             raise ValueError(
@@ -202,7 +202,7 @@ class _Cutter:
         return next(_together([whole], self.tokenizer))[0], len(whole)
 
     def _as_given(self, sample: str) -> bool:
-        """Whether the tokenizer does nothing but call its backend."""
+        """Return whether the tokenizer only calls its backend."""
         if not self.checked:
             ids = self.tokenizer([sample], add_special_tokens=False, split_special_tokens=True, verbose=False)
             if self.backend.encode(sample, add_special_tokens=False).ids != list(ids["input_ids"][0]):
@@ -215,17 +215,17 @@ class _Cutter:
         return _Window.of(self.backend.encode(given, add_special_tokens=False), start, start + len(given))
 
     def _following(self, text: _Text, left: _Window) -> list[_Window]:
-        """The windows that follow, wherever they begin."""
+        """Return the next windows after `left`."""
         parts = list[tuple[str, int, int]]()
         for start in range(left.end - OVERLAP, left.end - OVERLAP + AT_ONCE * WINDOW, WINDOW):
             given = text(start, start + WINDOW + OVERLAP)
-            if not parts or len(given) > OVERLAP:  # else the window before it has all of this one
+            if not parts or len(given) > OVERLAP:  # else the window before it contains all of this one
                 parts.append((given, start, start + len(given)))
         encodings = self.backend.encode_batch([given for given, _, _ in parts], add_special_tokens=False)
         return [_Window.of(one, start, end) for one, (_, start, end) in zip(encodings, parts, strict=True)]
 
     def _join(self, left: _Window, right: _Window) -> tuple[int, int] | None:
-        """The first token that is taken from the right window, by its number in both."""
+        """Return the index, in both windows, of the first token that is taken from the right one; None: they differ."""
         mine = left.begins[left.first[left.begins] > right.start]
         theirs = right.begins[right.first[right.begins] < left.end]
         _, a, b = np.intersect1d(left.first[mine], right.first[theirs], assume_unique=True, return_indices=True)
@@ -240,7 +240,7 @@ class _Cutter:
         return None
 
     def _from_token(self, text: _Text, left: _Window, kept: int) -> tuple[_Window, tuple[int, int]] | None:
-        """A window that begins with a token of the left one, and where they are joined."""
+        """Return a window that begins with a token of the left one, and the token where they are joined."""
         possible = left.begins[(left.begins > kept) & (left.begins < len(left.ids) - 4 * AGREE)]
         possible = possible[left.first[possible] <= left.end - OVERLAP]
         words = possible[left.word[possible]]
@@ -259,12 +259,12 @@ class _Cutter:
         return None
 
     def _longer(self, text: _Text, left: _Window, kept: int) -> tuple[_Window, int]:
-        """The left window made twice as long, and the number in it of the first token not yet given."""
+        """Return the left window, twice as long, and the index in it of the first token that is not yet yielded."""
         if left.end - left.start >= MOST:
             raise ValueError(
                 f"a document cannot be tokenised in pieces: between its characters {left.start:,} and {left.end:,} "
-                f"there is no place where this tokenizer ({type(self.backend.model).__name__}) could be given it in "
-                "two parts with the same tokens. Break very long words or runs of one character with spaces or lines."
+                f"there is no place where this tokenizer ({type(self.backend.model).__name__}) gives the same tokens "
+                "for the two parts. Break very long words or runs of one character with spaces or lines."
             )
         longer = self._window(text, left.start, min(MOST, 2 * (left.end - left.start)))
         if not kept:

@@ -1,11 +1,12 @@
 """UTF-8 files: their text in blocks, their lines with numbers, and strings that UTF-8 cannot hold."""
 
 import codecs
-import io
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
-BLOCK = 1 << 20  # bytes of a file that are read at once
+BLOCK = 1 << 20  # characters of a text that are read at once
 
 
 class TextFile:
@@ -19,22 +20,9 @@ class TextFile:
         self.path = path
 
     def __iter__(self) -> Iterator[str]:
-        decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True)
-        read, first = 0, True
-        with self.path.open("rb") as file:
-            while True:
-                data = file.read(BLOCK)
-                read += len(data)
-                try:
-                    text = decoder.decode(data, final=not data)
-                except UnicodeDecodeError as error:
-                    raise _not_utf8(self.path, read - len(error.object), error) from error
-                if first and text:
-                    text, first = text.removeprefix("\ufeff"), False
-                if text:
-                    yield text
-                if not data:
-                    return
+        with _opened(self.path) as file:
+            while block := file.read(BLOCK):
+                yield block
 
 
 def read_text(path: Path) -> str:
@@ -42,38 +30,40 @@ def read_text(path: Path) -> str:
     return "".join(TextFile(path))
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a UTF-8 file that are not blank, with their numbers from 1.
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of the text of a file, as `TextFile`, with their ends."""
+    with _opened(path) as file:
+        yield from file
 
-    Raises:
-        ValueError: not UTF-8.
-    """
-    number = start = 0
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    try:
+        with path.open(encoding="utf-8-sig") as file:  # universal newlines
+            yield file
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path) from error
+
+
+def _not_utf8(path: Path) -> ValueError:
+    """Return the error for a file that is not UTF-8, which names its first wrong byte."""
+    decoder, read = codecs.getincrementaldecoder("utf-8")(), 0
     with path.open("rb") as file:
-        for data in file:
+        while True:
+            data = file.read(BLOCK)
+            read += len(data)
             try:
-                text = data.decode()
+                decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
-                raise _not_utf8(path, start, error) from error
-            start += len(data)
-            if not number:
-                text = text.removeprefix("\ufeff")
-            for line in text.removesuffix("\n").removesuffix("\r").split("\r"):
-                number += 1
-                if line.strip():
-                    yield number, line
-
-
-def _not_utf8(path: Path, start: int, error: UnicodeDecodeError) -> ValueError:
-    place, byte = start + error.start, error.object[error.start]
-    return ValueError(
-        f"{path} is not UTF-8 text: got the byte 0x{byte:02x} at place {place:,} ({error.reason}). Convert the file "
-        "first, for instance with iconv."
-    )
+                place, byte = read - len(error.object) + error.start, error.object[error.start]
+                return ValueError(
+                    f"{path} is not UTF-8 text: got the byte 0x{byte:02x} at place {place:,} ({error.reason}). Convert "
+                    "the file first, for instance with iconv."
+                )
 
 
 def refuse_surrogates(text: str, where: str) -> None:
-    """Raise ValueError if a text holds half of a surrogate pair, as JSON may spell it: no tokenizer can read it."""
+    """Raise ValueError if a text holds half of a surrogate pair, which JSON can contain: no tokenizer can read it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -3,11 +3,14 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from farspan.reader import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
+
+NOT_A_TARGET = -100  # the label of a position that is not predicted
 
 
 def block_size(device: torch.device, vocabulary: int) -> int:
@@ -31,3 +34,17 @@ def summed(of_block: Callable[..., Tensor], vocabulary: int, *rows: Tensor) -> F
         total = value if total is None else total + value
     assert total is not None
     return total
+
+
+def summed_nats(
+    logits_of: Callable[[Tensor], Tensor],
+    vocabulary: int,
+    hidden: Float[Tensor, "tokens hidden"],
+    labels: Int[Tensor, "tokens"],
+) -> Float[Tensor, ""]:
+    """Return the sum of -log p(label), in fp32; `logits_of` returns the logits of a block of hidden states."""
+
+    def nats(block: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(logits_of(block).float(), targets, reduction="sum")
+
+    return summed(nats, vocabulary, hidden, labels)

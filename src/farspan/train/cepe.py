@@ -8,24 +8,25 @@ cross-attention are trained, in fp32; the decoder is frozen, in any precision, i
 saved model hold only trained weights.
 
 Each ablation of tables 5, 11 and 12 is one field: `data.mixture` (filter only, cat only, RetDoc),
-`model.train_encoder`, `model.random_encoder`, `model.warmed_up` (empty: "w/o Warmup", "No Copy Init"); and, of our own,
-`model.initial`.
+`model.train_encoder`, `model.random_encoder`, `model.warmed_up` (empty: "w/o Warmup", "No Copy Init"); and
+`model.initial`, which is not in the paper.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from farspan import cepe, hf
 from farspan.callback import MeasuringCallback
 from farspan.cepe import surgery
 from farspan.lm import LM
-from farspan.lm import load as load_model
 from farspan.loading import folder_of, load_config
 from farspan.methods.cepe import Cepe as CepeMethod
 from farspan.record import environment
@@ -34,12 +35,13 @@ from farspan.text.corpora import load
 from farspan.text.retrieval import open_index
 from farspan.train import engines
 from farspan.train.checkpoint import refuse_not_finite
-from farspan.train.config import Out, Settings, in_its_folder, refuse_other_settings
-from farspan.train.documents import DocumentRows, DocumentSettings, collated
+from farspan.train.config import Settings, refuse_other_settings
+from farspan.train.documents import DocumentRows, DocumentSettings
 from farspan.train.mlm import MlmOptimizer
-from farspan.train.objective import mean_nats
-from farspan.train.trainer import RunSettings, read_log, refuse_impossible, run, write_card, write_up
-from farspan.train.watching import WatchSettings, measuring
+from farspan.train.objective import last_hidden, mean_nats
+from farspan.train.trained import Count
+from farspan.train.trainer import Notice, RunSettings, load_finite, read_log, run, training, write_up
+from farspan.train.watching import WatchedSettings, WatchSettings, measuring
 
 RANDOM_STD = 0.02
 COPIES = 0.5  # a warm-up has learned to copy once its loss is below this share of the first
@@ -49,7 +51,9 @@ class CepeModelSettings(Settings):
     """[model]: the decoder, and the encoder and cross-attention that are added to it."""
 
     name: str  # the decoder: a folder or hub id, or `demo`, the embedded one
-    encoder: str | None = None  # a folder or hub id, such as one of `farspan train mlm`; `demo`: the embedded model's
+    encoder: str | None = (
+        None  # a folder or hub id, such as an output of `farspan train mlm`; `demo`: the embedded model's
+    )
     warmed_up: str | None = None  # a folder of the warm-up, encoder included; empty: none
     random_encoder: bool = False  # of the shape of `encoder`, without its weights, and without a warm-up
     train_encoder: bool = True
@@ -86,10 +90,9 @@ class CepeWatchSettings(WatchSettings):
     repeats: int = Field(8, gt=1)
 
 
-class CepeSettings(Settings):
+class CepeSettings(WatchedSettings):
     """The whole config of `farspan train cepe`."""
 
-    out: Out
     stage: Literal["warmup", "main"] = "main"
     model: CepeModelSettings
     data: DocumentSettings
@@ -98,18 +101,8 @@ class CepeSettings(Settings):
     watch: CepeWatchSettings = CepeWatchSettings()
 
 
-@dataclass
-class Prepared:
-    """A training that is ready to begin."""
-
-    lm: LM  # the decoder: its model is the CEPE model
-    rows: DocumentRows
-    trained: int  # parameters
-    processes: Any
-
-
-@in_its_folder
-def train(settings: CepeSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+@training
+def train(settings: CepeSettings, notice: Notice) -> dict[str, Any]:
     """Train, or continue a training that was stopped, and save encoder and cross-attention in `settings.out`.
 
     Return the content of `training.json` in that folder. `notice` is called with each line that a user should read.
@@ -118,9 +111,10 @@ def train(settings: CepeSettings, notice: Callable[[str], None] = lambda text: N
         ValueError: impossible settings, models that do not belong together, texts that are too short, or `out` holds
             another training.
     """
-    ready = prepare(settings, start(settings), notice)
-    summary = trained(settings, ready, ready.rows, terms, {"nats": 1.0}, notice=notice)
-    if settings.stage == "warmup" and ready.processes.is_main_process:
+    lm = opened(settings)
+    rows = prepare(settings, lm, notice)
+    summary = fit(settings, lm, rows, notice, terms=terms, weights={"nats": 1.0})
+    if settings.stage == "warmup" and engines.is_first_process():
         first, last = next(entry["loss"] for entry in read_log(Path(settings.out)) if "loss" in entry), summary["loss"]
         if last > COPIES * first:
             notice(
@@ -130,27 +124,12 @@ def train(settings: CepeSettings, notice: Callable[[str], None] = lambda text: N
     return summary
 
 
-def start(settings: CepeSettings) -> LM:
-    """Set the random seed and return the model to train, after the checks that need no model.
+def prepare(settings: CepeSettings, lm: LM, notice: Notice) -> DocumentRows:
+    """Check the model with the texts; return the samples.
 
     Raises:
         ValueError: as `train`.
     """
-    from transformers import set_seed
-
-    engines.processes()
-    refuse_impossible(settings.trainer, settings.optimizer)
-    set_seed(settings.trainer.seed)
-    return opened(settings)
-
-
-def prepare(settings: CepeSettings, lm: LM, notice: Callable[[str], None]) -> Prepared:
-    """Check the model with the texts, and read these.
-
-    Raises:
-        ValueError: as `train`.
-    """
-    processes = engines.processes()
     data, trainer, model = settings.data, settings.trainer, lm.model
     warms_up = settings.stage == "warmup"
     if lm.trained_length is not None and data.decoder + len(lm.separator.ids) * data.separator > lm.trained_length:
@@ -161,12 +140,12 @@ def prepare(settings: CepeSettings, lm: LM, notice: Callable[[str], None]) -> Pr
     limit = getattr(model.encoder.config, "max_position_embeddings", None)
     if limit is not None and data.chunk > limit:
         raise ValueError(f"data.chunk = {data.chunk:,} tokens are more than the {limit:,} the encoder was trained on")
-    with processes.main_process_first():
+    with engines.processes().main_process_first():
         refuse_other_settings(Path(settings.out), settings)
         rows = DocumentRows(
             load(data.text, lm.tokenizer),
             data,
-            samples=trainer.steps * (trainer.batch or trainer.micro_batch * processes.num_processes),
+            samples=trainer.steps * trainer.rows_per_step,
             separator=lm.separator.ids,
             seed=trainer.seed,
             copies=warms_up,
@@ -179,16 +158,13 @@ def prepare(settings: CepeSettings, lm: LM, notice: Callable[[str], None]) -> Pr
         hf.checkpoint_activations(model)
     if settings.model.random_encoder and settings.model.warmed_up:
         notice("model.random_encoder: the weights of model.warmed_up are not used")
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in model.parameters())
-    if processes.is_main_process:
-        notice(f"{lm.name}: {count:,} of {total:,} parameters are trained ({count / total:.0%})")
-        if "filter" in rows.kinds:
-            notice(
-                f"{len(rows.long):,} of {rows.corpus.num_documents:,} documents have {rows.window:,} tokens; the "
-                f"training reads {len(rows):,} windows"
-            )
-    return Prepared(lm, rows, count, processes)
+    notice(f"{lm.name}: {Count.of(model)}")
+    if "filter" in rows.kinds:
+        notice(
+            f"{len(rows.long):,} of {rows.corpus.num_documents:,} documents have {rows.window:,} tokens; the "
+            f"training reads {len(rows):,} windows"
+        )
+    return rows
 
 
 def opened(settings: CepeSettings, device: str | None = None) -> LM:
@@ -198,16 +174,8 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
         ValueError: models that cannot be loaded or do not belong together, or no encoder named.
     """
     chosen = settings.model
-    lm = load_model(
-        folder_of(chosen.name),
-        dtype=chosen.dtype,
-        device=device,
-        attention=settings.trainer.attention,
-        revision=chosen.revision,
-        trust_remote_code=None,  # a training has no option for it
-    )
-    lm = replace(lm, name=chosen.name)
-    refuse_not_finite(lm.model, f"decoder {chosen.name!r}")
+    options: dict[str, Any] = {"dtype": chosen.dtype, "revision": chosen.revision, "device": device}
+    lm = load_finite(chosen.name, "decoder", settings.trainer, **options)
     if chosen.warmed_up and not chosen.random_encoder:
         if chosen.initial != "copied":
             raise ValueError(f'model.initial = "{chosen.initial}" is for a training without model.warmed_up')
@@ -230,17 +198,15 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
             "no encoder: give model.encoder, a folder of farspan train mlm or another bidirectional encoder with the "
             "decoder's tokenizer, or model.warmed_up"
         )
-    encoder: Any = folder_of(chosen.encoder)
-    if chosen.random_encoder:
-        encoder = load_config(encoder, what="encoder")
-    has = _layers_of(encoder)
+    config = load_config(folder_of(chosen.encoder), what="encoder")
+    has = getattr(config, "num_hidden_layers", None)
     if has is not None and chosen.states > has:
         raise ValueError(
             f"model.states = {chosen.states} is more than the layers of encoder {chosen.encoder!r}, at most {has}"
         )
     model = cepe.from_base(
         lm.model,
-        encoder,
+        config if chosen.random_encoder else folder_of(chosen.encoder),
         num_cross_attn_layers=chosen.layers,
         num_cross_attn_hidden_states=chosen.states,
         dtype=torch.float32,
@@ -254,44 +220,25 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
     return replace(lm, model=model)
 
 
-def _layers_of(encoder: Any) -> int | None:
-    """Return the number of layers in an encoder's config (a config, folder or hub id); None where it has none."""
-    config = load_config(encoder, what="encoder") if isinstance(encoder, str) else encoder
-    return getattr(config, "num_hidden_layers", None)
-
-
 def terms(model: Any, core: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the mean nats per predicted token of the decoder."""
+    """Return the mean of -log p over the decoder's predicted tokens, in nats."""
     hidden, output = decoded(model, core, batch)
     return {"nats": mean_nats(core, hidden, output, batch["labels"])}
 
 
 def decoded(model: Any, core: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
     """Return the decoder's last hidden states [batch, time, hidden], and the decoder's output that holds them."""
-    with hf.watched_decoder(core) as seen:
-        model(
-            input_ids=batch["input_ids"],
-            context_input_ids=batch["context_input_ids"],
-            context_attention_mask=batch["context_attention_mask"],
-            use_cache=False,
-            logits_to_keep=1,
-        )
-    return seen[-1][0], seen[-1]
+    inputs = {name: batch[name] for name in ("input_ids", "context_input_ids", "context_attention_mask")}
+    return last_hidden(model, core, **inputs, use_cache=False)
 
 
-def trained(
-    settings: CepeSettings,
-    ready: Prepared,
-    rows: Any,
-    objective: Callable[[Any, Any, Mapping[str, Tensor]], dict[str, Tensor]],
-    weights: Mapping[str, float],
-    **options: Any,
-) -> dict[str, Any]:
-    """Run a prepared training, write its folder, and return the summary."""
-    from farspan.train.terms_trainer import TermsTrainer
+def fit(settings: CepeSettings, lm: LM, rows: Any, notice: Notice, **objective: Any) -> dict[str, Any]:
+    """Run a prepared training, write its folder, and return the summary.
 
-    out, lm = Path(settings.out), ready.lm
-    use_cache = lm.model.config.use_cache
+    Args:
+        objective: `terms` and `weights` of TermsTrainer.
+    """
+    data, use_cache, count = settings.data, lm.model.config.use_cache, Count.of(lm.model)
 
     def save(model: Any, dtype: torch.dtype, folder: Path) -> None:
         for part in (model.encoder, *model.cross_attentions()):
@@ -300,58 +247,42 @@ def trained(
         model.save_pretrained(folder, adapter_only=True)
 
     if settings.trainer.engine == "fsdp2":
-        shard(lm.model, ready.processes)
+        shard(lm.model)
     summary = run(
         lm.model,
         rows,
-        None,
-        settings.optimizer,
-        settings.trainer,
-        out,
-        trainer_class=TermsTrainer,
-        callbacks=watching(lm, settings, out),
+        settings,
+        notice,
+        callbacks=watching(lm, settings),
         save=save,
         again=lambda: opened(settings, "cpu").model,
         processing_class=lm.tokenizer,
-        data_collator=collated,
-        terms=objective,
+        data_collator=default_collate,
         predicted=lambda batch: batch["labels"][:, 1:],
-        weights=weights,
-        **options,
+        **objective,
     )
-    del summary["held_out_loss"]
-    summary["tokens"] = summary["rows"] * (ready.rows.window if settings.stage == "main" else settings.data.decoder)
-    summary |= {"trained": ready.trained, "stage": settings.stage, "from": lm.identity}
-    summary |= {"settings": settings.model_dump(mode="json"), **environment()}
-    if ready.processes.is_main_process:
-        write_up(out, summary, lm.tokenizer)
-        log = read_log(out)
-        write_card(out, model_card(summary, log), lambda: draw(log, out, settings.data.decoder))
-    return summary
+    window = data.decoder + (data.chunks * data.chunk if settings.stage == "main" else 0)
+    summary |= {"tokens": summary["rows"] * window, "trained": count.trained, "stage": settings.stage}
+    summary |= {"from": lm.identity} | environment()
+    return write_up(settings, summary, lm.tokenizer, model_card, partial(draw, window=data.decoder))
 
 
-def shard(model: Any, processes: Any) -> None:
+def shard(model: Any) -> None:
     """Shard the model over the processes: encoder and cross-attention, in fp32, apart from the decoder's layers, which
     may be in bf16, since parameters that are gathered at once have one dtype. Embeddings and head of the decoder stay
     whole: they have no gradients to share, and the head runs after the model, in blocks."""
     layers = surgery.layers_of(model)
     spread = {id(parameter) for part in (model.encoder, *layers) for parameter in part.parameters()}
     parts = (*engines.layers_of(model.encoder), model.encoder, *model.cross_attentions(), *layers)
-    engines.shard(model, parts, processes, {p for p in model.parameters() if id(p) not in spread})
+    engines.shard(model, parts, {p for p in model.parameters() if id(p) not in spread})
 
 
-def watching(lm: LM, settings: CepeSettings, out: Path) -> list[MeasuringCallback]:
+def watching(lm: LM, settings: CepeSettings) -> list[MeasuringCallback]:
     """Return the callbacks that measure the model in training: perplexity of the same tokens without context (a length
     that the decoder holds) and with it, and a small forgetting curve."""
     data = settings.data
     window = data.decoder + len(lm.separator.ids)
     longest = data.decoder + data.chunks * data.chunk
-    return measuring(
-        settings.watch,
-        settings.trainer,
-        out,
-        trained_length=window,
-        lengths=(data.decoder, (data.decoder + longest) // 2, longest),
-        longest=longest,
-        method=CepeMethod(chunk=data.chunk, decoder_window=window),
-    )
+    lengths = data.decoder, (data.decoder + longest) // 2, longest
+    method = CepeMethod(chunk=data.chunk, decoder_window=window)
+    return measuring(settings, method, trained_length=window, lengths=lengths, longest=longest)

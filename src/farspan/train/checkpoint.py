@@ -25,8 +25,8 @@ from farspan.files import parse_json
 from farspan.hf.device import is_out_of_memory
 
 NAMED = re.compile(r"checkpoint-(\d+)")
-# raised by torch.load, safetensors, JSON and the objects that they fill, for files that are cut, foreign or of another
-# version
+# raised by torch.load, safetensors, JSON and the objects that they fill, for files that are truncated, or of another
+# program or version
 UNREADABLE = (
     OSError,
     EOFError,
@@ -46,16 +46,16 @@ def damaged(file: Path, why: object) -> ValueError:
     """Return the error for a file of a checkpoint that cannot be used."""
     folder = file.parent
     others = [step for step in steps(folder.parent) if folder.parent / f"checkpoint-{step}" != folder]
-    then = f"continues from checkpoint-{others[-1]}" if others else "begins again, as there is no other checkpoint"
+    then = f"continues from checkpoint-{others[-1]}" if others else "begins again, since there is no other checkpoint"
     return ValueError(
-        f"{file} is damaged, half written or of another version: {why}. Delete the folder {folder} and repeat the "
+        f"{file} is damaged, incomplete or of another version: {why}. Delete the folder {folder} and repeat the "
         f"command: the training {then}"
     )
 
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Turn errors in the block into those of a file of a checkpoint.
+    """Convert errors in the block into errors that name a file of a checkpoint.
 
     Raises:
         ValueError: the file cannot be used; names it.
@@ -77,7 +77,7 @@ def reading(file: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Turn errors in the block into those of a full disk.
+    """Convert errors in the block into errors that name a place that cannot be written.
 
     Raises:
         ValueError: `place` could not be written; names it.
@@ -96,24 +96,23 @@ def writing(place: Path) -> Iterator[None]:
 
 
 def begun(folder: Path) -> dict[int, Path]:
-    """Return the checkpoints in a folder by their step, in order, also those that were not written to their end."""
+    """Return the checkpoints in a folder by their step, in order, including incomplete ones."""
     found = ((NAMED.fullmatch(path.name), path) for path in folder.glob("checkpoint-*") if path.is_dir())
     return dict(sorted((int(name[1]), path) for name, path in found if name))
 
 
 def steps(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder that were written to their end, in order."""
+    """Return the steps of the complete checkpoints in a folder, in order."""
     files = {step: path / TRAINER_STATE_NAME for step, path in begun(folder).items()}
     return [step for step, file in files.items() if file.exists() and file.stat().st_size]
 
 
 def last(folder: Path, first_save: int, notice: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint that was written to its end; call `notice` with a line for each newer one that was
-    not.
+    """Return the newest complete checkpoint; call `notice` with a line for each newer, incomplete one.
 
     Args:
-        first_save: the step of the first checkpoint of the training. Each later one is written while an earlier one is
-            there, so where none is, a later one without its end was damaged after it was written.
+        first_save: the step of the first checkpoint of the training. Each later one is written while an earlier one
+            exists; so if there is no earlier one, a later one that is incomplete was damaged afterwards.
 
     Raises:
         ValueError: such a damaged checkpoint.
@@ -125,7 +124,7 @@ def last(folder: Path, first_save: int, notice: Callable[[str], None]) -> Path |
         if not whole and step > first_save:
             raise damaged(path / TRAINER_STATE_NAME, "it is missing or empty")
         goes_on = f"continues from checkpoint-{whole}" if whole else "begins again"
-        notice(f"{path} has no {TRAINER_STATE_NAME}, as it was not written to its end: the training {goes_on}")
+        notice(f"{path} has no {TRAINER_STATE_NAME}, as it is incomplete: the training {goes_on}")
     return folder / f"checkpoint-{whole}" if whole else None
 
 
@@ -179,7 +178,7 @@ def refuse_not_finite_values(values: Mapping[str, Any], state: TrainerState, arg
 
     Args:
         values: logged now. A loss is the mean of all steps since the line before, over all processes, so that no step
-            is left out; and it is on the CPU then in any case, so that the check costs no wait for the device.
+            is left out. It is on the CPU already, so the check does not wait for the device.
 
     Raises:
         ValueError: a loss or the gradient's norm is NaN or infinite; names the steps.
@@ -222,7 +221,7 @@ class CheckpointTrainer(Trainer):
         self.optimizer: Any = None  # once training begins, accelerate's wrapper of the given one
         self.optimizer_and_schedule = optimizer_and_schedule
 
-    # the argument `optimizers` would not do: DeepSpeed replaces these silently, and FSDP refuses them
+    # not given as the argument `optimizers`: DeepSpeed replaces these silently, and FSDP refuses them
 
     def create_optimizer(self, *args: Any, **options: Any) -> torch.optim.Optimizer:
         self.optimizer = self.optimizer_and_schedule[0]
@@ -241,7 +240,7 @@ class CheckpointTrainer(Trainer):
         super().log(logs, start_time)
 
     def refuse_weights(self, checkpoint: Path | None) -> None:
-        """Refuse trained weights that are not finite, before a training begins or goes on from `checkpoint`.
+        """Refuse trained weights that are not finite, before a training begins or continues from `checkpoint`.
 
         Raises:
             ValueError: names the first such weight.
@@ -269,7 +268,7 @@ class CheckpointTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
-        if self.is_fsdp_enabled:  # accelerate's own, in a layout of its own
+        if self.is_fsdp_enabled:  # saved by accelerate, in another layout
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         weights = folder / SAFE_WEIGHTS_NAME
         if (index := folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
@@ -315,10 +314,10 @@ class CheckpointTrainer(Trainer):
             return
         folder, several = Path(checkpoint), self.args.world_size > 1
         file = folder / (f"rng_state_{self.args.process_index}.pth" if several else "rng_state.pth")
-        # a training with another number of processes has left other files, which are not read
+        # a training with another number of processes has written other files, which are not read
         there = file.exists() or file.is_symlink()
         if not file.is_file() and (there or not any(folder.glob("rng_state*.pth"))):
-            raise damaged(file, "it is missing, or no file")
+            raise damaged(file, "it is missing, or not a file")
         with reading(file):
             super()._load_rng_state(checkpoint)
 

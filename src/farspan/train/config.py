@@ -1,13 +1,11 @@
 """One TOML file configures a training; every field can be overridden as `a.b=c`."""
 
 import json
-import os
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
@@ -50,12 +48,10 @@ def _folder(name: str) -> str:
 
 Out = Annotated[str, AfterValidator(_folder)]  # the folder of a training
 S = TypeVar("S", bound=Settings)
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) -> S:
-    """The TOML file `path` as `kind`, with `overrides` such as `optimizer.lr=1e-3` (values are TOML, else text).
+    """Read the TOML file `path` as `kind`, with `overrides` such as `optimizer.lr=1e-3` (values are TOML, else text).
 
     Raises:
         ValueError: no such file, not TOML, an unknown key, a missing or an impossible value.
@@ -63,9 +59,9 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
     try:
         values = tomllib.loads(Path(path).read_text("utf-8"))
     except FileNotFoundError as error:
-        raise ValueError(f"config {path} does not exist: name a TOML file, such as one of configs/") from error
+        raise ValueError(f"config {path} does not exist: give a TOML file, such as one of configs/") from error
     except OSError as error:
-        raise ValueError(f"config {path} cannot be read: {error.strerror}. Name a TOML file") from error
+        raise ValueError(f"config {path} cannot be read: {error.strerror}. Give a TOML file") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"config {path} is not UTF-8 ({error.reason} at byte {error.start:,}). Convert it") from error
     except (ValueError, RecursionError) as error:  # also an integer of more digits than Python reads
@@ -86,16 +82,16 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
         raise ValueError(f"config {path}: {problems}") from error
 
 
-BEGUN = ("log.jsonl", "tokenizer.json")  # the first that a training writes
+BEGUN = ("log.jsonl", "tokenizer.json")  # the first files that a training writes
 MAY_CHANGE = ("out", "trainer.steps", "trainer.log_every", "trainer.save_every", "trainer.evaluate_every")
 CHECKPOINTS = "checkpoints"  # the folder in a training's folder that holds them, and its lock
 
 
 def refuse_other_settings(out: Path, settings: Settings) -> None:
-    """Make a training's folder, with `settings.json`, and keep it from being continued with other settings.
+    """Create a training's folder with `settings.json`; refuse to continue a training with other settings.
 
-    Where it trains, how long, and how often it logs may change; so may everything where a training was refused before
-    it began.
+    The folder, the number of steps, and how often it logs and saves may change. If a training was refused before it
+    began, all settings may change.
 
     Raises:
         ValueError: the folder was begun with other settings, or its settings.json is damaged.
@@ -119,26 +115,13 @@ def _read_settings(file: Path) -> dict[str, Any]:
     return before
 
 
-def in_its_folder(train: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Make a training the only one in its folder, `settings.out`. With several processes the first one holds the lock.
-
-    Raises, when the training is called:
-        ValueError: another process trains there, or `settings.out` is a file.
-    """
-
-    @wraps(train)
-    def alone(settings: S, *args: P.args, **options: P.kwargs) -> R:
-        if os.environ.get("RANK", "0") != "0":
-            return train(settings, *args, **options)
-        with _locked(Path(settings.out)):  # type: ignore[attr-defined]
-            return train(settings, *args, **options)
-
-    return alone
-
-
 @contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Hold the lock of a training's folder; where the training was refused before it began, remove what was made."""
+def only_one_in(out: Path) -> Iterator[None]:
+    """Hold the lock of a training's folder. If the training is refused before it begins, remove what was made.
+
+    Raises:
+        ValueError: another process trains there, or `out` is a file.
+    """
     working = out / CHECKPOINTS
     if working.is_symlink():
         raise ValueError(f"{working} is a symbolic link: got {working.readlink()}, expected a folder. Delete the link")
@@ -162,7 +145,7 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _meant(kind: type[Settings], error: Any) -> str:
-    """What may have been meant by a key that does not exist."""
+    """Return a suggestion for a key that does not exist."""
     *tables, key = error["loc"]
     for table in tables:
         kind = getattr(getattr(kind, "model_fields", {}).get(table), "annotation", None) or Settings

@@ -1,12 +1,12 @@
-"""CEPE-Distilled: an instruction-tuned decoder learns to read with an encoder from itself.
+"""CEPE-Distilled: an instruction-tuned decoder with an encoder learns from the decoder without one.
 
     loss = c_CE · CE + c_KL · KL          KL = 1/N Σ_n Σ_k p_nk (log p_nk - log q_nk)
 
 Yen et al. 2024, arXiv 2402.16617, section 3. The teacher p is the same frozen decoder, which reads chunks and input in
-one window; the student q reads the chunks through the encoder. Of each of the teacher's N distributions the K = 50
+one window; the student q reads the chunks through the encoder. Of each of the teacher's N distributions, the K = 50
 likeliest tokens are used. Variants for the other tokens:
 
-    drop      left out, as published: a part of a divergence, which can be negative
+    drop      left out, as published; the sum is no longer a divergence and can be negative
     smooth    one more entry, δ added to all, as in the authors' code: (p + δ) / (1 + (K + 1) δ)
     rest      one more entry
     renorm    p and q are divided by their sums over the K
@@ -16,8 +16,9 @@ again at each step. Losses are computed in fp32, by blocks of tokens.
 """
 
 import json
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,23 +30,22 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from farspan import files, hf
 from farspan.lm import LM
-from farspan.lm import load as load_model
-from farspan.loading import folder_of
 from farspan.text.corpora import tokenizer_hash
-from farspan.train.blocks import block_size, summed
-from farspan.train.cepe import CepeSettings, decoded, prepare, start, trained
-from farspan.train.checkpoint import refuse_not_finite, writing
-from farspan.train.config import Settings, in_its_folder
-from farspan.train.documents import DocumentRows, collated
-from farspan.train.objective import NOT_A_TARGET
+from farspan.train import engines
+from farspan.train.blocks import NOT_A_TARGET, block_size, summed
+from farspan.train.cepe import CepeSettings, decoded, fit, opened, prepare
+from farspan.train.checkpoint import writing
+from farspan.train.config import Settings
+from farspan.train.documents import DocumentRows
+from farspan.train.objective import last_hidden
+from farspan.train.trainer import Notice, load_finite, training
 
 Variant = Literal["drop", "smooth", "rest", "renorm"]
 LEAST = -60_000.0  # the log-probability for a probability of 0, which fp16 can hold
-FILES = ("index.npy", "log_probs.npy")
 SAMPLES_AT_ONCE = 8  # of one forward of the teacher
 BATCHES_A_SAVE = 64
 
@@ -68,31 +68,26 @@ class DistillSettings(CepeSettings):
     distill: DistillationSettings = DistillationSettings()
 
 
-@in_its_folder
-def train(settings: DistillSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+@training
+def train(settings: DistillSettings, notice: Notice) -> dict[str, Any]:
     """Train, or continue a training that was stopped, as `farspan.train.cepe.train`.
 
     Raises:
         ValueError: as there; a teacher with another vocabulary, or with a window too short for chunks and input.
     """
     if settings.stage != "main":
-        raise ValueError('stage = "warmup": distillation is of the main stage; warm up with farspan train cepe')
-    lm, chosen = start(settings), settings.distill
+        raise ValueError('stage = "warmup": distillation is a main stage; run the warm-up with farspan train cepe')
+    chosen, lm = settings.distill, opened(settings)
     other = other_teacher(settings, lm)
-    ready = prepare(settings, lm, notice)
-    if chosen.kl == 0:
-        return trained(
-            settings, ready, ready.rows, partial(terms, chosen, None), {"ce": chosen.ce, "kl": 0.0}, notice=notice
-        )
-    teacher = teacher_of(settings, ready.rows, other or lm)
-    rows: Dataset[dict[str, Tensor]] = ready.rows
-    online: Teacher | None = teacher
-    if chosen.stored:
-        with ready.processes.main_process_first():
-            rows = store(teacher, ready.rows, Path(settings.out) / "teacher", notice)
-        online = None
+    samples: Dataset[dict[str, Tensor]]
+    samples = rows = prepare(settings, lm, notice)
+    teacher = teacher_of(settings, rows, other or lm) if chosen.kl else None
+    if teacher is not None and chosen.stored:
+        with engines.processes().main_process_first():
+            samples = store(teacher, rows, Path(settings.out) / "teacher", notice)
+        teacher = None
     weights = {"ce": chosen.ce, "kl": chosen.kl}
-    return trained(settings, ready, rows, partial(terms, chosen, online), weights, notice=notice)
+    return fit(settings, lm, samples, notice, terms=partial(terms, chosen, teacher), weights=weights)
 
 
 def terms(
@@ -186,11 +181,10 @@ class Teacher:
         log-probabilities and the remainder's, in fp16. Chunks are read without noise, which is for the student."""
         ids, context = batch["input_ids"], batch["context_input_ids"].flatten(1)
         whole = torch.cat([ids[:, : self.before], context, ids[:, self.before :]], 1)
-        with hf.watched_decoder(self.model) as seen:
-            self.model(input_ids=whole, use_cache=False, logits_to_keep=1)
-        hidden = seen[-1][0][:, context.shape[1] :].flatten(0, 1)
+        hidden, output = last_hidden(self.model, self.model, input_ids=whole, use_cache=False)
+        hidden = hidden[:, context.shape[1] :].flatten(0, 1)
         vocabulary = self.model.get_input_embeddings().num_embeddings
-        parts = [self._best(block, seen[-1]) for block in hidden.split(block_size(hidden.device, vocabulary))]
+        parts = [self._best(block, output) for block in hidden.split(block_size(hidden.device, vocabulary))]
         index, log_p = (torch.cat(part).view(*ids.shape, -1) for part in zip(*parts, strict=True))
         return index, log_p
 
@@ -212,13 +206,12 @@ def other_teacher(settings: DistillSettings, lm: LM) -> LM | None:
     chosen = settings.distill
     if chosen.teacher is None or chosen.kl == 0:
         return None
-    other = load_model(folder_of(chosen.teacher), dtype=settings.model.dtype, attention=settings.trainer.attention)
+    other = load_finite(chosen.teacher, "teacher", settings.trainer, dtype=settings.model.dtype)
     if tokenizer_hash(other.tokenizer) != tokenizer_hash(lm.tokenizer) or other.vocabulary != lm.vocabulary:
         raise ValueError(
             f"teacher {chosen.teacher!r} has another vocabulary ({other.vocabulary:,} tokens) than the decoder "
-            f"{lm.name!r} ({lm.vocabulary:,}): its probabilities would be those of other tokens"
+            f"{lm.name!r} ({lm.vocabulary:,}): its probabilities would belong to other tokens"
         )
-    refuse_not_finite(other.model, f"teacher {chosen.teacher!r}")
     other.model.requires_grad_(False)
     return other
 
@@ -227,7 +220,7 @@ def teacher_of(settings: DistillSettings, rows: DocumentRows, lm: LM) -> Teacher
     """Return `lm` as the teacher of a training on `rows`.
 
     Raises:
-        ValueError: a window that does not hold chunks and input, or windows that are no text.
+        ValueError: a window that does not hold chunks and input, or samples that are not contiguous text.
     """
     needed = rows.window + len(rows.before)
     if lm.trained_length is not None and needed > lm.trained_length:
@@ -245,24 +238,25 @@ def teacher_of(settings: DistillSettings, rows: DocumentRows, lm: LM) -> Teacher
     return Teacher(lm.model, {"fingerprint": lm.identity["fingerprint"], "top": top}, top, len(rows.before))
 
 
-def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[str], None]) -> "TaughtRows":
+def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Notice) -> "TaughtRows":
     """Compute the teacher's distributions of all samples, or of those that are missing, and store them in `folder`.
 
     Raises:
         ValueError: the folder holds those of another teacher or of other samples, or is damaged.
     """
-    length = len(rows.before) + rows.settings.decoder
     kind = np.uint16 if teacher.model.get_input_embeddings().num_embeddings <= 1 << 16 else np.int32
     about = {"seed": rows.seed, "text": rows.corpus.hash, "data": rows.settings.model_dump(mode="json")}
     about |= teacher.identity
     folder.mkdir(parents=True, exist_ok=True)
-    taught = TaughtRows(rows, folder, (len(rows), length, teacher.top), kind)
+    shape = len(rows), len(rows.before) + rows.settings.decoder
+    layout = {"index.npy": (kind, (*shape, teacher.top)), "log_probs.npy": (np.float16, (*shape, teacher.top + 1))}
+    taught = TaughtRows(rows, folder, layout)
     done, file = 0, folder / "done.json"
     if file.exists():
         try:
             record = files.parse_json(file.read_bytes(), str(file))
             done = int(record.pop("done"))
-            have = min(map(len, taught.open("r")))  # `r+` would lengthen a file that was cut
+            have = min(map(len, taught.arrays("r")))  # `r+` would lengthen a file that was cut
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{folder} is damaged ({error}). Delete it and repeat the command: the teacher reads all samples again"
@@ -271,17 +265,16 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Callable[[
             raise ValueError(
                 f"{folder} holds a teacher's distributions of other samples: {record}, not {about}. Delete it"
             )
-        if have < len(rows):  # of a shorter training
-            with writing(folder):
-                taught.lengthen()
     with writing(folder):
-        index, log_probs = taught.create() if done == 0 else taught.open("r+")
+        if done == 0 or have < len(rows):  # the second: of a shorter training
+            taught.allocate(keep=done > 0)
+        index, log_probs = taught.arrays("r+")
     if done < len(rows):
         notice(f"the teacher reads {len(rows) - done:,} windows once; {taught.num_bytes / 1e9:.2f} GB in {folder}")
     device = hf.input_device(teacher.model)
     for first in range(done, len(rows), SAMPLES_AT_ONCE):
         last = min(first + SAMPLES_AT_ONCE, len(rows))
-        batch = {name: t.to(device) for name, t in collated([rows[i] for i in range(first, last)]).items()}
+        batch = {name: t.to(device) for name, t in default_collate([rows[i] for i in range(first, last)]).items()}
         best, log_p = teacher.of(batch)
         if not bool(log_p.isfinite().all()):
             raise ValueError(
@@ -302,8 +295,7 @@ class TaughtRows(Dataset[dict[str, Tensor]]):
 
     rows: DocumentRows
     folder: Path
-    shape: tuple[int, int, int]  # samples, positions, tokens of a distribution
-    kind: type
+    layout: Mapping[str, tuple[type, tuple[int, int, int]]]  # file: dtype; samples, positions, tokens of a distribution
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -317,43 +309,28 @@ class TaughtRows(Dataset[dict[str, Tensor]]):
 
     @property
     def num_bytes(self) -> int:
-        samples, length, top = self.shape
-        return samples * length * (top * np.dtype(self.kind).itemsize + (top + 1) * 2)
+        return sum(np.dtype(kind).itemsize * math.prod(shape) for kind, shape in self.layout.values())
 
     @cached_property
-    def _stored(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.open("r")
+    def _stored(self) -> list[Any]:
+        return self.arrays("r")
 
-    def open(self, mode: Literal["r", "r+"]) -> tuple[Any, Any]:
+    def arrays(self, mode: Literal["r", "r+"]) -> list[Any]:
         """Return indices [samples, positions, top] and log-probabilities, with one more each, memory-mapped."""
-        index, log_probs = (self.folder / name for name in FILES)
-        return np.load(index, mmap_mode=mode), np.load(log_probs, mmap_mode=mode)
+        return [np.load(self.folder / name, mmap_mode=mode) for name in self.layout]
 
-    @property
-    def _layout(self) -> list[tuple[type, tuple[int, int, int]]]:
-        """The dtype and shape of each of FILES."""
-        samples, length, top = self.shape
-        return [(self.kind, (samples, length, top)), (np.float16, (samples, length, top + 1))]
+    def allocate(self, *, keep: bool) -> None:
+        """Create the files of both arrays. `keep`: with the samples that are stored already.
 
-    def create(self) -> tuple[Any, Any]:
-        """Make both arrays, memory-mapped."""
-        index, log_probs = (_new_array(self.folder / name, *of) for name, of in zip(FILES, self._layout, strict=True))
-        return index, log_probs
-
-    def lengthen(self) -> None:
-        """Make room for more samples after those that are stored."""
-        for name, old, layout in zip(FILES, self.open("r"), self._layout, strict=True):
+        Disk space is allocated now, so that a full disk is an error here and not a SIGBUS at a later write.
+        """
+        for name, (kind, shape) in self.layout.items():
+            old = np.load(self.folder / name, mmap_mode="r") if keep else ()
             with files.written(self.folder / name) as path:
-                new = _new_array(path, *layout)
-                new[: len(old)] = old
+                new = np.lib.format.open_memmap(path, "w+", kind, shape)
+                with path.open("r+b") as file:
+                    if hasattr(os, "posix_fallocate"):
+                        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+                if keep:
+                    new[: len(old)] = old
                 new.flush()
-
-
-def _new_array(path: Path, kind: type, shape: tuple[int, int, int]) -> np.memmap:
-    """Make a file of an array, memory-mapped. Its space is taken now, so that a full disk is an error here and not a
-    SIGBUS at a later write."""
-    mapped = np.lib.format.open_memmap(path, "w+", kind, shape)
-    with path.open("r+b") as file:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    return mapped

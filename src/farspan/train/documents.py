@@ -11,7 +11,7 @@ A sample is a pure function of the seed and its index: the same on any number of
 tokens are stored; `farspan.text.corpora` keeps them memory-mapped.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -24,8 +24,8 @@ from torch.utils.data import Dataset
 from farspan.text.corpora import Corpus
 from farspan.text.retrieval import Index
 from farspan.train.batches import View
+from farspan.train.blocks import NOT_A_TARGET
 from farspan.train.config import Settings
-from farspan.train.objective import NOT_A_TARGET
 
 Kind = Literal["filter", "cat", "retrieved"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -48,10 +48,10 @@ class DocumentSettings(Settings):
     decoder: int = Field(4096, gt=1)  # tokens
     chunks: int = Field(16, gt=0)
     chunk: int = Field(256, gt=0)  # tokens
-    separator: bool = True  # put the tokenizer's beginning of text before the decoder's tokens, as when they are read
+    separator: bool = True  # put the tokenizer's beginning of text before the decoder's tokens, as at inference
     noise: NoiseSettings = NoiseSettings()
     index: str | None = None  # passages for `retrieved`, made by `farspan index`
-    query: int = Field(256, gt=0)  # the first of the decoder's tokens, the query for passages; they are not predicted
+    query: int = Field(256, gt=0)  # the first of the decoder's tokens, the query for passages, not predicted
 
     @field_validator("mixture")
     @classmethod
@@ -72,7 +72,7 @@ class DocumentSettings(Settings):
                 raise ValueError("the mixture has `retrieved` and no index: give data.index (farspan index makes one)")
             if self.query >= self.decoder:
                 raise ValueError(
-                    f"query = {self.query:,} leaves nothing to predict of decoder = {self.decoder:,} tokens"
+                    f"query = {self.query:,} leaves no tokens to predict of decoder = {self.decoder:,} tokens"
                 )
         return self
 
@@ -108,7 +108,9 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         tokenizer: Any = None,
     ) -> None:
         if corpus.shuffled:
-            raise ValueError(f"text {corpus.name!r} is shuffled: got no order to learn. Give the text itself")
+            raise ValueError(
+                f"text {corpus.name!r} is shuffled: got no order to learn. Give the text without shuffled:"
+            )
         context = settings.chunks * settings.chunk
         if copies and settings.mixture.get("retrieved"):
             raise ValueError(
@@ -120,7 +122,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
                 f"{settings.chunk} = {context:,} must be data.decoder = {settings.decoder:,}"
             )
         self.corpus, self.settings, self.samples, self.seed = corpus, settings, samples, seed
-        self.copies, self.noise, self.index, self.tokenizer = copies, noise, index, tokenizer
+        self.noise, self.index, self.tokenizer = noise, index, tokenizer
         self.before = np.asarray(separator if settings.separator else (), np.int64)
         self.window = settings.decoder if copies else settings.decoder + context  # tokens
         self.kinds = [kind for kind in KINDS if settings.mixture.get(kind)]  # type: ignore[call-overload]
@@ -209,7 +211,3 @@ def noise(
             suffix = length if rng.random() < settings.whole else int(rng.integers(1, length + 1))
             row[length - suffix :] = False
     return seen
-
-
-def collated(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}

@@ -12,7 +12,7 @@ token can be sampled, and each keeps its position in the document. Positions cou
 The prose of appendix B.1 gives other thresholds than Algorithm 1, section 3.2 and Table 6, which agree; ours are those
 of Algorithm 1.
 
-The other draws are baselines. All are functions of the document's length and a random generator.
+The other ways of sampling are baselines. All are functions of the document's length and a random generator.
 """
 
 from dataclasses import dataclass
@@ -102,7 +102,7 @@ def _with_target(memory: Int[np.ndarray, "sampled"], length: int, targets: int) 
 
 @dataclass(frozen=True)
 class SparseMemory:
-    """SMT's draw: the memory becomes sparser with distance."""
+    """SMT's sampling: the memory becomes sparser with distance."""
 
     window: int | None = None  # W; default as many tokens as are sampled
     max_iterations: int | None = None  # T
@@ -113,7 +113,7 @@ class SparseMemory:
         memory, sampled = length - targets - self.keep_first, row - targets - self.keep_first
         if sampled < 1:
             raise ValueError(
-                f"keep_first = {self.keep_first:,} leaves nothing to sample of a memory of {row - targets:,} tokens"
+                f"keep_first = {self.keep_first:,} leaves no token to sample for a memory of {row - targets:,} tokens"
             )
         drawn = draw(memory, sampled, rng, self.window, self.max_iterations) + self.keep_first
         return _with_target(np.concatenate([first, drawn]), length, targets)
@@ -129,10 +129,10 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Spans:
-    """SMT's draw over spans of contiguous tokens instead of single tokens. Not in the paper.
+    """SMT's sampling of spans of contiguous tokens instead of single tokens. Not in the paper.
 
-    The memory is cut into spans; where it is no multiple of them, the cut shifts from row to row, so that every token
-    can be sampled. A remainder of the row that fills no span is put right before the target.
+    The memory is cut into spans. If its length is not a multiple of the span, the cut shifts from row to row, so that
+    every token can be sampled. A remainder of the row that is shorter than a span is put right before the target.
     """
 
     span: int  # tokens
@@ -194,7 +194,7 @@ class Skip:
     predicted. Not in the paper.
 
     PoSE's positions without its gaps in the text: from repetitions within a row a model can learn to attend to
-    distant tokens. Natural text repeats itself only now and then. With `repeat` a share of the rows is the first token
+    distant tokens. Natural text seldom repeats itself. With `repeat` a share of the rows is the first token
     and a passage of half a row, and then both again.
     """
 
@@ -217,7 +217,7 @@ class Skip:
 
 @dataclass(frozen=True)
 class RandomPositions:
-    """Contiguous text at positions drawn uniformly and sorted; every token is predicted.
+    """Contiguous text at uniformly sampled, sorted positions; every token is predicted.
 
     Ruoss et al. 2023, arXiv 2305.16843, section 3.
     """
@@ -230,7 +230,7 @@ class RandomPositions:
 
 @dataclass(frozen=True)
 class FullLength:
-    """The whole document, every token predicted: the cost that the other draws avoid."""
+    """The whole document, every token predicted, at the cost that the other ways of sampling avoid."""
 
     def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
         everything = np.arange(length)
@@ -249,7 +249,7 @@ DRAWS: dict[str, type[Draw]] = {
 
 
 def draw_named(text: str) -> Draw:
-    """Return the draw that `text` names, such as `sparse:window=256` or `spans:span=32`.
+    """Return the way of sampling that `text` names, such as `sparse:window=256` or `spans:span=32`.
 
     Raises:
         ValueError: an unknown name or setting, or an impossible value.

@@ -1,7 +1,7 @@
-"""Engines that spread a training over processes, and the check that they do: one process, DDP, FSDP2, DeepSpeed ZeRO-2.
+"""Engines that distribute a training over processes, and their checks: one process, DDP, FSDP2, DeepSpeed ZeRO-2.
 
-transformers and accelerate fall back silently: with FSDP on CPUs, the Trainer is plain data parallelism. So the engine
-in use is found from the objects that were made, not from the settings.
+transformers and accelerate fall back silently: with FSDP on CPUs, the Trainer uses plain data parallelism. So the
+engine in use is read from the objects that were created, not from the settings.
 """
 
 import os
@@ -19,6 +19,11 @@ PATIENCE = timedelta(days=2)  # processes wait while the first one tokenises a t
 def processes() -> Any:
     """Return accelerate's PartialState."""
     return optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+
+
+def is_first_process() -> bool:
+    """Return whether this process, by the launcher, is the one that writes files and prints lines."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def num_processes() -> int:
@@ -39,28 +44,28 @@ def refuse_unfit(engine: str, optimizer: str) -> None:
     processes = num_processes()
     if engine in ("ddp", "fsdp2", "deepspeed") and processes < 2:
         raise ValueError(
-            f'trainer.engine = "{engine}" spreads a training over processes, and there is one: start it with '
+            f'trainer.engine = "{engine}" distributes a training over processes, and there is one: start it with '
             "`torchrun --nproc-per-node=N -m farspan train ...` or `accelerate launch`"
         )
     if engine == "single" and processes > 1:
         raise ValueError(f'trainer.engine = "single", and the launcher started {processes} processes: start one')
 
 
-def shard(model: Any, parts: Iterable[Any], processes: Any, whole: set[Any] | None = None) -> None:
+def shard(model: Any, parts: Iterable[Any], whole: set[Any] | None = None) -> None:
     """Shard a model over the processes (FSDP2), on GPUs and on CPUs alike.
 
     Args:
         parts: modules whose parameters are gathered together, inner ones first; other parameters are gathered with the
             model.
-        processes: accelerate's PartialState.
         whole: parameters that every process keeps.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(processes.device.type, (processes.num_processes,))
+    state = processes()
+    mesh = init_device_mesh(state.device.type, (state.num_processes,))
     for parameter in whole or ():
-        parameter.data = parameter.data.to(processes.device)
+        parameter.data = parameter.data.to(state.device)
     for part in parts:
         fully_shard(part, mesh=mesh)
     # by default the outermost module stays gathered until the backward pass, which an evaluation does not have
@@ -76,7 +81,7 @@ def layers_of(model: Any) -> list[Any]:
     kinds = set(model._no_split_modules or ())
     found = [module for module in model.modules() if type(module).__name__ in kinds]
     if not found:
-        raise ValueError(f'trainer.engine = "fsdp2" does not know the layers of {type(model).__name__}: use "ddp"')
+        raise ValueError(f'trainer.engine = "fsdp2" cannot find the layers of {type(model).__name__}: use "ddp"')
     return found[::-1]
 
 
@@ -95,7 +100,16 @@ def training_arguments(engine: str, bf16: bool, is_sharded: bool) -> dict[str, A
                 'trainer.engine = "deepspeed" trains in bf16 only on GPUs, as transformers starts it: on CPUs set '
                 "trainer.bf16 = false"
             )
-        arguments: dict[str, Any] = {"deepspeed": deepspeed_config(bf16), "use_cpu": False}
+        optional_import("deepspeed", "deepspeed")
+        config = {  # ZeRO stage 2, as in Sparse Memory Training, table 8, with our own optimizer
+            "zero_optimization": {"stage": 2, "allgather_partitions": True, "allgather_bucket_size": 2e8},
+            "zero_allow_untested_optimizer": True,
+            "bf16": {"enabled": bf16},
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto",
+        }
+        arguments: dict[str, Any] = {"deepspeed": config, "use_cpu": False}
         if on_cpu:
             from accelerate import DistributedType, PartialState
 
@@ -108,23 +122,6 @@ def training_arguments(engine: str, bf16: bool, is_sharded: bool) -> dict[str, A
     if engine == "fsdp2" and not on_cpu and not is_sharded:
         return {"fsdp": True, "fsdp_config": {"version": 2}}
     return {"use_cpu": on_cpu}
-
-
-def deepspeed_config(bf16: bool) -> dict[str, Any]:
-    """Return the config of ZeRO stage 2, as in Sparse Memory Training, table 8, with our own optimizer.
-
-    Raises:
-        ValueError: DeepSpeed is not installed.
-    """
-    optional_import("deepspeed", "deepspeed")
-    return {
-        "zero_optimization": {"stage": 2, "allgather_partitions": True, "allgather_bucket_size": 2e8},
-        "zero_allow_untested_optimizer": True,
-        "bf16": {"enabled": bf16},
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "gradient_clipping": "auto",
-    }
 
 
 def refuse_muon(engine: str, optimizer: str) -> None:
@@ -166,7 +163,7 @@ def refuse_other(engine: str, trainer: Any) -> None:
     used = in_use(trainer)
     if engine != used and not (engine == "auto" and used in ("single", "ddp", "fsdp2", "deepspeed")):
         raise ValueError(
-            f'trainer.engine = "{engine}" was asked for, and {used} is in use: check the launcher and its config '
+            f'trainer.engine = "{engine}" was requested, and {used} is in use: check the launcher and its config '
             "(accelerate's own settings come first)"
         )
 
@@ -183,11 +180,11 @@ def sharded(model: Any) -> bool:
 def whole_state(model: Any, *, trained: bool = False) -> dict[str, torch.Tensor]:
     """Return the parameters, or only the trained ones, whole and on the CPU in the first process; in the others none.
     All processes have to call this."""
-    first, state = os.environ.get("RANK", "0") == "0", {}
+    state = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or not trained:
             value = parameter.detach()
             value = value.full_tensor() if hasattr(value, "full_tensor") else value
-            if first:
+            if is_first_process():
                 state[name] = value.cpu()
     return state

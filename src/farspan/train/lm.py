@@ -1,6 +1,5 @@
 """Pre-training of a small Llama, tokenizer included; Llama-83M of the Forgetting Curve paper (appendix D.1) is one."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from farspan.text.corpora import Corpus, load
 from farspan.text.documents import read_texts
 from farspan.train import engines
 from farspan.train.batches import PackedRows, train_tokenizer
-from farspan.train.config import Out, Settings, in_its_folder, refuse_other_settings
+from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.optimizer import OptimizerSettings
-from farspan.train.trainer import TrainerSettings, pretraining_arguments, refuse_impossible, run, write_up
+from farspan.train.trainer import Notice, PretrainingSettings, TrainingSettings, run, training, write_up
 
 
 class LlamaSettings(Settings):
@@ -45,19 +44,18 @@ class DataSettings(Settings):
     held_out: str | None = None  # its loss is reported
 
 
-class LmSettings(Settings):
+class LmSettings(TrainingSettings):
     """The whole config of `farspan train lm`."""
 
-    out: Out
     data: DataSettings
     tokenizer: TokenizerSettings = TokenizerSettings()
     model: LlamaSettings = LlamaSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
-    trainer: TrainerSettings
+    trainer: PretrainingSettings
 
 
-@in_its_folder
-def train(settings: LmSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+@training
+def train(settings: LmSettings, notice: Notice) -> dict[str, Any]:
     """Train, or continue a training that was stopped, and save model and tokenizer in `settings.out`.
 
     Return the content of `training.json` in that folder: parameters, tokens, losses, seconds and the settings. `notice`
@@ -66,17 +64,14 @@ def train(settings: LmSettings, notice: Callable[[str], None] = lambda text: Non
     Raises:
         ValueError: impossible settings, a text that does not hold one row, or `out` holds another training.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    trainer, length = settings.trainer, settings.trainer.window
+    trainer, out = settings.trainer, Path(settings.out)
     shape = llama_shape(settings.model)
     if trainer.engine == "fsdp2" and not torch.cuda.is_available():
         raise ValueError('trainer.engine = "fsdp2" of `train lm` needs GPUs: use "ddp"')
-    refuse_impossible(trainer, settings.optimizer)
-    processes = engines.processes()
-    out = Path(settings.out)
     source = settings.tokenizer.folder or str(out)
-    with processes.main_process_first():  # the others find the files that it has written
+    with engines.processes().main_process_first():  # the others find the files that it has written
         refuse_other_settings(out, settings)
         if not settings.tokenizer.folder and not (out / "tokenizer.json").exists():
             train_tokenizer(read_texts(settings.data.text), settings.tokenizer.vocabulary, out)
@@ -86,44 +81,29 @@ def train(settings: LmSettings, notice: Callable[[str], None] = lambda text: Non
     separator = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if separator is None:
         raise ValueError(
-            f"tokenizer {source} has neither a beginning- nor an end-of-text token to put between documents"
+            f"tokenizer {source} has neither a beginning- nor an end-of-text token to put between documents: use "
+            "another tokenizer.folder"
         )
 
     def rows(corpus: Corpus) -> PackedRows:
-        return PackedRows(corpus, length, (separator,), trainer.seed)
+        return PackedRows(corpus, trainer.window, (separator,), trainer.seed)
 
     def new() -> Any:
-        return LlamaForCausalLM._from_config(
-            LlamaConfig(
-                vocab_size=len(tokenizer),
-                max_position_embeddings=length,
-                bos_token_id=tokenizer.bos_token_id,
-                eos_token_id=tokenizer.eos_token_id,
-                **shape,
-            ),
-            attn_implementation=trainer.attention,
+        config = LlamaConfig(
+            vocab_size=len(tokenizer),
+            max_position_embeddings=trainer.window,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            **shape,
         )
+        return LlamaForCausalLM._from_config(config, attn_implementation=trainer.attention)
 
-    set_seed(trainer.seed)
     model = new()
     if trainer.activation_checkpointing:
         hf.checkpoint_activations(model)
-    summary = run(
-        model,
-        rows(text),
-        rows(held_out) if held_out else None,
-        settings.optimizer,
-        trainer,
-        out,
-        again=new,
-        notice=notice,
-        arguments=pretraining_arguments(trainer, held_out),
-    )
-    summary["tokens"] = summary.pop("rows") * length
-    summary["settings"] = settings.model_dump(mode="json")
-    if processes.is_main_process:
-        write_up(out, summary, tokenizer)
-    return summary
+    summary = run(model, rows(text), settings, notice, held_out=rows(held_out) if held_out else None, again=new)
+    summary["tokens"] = summary.pop("rows") * trainer.window
+    return write_up(settings, summary, tokenizer)
 
 
 def llama_shape(settings: LlamaSettings) -> dict[str, Any]:

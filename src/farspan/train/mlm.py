@@ -4,10 +4,9 @@
     logits = E · norm(silu(W h + b)) + c            E: the encoder's own embeddings
 
 Llama blocks with bidirectional attention, over the decoder's vocabulary and [MASK]. Of all tokens 30 % are masked,
-always by [MASK]; special tokens never are. The head runs on masked tokens only, in blocks. Only the encoder is saved.
+always by [MASK], except special tokens. The head runs on masked tokens only, in blocks. Only the encoder is saved.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear, silu
+from torch.nn.functional import linear, silu
 from torch.utils.data import Dataset
 
 from farspan import hf
@@ -26,20 +25,12 @@ from farspan.loading import folder_of, load_tokenizer
 from farspan.text.corpora import Corpus, load
 from farspan.train import engines
 from farspan.train.batches import PackedRows
-from farspan.train.blocks import summed
+from farspan.train.blocks import NOT_A_TARGET, summed_nats
 from farspan.train.checkpoint import refuse_not_finite
-from farspan.train.config import Out, Settings, in_its_folder, refuse_other_settings
+from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.lm import DataSettings
-from farspan.train.objective import NOT_A_TARGET
 from farspan.train.optimizer import OptimizerSettings
-from farspan.train.trainer import (
-    TrainerSettings,
-    pretraining_arguments,
-    refuse_impossible,
-    run,
-    save_whole,
-    write_up,
-)
+from farspan.train.trainer import Notice, PretrainingSettings, TrainingSettings, run, save_whole, training, write_up
 
 MASK = "[MASK]"
 
@@ -52,7 +43,7 @@ class EncoderSettings(Settings):
     layers: int = Field(24, gt=0)
     heads: int = Field(16, gt=0)
     rope_theta: float = Field(10_000.0, gt=0)
-    start: str | None = None  # a causal model whose blocks and shape it starts from, with bidirectional attention
+    start: str | None = None  # a causal model that gives its blocks and shape, with bidirectional attention
 
 
 class MlmOptimizer(OptimizerSettings):
@@ -66,20 +57,19 @@ class MlmOptimizer(OptimizerSettings):
     decay: Literal["linear", "cosine"] = "cosine"
 
 
-class MlmTrainer(TrainerSettings):
+class MlmTrainer(PretrainingSettings):
     """[trainer]: rows of 512 tokens, 2,048 of them a step."""
 
     steps: int = Field(100_000, gt=0)
-    window: int = Field(512, gt=1)  # tokens of a row, and of the longest chunk that the encoder will take
+    window: int = Field(512, gt=1)  # tokens of a row, and of the longest chunk of the encoder
     batch: int | None = Field(2048, gt=0)
     micro_batch: int = Field(16, gt=0)
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-class MlmSettings(Settings):
+class MlmSettings(TrainingSettings):
     """The whole config of `farspan train mlm`."""
 
-    out: Out
     decoder: str  # its tokenizer is used: a folder or hub id, or `demo`, the embedded one
     data: DataSettings
     encoder: EncoderSettings = EncoderSettings()
@@ -115,11 +105,7 @@ class MaskedLM(nn.Module):
         """Return the mean of -log p(label) over the tokens that have one, in fp32."""
         hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         wanted = labels != NOT_A_TARGET
-
-        def nats(block: Tensor, targets: Tensor) -> Tensor:
-            return cross_entropy(self.logits(block).float(), targets, reduction="sum")
-
-        total = summed(nats, len(self.lm_bias), hidden[wanted], labels[wanted])
+        total = summed_nats(self.logits, len(self.lm_bias), hidden[wanted], labels[wanted])
         return total / wanted.sum().clamp_min(1)
 
 
@@ -197,27 +183,21 @@ def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attenti
     return LlamaModel._from_config(config, attn_implementation=attention)
 
 
-@in_its_folder
-def train(settings: MlmSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+@training
+def train(settings: MlmSettings, notice: Notice) -> dict[str, Any]:
     """Train, or continue a training that was stopped, and save encoder and tokenizer in `settings.out`.
 
     Return the content of `training.json` in that folder. `notice` is called with each line that a user should read.
 
     Raises:
         ValueError: impossible settings, a tokenizer that cannot be loaded, a text that does not hold one row, another
-            engine in use than asked for, or `out` holds another training.
+            engine in use than requested, or `out` holds another training.
     """
-    from transformers import set_seed
-
-    from farspan.train.terms_trainer import TermsTrainer
-
-    processes = engines.processes()
-    out, trainer = Path(settings.out), settings.trainer
-    refuse_impossible(trainer, settings.optimizer)
+    trainer = settings.trainer
     tokenizer = load_tokenizer(folder_of(settings.decoder), what="decoder")
     separator, special = choose_separator(tokenizer).ids, tuple(tokenizer.all_special_ids)
-    with processes.main_process_first():
-        refuse_other_settings(out, settings)
+    with engines.processes().main_process_first():
+        refuse_other_settings(Path(settings.out), settings)
         text = load(settings.data.text, tokenizer)
         held_out = load(settings.data.held_out, tokenizer) if settings.data.held_out else None
     if tokenizer.mask_token is None:
@@ -238,32 +218,23 @@ def train(settings: MlmSettings, notice: Callable[[str], None] = lambda text: No
     def new() -> MaskedLM:
         return MaskedLM(new_encoder(settings.encoder, len(tokenizer), trainer.window, trainer.attention))
 
-    set_seed(trainer.seed)
     model = new()
     if trainer.activation_checkpointing:
         hf.checkpoint_activations(model.model)
     if trainer.engine == "fsdp2":
-        engines.shard(model, engines.layers_of(model.model), processes)
-    batch = trainer.batch or trainer.micro_batch * processes.num_processes
+        engines.shard(model, engines.layers_of(model.model))
     summary = run(
         model,
-        rows(text, trainer.steps * batch),
-        rows(held_out, None) if held_out else None,
-        settings.optimizer,
-        trainer,
-        out,
-        trainer_class=TermsTrainer,
+        rows(text, trainer.steps * trainer.rows_per_step),
+        settings,
+        notice,
+        held_out=rows(held_out, None) if held_out else None,
         save=lambda model, dtype, folder: save_whole(model.model, dtype, folder),
         again=new,
-        notice=notice,
-        arguments=pretraining_arguments(trainer, held_out),
         terms=lambda model, core, batch: {"masked": model(**batch)},
         predicted=lambda batch: batch["labels"],
         weights={"masked": 1.0},
     )
     summary["tokens"] = summary.pop("rows") * trainer.window
-    summary["settings"] = settings.model_dump(mode="json")
-    if processes.is_main_process:
-        tokenizer.model_max_length = trainer.window
-        write_up(out, summary, tokenizer)
-    return summary
+    tokenizer.model_max_length = trainer.window
+    return write_up(settings, summary, tokenizer)

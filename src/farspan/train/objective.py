@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from farspan import hf
-from farspan.train.blocks import summed
+from farspan.train.blocks import NOT_A_TARGET, summed_nats
 from farspan.train.engines import sharded
 
-NOT_A_TARGET = -100
 Rows = dict[str, Int[Tensor, "batch time"]]  # input_ids, position_ids, and labels: tokens, or NOT_A_TARGET
 
 
@@ -56,28 +55,30 @@ def _nats_in_one_forward(
     model are gathered only while the model itself runs, so the head cannot be run again afterwards."""
     wanted = torch.nn.functional.pad(labels[:, 1:] != NOT_A_TARGET, (0, 1))
     with hf.head_at(core, wanted):
-        output = model(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            attention_mask=hf.gapped_mask(core, position_ids),
-            use_cache=False,
-        )
+        output = model(**_gapped(core, input_ids, position_ids))
     return cross_entropy(output.logits[0].float(), labels[:, 1:][wanted[:, :-1]], reduction="none")
+
+
+def _gapped(core: Any, input_ids: Tensor, position_ids: Tensor) -> dict[str, Any]:
+    """Return the model's inputs for rows whose positions may have gaps."""
+    mask = hf.gapped_mask(core, position_ids)
+    return {"input_ids": input_ids, "position_ids": position_ids, "attention_mask": mask, "use_cache": False}
 
 
 def decoded(
     model: Any, core: Any, input_ids: Int[Tensor, "batch time"], position_ids: Int[Tensor, "batch time"]
 ) -> tuple[Float[Tensor, "batch time hidden"], Any]:
     """Return the last hidden states of rows whose positions may have gaps, and the decoder's output that holds them."""
-    options = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(core.forward).parameters else {}
+    return last_hidden(model, core, **_gapped(core, input_ids, position_ids))
+
+
+def last_hidden(model: Any, core: Any, **inputs: Any) -> tuple[Float[Tensor, "batch time hidden"], Any]:
+    """Run `model`; return the decoder's last hidden states, and the decoder's output that holds them. Where the model
+    allows it, the output head runs on one position only."""
+    if "logits_to_keep" in inspect.signature(core.forward).parameters:
+        inputs["logits_to_keep"] = 1
     with hf.watched_decoder(core) as seen:
-        model(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            attention_mask=hf.gapped_mask(core, position_ids),
-            use_cache=False,
-            **options,
-        )
+        model(**inputs)
     return seen[-1][0], seen[-1]
 
 
@@ -87,9 +88,7 @@ def mean_nats(
     """Return the mean of -log p(label) over the positions that have one, in fp32; position t is predicted from hidden
     state t - 1. 0 where no position has a label."""
     wanted = labels[:, 1:] != NOT_A_TARGET
-
-    def nats(block: Tensor, targets: Tensor) -> Tensor:
-        return cross_entropy(hf.logits(core, block[None], output)[0].float(), targets, reduction="sum")
-
     hidden, labels = hidden[:, :-1][wanted], labels[:, 1:][wanted]
-    return summed(nats, core.get_input_embeddings().num_embeddings, hidden, labels) / max(1, len(labels))
+    vocabulary = core.get_input_embeddings().num_embeddings
+    total = summed_nats(lambda block: hf.logits(core, block[None], output)[0], vocabulary, hidden, labels)
+    return total / max(1, len(labels))

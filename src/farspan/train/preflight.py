@@ -1,4 +1,4 @@
-"""Checks, before a training on positions with gaps begins, for conditions that would make it silently wrong."""
+"""Checks before a training on positions with gaps, for conditions under which it would be silently wrong."""
 
 import inspect
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from farspan import hf
 from farspan.train.draws import draw
-from farspan.train.objective import decoded
+from farspan.train.objective import decoded, last_hidden
 
 PROBE = 128  # tokens
 REFUSAL = "Sparse Memory Training cannot train {}"
@@ -25,8 +25,8 @@ def preflight(model: Any, core: Any, window: int, longest: int) -> None:
         longest: tokens of the longest documents, and so the number of positions.
 
     Raises:
-        ValueError: the model takes no positions, or fewer; its RoPE depends on the length, or is not fp32; its layers
-            have no attention; memory tokens do not affect the target, or affect it otherwise than by position.
+        ValueError: the model takes no positions, or too few; its RoPE depends on the length, or is not fp32; its layers
+            have no attention; memory tokens do not affect the target, or are cut off by other than their positions.
     """
     windows = usable(core, longest)
     refusal = REFUSAL.format(type(core).__name__)
@@ -99,7 +99,7 @@ def usable(core: Any, longest: int) -> dict[str, int | None]:
     """
     refusal = REFUSAL.format(type(core).__name__)
     if "position_ids" not in inspect.signature(core.forward).parameters:
-        raise ValueError(f"{refusal}: it takes no positions, so a row cannot have gaps")
+        raise ValueError(f"{refusal}: it has no argument position_ids, so a row cannot have gaps")
     limit = hf.position_limit(core)
     if limit is not None and limit < longest:
         raise ValueError(
@@ -122,10 +122,9 @@ def usable(core: Any, longest: int) -> dict[str, int | None]:
 
 
 def _under_explicit_mask(core: Any, ids: Tensor, positions: Tensor) -> Tensor:
-    with hf.watched_decoder(core) as seen:
-        mask = hf.causal_mask(core, positions, None)
-        core(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
-    return seen[-1][0]
+    mask = hf.causal_mask(core, positions, None)
+    inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, "use_cache": False}
+    return last_hidden(core, core, **inputs)[0]
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

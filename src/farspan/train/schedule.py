@@ -29,7 +29,7 @@ class LengthSettings(Settings):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The length of documents at each step."""
+    """The length of documents at each step, in tokens."""
 
     stages: tuple[int, ...]  # tokens
     every: int | None  # steps; None: the stages share the steps
@@ -60,14 +60,14 @@ def schedule(settings: LengthSettings, window: int, steps: int, seed: int) -> Sc
     by = settings.by or max(1, window // 2)
     if settings.target <= window:
         raise ValueError(
-            f"lengths.target = {settings.target:,} is within the window of {window:,} tokens already: give a longer one"
+            f"lengths.target = {settings.target:,} is within the window of {window:,} tokens: give a longer one"
         )
     if settings.mode == "fixed":
         return Schedule((settings.target,), None, steps, False, seed)
     first = min(first, settings.target) if settings.first is None else first
     if not window < first <= settings.target:
         raise ValueError(
-            f"lengths.first = {first:,} must lie beyond the window of {window:,} tokens, and not beyond "
+            f"lengths.first = {first:,} must be above the window of {window:,} tokens, and at most "
             f"lengths.target = {settings.target:,}"
         )
     before = range(first, settings.target, by)

@@ -1,15 +1,16 @@
-"""Sparse Memory Training: extend the context of any causal model at the cost of its own window.
+"""Sparse Memory Training: extend the context of any causal model at the cost per step of its own window.
 
 Sparse Memory Training for Long-Sequence Modeling, section 3 and appendices B.1 and D. The end of a long document is
 the target, the rest is memory. Few tokens of the memory are sampled, fewer the further away (`draws`), and keep their
-positions in one ordinary row, so that a step costs the same for any length of the document. The loss is that of the
-target, plus that of the ordinary window (`objective`); only queries and keys are trained (`trained`); documents grow
-during the training (`schedule`). There is no public code. Ours uses Algorithm 1 where the paper contradicts it, means
-instead of sums, and first checks for conditions that would make it silently wrong (`preflight`).
+positions in a row of the window's length, so that a step costs the same for any length of the document. The loss is
+that of the target, plus that of the ordinary window (`objective`); only queries and keys are trained (`trained`);
+documents grow during the training (`schedule`). There is no public code. Ours uses Algorithm 1 where the paper
+contradicts it, means instead of sums, and first checks for conditions under which it would be silently wrong
+(`preflight`).
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ from pydantic import Field
 from farspan import hf
 from farspan.callback import MeasuringCallback
 from farspan.lm import LM
-from farspan.lm import load as load_model
-from farspan.loading import DEMO, folder_of, load_config
+from farspan.loading import folder_of, load_config
 from farspan.methods import method
 from farspan.methods.full import Full
 from farspan.methods.rope import Rope, ntk
@@ -28,16 +28,15 @@ from farspan.record import environment
 from farspan.report.training import draw_losses, model_card
 from farspan.text.corpora import load
 from farspan.train import engines
-from farspan.train.checkpoint import refuse_not_finite
-from farspan.train.config import Out, Settings, in_its_folder, refuse_other_settings
+from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.draws import draw, draw_named, levels
 from farspan.train.objective import terms
 from farspan.train.optimizer import OptimizerSettings, build
 from farspan.train.preflight import preflight, usable
 from farspan.train.schedule import LengthSettings, schedule
 from farspan.train.trained import Count, TrainedSettings, choose, plain
-from farspan.train.trainer import RunSettings, read_log, refuse_impossible, run, save_whole, write_card, write_up
-from farspan.train.watching import WatchSettings, measuring
+from farspan.train.trainer import Notice, RunSettings, load_finite, run, save_whole, training, write_up
+from farspan.train.watching import WatchedSettings, measuring
 from farspan.train.windows import FirstTarget, Mixed, Short, SparseRows, collated
 
 __all__ = ["SmtSettings", "draw", "levels", "train"]
@@ -57,7 +56,7 @@ class SmtDataSettings(Settings):
 
     text: str  # documents, longer than lengths.target where they can be
     short: Short = "skip"  # how shorter ones are used
-    separator: bool = True  # put the tokenizer's beginning of text before a document, as when it is read
+    separator: bool = True  # put the tokenizer's beginning of text before a document, as at inference
 
 
 class SparseSettings(Settings):
@@ -85,10 +84,9 @@ class SmtTrainer(RunSettings):
     log_every: int = Field(10, gt=0)
 
 
-class SmtSettings(Settings):
+class SmtSettings(WatchedSettings):
     """The whole config of `farspan train smt`."""
 
-    out: Out
     model: SmtModelSettings
     data: SmtDataSettings
     lengths: LengthSettings
@@ -96,39 +94,28 @@ class SmtSettings(Settings):
     trained: TrainedSettings = TrainedSettings()
     optimizer: SmtOptimizer = SmtOptimizer()
     trainer: SmtTrainer
-    watch: WatchSettings = WatchSettings()
 
 
-@in_its_folder
-def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+@training
+def train(settings: SmtSettings, notice: Notice) -> dict[str, Any]:
     """Train, or continue a training that was stopped, and save model and tokenizer in `settings.out`.
 
     Return the content of `training.json` in that folder. `notice` is called with each line that a user should read.
 
     Raises:
         ValueError: impossible settings, a model that cannot be trained so, documents that are all too short, another
-            engine in use than asked for, or `out` holds another training.
+            engine in use than requested, or `out` holds another training.
     """
-    from transformers import set_seed
-
-    from farspan.train.terms_trainer import TermsTrainer
-
-    processes = engines.processes()
-    out = Path(settings.out)
-    set_seed(settings.trainer.seed)
-    refuse_impossible(settings.trainer, settings.optimizer)
     lm = opened(settings)
     use_cache = lm.model.config.use_cache
-    with processes.main_process_first():
-        refuse_other_settings(out, settings)
-        rows = rows_of(lm, settings, processes.num_processes)
+    with engines.processes().main_process_first():
+        refuse_other_settings(Path(settings.out), settings)
+        rows = rows_of(lm, settings)
     model, count = prepared(lm, settings)
-    if processes.is_main_process:
-        notice(f"{lm.name}, window {rows.row:,} tokens: {count}")
-        for line in notes_on(rows):
-            notice(line)
+    for line in (f"{lm.name}, window {rows.row:,} tokens: {count}", *notes_on(rows)):
+        notice(line)
     if settings.trainer.engine == "fsdp2":
-        engines.shard(lm.model, engines.layers_of(lm.model), processes)
+        engines.shard(lm.model, engines.layers_of(lm.model))
 
     def save(model: Any, dtype: torch.dtype, folder: Path) -> None:
         model = plain(model)
@@ -139,16 +126,12 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
     summary = run(
         model,
         rows,
-        None,
-        settings.optimizer,
-        settings.trainer,
-        out,
-        trainer_class=TermsTrainer,
-        callbacks=watching(lm, settings, out),
+        settings,
+        notice,
+        callbacks=watching(lm, settings),
         save=save,
         again=lambda: choose(opened(settings, "cpu").model, settings.trained)[0],
         base_dtype=dtype_of(settings.model),
-        notice=notice,
         processing_class=lm.tokenizer,
         data_collator=collated,
         core=lm.model,
@@ -156,15 +139,9 @@ def train(settings: SmtSettings, notice: Callable[[str], None] = lambda text: No
         weights={"sparse": 1.0, "window": settings.smt.beta},
         notes=lambda step: {"length": rows.schedule.at(step - 1)},
     )
-    del summary["held_out_loss"]
     summary |= {"trained": count.trained, "window": rows.row, "text": rows.summary(), "from": lm.identity}
-    summary |= {"settings": settings.model_dump(mode="json"), **environment()}
-    if processes.is_main_process:
-        lm.tokenizer.model_max_length = max(lm.tokenizer.model_max_length, settings.lengths.target)
-        write_up(out, summary, lm.tokenizer)
-        log = read_log(out)
-        write_card(out, model_card(summary, log), lambda: draw_losses(log, out, rows.row))
-    return summary
+    lm.tokenizer.model_max_length = max(lm.tokenizer.model_max_length, settings.lengths.target)
+    return write_up(settings, summary | environment(), lm.tokenizer, model_card, partial(draw_losses, window=rows.row))
 
 
 def plan(settings: SmtSettings) -> Iterator[str]:
@@ -186,29 +163,20 @@ def plan(settings: SmtSettings) -> Iterator[str]:
 
 
 def opened(settings: SmtSettings, device: str | None = None) -> LM:
-    """Load the model in fp32, its RoPE scaled if wanted.
+    """Load the model in fp32, with its RoPE scaled if `model.rope` is given.
 
     Raises:
         ValueError: no such model, or one whose trained length is unknown.
     """
-    lm = load_model(
-        folder_of(settings.model.name),
-        dtype="float32",
-        device=device,
-        attention=settings.trainer.attention,
-        trained_length=settings.model.window,
-        revision=settings.model.revision,
-        trust_remote_code=None,  # a training has no option for it
-    )
-    if settings.model.name == DEMO:
-        lm = replace(lm, name=DEMO)
-    refuse_not_finite(lm.model, f"model {settings.model.name!r}")
+    chosen = settings.model
+    options: dict[str, Any] = {"trained_length": chosen.window, "revision": chosen.revision, "device": device}
+    lm = load_finite(chosen.name, "model", settings.trainer, dtype="float32", **options)
     if settings.trainer.activation_checkpointing:
         hf.checkpoint_activations(lm.model)
     if lm.trained_length is None:
         raise ValueError(f"the trained length of {lm.name} is unknown: give model.window")
-    if settings.model.rope is not None:
-        scale_rope(lm, settings.model.rope, settings.lengths.target)
+    if chosen.rope is not None:
+        scale_rope(lm, chosen.rope, settings.lengths.target)
     return lm
 
 
@@ -227,7 +195,9 @@ def scale_rope(lm: LM, text: str, longest: int) -> None:
     """
     chosen = method(text)
     if not isinstance(chosen, Rope) or chosen.type == "dynamic":
-        raise ValueError(f"model.rope = {text!r} must be rope:type=linear, ntk or yarn, with factor=...")
+        raise ValueError(
+            f"model.rope = {text!r} is not supported: expected rope:type=linear, ntk or yarn, with factor=..."
+        )
     theta, own = hf.plain_rope(lm.model, name=str(chosen))
     config = lm.model.config.get_text_config(decoder=True)
     original = chosen.original or lm.trained_length
@@ -243,7 +213,7 @@ def scale_rope(lm: LM, text: str, longest: int) -> None:
     hf.set_rope(lm.model, parameters)
 
 
-def rows_of(lm: LM, settings: SmtSettings, num_processes: int = 1) -> SparseRows:
+def rows_of(lm: LM, settings: SmtSettings) -> SparseRows:
     """Return the samples of the training."""
     trainer, window = settings.trainer, lm.trained_length
     assert window is not None
@@ -253,7 +223,7 @@ def rows_of(lm: LM, settings: SmtSettings, num_processes: int = 1) -> SparseRows
         schedule(settings.lengths, window, trainer.steps, trainer.seed),
         row=window,
         targets=settings.smt.targets or window // 2,
-        batch=trainer.batch or trainer.micro_batch * num_processes,
+        batch=trainer.rows_per_step,
         separator=lm.separator.ids if settings.data.separator else (),
         seed=trainer.seed,
         short=settings.data.short,
@@ -271,7 +241,7 @@ def prepared(lm: LM, settings: SmtSettings) -> tuple[Any, Count]:
     return model, count
 
 
-def watching(lm: LM, settings: SmtSettings, out: Path) -> list[MeasuringCallback]:
+def watching(lm: LM, settings: SmtSettings) -> list[MeasuringCallback]:
     """Return the callbacks that measure the model in training.
 
     Perplexity of the same tokens after more and more text: the lengths inside the window show what the training costs,
@@ -280,19 +250,11 @@ def watching(lm: LM, settings: SmtSettings, out: Path) -> list[MeasuringCallback
     window, target = lm.trained_length, settings.lengths.target
     assert window is not None
     doubled = [window // 2 << i for i in range(target.bit_length()) if window // 2 << i < target]
-    return measuring(
-        settings.watch,
-        settings.trainer,
-        out,
-        trained_length=window,
-        lengths=(*doubled, target),
-        longest=target,
-        method=Full(),
-    )
+    return measuring(settings, Full(), trained_length=window, lengths=(*doubled, target), longest=target)
 
 
 def notes_on(rows: SparseRows) -> Iterator[str]:
-    """Yield lines for the user about the text, before it is trained on."""
+    """Yield lines for the user about the text, before the training."""
     about, longest = rows.summary(), max(rows.schedule.stages)
     if rows.short != "join":
         short = about["documents"] - about["long_enough"]

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer for objectives that are weighted sums of means, where little of a model may be trained."""
+"""The Hugging Face Trainer for objectives that are weighted sums of means, also of models that are partly frozen."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -12,12 +12,12 @@ from torch.distributed.checkpoint import state_dict as parts
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from farspan.train.blocks import NOT_A_TARGET
 from farspan.train.checkpoint import CheckpointTrainer, reading
 from farspan.train.engines import sharded, whole_state
-from farspan.train.objective import NOT_A_TARGET
 
 Terms = Callable[[Any, Any, Any], dict[str, Tensor]]
-SHARE = "share_of_the_step"  # of a micro-batch, beside its tensors
+SHARE = "share_of_the_step"  # of a micro-batch, next to its tensors
 WHOLE = parts.StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
 
 
@@ -64,7 +64,7 @@ class TermsTrainer(CheckpointTrainer):
             self.is_distributed_loading_by_transformers = True  # else accelerate would put DDP around it
 
     def _defer_fsdp_gradient_reduction(self) -> AbstractContextManager[None]:
-        # private, as there is no argument for it: the Trainer's own reads a sharding config that we never set
+        # private, as there is no argument for it; the Trainer's version reads a sharding config that was never set
         return nullcontext()
 
     def get_batch_samples(self, *args: Any, **options: Any) -> tuple[list[Any], Any]:
@@ -106,7 +106,7 @@ class TermsTrainer(CheckpointTrainer):
     # checkpoints
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if self.is_fsdp_enabled:  # accelerate's own, in a layout of its own
+        if self.is_fsdp_enabled:  # saved by accelerate, in another layout
             return super().save_model(output_dir, _internal_call)
         state = whole_state(self.trained, trained=True)
         if self.args.should_save:
@@ -116,10 +116,10 @@ class TermsTrainer(CheckpointTrainer):
             save_file(kept, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
         return None
 
-    # private, as transformers has no public method that loads weights, or saves or loads an optimizer
+    # private, as transformers has no public methods for loading weights, or for saving or loading an optimizer
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self.is_fsdp_enabled:  # accelerate's own, in a layout of its own
+        if self.is_fsdp_enabled:  # saved by accelerate, in another layout
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         file = Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME
         with reading(file):

@@ -3,7 +3,7 @@ those of given names.
 
 RoPE rotates queries and keys. The biases of their projections and the norms after these belong to them. Where a family
 keeps queries, keys and values in one matrix, it is trained in two parts, one of which is frozen: a masked gradient
-would not do, as weight decay changes weights without a gradient.
+is not enough, as weight decay changes weights without a gradient.
 """
 
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ from jaxtyping import Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from transformers.pytorch_utils import Conv1D
 
 from farspan import hf
 from farspan.extras import optional_import
@@ -32,7 +33,7 @@ class TrainedSettings(Settings):
 
     what: Literal["qk", "all", "lora", "patterns"] = "qk"
     norms: bool = True  # with `qk`, also the norms of queries and keys
-    patterns: tuple[str, ...] = ()  # names of parameters, * stands for anything
+    patterns: tuple[str, ...] = ()  # names of parameters, * matches any text
     rank: int = Field(16, gt=0)  # of LoRA
     alpha: float = Field(32.0, gt=0)
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -44,7 +45,7 @@ class TrainedSettings(Settings):
             for name in names:
                 if self.what != what and getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(
-                        f"{name} = {getattr(self, name)!r} does nothing with what = {self.what!r}: leave it out, or "
+                        f"{name} = {getattr(self, name)!r} has no effect with what = {self.what!r}: leave it out, or "
                         f'give what = "{what}"'
                     )
         return self
@@ -57,6 +58,12 @@ class Count:
     trained: int
     total: int
 
+    @classmethod
+    def of(cls, model: nn.Module, total: int | None = None) -> "Count":
+        """Count the parameters of a model; `total`: of the model without LoRA's."""
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        return cls(trained, sum(p.numel() for p in model.parameters()) if total is None else total)
+
     def __str__(self) -> str:
         return f"{self.trained:,} of {self.total:,} parameters are trained ({self.trained / self.total:.2%})"
 
@@ -67,7 +74,7 @@ def choose(model: Any, settings: TrainedSettings) -> tuple[Any, Count]:
     With LoRA it is another object, a wrapper of `model`. `plain` removes the changes again.
 
     Raises:
-        ValueError: no such parameters, or a family whose queries and keys cannot be told apart.
+        ValueError: no such parameters, or a family whose queries and keys cannot be separated.
     """
     total = sum(p.numel() for p in model.parameters())
     if settings.what == "lora":
@@ -86,7 +93,7 @@ def choose(model: Any, settings: TrainedSettings) -> tuple[Any, Count]:
             _train_queries_and_keys(model, norms=settings.norms)
         elif settings.what == "patterns":
             _train_named(model, settings.patterns)
-    return model, Count(sum(p.numel() for p in model.parameters() if p.requires_grad), total)
+    return model, Count.of(model, total)
 
 
 def plain(model: Any) -> Any:
@@ -130,9 +137,12 @@ def _train_queries_and_keys(model: Any, *, norms: bool) -> None:
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     named = [(name.rpartition(".")[2], module) for name, module in decoder.named_modules()]
     kinds = [sum(leaf == kind for leaf, _ in named) for kind in PROJECTIONS]
+    for leaf, module in named:
+        if norms and leaf in NORMS:
+            module.requires_grad_(True)
     if kinds == [layers, layers]:
         for leaf, module in named:
-            if leaf in PROJECTIONS or (norms and leaf in NORMS):
+            if leaf in PROJECTIONS:
                 module.requires_grad_(True)
         return
     fused = [module for leaf, module in named if leaf in FUSED]
@@ -143,15 +153,11 @@ def _train_queries_and_keys(model: Any, *, norms: bool) -> None:
         )
     for module in fused:
         for name, parameter in list(module.named_parameters(recurse=False)):
-            dim = 1 if isinstance(module, _transposed()) and parameter.dim() == 2 else 0
+            dim = 1 if isinstance(module, Conv1D) and parameter.dim() == 2 else 0
             rows = _query_key_rows(model.config, parameter.shape[dim]).to(parameter.device)
             parametrize.register_parametrization(module, name, Parts(rows, parameter.shape[dim], dim))
             module.parametrizations[name].original0.requires_grad_(True)
             module.parametrizations[name].original1.requires_grad_(False)
-    if norms:
-        for leaf, module in named:
-            if leaf in NORMS:
-                module.requires_grad_(True)
 
 
 def _query_key_rows(config: Any, size: int) -> Int[Tensor, "rows"]:
@@ -175,16 +181,12 @@ def _query_key_rows(config: Any, size: int) -> Int[Tensor, "rows"]:
     )
 
 
-def _transposed() -> type[nn.Module]:
-    from transformers.pytorch_utils import Conv1D
-
-    return Conv1D
-
-
 def _train_named(model: Any, patterns: tuple[str, ...]) -> None:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name, _ in model.named_parameters()):
-            raise ValueError(f"trained.patterns: {pattern!r} is the name of no parameter, such as {_some(model)}")
+            raise ValueError(
+                f"trained.patterns: {pattern!r} matches no parameter; names are, for example, {_some(model)}"
+            )
     if not patterns:
         raise ValueError(f"trained.patterns is empty: give names of parameters, such as {_some(model)}")
     for name, parameter in model.named_parameters():

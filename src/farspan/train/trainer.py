@@ -1,11 +1,13 @@
-"""The glue every training shares around the Hugging Face Trainer: engine, batches, schedule, checkpoints, a log."""
+"""What all trainings share around the Hugging Face Trainer: settings, engine, checkpoints, log, and saved files."""
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, TypeVar
 
 import torch
 from pydantic import Field
@@ -14,9 +16,11 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from farspan import files
 from farspan.callback import MeasuringCallback
+from farspan.lm import LM, load
+from farspan.loading import folder_of
 from farspan.train import checkpoint as checkpoints
 from farspan.train import engines
-from farspan.train.config import CHECKPOINTS, Settings
+from farspan.train.config import CHECKPOINTS, Out, Settings, only_one_in
 from farspan.train.optimizer import OptimizerSettings, build, decay_steps
 
 Engine = Literal["auto", "single", "ddp", "fsdp2", "deepspeed"]
@@ -40,8 +44,13 @@ class RunSettings(Settings):
     log_every: int = Field(50, gt=0)  # steps
     save_every: int = Field(500, gt=0)  # steps; a kill loses at most so many
 
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of one step, over all processes."""
+        return self.batch or self.micro_batch * engines.num_processes()
 
-class TrainerSettings(RunSettings):
+
+class PretrainingSettings(RunSettings):
     """[trainer] of a pre-training."""
 
     window: int = Field(1024, gt=1)  # tokens of a row
@@ -52,12 +61,47 @@ class TrainerSettings(RunSettings):
     evaluate_every: int = Field(500, gt=0)  # steps
 
 
+class TrainingSettings(Settings):
+    """The part that the configs of all trainings have in common."""
+
+    out: Out
+    optimizer: OptimizerSettings
+    trainer: RunSettings
+
+
+S = TypeVar("S", bound=TrainingSettings)
+Notice = Callable[[str], None]
+Train = Callable[Concatenate[S, ...], dict[str, Any]]
+
+
+def training(train: Train[S]) -> Train[S]:
+    """Decorate `train(settings, notice)` with what comes first in every training: the lock of its folder, the checks of
+    settings that need no model, the random seed. `notice` is called in the first process only.
+
+    Raises, when the training is called:
+        ValueError: another process trains in the folder, or as `refuse_impossible`.
+    """
+
+    @wraps(train)
+    def begun(settings: S, notice: Notice = lambda line: None) -> dict[str, Any]:
+        from transformers import set_seed
+
+        first = engines.is_first_process()
+        with only_one_in(Path(settings.out)) if first else nullcontext():
+            engines.processes()
+            refuse_impossible(settings.trainer, settings.optimizer)
+            set_seed(settings.trainer.seed)
+            return train(settings, notice if first else lambda line: None)
+
+    return begun
+
+
 def refuse_impossible(settings: RunSettings, optimizer: OptimizerSettings) -> None:
     """Refuse, before any long work, settings that are wrong for every model.
 
     Raises:
-        ValueError: an engine that does not fit, a batch that is no multiple of the micro-batch, a schedule longer than
-            the training, or a name in `report_to` that is unknown or not installed.
+        ValueError: an engine that does not fit, a batch that is not a multiple of the micro-batch, a schedule that is
+            longer than the training, or a name in `report_to` that is unknown or not installed.
     """
     from transformers.integrations import get_reporting_integration_callbacks
 
@@ -107,6 +151,23 @@ class AtBegin(TrainerCallback):
         self.check()
 
 
+def load_finite(name: str, what: str, trainer: RunSettings, **options: Any) -> LM:
+    """Load a model to train, or to train from, in the attention of the training.
+
+    Args:
+        name: a folder or hub id, or `demo`, the embedded model.
+        what: for errors, such as "decoder".
+        options: of `farspan.load`.
+
+    Raises:
+        ValueError: it cannot be loaded, or has weights that are not finite.
+    """
+    # None: no code that comes with the model, and a training has no option to allow it
+    lm = load(folder_of(name), attention=trainer.attention, trust_remote_code=None, **options)
+    checkpoints.refuse_not_finite(lm.model, f"{what} {name!r}")
+    return replace(lm, name=name)
+
+
 def save_whole(model: Any, dtype: torch.dtype, folder: Path) -> None:
     """Save a transformers model, its weights as `dtype`."""
     model.to(dtype).save_pretrained(folder)
@@ -115,81 +176,76 @@ def save_whole(model: Any, dtype: torch.dtype, folder: Path) -> None:
 def run(
     model: Any,
     rows: Dataset[Any],
-    held_out: Dataset[Any] | None,
-    optimizer_settings: OptimizerSettings,
-    settings: RunSettings,
-    out: Path,
+    settings: TrainingSettings,
+    notice: Notice,
     *,
-    trainer_class: Callable[..., checkpoints.CheckpointTrainer] = checkpoints.CheckpointTrainer,
+    held_out: Dataset[Any] | None = None,
     callbacks: Sequence[MeasuringCallback] = (),
     save: Callable[[Any, torch.dtype, Path], None] = save_whole,
     again: Callable[[], Any],
     base_dtype: torch.dtype = torch.float32,
-    arguments: Mapping[str, Any] | None = None,
-    notice: Callable[[str], None] = lambda text: None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train `model` and save it in `out`; continue from the last checkpoint there, if there is one.
+    """Train `model` and save it in `settings.out`; continue from the last checkpoint there, if there is one.
 
     Writes `log.jsonl`: a line each `log_every` steps. Returns parameters, rows read, losses and seconds.
 
     Args:
+        notice: called with each line that a user should read.
         callbacks: measure the model in training.
         save: saves the trained model, or a part of it, as a dtype in a folder.
-        base_dtype: of the saved weights where `trainer.dtype` is "auto".
-        notice: called with each line that a user should read.
         again: makes the untrained model a second time; the whole weights of a sharded model are loaded into it.
-        arguments: more of transformers' TrainingArguments.
-        options: of the Trainer.
+        base_dtype: of the saved weights where `trainer.dtype` is "auto".
+        options: of TermsTrainer; where there are none, the model computes its loss.
 
     Raises:
         ValueError: a longer training's checkpoints in `out`, a damaged one, another engine in use than the one that was
-            asked for, a training that diverges, or a disk that is full.
+            requested, a training that diverges, or a disk that is full.
     """
-    batch = settings.batch or settings.micro_batch * engines.num_processes()
-    dtype = base_dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    trainer = trainer_class(
+    from farspan.train.terms_trainer import TermsTrainer
+
+    started, out, how = time.perf_counter(), Path(settings.out), settings.trainer
+    dtype = base_dtype if how.dtype == "auto" else getattr(torch, how.dtype)
+    trainer: checkpoints.CheckpointTrainer = (TermsTrainer if options else checkpoints.CheckpointTrainer)(
         model=model,
-        args=_arguments(settings, optimizer_settings, batch, out, engines.sharded(model), arguments or {}),
+        args=_arguments(settings, engines.sharded(model), evaluates=held_out is not None),
         train_dataset=rows,
         eval_dataset=held_out,
         callbacks=[LogFile(out / "log.jsonl")],
-        optimizer_and_schedule=build(model, optimizer_settings, settings.steps),
+        optimizer_and_schedule=build(model, settings.optimizer, how.steps),
         **options,
     )
-    started, notice = time.perf_counter(), notice if trainer.is_world_process_zero() else _silent
-    checkpoint = checkpoints.last(out / CHECKPOINTS, min(settings.save_every, settings.steps), notice)
+    checkpoint = checkpoints.last(out / CHECKPOINTS, min(how.save_every, how.steps), notice)
     before = checkpoints.state_of(checkpoint) if checkpoint else TrainerState()
-    if before.global_step > settings.steps:
+    if before.global_step > how.steps:
         raise ValueError(
-            f"{checkpoint} is of a longer training than trainer.steps = {settings.steps}: choose another folder for out"
+            f"{checkpoint} is of a longer training than trainer.steps = {how.steps}: choose another folder for out"
         )
-    if checkpoint and before.global_step == settings.steps:
+    if checkpoint and before.global_step == how.steps:
         trainer.restore(checkpoint, before)
     else:
-        check = partial(_refuse_begin, trainer, settings, optimizer_settings.name, dtype, checkpoint)
-        trainer.add_callback(AtBegin(check))
+        trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
         for callback in callbacks:
             callback.attach(trainer)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     state = engines.whole_state(model) if engines.sharded(model) else None
-    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
     final = trainer.evaluate()["eval_loss"] if held_out is not None else None
     parameters = sum(p.numel() for p in model.parameters())
     if trainer.is_world_process_zero():
         if state is not None:
             model = again()
-            assert state.keys() == dict(model.named_parameters()).keys(), "another model than was trained"
+            assert state.keys() == dict(model.named_parameters()).keys(), "not the trained model"
             model.load_state_dict(state, strict=False)  # buffers are as they were made
         with checkpoints.writing(out), files.added(out, last="config.json") as new:
             save(model, dtype, new)
     return {
         "parameters": parameters,
-        "rows": _rows_read(len(rows), batch, settings.steps),  # type: ignore[arg-type]
-        "loss": logged[-1]["loss"],  # nats per token, mean since the line before, at most `log_every` steps
+        "rows": _rows_read(len(rows), how.rows_per_step, how.steps),  # type: ignore[arg-type]
+        "loss": logged["loss"],  # nats per token, mean since the line before, at most `log_every` steps
         # its parts, where there are several, such as those of the sparse rows and of the ordinary window
-        "losses": {name.removeprefix("loss_"): value for name, value in logged[-1].items() if name.startswith("loss_")},
-        "held_out_loss": final,  # nats per token
+        "losses": {name.removeprefix("loss_"): value for name, value in logged.items() if name.startswith("loss_")},
+        **({"held_out_loss": final} if isinstance(how, PretrainingSettings) else {}),  # nats per token
         "seconds": round(time.perf_counter() - started, 1),  # since the last start
     }
 
@@ -200,88 +256,80 @@ def _rows_read(rows: int, batch: int, steps: int) -> int:
     return epochs * rows + more * batch
 
 
-def _arguments(
-    settings: RunSettings,
-    optimizer: OptimizerSettings,
-    batch: int,
-    out: Path,
-    is_sharded: bool,
-    more: Mapping[str, Any],
-) -> TrainingArguments:
-    """Return the Trainer's arguments for a training in steps of `batch` rows."""
+def _arguments(settings: TrainingSettings, is_sharded: bool, *, evaluates: bool) -> TrainingArguments:
+    """Return the Trainer's arguments."""
+    how = settings.trainer
     arguments: dict[str, Any] = {
-        "output_dir": str(out / CHECKPOINTS),
-        "max_steps": settings.steps,
-        "per_device_train_batch_size": settings.micro_batch,
-        "per_device_eval_batch_size": settings.micro_batch,
-        "gradient_accumulation_steps": batch // (settings.micro_batch * engines.num_processes()),
-        "learning_rate": optimizer.lr,  # named in messages; the optimizer and its schedule are given to the Trainer
-        "max_grad_norm": optimizer.clip,
-        "bf16": settings.bf16,
-        "seed": settings.seed,
-        "data_seed": settings.seed,
-        "logging_steps": settings.log_every,
+        "output_dir": str(Path(settings.out) / CHECKPOINTS),
+        "max_steps": how.steps,
+        "per_device_train_batch_size": how.micro_batch,
+        "per_device_eval_batch_size": how.micro_batch,
+        "gradient_accumulation_steps": how.rows_per_step // (how.micro_batch * engines.num_processes()),
+        "learning_rate": settings.optimizer.lr,  # for messages; the optimizer and its schedule are given
+        "max_grad_norm": settings.optimizer.clip,
+        "bf16": how.bf16,
+        "seed": how.seed,
+        "data_seed": how.seed,
+        "logging_steps": how.log_every,
         "logging_nan_inf_filter": False,  # it would replace a loss of NaN by the mean of the others
-        "save_steps": settings.save_every,
-        "report_to": list(settings.report_to),
-        "dataloader_num_workers": settings.workers,
+        "save_steps": how.save_every,
+        "report_to": list(how.report_to),
+        "dataloader_num_workers": how.workers,
         "dataloader_pin_memory": torch.cuda.is_available(),
         "remove_unused_columns": False,
     }
-    arguments |= engines.training_arguments(settings.engine, settings.bf16, is_sharded)
-    return (PlacedArguments if is_sharded else TrainingArguments)(**(arguments | dict(more)))
-
-
-def pretraining_arguments(settings: TrainerSettings, held_out: Any) -> dict[str, Any]:
-    """Return the additional TrainingArguments of a pre-training."""
-    return {
-        "torch_compile": settings.compile,
-        "eval_strategy": "steps" if held_out else "no",
-        "eval_steps": settings.evaluate_every,
-    }
+    if isinstance(how, PretrainingSettings):
+        arguments |= {"torch_compile": how.compile, "eval_steps": how.evaluate_every}
+        arguments["eval_strategy"] = "steps" if evaluates else "no"
+    arguments |= engines.training_arguments(how.engine, how.bf16, is_sharded)
+    return (PlacedArguments if is_sharded else TrainingArguments)(**arguments)
 
 
 def _refuse_begin(
-    trainer: checkpoints.CheckpointTrainer,
-    settings: RunSettings,
-    optimizer: str,
-    dtype: torch.dtype,
-    checkpoint: Path | None,
+    trainer: checkpoints.CheckpointTrainer, settings: TrainingSettings, dtype: torch.dtype, checkpoint: Path | None
 ) -> None:
     """Refuse a training that is prepared, before its first step.
 
     Raises:
-        ValueError: another engine in use than asked for, one that the optimizer or the dtype of the saved weights does
+        ValueError: another engine in use than requested, one that the optimizer or the dtype of the saved weights does
             not fit, or weights that are not finite.
     """
-    engines.refuse_other(settings.engine, trainer)
-    engines.refuse_muon(engines.in_use(trainer), optimizer)
+    engines.refuse_other(settings.trainer.engine, trainer)
+    engines.refuse_muon(engines.in_use(trainer), settings.optimizer.name)
     if engines.in_use(trainer) == "deepspeed":
-        engines.refuse_rounding(settings.bf16, dtype)
+        engines.refuse_rounding(settings.trainer.bf16, dtype)
     trainer.refuse_weights(checkpoint)
 
 
-def write_up(out: Path, summary: Mapping[str, Any], tokenizer: Any) -> None:
-    """Write tokenizer and training.json to the folder of a trained model.
+def write_up(
+    settings: TrainingSettings,
+    summary: dict[str, Any],
+    tokenizer: Any,
+    card: Callable[[dict[str, Any], list[dict[str, Any]]], str] | None = None,
+    draw: Callable[[list[dict[str, Any]], Path], Any] = lambda log, out: None,
+) -> dict[str, Any]:
+    """Write tokenizer, training.json and, with `card`, a model card and a picture to the folder of a trained model.
+
+    Args:
+        card: returns the text of the model card, given the summary and the entries of the log.
+        draw: draws the entries of the log into files of a folder.
+
+    Return the content of training.json: `summary` and the settings.
 
     Raises:
         ValueError: the disk is full.
     """
-    with checkpoints.writing(out):
-        with files.added(out, last="tokenizer.json") as new:
-            tokenizer.save_pretrained(new)
-        files.write(out / "training.json", json.dumps(summary, indent=2) + "\n")
-
-
-def write_card(out: Path, card: str, draw: Callable[[], Any]) -> None:
-    """Write the model card and the picture of its losses, which `draw` makes, to the folder of a trained model.
-
-    Raises:
-        ValueError: the disk is full.
-    """
-    with checkpoints.writing(out):
-        draw()
-        files.write(out / "README.md", card)
+    out = Path(settings.out)
+    summary |= {"settings": settings.model_dump(mode="json")}
+    if engines.is_first_process():
+        with checkpoints.writing(out):
+            with files.added(out, last="tokenizer.json") as new:
+                tokenizer.save_pretrained(new)
+            files.write(out / "training.json", json.dumps(summary, indent=2) + "\n")
+            if card is not None:
+                draw(read_log(out), out)
+                files.write(out / "README.md", card(summary, read_log(out)))
+    return summary
 
 
 def read_log(out: Path) -> list[dict[str, Any]]:
@@ -290,7 +338,3 @@ def read_log(out: Path) -> list[dict[str, Any]]:
     return [
         files.parse_json(line, f"{file}, line {number}") for number, line in enumerate(file.read_text().splitlines(), 1)
     ]
-
-
-def _silent(text: str) -> None:
-    pass

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from farspan.callback import CurveCallback, MeasuringCallback, PerplexityCallback
 from farspan.train.config import Settings
-from farspan.train.trainer import RunSettings
+from farspan.train.trainer import TrainingSettings
 
 CURVE_EXTRA = 16  # tokens of a curve's context besides text and copy, about
 
@@ -24,34 +24,33 @@ class WatchSettings(Settings):
     tokens: int | None = Field(None, gt=0)  # fed for one curve, at most; default 24 times the longest length
 
 
+class WatchedSettings(TrainingSettings):
+    """The part that the configs of trainings with measurements have in common."""
+
+    watch: WatchSettings = WatchSettings()
+
+
 def measuring(
-    watch: WatchSettings,
-    trainer: RunSettings,
-    out: Path,
-    *,
-    trained_length: int,
-    lengths: Sequence[int],
-    longest: int,
-    method: Any,
+    settings: WatchedSettings, method: Any, *, trained_length: int, lengths: Sequence[int], longest: int
 ) -> list[MeasuringCallback]:
-    """Return the callbacks that measure perplexity and, if wanted, a forgetting curve.
+    """Return the callbacks that measure perplexity and, with `watch.curve`, a forgetting curve.
 
     None for a model trained under FSDP2, unless `watch.every` is given: a sharded model cannot be measured in one
     process.
 
     Args:
+        method: how texts are read.
         trained_length: tokens.
         lengths: tokens, of the perplexity, where `watch.lengths` is not given.
         longest: tokens of the longest context of the curve.
-        method: how texts are read.
     """
+    watch, trainer, out = settings.watch, settings.trainer, Path(settings.out)
     if watch.every == 0 or (watch.every is None and trainer.engine == "fsdp2"):
         return []
     every = watch.every or max(1, -(-trainer.steps // 4))
     common: dict[str, Any] = {"text": watch.text, "every": every, "at_start": True, "trained_length": trained_length}
-    lengths = watch.lengths or lengths
     found: list[MeasuringCallback] = [
-        PerplexityCallback(**common, lengths=lengths, repeats=watch.repeats, out=out / "perplexity")
+        PerplexityCallback(**common, lengths=watch.lengths or lengths, repeats=watch.repeats, out=out / "perplexity")
     ]
     if watch.curve:
         text = max(1, (longest - CURVE_EXTRA) // 2)

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from farspan.text.corpora import Corpus, join
+from farspan.train.blocks import NOT_A_TARGET
 from farspan.train.draws import Draw, Drawn
-from farspan.train.objective import NOT_A_TARGET, Rows
+from farspan.train.objective import Rows
 from farspan.train.schedule import Schedule
 
 Short = Literal["skip", "use", "join"]
@@ -36,7 +37,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
             one before it (`auto`), always (`keep`, as in equation 2), or never (`mask`).
 
     Raises:
-        ValueError: a shuffled text, rows without room for targets and memory, or no document long enough.
+        ValueError: a shuffled text, rows too short for targets and memory, or no document long enough.
     """
 
     def __init__(
@@ -55,9 +56,11 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         first_target: FirstTarget = "auto",
     ) -> None:
         if corpus.shuffled:
-            raise ValueError(f"text {corpus.name!r} is shuffled: got no order to learn. Give the text itself")
+            raise ValueError(
+                f"text {corpus.name!r} is shuffled: got no order to learn. Give the text without shuffled:"
+            )
         if not 0 < targets < row:
-            raise ValueError(f"smt.targets = {targets:,} must leave room for a memory in rows of {row:,} tokens")
+            raise ValueError(f"smt.targets = {targets:,} must leave tokens for a memory in rows of {row:,} tokens")
         if short == "join":
             documents = (corpus.document(index) for index in range(corpus.num_documents))
             tokens = join(documents, tuple(separator))
@@ -70,7 +73,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         self._found: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by length, see `_documents`
         for length in sorted(schedule.stages, reverse=True):  # an error names the longest length without documents
             self._documents(length)
-        self[0]  # a draw that does not fit these rows raises before anything is trained
+        self[0]  # raises now if the sampling does not fit these rows
 
     def __len__(self) -> int:
         return self.schedule.steps * self.batch

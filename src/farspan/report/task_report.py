@@ -1,0 +1,57 @@
+"""The report of any task: its quality by model, method and length."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from farspan.report.cells import cells_of
+from farspan.report.export import CsvTable
+from farspan.report.figures import draw_quality
+from farspan.report.runs import Group, Member
+from farspan.report.tables import print_quality
+from farspan.terminal import Terminal
+
+
+class TaskReport:
+    """The results of some groups of one task. Tasks with more to report than their quality override its parts; `kinds`
+    lists them.
+
+    Args:
+        folder: where pictures go.
+    """
+
+    name = ""  # of the task in titles; "": the name of its quality
+    picture = "quality"  # name of its pictures
+    member: type[Member] = Member  # class of the members of its groups
+
+    def __init__(self, groups: Sequence[Group], folder: Path) -> None:
+        self.groups, self.folder = groups, folder
+
+    def print(self, console: Terminal) -> None:
+        """Print a table for each group."""
+        for group in self.groups:
+            print_quality(cells_of(group), group.entry["quality"], console)
+
+    def draw(self) -> list[Path]:
+        """Draw the pictures into the folder and return their paths."""
+        return draw_quality(self.groups, self.folder, self.picture)
+
+    def as_data(self) -> dict[str, Any]:
+        """Return keys of what `--json` prints."""
+        return {}
+
+    def section(self, group: Group, number: int) -> dict[str, Any]:
+        """Return the further parts of the page's section of one group: `about`, `figures`, `tables`.
+
+        Args:
+            number: of the section, for the ids of figures.
+        """
+        return {}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the parts of the page that are about all groups together."""
+        return {}
+
+    def csv_tables(self) -> dict[str, CsvTable]:
+        """Return tables by file name."""
+        return {}
