@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from farspan.extras import optional_import
 from farspan.files import built, cache_folder, read_json
-from farspan.loading.errors import RefusedError, one_line
+from farspan.loading.errors import RefusedError
 from farspan.terminal import report
 from farspan.text import checksums
 
@@ -104,7 +104,7 @@ def _described(file: Path) -> dict[str, Any]:
         reader = gguf.GGUFReader(file)
         architecture = reader.get_field("general.architecture").contents()
     except (ValueError, AttributeError, IndexError, KeyError, OSError, UnicodeDecodeError) as error:
-        raise RefusedError(f"it is not a GGUF file, or is damaged ({one_line(error)}): download it again") from error
+        raise RefusedError("it is not a GGUF file, or is damaged: download it again") from error
     return {
         "architecture": architecture,
         "num_weights": sum(int(tensor.n_elements) for tensor in reader.tensors),
