@@ -40,7 +40,7 @@ from matplotlib.figure import Figure
 from scipy.stats import t as student
 
 from farspan import LM, Row, load, measure, method, stats
-from farspan.loading import DEMO, folder_of
+from farspan.loading.places import DEMO, folder_of
 from farspan.report import perplexity as report
 from farspan.report.figure import COLOURS
 from farspan.stats import student_mean

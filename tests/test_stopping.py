@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farspan.loading import DEMO, folder_of
+from farspan.loading.places import DEMO, folder_of
 
 BEGINNING = """
 import sys, time

@@ -19,7 +19,7 @@ from jinja2 import TemplateError
 from torch import Tensor
 
 from farspan.lm import LM
-from farspan.loading import BROKEN, one_line
+from farspan.loading.errors import BROKEN, one_line
 from farspan.reader import Memory, Reader
 from farspan.text.utf8 import read_text, refuse_surrogates
 

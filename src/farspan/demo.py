@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.text import Text
 
 from farspan.lm import LM, load, wrap
-from farspan.loading import DEMO, folder_of
+from farspan.loading.places import DEMO, folder_of
 from farspan.measuring.grid import measure
 from farspan.measuring.loop import Watch
 from farspan.record import Row, read_header

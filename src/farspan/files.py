@@ -211,6 +211,11 @@ def expanded(place: str | Path) -> Path:
         raise ValueError(f"{str(place)!r} is not a path: {error} Correct the name after ~") from error
 
 
+def cache_folder() -> Path:
+    """Return where texts and converted models are cached: $FARSPAN_CACHE, else ~/.cache/farspan."""
+    return Path(os.environ.get("FARSPAN_CACHE") or Path.home() / ".cache" / "farspan")
+
+
 @contextmanager
 def _beside(parent: Path) -> Iterator[Path]:
     """Yield a temporary folder with a lock, which `remove_leftovers` respects."""

@@ -17,6 +17,8 @@ from farspan import hf
 from farspan.files import expanded
 from farspan.lengths import LARGEST
 from farspan.loading import load_config, load_tokenizer, load_weights, own_loader
+from farspan.loading.gguf import identity, is_gguf
+from farspan.loading.places import gguf_file, place_of
 from farspan.text.corpora import tokenizer_hash
 
 logger = logging.getLogger(__name__)
@@ -107,12 +109,14 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool | None = False,
     allow_pickle: bool = False,
+    gguf: str | None = None,
     **hub: Any,
 ) -> LM:
     """Load a causal model and its tokenizer from a local folder or the hub.
 
     Args:
-        model: a folder, a hub id, or "demo", the embedded model. With HF_HUB_OFFLINE=1 only cached files are used.
+        model: a folder, a hub id, a GGUF file, or "demo", the embedded model. With HF_HUB_OFFLINE=1 only cached files
+            are used. A GGUF file is dequantised to float32 and cached (extra `gguf`).
         dtype: of weights and activations; "auto" is the checkpoint's own.
         device: "cpu", "cuda", "cuda:1", "mps"; default the first accelerator, else the CPU.
         attention: transformers' name of an attention implementation; default the model's own.
@@ -120,18 +124,23 @@ def load(
         revision: branch, tag or commit on the hub.
         trust_remote_code: run code that comes with the model; None: no, and the caller has no option to allow it.
         allow_pickle: also read .bin weights, which can run code; otherwise safetensors only.
+        gguf: the GGUF file to load, of a folder or a hub id that holds several.
         hub: passed on to `from_pretrained`, such as device_map="auto", tp_plan="auto", quantization_config.
 
     Raises:
         ValueError: no such model, not cached while offline, gated, no safetensors, no tokenizer, not a causal
-            language model, a config from which none can be built, weights missing, without a place in the model,
-            damaged or of other shapes, a vocabulary smaller than the tokenizer's, or no such device.
+            language model, a GGUF file that cannot be converted, a config from which no model can be built, weights
+            missing, without a place in the model, damaged or of other shapes, a vocabulary smaller than the
+            tokenizer's, or no such device.
     """
     name = str(model)
+    if gguf is not None:
+        name = gguf_file(name, gguf, revision)
+        revision = None  # the file is there
     if revision is not None and expanded(name).is_dir():
         raise ValueError(f"a folder has no revisions: got revision {revision!r} for the folder {name!r}. Omit it.")
-    if expanded(name).is_file():
-        raise ValueError(f"model {name!r} is a file: give its folder")
+    if expanded(name).is_file() and not is_gguf(expanded(name)):
+        raise ValueError(f"model {name!r} is a file: give its folder, or a file that ends with .gguf")
     if dtype not in get_args(Dtype):
         raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(get_args(Dtype))}")
     if trained_length is not None and not 1 <= trained_length <= LARGEST:
@@ -159,7 +168,9 @@ def load(
     tokenizer = load_tokenizer(name, **common)
     if where is not None:
         network = network.to(where)
-    lm = wrap(network, tokenizer, name, trained_length=trained_length)
+    lm = wrap(network, tokenizer, name if gguf is None else f"{model}/{gguf}", trained_length=trained_length)
+    if (source := identity(place_of(name))) is not None:
+        lm.identity["gguf"] = source
     if left_out:
         lm.identity["left_out"] = left_out
         parts = ", ".join(f"{module!r} ({count:,})" for module, count in left_out.items())
@@ -240,6 +251,8 @@ def trained_length_of(model: str | Path, **hub: Any) -> int | None:
         ValueError: no such config.
     """
     options = {key: hub[key] for key in ("revision", "trust_remote_code") if key in hub}
+    if (file := hub.get("gguf")) is not None:
+        model = gguf_file(model, file, options.pop("revision", None))
     return _trained_length(load_config(model, **options))
 
 

@@ -19,7 +19,9 @@ from farspan.cepe import encoder as encoders
 from farspan.cepe import surgery
 from farspan.cepe.model import Cepe, cepe_class
 from farspan.cepe.saving import ADAPTER, is_added, weights_hash
-from farspan.loading import explained, load_config, load_tokenizer, load_weights, place_of
+from farspan.loading import load_config, load_tokenizer, load_weights
+from farspan.loading.errors import explained
+from farspan.loading.places import place_of
 
 
 def from_base(

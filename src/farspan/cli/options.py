@@ -48,9 +48,10 @@ def count(panel: str, help: str, least: int = 1, most: int | None = None, metava
 TEXTS, LENGTHS, TASK = "Texts", "Lengths and examples", "Task"
 MODEL, RUN = "Model", "Run"
 
-Model = Annotated[str, typer.Argument(help="Folder or hub id of a causal language model, or demo.")]
+Model = Annotated[str, typer.Argument(help="Folder, GGUF file or hub id of a causal model, or demo.")]
 Models = Annotated[
-    list[str], typer.Argument(metavar="MODEL...", help="Folders or hub ids of causal language models, or demo.")
+    list[str],
+    typer.Argument(metavar="MODEL...", help="Folders, GGUF files or hub ids of causal models, or demo."),
 ]
 Methods = Annotated[
     list[str] | None,
@@ -100,6 +101,9 @@ class Loading:
         int | None, count(MODEL, "Trained context length in tokens; default: from the config.", 1, LARGEST)
     ] = None
     revision: Annotated[str | None, option(MODEL, "Branch, tag or commit on the hub.")] = None
+    gguf: Annotated[
+        str | None, option(MODEL, "GGUF file of a folder or hub id that holds several.", metavar="FILE")
+    ] = None
     trust_remote_code: Annotated[bool, option(MODEL, "Run Python code that comes with the model.")] = False
     allow_pickle: Annotated[bool, option(MODEL, "Also read .bin weights, which can run code.")] = False
 
@@ -113,6 +117,7 @@ class Loading:
             "revision": self.revision,
             "trust_remote_code": self.trust_remote_code,
             "allow_pickle": self.allow_pickle,
+            "gguf": self.gguf,
         }
         if self.device_map is not None:
             options["device_map"] = self.device_map

@@ -7,7 +7,6 @@ checksums: a damaged copy is made again.
 
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from jaxtyping import Int
 
-from farspan.files import built, parse_json, remove_leftovers
+from farspan.files import built, cache_folder, parse_json, remove_leftovers
 from farspan.terminal import report
 from farspan.text import checksums, utf8
 from farspan.text.documents import Document, blocks, documents, no_documents
@@ -123,7 +122,7 @@ def load(name: str, tokenizer: Any) -> Corpus:
         return _random(tokenizer)
 
     content = _Content(name, tokenizer)
-    folder = _cache_folder() / "corpora" / content.key
+    folder = cache_folder() / "corpora" / content.key
     if content.num_left_out:
         report(f"text {name!r}: {content.num_left_out:,} blank documents or rows without text (null) are left out")
     remove_leftovers(folder.parent)  # of a command that was killed just after its last write here
@@ -296,7 +295,3 @@ class _Progress:
 def _write_header(file: BinaryIO, size: int) -> None:
     described = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.int32)), "fortran_order": False, "shape": (size,)}
     np.lib.format.write_array_header_1_0(file, described)
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("FARSPAN_CACHE") or Path.home() / ".cache" / "farspan")

@@ -27,7 +27,8 @@ from farspan import cepe, hf
 from farspan.callback import MeasuringCallback
 from farspan.cepe import surgery
 from farspan.lm import LM
-from farspan.loading import folder_of, load_config
+from farspan.loading import load_config
+from farspan.loading.places import folder_of
 from farspan.methods.cepe import Cepe as CepeMethod
 from farspan.record import environment
 from farspan.report.cepe_training import draw, model_card

@@ -21,7 +21,8 @@ from torch.utils.data import Dataset
 from farspan import hf
 from farspan.cepe.encoder import load as load_encoder
 from farspan.lm import choose_separator
-from farspan.loading import folder_of, load_tokenizer
+from farspan.loading import load_tokenizer
+from farspan.loading.places import folder_of
 from farspan.text.corpora import Corpus, load
 from farspan.train import engines
 from farspan.train.batches import PackedRows

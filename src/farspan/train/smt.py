@@ -20,7 +20,8 @@ from pydantic import Field
 from farspan import hf
 from farspan.callback import MeasuringCallback
 from farspan.lm import LM
-from farspan.loading import folder_of, load_config
+from farspan.loading import load_config
+from farspan.loading.places import folder_of
 from farspan.methods import method
 from farspan.methods.full import Full
 from farspan.methods.rope import Rope, ntk

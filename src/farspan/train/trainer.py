@@ -17,7 +17,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from farspan import files
 from farspan.callback import MeasuringCallback
 from farspan.lm import LM, load
-from farspan.loading import folder_of
+from farspan.loading.places import folder_of
 from farspan.train import checkpoint as checkpoints
 from farspan.train import engines
 from farspan.train.config import CHECKPOINTS, Out, Settings, only_one_in

@@ -1,0 +1,163 @@
+"""Configs, tokenizers and weights of transformers, from a folder or the hub, with safety checks and one-line errors.
+
+farspan calls `from_pretrained` for models, encoders and tokenizers only in this module. So these rules hold everywhere:
+
+- Python code that comes with a model runs only with trust_remote_code=True; there is no prompt.
+- Pickled weights are read only with allow_pickle=True, whatever file names them.
+- Missing and unexpected weights are refused or named.
+- An error is a ValueError of one line that names the model and the fix.
+"""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+
+from farspan.loading.errors import RefusedError, explained, one_line
+from farspan.loading.places import place_of
+from farspan.loading.refusals import check_config, refuse_integers, refuse_pickles
+
+logger = logging.getLogger(__name__)
+
+LOCAL = ("cache_dir", "token", "subfolder", "local_files_only", "proxies")  # the hub's options that locate files
+# Models unknown to transformers: the fields of config.json that mark them, and the module whose
+# `from_pretrained` loads them. It is imported when the first such model is loaded.
+LOADERS = {("do_cross_attention", "encoder_config"): "farspan.cepe"}
+# Buffers that older versions of transformers saved and newer ones compute.
+COMPUTED = re.compile(
+    r"(^|\.)(inv_freq|rotary_emb\.(cos|sin)_cached|position_ids|embed_positions(\.weights)?"
+    r"|(attn|attention|self_attention)\.(masked_)?bias)$"
+)
+
+
+def load_config(
+    name: str | Path, *, what: str = "model", revision: str | None = None, trust_remote_code: bool | None = None
+) -> Any:
+    """Return the config of a model.
+
+    Args:
+        what: the noun for it in errors.
+        trust_remote_code: None is False, and means that no option can allow it.
+
+    Raises:
+        ValueError: no such model, or a config that is damaged, impossible, unknown to transformers or needs code.
+    """
+    place = place_of(name)
+    if Path(place).is_dir() and not (Path(place) / "config.json").is_file():
+        raise ValueError(f"folder {str(name)!r} holds no {what}: it has no config.json. Give the folder of a {what}")
+    with explained(name, what, "config.json", trust_remote_code):
+        fields, _ = PreTrainedConfig.get_config_dict(place, revision=revision)
+        check_config(fields, bool(trust_remote_code))
+        return AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=bool(trust_remote_code))
+
+
+def load_tokenizer(
+    name: str | Path, *, what: str = "model", revision: str | None = None, trust_remote_code: bool | None = None
+) -> Any:
+    """Return the tokenizer that comes with a model. The arguments are those of `load_config`.
+
+    Raises:
+        ValueError: no tokenizer, or one that is damaged, unknown to transformers or needs code.
+    """
+    place = place_of(name)
+    with explained(name, what, "tokenizer", trust_remote_code):
+        return AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=bool(trust_remote_code))
+
+
+def own_loader(config: PreTrainedConfig) -> Callable[..., Any] | None:
+    """Return the `from_pretrained` of a model unknown to transformers; None for known models."""
+    for fields, module in LOADERS.items():
+        if all(getattr(config, field, None) for field in fields):
+            return import_module(module).from_pretrained
+    return None
+
+
+def load_weights(
+    kind: Any,
+    name: str | Path,
+    config: PreTrainedConfig,
+    *,
+    what: str = "model",
+    revision: str | None = None,
+    trust_remote_code: bool | None = None,
+    allow_pickle: bool = False,
+    optional: tuple[str, ...] = (),
+    **options: Any,
+) -> tuple[Any, dict[str, int]]:
+    """Return the model with its weights in eval mode, and the number of weights left out, by module.
+
+    Args:
+        kind: a class with `from_pretrained`, such as AutoModelForCausalLM.
+        optional: beginnings of names of weights that may be missing.
+        options: of `from_pretrained`.
+
+    Raises:
+        ValueError: weights that are missing, damaged, pickled or of other shapes, unexpected weights
+            of the model's own modules, or a config from which no model can be built.
+    """
+    place = place_of(name)
+    if not allow_pickle:
+        with explained(name, what, "index of weights", trust_remote_code):
+            refuse_pickles(place, config, {key: options[key] for key in LOCAL if key in options}, revision)
+    with explained(name, what, "config.json", trust_remote_code):
+        try:
+            model, report = kind.from_pretrained(
+                place,
+                config=config,
+                output_loading_info=True,
+                use_safetensors=None if allow_pickle else True,
+                revision=revision,
+                trust_remote_code=bool(trust_remote_code),
+                **options,
+            )
+        except ImportError as error:
+            if not (attention := options.get("attn_implementation")):
+                raise
+            needs = f"attention {attention!r} cannot be used here ({one_line(error)})"
+            raise RefusedError(f"{needs}: install what it needs, or leave --attention out") from error
+    if missing := sorted(key for key in report["missing_keys"] if not key.startswith(optional or (" ",))):
+        raise ValueError(
+            f"{what} {str(name)!r} lacks {len(missing):,} of its weights, such as {missing[0]!r}: "
+            "download it again, or correct its config.json"
+        )
+    if not getattr(config, "quantization_config", None):
+        with explained(name, what, "weights", trust_remote_code):
+            refuse_integers(place, {key: options[key] for key in LOCAL if key in options}, revision)
+    return model.eval(), _left_out(model, report["unexpected_keys"], name, what)
+
+
+def _left_out(model: Any, unexpected: Iterable[str], name: str | Path, what: str) -> dict[str, int]:
+    """Return the number of unused weights by module, such as a vision tower.
+
+    Raises:
+        ValueError: unexpected weights in the model's own modules, such as further layers or biases of its layers.
+    """
+    modules = {module for module, _ in model.named_modules()} - {"", model.base_model_prefix}
+    config = model.config.get_text_config(decoder=True)
+    layers = getattr(config, "num_hidden_layers", 0)
+    more = getattr(config, "num_nextn_predict_layers", 0) or 0  # extra layers, which only draft tokens
+    drafting = tuple(f".layers.{index}." for index in range(layers, layers + more))
+    without, within = Counter[str](), list[str]()
+    for key in sorted(unexpected):
+        if COMPUTED.search(key):
+            continue
+        parts = key.split(".")
+        inside = [".".join(parts[:end]) for end in range(1, len(parts))]
+        if drafting and any(one in f".{key}" for one in drafting):
+            without[f"layers.{layers}"] += 1
+        elif modules.intersection(inside):
+            within.append(key)
+        else:
+            own = [part for part in parts[:-1] if part != model.base_model_prefix]
+            without[own[0] if own else parts[-1]] += 1
+    if within:
+        raise ValueError(
+            f"{what} {str(name)!r} has {len(within):,} weights that its config.json leaves no place for, such as "
+            f"{within[0]!r}: correct config.json (num_hidden_layers is {layers}), or download it again"
+        )
+    return dict(sorted(without.items()))

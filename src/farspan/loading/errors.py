@@ -1,0 +1,152 @@
+"""Errors of loading a model, in one line each."""
+
+import re
+from pathlib import Path
+
+import transformers
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    StrictDataclassError,
+)
+from safetensors import SafetensorError
+
+from farspan.files import expanded, parse_json
+from farspan.hf.device import is_out_of_memory
+from farspan.text.hub import offline
+
+# Errors of transformers for impossible values in a config, a tokenizer's files or an index of weights: it checks types
+# of fields (StrictDataclassError), but computes with any values. The values are the user's, so each is reported as an
+# error for the user; the cause is chained.
+BROKEN = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, RuntimeError, StrictDataclassError,
+    TypeError, ValueError,
+)  # fmt: skip
+LONGEST = 300  # characters shown of a message of transformers
+
+
+class RefusedError(ValueError):
+    """What farspan refuses itself; `explained` puts the name in front."""
+
+
+class explained:  # noqa: N801
+    """A context manager that turns errors of loading into ValueErrors of one line."""
+
+    def __init__(self, name: str | Path, what: str, part: str, trust_remote_code: bool | None) -> None:
+        self.name, self.what, self.part, self.trust = str(name), what, part, trust_remote_code
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if error is None or is_out_of_memory(error):
+            return
+        of = f"{self.what} {self.name!r}"
+        if isinstance(error, RefusedError):
+            raise ValueError(f"{of} cannot be loaded: {error}") from error
+        if isinstance(error, SafetensorError):
+            raise ValueError(f"the weights of {of} are damaged or incomplete ({error}): download them again") from error
+        if isinstance(error, RuntimeError) and "mismatched" in str(error):
+            raise ValueError(
+                f"the weights of {of} have other shapes than its config.json defines. Correct that file, or download "
+                "both again"
+            ) from error
+        if isinstance(error, ValueError) and isinstance(error.__cause__, OSError):
+            error = error.__cause__
+        if isinstance(error, OSError | HFValidationError | ImportError):
+            raise ValueError(_not_found(self.name, self.what, self.part, error)) from error
+        # `tokenizers` raises plain Exceptions
+        if isinstance(error, BROKEN) or type(error) is Exception:
+            raise ValueError(f"{of} {self._broken(error)}") from error
+
+    def _broken(self, error: BaseException) -> str:
+        said = one_line(error)
+        if "trust_remote_code" in str(error):
+            if self.trust is None:
+                return "comes with Python code of its own, which is not run here: choose one without code of its own"
+            return (
+                "comes with Python code of its own, which is not run unless you allow it: read that code, then give "
+                "--trust-remote-code (trust_remote_code=True)"
+            )
+        if "Unrecognized" in str(error) or "does not recognize" in str(error):
+            said = said.partition(" Model type should be one of")[0].partition(" Should have a")[0]
+            said = said.partition(" This could be because")[0].partition(" for this kind of ")[0].rstrip(".")
+            return f"is not a causal language model known to transformers {transformers.__version__}: {said}"
+        if damaged := damaged_json(str(expanded(self.name))):
+            return f"cannot be loaded: {damaged}. Download it again"
+        if self.part == "tokenizer":
+            if "backend tokenizer" in said:
+                return (
+                    "comes without a tokenizer that transformers can load: expected tokenizer.json, or a "
+                    "sentencepiece or tiktoken file and that package"
+                )
+            return (
+                "has a tokenizer that cannot be loaded: tokenizer.json, tokenizer_config.json or "
+                f"special_tokens_map.json have content that transformers does not accept ({said}). Download them again"
+            )
+        return f"cannot be built from its {self.part}: {said}. Correct that file, or download it again"
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an error in one line of at most `LONGEST` characters."""
+    said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    said = re.sub(r"<class '([\w.]+\.)?(\w+)'>", r"\2", " ".join(said.split()).rstrip("."))
+    if isinstance(error, StrictDataclassError):
+        said = (said.partition("Error: ")[2] or said).partition(" Errors: ")[0]
+    elif isinstance(error, KeyError):
+        said = said if " " in said else f"{said!r} is not known, or missing"
+    elif not isinstance(error, ValueError) or not said:
+        said = f"{type(error).__name__}: {said}"
+    return said if len(said) <= LONGEST else f"{said[:LONGEST]}…"
+
+
+_OBJECTS = re.compile(r"^(generation_|tokenizer_|adapter_)?config\.json$|^tokenizer\.json$|\.index\.json$")
+
+
+def damaged_json(place: str) -> str | None:
+    """Return the name of a folder's first damaged JSON file and its error; None if all are valid."""
+    for file in sorted(Path(place).glob("*.json")) if Path(place).is_dir() else ():
+        try:
+            holds = parse_json(file.read_bytes(), file.name) if file.is_file() else {}
+        except ValueError as error:
+            return one_line(error)
+        if not isinstance(holds, dict) and _OBJECTS.search(file.name):
+            return f"{file.name} is damaged: expected a JSON object"
+    return None
+
+
+def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+
+    def caused_by(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(link, kinds) for link in chain)
+
+    said = " ".join(str(error).split())
+    if caused_by(GatedRepoError):
+        return (
+            f"{what} {name!r} is gated on the hub: request access on its page, then run `hf auth login` or set HF_TOKEN"
+        )
+    if (folder := expanded(name)).is_dir():
+        if damaged := damaged_json(str(folder)):
+            return f"folder {name} cannot be loaded: {damaged}. Download it again"
+        if part == "config.json" and "safetensors" in said and any(folder.glob("*.bin")):
+            return (
+                f"folder {name} holds no safetensors weights; .bin weights can run code when they are read: "
+                "convert them, or allow it with allow_pickle=True (--allow-pickle)"
+            )
+        return f"folder {name} cannot be loaded: {said.rstrip('.')}. Download it again"
+    if name.startswith((".", "/", "~")) or caused_by(HFValidationError):
+        return f"{what} {name!r} is neither a folder nor a hub id such as org/name"
+    if offline() or caused_by(OfflineModeIsEnabled):
+        return f"{what} {name!r} is neither a folder nor cached, and HF_HUB_OFFLINE is set: unset it to download"
+    if caused_by(RepositoryNotFoundError):
+        return f"{what} {name!r} is neither a folder nor on the hub (a private one needs `hf auth login`)"
+    if caused_by(LocalEntryNotFoundError):
+        return f"{what} {name!r} is neither a folder nor cached, and the hub cannot be reached: {said}"
+    return f"{what} {name!r} cannot be loaded: {said}"

