@@ -385,7 +385,7 @@ def test_a_torn_last_example_is_dropped_before_the_next_is_added(tmp_path: Path)
         ("model", ["m"], "model: got ['m']"),
         ("status", 5, "status: got 5"),
         ("seconds", float("nan"), "seconds: got nan"),
-        ("colour", "red", "colour: is no field"),
+        ("colour", "red", "colour: is not a field"),
         ("scores.copy", 7.0, "scores.copy: got 7.0, expected less than or equal to 1"),
         ("scores.copy", True, "scores.copy: got True"),
         ("scores.scored", 0, "scores.scored: got 0"),

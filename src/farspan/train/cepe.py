@@ -182,7 +182,7 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
             raise ValueError(f'model.initial = "{chosen.initial}" is for a training without model.warmed_up')
         if not Path(chosen.warmed_up).is_dir():
             raise ValueError(
-                f"model.warmed_up = {chosen.warmed_up!r} is no folder. Train it first with `farspan train cepe` and "
+                f"model.warmed_up = {chosen.warmed_up!r} is not a folder. Train it first with `farspan train cepe` and "
                 'a config of stage = "warmup", or leave model.warmed_up out'
             )
         model = cepe.from_pretrained(chosen.warmed_up, base=lm.model, dtype=torch.float32)
