@@ -174,7 +174,7 @@ def test_a_folder_loads_as_any_model_does(tmp_path: Path, tokenizer: PreTrainedT
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     lm = farspan.load(tmp_path, device="cpu")
-    assert isinstance(lm.model, cepe.Cepe)
+    assert isinstance(lm.model, cepe.CepeModel)
     assert not lm.model.training
     assert lm.identity["architecture"] == "LlamaForCausalContextLM"
     assert lm.trained_length == 512

@@ -29,7 +29,7 @@ class Checked(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-class Reading(Checked):
+class RowReading(Checked):
     repeats: Annotated[list[Count], Field(min_length=1)]
     chunk: Positive
     cuts: list[Count]
@@ -57,7 +57,7 @@ class RowLine(Checked):
     num_kept: Count = 0
     seconds: Cost = 0.0
     peak_bytes: Annotated[int, Field(ge=0, le=MOST_BYTES)] = 0
-    reading: Reading | Annotated[Words, Field(max_length=0)] = {}
+    reading: RowReading | Annotated[Words, Field(max_length=0)] = {}
 
 
 class CurveSettings(Checked):
@@ -216,7 +216,7 @@ class MeasuredTask(ComparedQuestion):
     details: list[str] = []
 
 
-class Settings(Checked):
+class RunSettings(Checked):
     """The settings in run.json: `farspan.report.header` describes them."""
 
     tasks: dict[str, MeasuredTask]
@@ -244,7 +244,7 @@ class IndexAbout(Checked):
     encoder: str | None
 
 
-class Result(Checked):
+class PublishedLength(Checked):
     """A length in a result file of the forgetting curve's authors."""
 
     length: Positive
@@ -252,7 +252,7 @@ class Result(Checked):
     lm_accs: list[Share]
 
 
-class Results(RootModel[Annotated[list[Result], Field(min_length=1)]]):
+class PublishedCurve(RootModel[Annotated[list[PublishedLength], Field(min_length=1)]]):
     model_config = ConfigDict(strict=True)
 
 
@@ -296,7 +296,7 @@ def check_example(values: Any) -> dict[str, Any]:
 
 def check_results(points: Any) -> None:
     """Raise ValueError, with field and value, unless this is a result file of the forgetting curve's authors."""
-    check(Results, points)
+    check(PublishedCurve, points)
     lengths = [point["length"] for point in points]
     for number, point in enumerate(points):
         copies, controls = len(point["copy_accs"]), len(point["lm_accs"])
@@ -310,7 +310,7 @@ def check_header(header: Any) -> None:
     """Raise ValueError, with field and value, unless this is the content of a run.json."""
     check(Header, header)
     if isinstance(header["settings"].get("tasks"), dict):
-        check(Settings, header["settings"], "settings")
+        check(RunSettings, header["settings"], "settings")
     elif header["settings"].get("task") == "compare":
         check(Comparison, header["settings"], "settings")
 

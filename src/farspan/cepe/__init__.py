@@ -14,6 +14,6 @@ set: the model sees neither the order of its chunks nor their distance.
 from farspan.cepe.checkpoint import from_base, from_pretrained
 from farspan.cepe.config import is_cepe
 from farspan.cepe.context import MODES, Context
-from farspan.cepe.model import Cepe
+from farspan.cepe.model import CepeModel
 
-__all__ = ["MODES", "Cepe", "Context", "from_base", "from_pretrained", "is_cepe"]
+__all__ = ["MODES", "CepeModel", "Context", "from_base", "from_pretrained", "is_cepe"]

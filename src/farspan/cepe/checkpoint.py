@@ -17,7 +17,7 @@ from transformers.utils import cached_file
 from farspan.cepe import config as fields
 from farspan.cepe import encoder as encoders
 from farspan.cepe import surgery
-from farspan.cepe.model import Cepe, cepe_class
+from farspan.cepe.model import CepeModel, cepe_class
 from farspan.cepe.saving import ADAPTER, is_added, weights_hash
 from farspan.loading import load_config, load_tokenizer, load_weights
 from farspan.loading.errors import explained
@@ -62,7 +62,7 @@ def from_base(
     if tokenizer is not None and encoder_tokenizer is not None:
         check_tokenizers(tokenizer, encoder_tokenizer)
     base = _base(base, revision, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle, **hub)
-    if isinstance(base, Cepe):
+    if isinstance(base, CepeModel):
         raise ValueError(f"{_name(base)} is a CEPE model already: give the decoder it was made from")
     dtype = dtype or base.dtype
     encoder = encoders.load(encoder, dtype=dtype, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)

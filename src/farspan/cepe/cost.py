@@ -42,7 +42,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryCost:
     """Memory of reading a context and the tokens after it, in bytes."""
 
     weights: int
@@ -66,7 +66,7 @@ def memory(
     at_once: int | None = None,
     kept: int = 1,
     itemsize: int = 2,
-) -> Memory:
+) -> MemoryCost:
     """Return the memory of a context of `context` tokens, and `tokens` in the decoder.
 
     Args:
@@ -82,7 +82,7 @@ def memory(
         states = rows * context * encoder.hidden * itemsize
         encoding = encoder.activations(min(rows * context, TOKENS_AT_ONCE)) * itemsize
         reading += rows * context * 2 * decoder.keys * itemsize  # of one layer, freed after it
-    return Memory(
+    return MemoryCost(
         weights=weights,
         context_states=states,
         keys_and_values=rows * tokens * decoder.layers * 2 * decoder.keys * itemsize,

@@ -22,7 +22,7 @@ CONTEXT = ("context", "context_input_ids", "context_attention_mask", "encoder_in
 FP32 = ("encoder", "cross_attn")  # added modules, which can stay in float32 over a base in bfloat16
 
 
-class Cepe:
+class CepeModel:
     """The part of a CEPE model that is added to its decoder; `cepe_class` makes it the first base class.
 
     The base is frozen: only encoder and cross-attention require gradients, and the base's dropout stays off.
@@ -39,7 +39,7 @@ class Cepe:
     def extend(self: Any, encoder: Any) -> None:
         """Add encoder and cross-attention to a decoder, as its config describes."""
         config = self.config
-        self.reading = surgery.Reading()
+        self.reading = surgery.ContextHolder()
         self.encoder = encoder
         self.loss_type = "ForCausalLM"  # transformers would derive it from the name of the class
         if getattr(config, "added_dtype", None) == "float32":
@@ -156,4 +156,4 @@ def cepe_class(base: Any) -> type:
     forward.__signature__ = own.replace(parameters=[*named, *more, *rest])  # type: ignore[attr-defined]
     name = base.__name__.replace("CausalLM", "CausalContextLM")
     name = name if name != base.__name__ else base.__name__.replace("LMHead", "ContextLMHead")
-    return type(name, (Cepe, base), {"forward": forward, "__module__": base.__module__})
+    return type(name, (CepeModel, base), {"forward": forward, "__module__": base.__module__})

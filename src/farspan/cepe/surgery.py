@@ -42,7 +42,7 @@ class Site:
     multiplier: float  # the layer's factor of the output before it is added (Granite)
 
 
-class Reading:
+class ContextHolder:
     """The context that a model's layers currently read."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ def layers_of(model: Any) -> list[Any]:
     raise ValueError(f"{type(model).__name__} cannot be extended: {type(decoder).__name__} has no list `layers` or `h`")
 
 
-def attach(model: Any, *, num_cross: int, width: int, reading: Reading) -> None:
+def attach(model: Any, *, num_cross: int, width: int, reading: ContextHolder) -> None:
     """Add a cross-attention of random weights to the last `num_cross` layers.
 
     Args:
@@ -294,7 +294,7 @@ class _Shift(nn.Module):
 
 
 @torch.no_grad()
-def check_sites(model: Any, reading: Reading) -> None:
+def check_sites(model: Any, reading: ContextHolder) -> None:
     """Check that the output of each cross-attention is added to the residual stream once, unchanged.
 
     Each one is replaced by a large constant, of alternating sign. All other modules of a layer read through a norm, so

@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from farspan import hf
-from farspan.cepe import MODES, Context
-from farspan.cepe import Cepe as Model
+from farspan.cepe import MODES, CepeModel, Context
 from farspan.cepe.cost import Sizes, memory, prefill_flops
 from farspan.cepe.encoder import window_of
 from farspan.lm import LM
@@ -73,7 +72,7 @@ class Cepe(Method):
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
-        if not isinstance(lm.model, Model):
+        if not isinstance(lm.model, CepeModel):
             raise ValueError(
                 f"cepe reads with an encoder, and {lm.name} has none: give a CEPE model (farspan train cepe makes "
                 "one), or use another method"

@@ -29,7 +29,7 @@ from farspan.cepe import surgery
 from farspan.lm import LM
 from farspan.loading import load_config
 from farspan.loading.places import folder_of
-from farspan.methods.cepe import Cepe as CepeMethod
+from farspan.methods.cepe import Cepe
 from farspan.record import environment
 from farspan.report.cepe_training import draw, model_card
 from farspan.text.corpora import load
@@ -285,5 +285,5 @@ def watching(lm: LM, settings: CepeSettings) -> list[MeasuringCallback]:
     window = data.decoder + len(lm.separator.ids)
     longest = data.decoder + data.chunks * data.chunk
     lengths = data.decoder, (data.decoder + longest) // 2, longest
-    method = CepeMethod(chunk=data.chunk, decoder_window=window)
+    method = Cepe(chunk=data.chunk, decoder_window=window)
     return measuring(settings, method, trained_length=window, lengths=lengths, longest=longest)
