@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from farspan import hf
+from farspan.lengths import LARGEST
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
@@ -54,8 +55,8 @@ class Attention(Task):
     quality: ClassVar[Quality] = Quality("all.pareto", "weight of the heaviest quarter", higher_is_better=None)
 
     def __post_init__(self) -> None:
-        if self.bin is not None and self.bin < 1:
-            raise ValueError(f"bin = {self.bin} tokens; at least 1 is needed")
+        if self.bin is not None and not 1 <= self.bin <= LARGEST:
+            raise ValueError(f"bin: got {self.bin} tokens, expected 1 to {LARGEST:,} (--bin)")
         if self.sinks < 0:
             raise ValueError(f"sinks = {self.sinks}; expected the number of first tokens to leave out, 0 or more")
         if not 0 <= self.map_bins <= LARGEST_MAP:
