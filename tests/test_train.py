@@ -95,7 +95,7 @@ def test_a_missing_config_is_named(tmp_path: Path) -> None:
 
 def test_a_config_with_an_integer_of_thousands_of_digits_is_named(config: Path) -> None:
     config.write_text(f"steps = {'9' * 5000}\n")
-    with pytest.raises(ValueError, match=r"a\.toml is not TOML: Exceeds the limit"):
+    with pytest.raises(ValueError, match=r"a\.toml is not TOML: got an integer of more than 4,300 digits"):
         read_config(config, LmSettings)
 
 

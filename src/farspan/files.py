@@ -160,7 +160,7 @@ def parse_json(content: str | bytes, where: str) -> Any:
     """Return the value of a JSON text; `where` names it in errors, such as a file, or a file and a line.
 
     Raises:
-        ValueError: not JSON in UTF-8, nested more than 100 levels deep, or an integer of more digits than Python reads.
+        ValueError: not JSON in UTF-8, nested more than 100 levels deep, or an integer of more than 4,300 digits.
     """
     deep = f"{where} is damaged: got values nested deeper than {DEEPEST} levels, expected at most {DEEPEST}"
     try:
@@ -170,7 +170,7 @@ def parse_json(content: str | bytes, where: str) -> Any:
     except json.JSONDecodeError as error:
         raise ValueError(f"{where} is damaged: expected JSON in UTF-8: {error}") from error
     except ValueError as error:
-        raise ValueError(f"{where} is damaged: got an integer of more digits than Python reads") from error
+        raise ValueError(f"{where} is damaged: got an integer of more than 4,300 digits. Shorten it") from error
     except RecursionError as error:
         raise ValueError(deep) from error
     marks: tuple[Any, Any] = (b"[", b"{") if isinstance(content, bytes) else ("[", "{")
