@@ -65,8 +65,11 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
     except UnicodeDecodeError as error:
         raise ValueError(f"config {path} is not UTF-8 ({error.reason} at byte {error.start:,}). Convert it") from error
     except (ValueError, RecursionError) as error:  # also an integer of more digits than Python reads
-        is_toml = isinstance(error, tomllib.TOMLDecodeError | UnicodeDecodeError)
-        why = str(error) if is_toml else "got an integer of more than 4,300 digits. Shorten it"
+        why = str(error)
+        if isinstance(error, RecursionError):
+            why = "got tables or lists nested too deeply. Flatten them"
+        elif not isinstance(error, tomllib.TOMLDecodeError):
+            why = "got an integer of more than 4,300 digits. Shorten it"
         raise ValueError(f"config {path} is not TOML: {why}") from error
     for override in overrides:
         key, equals, value = override.partition("=")
