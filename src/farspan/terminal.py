@@ -54,8 +54,8 @@ class Terminal(Console):
         head, lines = list(head), list(lines)
         table = _table(title, head, lines, num_names)
         if table.__rich_measure__(self, self.options).maximum > self.width:  # a long name ends its lines after , or +
-            parts = [[re.sub(r"([,+])", r"\1\n", name) for name in line[:num_names]] for line in lines]
-            lines = [[*names, *line[num_names:]] for names, line in zip(parts, lines, strict=True)]
+            head = [_broken(name) for name in head]
+            lines = [[*map(_broken, line[:num_names]), *line[num_names:]] for line in lines]
             table = _table(title, head, lines, num_names, whole_names=True)
         self.print(table)
 
@@ -68,6 +68,10 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(shown(segment.text), segment.style)
+
+
+def _broken(name: str) -> str:
+    return re.sub(r"([,+])", r"\1\n", name)
 
 
 def _table(
