@@ -216,7 +216,7 @@ class MeasuredTask(ComparedQuestion):
     details: list[str] = []
 
 
-class RunSettings(Checked):
+class HeaderSettings(Checked):
     """The settings in run.json: `farspan.report.header` describes them."""
 
     tasks: dict[str, MeasuredTask]
@@ -310,7 +310,7 @@ def check_header(header: Any) -> None:
     """Raise ValueError, with field and value, unless this is the content of a run.json."""
     check(Header, header)
     if isinstance(header["settings"].get("tasks"), dict):
-        check(RunSettings, header["settings"], "settings")
+        check(HeaderSettings, header["settings"], "settings")
     elif header["settings"].get("task") == "compare":
         check(Comparison, header["settings"], "settings")
 
