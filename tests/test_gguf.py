@@ -194,6 +194,15 @@ def test_what_cannot_be_read_is_refused_by_name(tiny: Any, tmp_path: Path) -> No
     assert not list((cache_folder() / "models").glob("*"))
 
 
+def test_what_is_beside_a_file_is_not_read(tiny: Any) -> None:
+    path, _ = tiny()
+    (path.parent / "adapter_config.json").write_text('{"base_model_name_or_path": "nowhere", "peft_type": "LORA"}')
+    (path.parent / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["mine.Mine", null]}}')
+    (path.parent / "config.json").write_text('{"auto_map": {"AutoModelForCausalLM": "mine.Mine"}}')
+    (path.parent / "mine.py").write_text("raise SystemExit('code that comes with a model')")
+    assert farspan.load(path).identity["architecture"] == "LlamaForCausalLM"
+
+
 def test_without_the_package_the_extra_is_named(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = tiny()
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)

@@ -42,7 +42,7 @@ def option(panel: str, help: str, *names: str, **settings: Any) -> Any:
 
 
 def count(panel: str, help: str, least: int = 1, most: int | None = None, metavar: str = "N") -> Any:
-    return option(panel, help, min=least, max=most, metavar=metavar, show_choices=False)
+    return option(panel, help, min=least, max=most, metavar=metavar)
 
 
 TEXTS, LENGTHS, TASK = "Texts", "Lengths and examples", "Task"

@@ -9,7 +9,10 @@ the architectures that it has a converter for. The folder needs 4 bytes for each
 
 import hashlib
 import json
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -52,8 +55,11 @@ def converted(file: Path) -> Path:
             return folder
     about = {"file": file.name, "sha256": digest, **_described(file)}
     report(f"{file.name}: dequantising {about['num_weights']:,} weights once, into {folder}")
+    options = {"gguf_file": file.name, "trust_remote_code": False}
     try:
-        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        with _alone(file) as place:
+            model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
+            tokenizer = AutoTokenizer.from_pretrained(place, **options)
     except ValueError as error:
         if "not supported" not in str(error):
             raise
@@ -61,7 +67,6 @@ def converted(file: Path) -> Path:
             f"its architecture is {about['architecture']!r}, which transformers {transformers.__version__} cannot read "
             f"from GGUF files: expected one of {', '.join(known_architectures())}. Load its safetensors weights instead"
         ) from error
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     # `save_pretrained` of a model that was quantised is refused, so its weights move into one that never was
     config = model.config
     del config.quantization_config
@@ -88,6 +93,15 @@ def identity(folder: str | Path) -> dict[str, Any] | None:
     """Return what a folder was converted from, for the record of a model; None for other folders."""
     path = Path(folder) / ABOUT
     return dict(read_json(path)) if path.is_file() else None
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[str]:
+    """Yield a folder with nothing but the file: beside it may be adapters, pickles or code, which transformers would
+    also read."""
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / file.name).symlink_to(file.resolve())
+        yield place
 
 
 @lru_cache
