@@ -1,6 +1,6 @@
 """Configs, tokenizers and weights of transformers, from a folder or the hub, with safety checks and one-line errors.
 
-In farspan, only this package calls `from_pretrained` for models, encoders and tokenizers. So these rules hold everywhere:
+Only this package calls `from_pretrained` for models, encoders and tokenizers. So these rules hold everywhere:
 
 - Python code that comes with a model runs only with trust_remote_code=True; there is no prompt.
 - Pickled weights are read only with allow_pickle=True, whatever file names them.

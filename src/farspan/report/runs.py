@@ -88,10 +88,11 @@ class Member:
 
     def values(self, score: str) -> np.ndarray:
         """Return a score by [repeats, lengths]; NaN where a row failed."""
-        lengths, repeats = self.lengths, sorted({row.repeat for row in self.rows})
+        repeats = {repeat: line for line, repeat in enumerate(sorted({row.repeat for row in self.rows}))}
+        lengths = {length: column for column, length in enumerate(self.lengths)}
         values = np.full((len(repeats), len(lengths)), np.nan)
         for row in self.good:
-            values[repeats.index(row.repeat), lengths.index(row.length)] = row.scores[score]
+            values[repeats[row.repeat], lengths[row.length]] = row.scores[score]
         return values
 
 
