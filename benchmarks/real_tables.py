@@ -1,0 +1,235 @@
+"""Tables, pictures and claims of docs/real_models.md, made of the rows that `real_models.py --record` kept.
+
+A table stands on the page between `<!-- table: NAME MODEL -->` and `<!-- end -->`.
+"""
+
+import gzip
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from farspan.record import Row, read_header, read_rows
+from farspan.report.attention import series as attention_series
+from farspan.report.cells import Cell, cells
+from farspan.report.curve_figures import map_figure
+from farspan.report.curve_section import draw_curves
+from farspan.report.curves import CurveMember, series
+from farspan.report.picture import draw_figure
+from farspan.stats import Difference, differences, measured_mean
+
+RECORDED = Path(__file__).resolve().parent / "real_models"
+PAGE = RECORDED.parents[1] / "docs" / "real_models.md"
+PICTURES = PAGE.parent / "pictures"
+MODELS = {"SmolLM2-135M-Instruct.Q4_1": "SmolLM2", "gemma-3-270m-q4_k_m": "Gemma 3"}
+NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
+TEXTS = {"natural": "books", "shuffled": "books, shuffled", "python": "Python", "nested": "books, `nested`"}
+MISSING = "–"
+
+
+@cache
+def recorded(model: str, part: str) -> tuple[dict[str, Any], list[Row]]:
+    """Return run.json and the rows of one run; two empty ones where it was not recorded."""
+    path = RECORDED / model / f"{part}.jsonl.gz"
+    if not path.is_file():
+        return {}, []
+    header, rows = gzip.decompress(path.read_bytes()).decode().split("\n", 1)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "run.json").write_text(header)
+        (Path(folder) / "rows.jsonl").write_text(rows)
+        return read_header(folder), read_rows(folder)
+
+
+def curves(model: str, *parts: str) -> list[CurveMember]:
+    """Return the forgetting curves of some runs, with names that distinguish them."""
+    found = [recorded(model, part) for part in parts]
+    models = {name: about for header, _ in found for name, about in header.get("models", {}).items()}
+    rows = [row for _, rows in found for row in rows]
+    return [one for one in series(rows, models) if one.summary is not None]
+
+
+def quality(model: str, part: str) -> list[Cell]:
+    """Return the quality of a run by model, method and length."""
+    header, rows = recorded(model, part)
+    return cells(rows, header) if rows else []
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+
+
+def by_length(head: str, lines: Mapping[str, Mapping[int, str]], unit: str = "") -> str:
+    """Return a table with a column for each length."""
+    lengths = sorted({length for line in lines.values() for length in line})
+    named = [[name, *(line.get(n, MISSING) for n in lengths)] for name, line in lines.items()]
+    return table([head, *(f"{n:,}{unit}" for n in lengths)], named)
+
+
+def label(one: CurveMember) -> str:
+    """Return what tells a curve from the others of its run: its method, or the type of its weights."""
+    return f"`{one.method}`" if one.method != "full" else one.model.partition(" ")[2] or "bfloat16"
+
+
+def halves(one: CurveMember) -> dict[int, str]:
+    """Return copy and control accuracy of a curve by length."""
+    means = zip(measured_mean(one.measured.copy), measured_mean(one.measured.control), strict=True)
+    written = [" / ".join(f"{half:.2f}".removeprefix("0") for half in both) for both in means]
+    return dict(zip(one.measured.lengths.tolist(), written, strict=True))
+
+
+def memory_lengths() -> str:
+    """Return the memory lengths of every model and text under full attention."""
+    lines = []
+    for model, short in MODELS.items():
+        for part, text in TEXTS.items():
+            for one in curves(model, part):
+                numbers = [str(getattr(one.summary, name)) for name in NUMBERS]
+                lines.append([short, f"{one.trained_length:,}", text, str(len(one.curve.copy)), *numbers])
+    return table(["model", "trained on", "text", "texts", *NUMBERS.values()], lines)
+
+
+def curve_points(model: str) -> str:
+    """Return copy and control accuracy by text and length."""
+    return by_length(
+        "copy / control", {text: halves(one) for part, text in TEXTS.items() for one in curves(model, part)}
+    )
+
+
+def curve_by_member(part: str) -> Callable[[str], str]:
+    """Return a function that makes the table of a run's curves by method or type of weights."""
+    return lambda model: by_length("copy / control", {label(one): halves(one) for one in curves(model, part)})
+
+
+def lengths_by_member(part: str) -> Callable[[str], str]:
+    """Return a function that makes the table of a run's memory lengths, with the paired differences from the first."""
+
+    def made(model: str) -> str:
+        first, *others = curves(model, part)
+        lines = [[label(first), *(str(getattr(first.summary, name)) for name in NUMBERS)]]
+        for one in others:
+            found = {d.name: d for d in differences(first.curve, one.curve, names=(label(first), label(one)))}
+            both = [f"{getattr(one.summary, name)}; {difference(found[name])}" for name in NUMBERS]
+            lines.append([label(one), *both])
+        return table(["", *NUMBERS.values()], lines)
+
+    return made
+
+
+def difference(one: Difference) -> str:
+    low, high = (f"{end:+,.0f}" if end is not None else sign for end, sign in ((one.low, "-∞"), (one.high, "∞")))
+    return f"{one.value:+,.0f} [{low}, {high}]"
+
+
+def quality_by_method(part: str) -> Callable[[str], str]:
+    """Return a function that makes the table of a run's quality by method and length."""
+
+    def made(model: str) -> str:
+        found = quality(model, part)
+        lines: dict[str, dict[int, str]] = {}
+        for cell in found:
+            lines.setdefault(f"`{cell.method}`", {})[cell.length] = written(cell)
+        most = max(cell.n for cell in found)
+        return by_length(f"{found[0].quality}; {most} examples", lines, "" if found[0].unit == "tokens" else " shown")
+
+    return made
+
+
+def written(cell: Cell) -> str:
+    """Return the mean of a cell with its interval, marked where it is better or worse than the first line's."""
+    if cell.value is None:
+        return cell.failed
+    digits = 1 if cell.value >= 10 else 3 if cell.value < 1 else 2
+    text = f"{cell.value:.{digits}f}"
+    if cell.low is not None and cell.high is not None:
+        text += f" [{cell.low:.{digits}f}, {cell.high:.{digits}f}]"
+    return text + {"win": " ▲", "loss": " ▼"}.get(cell.verdict, "")
+
+
+def costs(model: str) -> str:
+    """Return tokens per second and tokens kept of the perplexity runs by method and length."""
+    lines: dict[str, dict[int, str]] = {}
+    for cell in quality(model, "perplexity"):
+        if cell.tokens_per_second is not None and cell.kept is not None:
+            text = f"{cell.tokens_per_second:,.0f} / {cell.kept:,.0f}"
+            lines.setdefault(f"`{cell.method}`", {})[cell.length] = text
+    return by_length("tokens per second / tokens kept", lines)
+
+
+def attention(model: str) -> str:
+    """Return the shares of attention by length, with their intervals over texts."""
+    (one,) = attention_series(recorded(model, "attention")[1])
+    nearest = f"nearest {one.settings['bin']:,} tokens"
+    names = {"pareto": "heaviest quarter", "pareto_rest": "heaviest quarter, no sinks", "sinks": "sinks"}
+    names |= {"nearest_bin": nearest, "nearest_bin_rest": f"{nearest}, no sinks"}
+    lines = []
+    for at in one.at:
+        data = at.as_data()
+        lines.append(
+            [f"{at.length:,}", *(f"{data[n]:.3f} [{data[f'{n}_low']:.3f}, {data[f'{n}_high']:.3f}]" for n in names)]
+        )
+    return table(["keys", *names.values()], lines)
+
+
+def recall_map(model: str) -> str:
+    """Return the memory index by length and depth."""
+    (one,) = curves(model, "depths")
+    recall = one.everywhere
+    lines = {
+        f"{depth:g}": {n: f"{x:.2f}" for n, x in zip(recall.lengths.tolist(), recall.memory_index[:, i], strict=True)}
+        for i, depth in enumerate(recall.depths)
+    }
+    return by_length("depth", lines)
+
+
+TABLES: dict[str, Callable[[str], str]] = {
+    "curve": curve_points,
+    "weights": curve_by_member("weights"),
+    "weights-lengths": lengths_by_member("weights"),
+    "methods": curve_by_member("methods"),
+    "methods-lengths": lengths_by_member("methods"),
+    "costs": costs,
+    "attention": attention,
+    "depths": recall_map,
+    **{
+        part: quality_by_method(part)
+        for part in ("perplexity", "perplexity-4", "own", "topk", "sst2", "trec", "banking77", "qmsum", "ralm")
+    },
+}
+
+
+def made(name: str) -> str:
+    """Return a table by its name on the page."""
+    if name == "memory-lengths":
+        return memory_lengths()
+    kind, short = name.split(" ", 1)
+    return TABLES[kind](next(model for model, one in MODELS.items() if one == short))
+
+
+def page() -> str:
+    """Return the page with its tables made again of the recorded rows."""
+    found = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return found.sub(lambda part: f"{part[1]}{made(part[2])}\n{part[3]}", PAGE.read_text())
+
+
+def draw() -> Iterator[Path]:
+    """Draw the pictures of the page."""
+    for model, short in MODELS.items():
+        name = "real_" + short.lower().replace(" ", "_")
+        if members := curves(model, "natural", "shuffled", "python"):
+            yield _png(draw_curves(members, PICTURES, f"Forgetting curves of {short}", name))
+        for one in curves(model, "depths"):
+            yield _png(draw_figure(map_figure(one, f"Memory index of {short}"), PICTURES, f"{name}_map"))
+
+
+def _png(paths: Sequence[Path]) -> Path:
+    png, svg = paths
+    svg.unlink()
+    return png
+
+
+def claims() -> dict[str, bool]:
+    """Return the claims of the page, and whether the rows support each."""
+    return {}
