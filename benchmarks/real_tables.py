@@ -18,7 +18,7 @@ from farspan.report.curve_figures import map_figure
 from farspan.report.curve_section import draw_curves
 from farspan.report.curves import CurveMember, series
 from farspan.report.picture import draw_figure
-from farspan.stats import Difference, differences, measured_mean
+from farspan.stats import Difference, MemoryLength, differences, interval, measured_mean
 
 RECORDED = Path(__file__).resolve().parent / "real_models"
 PAGE = RECORDED.parents[1] / "docs" / "real_models.md"
@@ -232,4 +232,53 @@ def _png(paths: Sequence[Path]) -> Path:
 
 def claims() -> dict[str, bool]:
     """Return the claims of the page, and whether the rows support each."""
-    return {}
+    smollm2, gemma = MODELS
+    natural, shuffled, nested = (curves(smollm2, part)[0] for part in ("natural", "shuffled", "nested"))
+    (depths,), (large,) = curves(smollm2, "depths"), curves(gemma, "shuffled")
+    weights = {label(one): one for one in curves(smollm2, "weights")}
+    lost, kept = depths.everywhere.memory_index[-1, :2].tolist()  # at depths 0 and 0.25
+    (attention_of,) = attention_series(recorded(smollm2, "attention")[1])
+    heaviest = [at.as_data() for at in attention_of.at]
+    return {
+        "SmolLM2: the half-life on books is inside the window, within 10 %": _within(natural, "half_life", 0.1),
+        "SmolLM2: the span on both texts within 10 %": all(_within(one, "span", 0.1) for one in (natural, shuffled)),
+        "SmolLM2: nothing is copied at 7,680 tokens": _gap(shuffled, 7680)[1] < 0.05,
+        "SmolLM2: the control on books is the same at 512 and 8,192 tokens": _change_of_control(natural, 512, 8192),
+        "SmolLM2: in 7,680 tokens the beginning is lost and a quarter further on is not": lost < 0.1 < 0.5 < kept,
+        "SmolLM2: 6,144 tokens are copied in a context beyond the window": _gap(nested, 6144)[0] > 0.1,
+        "SmolLM2: a quarter of the keys holds 90 % of the weight": all(one["pareto_low"] > 0.9 for one in heaviest),
+        "SmolLM2: float32 has the half-life of bfloat16": _same_half_life(weights["bfloat16"], weights["float32"]),
+        "SmolLM2: Q8_0 has the half-life of bfloat16": _same_half_life(weights["bfloat16"], weights["Q8_0"]),
+        "SmolLM2: Q4_0 has a shorter one": not _same_half_life(weights["bfloat16"], weights["Q4_0"]),
+        "Gemma 3: the half-life on shuffled books is inside the window": _within(large, "half_life", 0.25),
+    }
+
+
+def _within(one: CurveMember, name: str, share: float) -> bool:
+    """Return whether a memory length and its interval end inside the window, no further from it than a share of it."""
+    assert one.summary is not None
+    found: MemoryLength = getattr(one.summary, name)
+    if found.low is None or found.high is None or one.trained_length is None or found.interval_censored:
+        return False
+    error = max(found.high - found.value, found.value - found.low)
+    return bool(error <= share * found.value and found.high < one.trained_length)
+
+
+def _gap(one: CurveMember, length: int) -> tuple[float, float]:
+    """Return the 95 % interval of copy less control at one length."""
+    low, high = interval((one.curve.copy - one.curve.control)[:, one.curve.lengths == length])
+    return float(low[0]), float(high[0])
+
+
+def _change_of_control(one: CurveMember, short: int, long: int) -> bool:
+    """Return whether the control differs between two lengths by less than 3 points, with its interval."""
+    low, high = interval(
+        one.curve.control[:, one.curve.lengths == long] - one.curve.control[:, one.curve.lengths == short]
+    )
+    return bool(max(-low[0], high[0]) < 0.03)
+
+
+def _same_half_life(first: CurveMember, second: CurveMember) -> bool:
+    """Return whether the interval of the paired difference of half-lives holds 0."""
+    (found,) = (one for one in differences(first.curve, second.curve) if one.name == "half_life")
+    return (found.low is None or found.low <= 0) and (found.high is None or found.high >= 0)
