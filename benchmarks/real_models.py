@@ -50,12 +50,12 @@ FALL = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 11 / 16, 3 / 4, 13 / 16, 7 / 
 METHODS = (
     "full",
     "sinks:window={window}",
-    "lambda_mask:window={trained},sinks=10",
     "rope:type=yarn,factor=4",
+    "replug:piece={quarter},tail={half}",
+    "snapkv:capacity={eighth}",
     "rope:type=ntk,factor=4",
     "rope:type=linear,factor=4",
-    "snapkv:capacity={eighth}",
-    "replug:piece={quarter},tail={half}",
+    "lambda_mask:window={trained},sinks=10",
 )
 
 
