@@ -31,8 +31,7 @@ from farspan.lengths import DEFAULT_POINTS, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import Reader, Scores
 from farspan.specs import closest
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest, same_texts
-from farspan.tasks.prompts import token_texts
+from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest, not_finite, same_texts
 from farspan.terminal import report
 from farspan.text.corpora import Corpus, join, load
 
@@ -257,14 +256,11 @@ class BoundCurve(Curve, Bound[Texts]):
                 yield Work(2, separator + length, separator + warmup + scored - 1, scored)
             done = length
 
-    def shown(self, lm: LM, example: Example[Texts], length: int) -> dict[str, Any]:
-        """Return the copy half of an example as text: its parts, token by token; the last `scored` are scored."""
+    def parts(self, lm: LM, example: Example[Texts], length: int) -> Parts:
+        """Return the parts of the copy half."""
         _, warmup, scored = self.slice_at(length, 0.0)
-        separator = token_texts(lm.tokenizer, self.separator(lm))
-        target = token_texts(lm.tokenizer, example.payload.target[:length])
-        parts = [["separator", separator], ["read", target], ["separator", separator]]
-        asked = ["asked", target[: warmup + scored]]
-        return {"length": length, "repeat": example.repeat, "parts": [*parts, asked], "scored": scored}
+        separator, target = ("separator", self.separator(lm)), example.payload.target[:length]
+        return [separator, ("read", target), separator, ("asked", target[: warmup + scored])], scored
 
     def run(self, reader: Reader, batch: Sequence[Example[Texts]]) -> Iterator[Result]:
         """Yield results of a batch, shortest length and smallest depth first."""
@@ -295,16 +291,7 @@ class BoundCurve(Curve, Bound[Texts]):
                     # the repeat whose target the control was scored on; it pairs the two halves
                     other = example.payload.other_repeat
                     values["control_repeat"] = example.repeat if other is None else other
-                    yield Result(
-                        example,
-                        length,
-                        depth,
-                        values,
-                        status="nan" if failed else "ok",
-                        reason=f"{failed} scored tokens have no finite log-probability" if failed else "",
-                        num_seen=memory.num_seen,
-                        num_kept=memory.num_kept,
-                    )
+                    yield Result.of(example, length, memory, values, not_finite(failed), depth)
 
     def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...]:
         """Return 16 lengths, evenly spaced, to a context of twice the trained length or to where positions end."""

@@ -19,9 +19,9 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
-from farspan.tasks.base import Bound, Example, Result, Work, digest
+from farspan.tasks.base import Bound, Example, Parts, Result, Work, digest
 from farspan.tasks.passages import places, row
-from farspan.tasks.prompts import following, pieces, stops, token_texts
+from farspan.tasks.prompts import following, pieces, stops
 
 TRUNCATE = ("none", "beginning", "middle", "end")  # the part of a document to leave out
 
@@ -174,17 +174,15 @@ class BoundDocuments(Bound[DocumentPrompt]):
             "context": self._fixed(lm, example) + len(document),
             **places(memory),
         }
-        return Result(example, length, scores=values, num_seen=memory.num_seen, num_kept=memory.num_kept)
+        return Result.of(example, length, memory, values)
 
-    def shown(self, lm: LM, example: Example[DocumentPrompt], length: int) -> dict[str, Any]:
-        """Return an example as text, with the part of its document that fits (all of it if it must not be cut), its
-        parts token by token; the last `scored` are a right answer."""
+    def parts(self, lm: LM, example: Example[DocumentPrompt], length: int) -> Parts:
+        """Return the parts, with the part of the document that fits (all of it if it must not be cut)."""
         given = example.payload
         document, _ = self.kept(lm, example, length) or (given.document, 0)
         right = following(lm.tokenizer, f" {given.item.references[0]}", before="x")
-        parts = [["read", token_texts(lm.tokenizer, ids)] for ids in (given.before, document) if len(ids)]
-        parts.append(["asked", token_texts(lm.tokenizer, np.concatenate([given.after, right]))])
-        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(right)}
+        read = [("read", given.before), ("read", document)]
+        return [*read, ("asked", np.concatenate([given.after, right]))], len(right)
 
     @staticmethod
     def _fixed(lm: LM, example: Example[DocumentPrompt]) -> int:

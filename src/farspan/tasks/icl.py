@@ -36,10 +36,10 @@ from numpy.typing import ArrayLike
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.specs import closest
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
+from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
 from farspan.tasks.icl_sets import SETS, Labelled, load_own, load_set, own_question
 from farspan.tasks.passages import places, row
-from farspan.tasks.prompts import following, token_texts
+from farspan.tasks.prompts import following
 
 SCORINGS = ("plain", "normalized", "calibrated", "both")
 LENGTHS = (2, 20, 40)  # demonstrations, CEPE's table 3
@@ -131,20 +131,12 @@ class BoundIcl(Bound[IclPrompt]):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {
-            "set": self.set,
-            "scoring": self.scoring,
-            "head": self.head,
-            "options": len(self.options),
-            "data_hash": self._hash,
-        }
+        how = {"scoring": self.scoring, "head": self.head, "options": len(self.options)}
+        return {"set": self.set, **how, "data_hash": self._hash}
 
     @cached_property
     def _hash(self) -> str:
         return digest(json.dumps([[one.text, one.label] for one in (*self.demonstrations, *self.questions)]))
-
-    def num_tokens(self, lm: LM, example: Example[IclPrompt], length: int) -> int:
-        return self._prompt_tokens(lm, example, length) + max(map(len, example.payload.options)) - 1
 
     def _prompt_tokens(self, lm: LM, example: Example[IclPrompt], length: int) -> int:
         front, passages, query = example.payload.parts(self.head, length)
@@ -239,24 +231,19 @@ class BoundIcl(Bound[IclPrompt]):
                 memory = reader.read(*map(row, passages), head=torch.cat([separator, row(front)], 1))
                 memory.read(row(query))
                 nats = nats_of_options(memory, options)
-                counts, placed = (memory.num_seen, memory.num_kept), places(memory)
                 if not (np.isfinite(nats).all() and np.isfinite(prior).all()):
-                    reason = "an option has no finite log-probability"
-                    yield Result(example, length, status="nan", reason=reason, num_seen=counts[0], num_kept=counts[1])
+                    yield Result.of(example, length, memory, {}, "an option has no finite log-probability")
                     continue
                 values = self._judged(nats, prior, [len(ids) for ids in options], example.payload.gold)
                 values["demonstrations"] = {"head": min(length, self.head), "passages": len(passages)}
-                values |= {"context": self._prompt_tokens(lm, example, length), **placed}
-                yield Result(example, length, scores=values, num_seen=counts[0], num_kept=counts[1])
+                values |= {"context": self._prompt_tokens(lm, example, length), **places(memory)}
+                yield Result.of(example, length, memory, values)
 
-    def shown(self, lm: LM, example: Example[IclPrompt], length: int) -> dict[str, Any]:
-        """Return an example with `length` demonstrations as text, its parts token by token; the last `scored` are the
-        right option."""
+    def parts(self, lm: LM, example: Example[IclPrompt], length: int) -> Parts:
         front, passages, query = example.payload.parts(self.head, length)
         right = example.payload.options[example.payload.gold]
-        parts = [["read", token_texts(lm.tokenizer, ids)] for ids in (front, *passages) if len(ids)]
-        parts.append(["asked", token_texts(lm.tokenizer, np.concatenate([query, right]))])
-        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(right)}
+        read = [("read", ids) for ids in (front, *passages)]
+        return [*read, ("asked", np.concatenate([query, right]))], len(right)
 
     def _judged(self, nats: np.ndarray, prior: np.ndarray, tokens: list[int], gold: int) -> dict[str, Any]:
         nats, prior = nats.round(DIGITS), prior.round(DIGITS)

@@ -25,9 +25,9 @@ import torch
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import CHUNK, Memory, Reader, Scores
 from farspan.specs import closest
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
+from farspan.tasks.base import BoundText, Example, Quality, Result, Task, Work, digest, not_finite
 from farspan.terminal import report
-from farspan.text.corpora import Corpus, load
+from farspan.text.corpora import load
 
 TARGETS = ("fixed", "last", "all")
 TARGET_TOKENS = 256  # CEPE's
@@ -99,10 +99,8 @@ class Perplexity(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundPerplexity(Perplexity, Bound[np.ndarray]):
+class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
     """Perplexity of one text. An example's payload is a window, [tokens of the largest length]."""
-
-    text: Corpus
 
     task: ClassVar[str] = "perplexity"
     version: ClassVar[int] = 2
@@ -111,14 +109,6 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
     def settings(self) -> dict[str, Any]:
         what = {"buckets": self.buckets} if self.targets == "all" else {"target_tokens": self._num_targets}
         return {"targets": self.targets, **what, "text": self.text.name, "text_hash": self.text.hash}
-
-    @property
-    def texts(self) -> tuple[Corpus, ...]:
-        return (self.text,)
-
-    def num_tokens(self, lm: LM, example: Example[np.ndarray], length: int) -> int:
-        """Return the tokens fed; the last token is only a target."""
-        return len(lm.separator.ids) + length - 1
 
     def span(self, window: int, length: int) -> tuple[int, int, int]:
         """Return the beginning of the context, that of the targets, and the end of both, in a window of tokens."""
@@ -190,7 +180,7 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
                     length,
                     scores=values,
                     status="nan" if failed else "ok",
-                    reason=f"{failed} scored tokens have no finite log-probability; {layer}" if failed else "",
+                    reason=f"{not_finite(failed)}; {layer}" if failed else "",
                     num_seen=counts[0],
                     num_kept=counts[1],
                 )
