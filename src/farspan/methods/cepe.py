@@ -32,7 +32,7 @@ from farspan.cepe.encoder import window_of
 from farspan.lm import LM
 from farspan.methods.base import Method
 from farspan.reader import BaseMemory, Head, Ids, Memory, OuterReader, Reader, dense_reader
-from farspan.specs import closest, written
+from farspan.specs import check_known
 
 CHUNK = 256  # tokens; as the published models were trained
 DECODER_WINDOW = 2048  # tokens
@@ -47,21 +47,16 @@ class Cepe(Method):
     decoder_passages: int = field(default=0, metadata={"quiet": True})  # of several, those put into the decoder
     mode: str = field(default="auto", metadata={"quiet": True})  # of the cross-attention, one of farspan.cepe.MODES
 
+    name: ClassVar[str] = "cepe"
     in_model: ClassVar[bool] = False
     scores_as_it_reads: ClassVar[bool] = False
     own_model: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(
-                f"cepe mode {self.mode!r} is unknown{closest(self.mode, MODES)}; known: {', '.join(MODES)}"
-            )
+        check_known("cepe mode", self.mode, MODES)
         for name, least in (("chunk", 1), ("decoder_window", 2), ("decoder_passages", 0)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{self}: {name} must be at least {least}")
-
-    def __str__(self) -> str:
-        return written("cepe", self)
 
     def kept(self, num_tokens: int) -> int:
         return min(num_tokens, self.decoder_window or DECODER_WINDOW)

@@ -8,6 +8,7 @@ Keeps every key. The reference every other method is compared with.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 from farspan.lm import LM
 from farspan.methods.base import Method
@@ -18,11 +19,7 @@ from farspan.reader import Reader, dense_reader
 class Full(Method):
     """The model as it is, read in chunks."""
 
-    def __str__(self) -> str:
-        return "full"
-
-    def kept(self, num_tokens: int) -> int:
-        return num_tokens
+    name: ClassVar[str] = "full"
 
     @classmethod
     def examples(cls) -> tuple["Full", ...]:

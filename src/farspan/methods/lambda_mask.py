@@ -22,7 +22,6 @@ from farspan.hf.attend import Position, sink_window
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
-from farspan.specs import written
 
 
 @dataclass(frozen=True)
@@ -32,14 +31,12 @@ class LambdaMask(Method):
     window: int  # tokens, the current one included; also the largest distance
     sinks: int = 10  # tokens at the beginning of the text
 
+    name: ClassVar[str] = "lambda_mask"
     changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.sinks < 0:
             raise ValueError(f"{self}: window must be at least 1, sinks at least 0")
-
-    def __str__(self) -> str:
-        return written("lambda_mask", self)
 
     def kept(self, num_tokens: int) -> int:
         return min(num_tokens, self.window + self.sinks - 1)

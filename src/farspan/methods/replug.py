@@ -26,7 +26,7 @@ from torch import Tensor
 from farspan.lm import LM
 from farspan.methods.base import PASSAGES, Method
 from farspan.reader import BaseMemory, DenseReader, Head, Ids, Memory, OuterReader, Reader, dense_reader
-from farspan.specs import closest, written
+from farspan.specs import check_known
 from farspan.text import retrieval
 
 WEIGHTS = ("uniform", "bm25", "dense")
@@ -42,18 +42,14 @@ class Replug(Method):
     tail: int = field(default=0, metadata={"quiet": True})  # tokens at the end of the last passage that all pieces see
     encoder: str = field(default="facebook/contriever", metadata={"quiet": True})  # for weights=dense
 
+    name: ClassVar[str] = "replug"
     changes: ClassVar[tuple[str, ...]] = (PASSAGES,)
     in_model: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.weights not in WEIGHTS:
-            hint = closest(self.weights, WEIGHTS)
-            raise ValueError(f"replug weights {self.weights!r} are unknown{hint}; known: {', '.join(WEIGHTS)}")
+        check_known("replug weights =", self.weights, WEIGHTS)
         if (self.piece is not None and self.piece < 1) or self.tail < 0:
             raise ValueError(f"{self}: piece must be at least 1 token, tail at least 0")
-
-    def __str__(self) -> str:
-        return written("replug", self)
 
     def kept(self, num_tokens: int) -> int:
         return sum(self.passes(num_tokens))

@@ -27,7 +27,6 @@ from farspan.hf.attend import Position, sink_window
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
-from farspan.specs import written
 
 
 @dataclass(frozen=True)
@@ -38,14 +37,12 @@ class Sinks(Method):
     sinks: int = 4  # tokens at the beginning of the text
     stride: int = field(default=1, metadata={"quiet": True})  # tokens between two trimmings of the cache
 
+    name: ClassVar[str] = "sinks"
     changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.sinks < 0 or self.stride < 1:
             raise ValueError(f"{self}: window and stride must be at least 1, sinks at least 0")
-
-    def __str__(self) -> str:
-        return written("sinks", self)
 
     def kept(self, num_tokens: int) -> int:
         return min(num_tokens, self.window + self.sinks + self.stride - 2)

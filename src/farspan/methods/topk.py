@@ -22,7 +22,6 @@ from farspan.hf.attend import dense
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
-from farspan.specs import written
 
 
 @dataclass(frozen=True)
@@ -31,17 +30,12 @@ class TopK(Method):
 
     k: int  # keys, the current one among them only if it is one of the largest
 
+    name: ClassVar[str] = "topk"
     changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise ValueError(f"{self}: k must be at least 1")
-
-    def __str__(self) -> str:
-        return written("topk", self)
-
-    def kept(self, num_tokens: int) -> int:
-        return num_tokens
 
     @classmethod
     def examples(cls) -> tuple["TopK", ...]:

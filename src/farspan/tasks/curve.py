@@ -30,7 +30,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from farspan.lengths import DEFAULT_POINTS, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import Reader, Scores
-from farspan.specs import closest
+from farspan.specs import check_known
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest, not_finite, same_texts
 from farspan.terminal import report
 from farspan.text.corpora import Corpus, join, load
@@ -79,9 +79,8 @@ class Curve(Task):
     quality: ClassVar[Quality] = Quality("copy", "copy accuracy", higher_is_better=True, graded=True)
 
     def __post_init__(self) -> None:
-        if self.protocol not in (None, *get_args(Protocol)):
-            hint = closest(str(self.protocol), get_args(Protocol))
-            raise ValueError(f"protocol {self.protocol!r} is unknown{hint}; known are {', '.join(get_args(Protocol))}")
+        if self.protocol is not None:
+            check_known("protocol", self.protocol, get_args(Protocol))
         if self.protocol not in (None, "probe") and (self.warmup, self.scored) != (None, None):
             raise ValueError(
                 f"warmup and scored belong to protocol=probe, not to protocol={self.protocol}: add protocol=probe, or "

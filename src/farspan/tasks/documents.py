@@ -19,6 +19,7 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
+from farspan.specs import check_known
 from farspan.tasks.base import Bound, Example, Parts, Result, Work, digest
 from farspan.tasks.passages import places, row
 from farspan.tasks.prompts import following, pieces, stops
@@ -70,7 +71,7 @@ class BoundDocuments(Bound[DocumentPrompt]):
     omitted: str = ""  # replaces the end of a document that was left out
 
     def __post_init__(self) -> None:
-        check_truncate(self.truncate)
+        check_known("truncate =", self.truncate, TRUNCATE)
         check_new_tokens(self.answering.new_tokens)
 
     def judged(self, prediction: str, item: Item) -> dict[str, float]:
@@ -201,12 +202,3 @@ def check_new_tokens(new_tokens: int) -> None:
     """Raise ValueError unless an answer may have at least one token."""
     if new_tokens < 1:
         raise ValueError(f"new_tokens = {new_tokens}; at least 1 is needed")
-
-
-def check_truncate(truncate: str) -> None:
-    """Raise ValueError unless it is among TRUNCATE."""
-    if truncate not in TRUNCATE:
-        raise ValueError(
-            f"truncate = {truncate!r} is unknown, expected the part of a long document to leave out: "
-            + ", ".join(TRUNCATE)
-        )

@@ -35,7 +35,7 @@ from numpy.typing import ArrayLike
 
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
-from farspan.specs import closest
+from farspan.specs import check_known
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
 from farspan.tasks.icl_sets import SETS, Labelled, load_own, load_set, own_question
 from farspan.tasks.passages import places, row
@@ -94,11 +94,10 @@ class Icl(Task):
                 f"icl set {self.set!r} has its own columns: leave out text and label, or leave out set to read "
                 "a data set of your own (data=FOLDER,text=COLUMN,label=COLUMN)"
             )
-        if self.set is not None and self.set not in SETS:
-            raise ValueError(f"icl set {self.set!r} is unknown{closest(self.set, SETS)}; known: {', '.join(SETS)}")
-        if self.scoring is not None and self.scoring not in SCORINGS:
-            hint = closest(self.scoring, SCORINGS)
-            raise ValueError(f"icl scoring {self.scoring!r} is unknown{hint}; known: {', '.join(SCORINGS)}")
+        if self.set is not None:
+            check_known("icl set", self.set, SETS)
+        if self.scoring is not None:
+            check_known("icl scoring", self.scoring, SCORINGS)
         if self.head < 0:
             raise ValueError(f"icl head: got {self.head}, expected a number of demonstrations. Give head=0 or more")
 

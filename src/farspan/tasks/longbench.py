@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 from farspan.files import expanded
 from farspan.lm import LM
-from farspan.specs import closest
+from farspan.specs import check_known, closest
 from farspan.tasks import scoring
 from farspan.tasks.base import Bound, Quality, Task
-from farspan.tasks.documents import Answering, BoundDocuments, Item, check_new_tokens, check_truncate
+from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, Item, check_new_tokens
 from farspan.tasks.perplexity import BoundPerplexity, shortest_length
 from farspan.tasks.values import text_of, texts_of
 from farspan.text import corpora
@@ -174,12 +174,11 @@ class LongBench(Task):
 
     def __post_init__(self) -> None:
         known: Sequence[str] = PAPER if self.view == "text" else tuple(SETS)
-        if self.view not in VIEWS:
-            raise ValueError(f"longbench view {self.view!r} is unknown; known: {', '.join(VIEWS)}")
+        check_known("longbench view", self.view, VIEWS)
         if self.set not in known:
             hint = " to view=text (view=answers has it)" if self.set in SETS else closest(self.set, known)
             raise ValueError(f"longbench set {self.set!r} is unknown{hint}; view={self.view} has {', '.join(known)}")
-        check_truncate(self.truncate)
+        check_known("truncate =", self.truncate, TRUNCATE)
         if self.new_tokens is not None:
             check_new_tokens(self.new_tokens)
         if self.view == "text" and (self.truncate != "none" or self.new_tokens is not None):

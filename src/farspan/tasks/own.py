@@ -29,7 +29,7 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
-from farspan.specs import closest
+from farspan.specs import check_known
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work
 from farspan.tasks.passages import joined, places, row
 from farspan.tasks.prompts import encoded, token_texts
@@ -111,9 +111,7 @@ class Own(Task):
     details: ClassVar[tuple[str, ...]] = ("control", *TESTS)
 
     def __post_init__(self) -> None:
-        if self.tests not in ("all", *TESTS):
-            hint = closest(self.tests, TESTS)
-            raise ValueError(f"tests {self.tests!r} are unknown{hint}; known are all, {', '.join(TESTS)}")
+        check_known("tests =", self.tests, ("all", *TESTS))
         if self.pairs < 1:
             raise ValueError(f"pairs = {self.pairs}; at least 1 is needed")
 

@@ -24,7 +24,7 @@ import torch
 
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import CHUNK, Memory, Reader, Scores
-from farspan.specs import closest
+from farspan.specs import check_known
 from farspan.tasks.base import BoundText, Example, Quality, Result, Task, Work, digest, not_finite
 from farspan.terminal import report
 from farspan.text.corpora import load
@@ -51,9 +51,7 @@ class Perplexity(Task):
     quality: ClassVar[Quality] = Quality("nats", "perplexity", higher_is_better=False, exp=True)
 
     def __post_init__(self) -> None:
-        if self.targets not in TARGETS:
-            hint = closest(self.targets, TARGETS)
-            raise ValueError(f"targets {self.targets!r} are unknown{hint}; known are {', '.join(TARGETS)}")
+        check_known("targets =", self.targets, TARGETS)
         if self.target_tokens is not None and self.target_tokens < 1:
             raise ValueError(f"target_tokens = {self.target_tokens} is not possible: give at least 1 (--target-tokens)")
         if self.targets == "all" and self.target_tokens not in (None, TARGET_TOKENS):

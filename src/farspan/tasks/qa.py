@@ -31,8 +31,9 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
+from farspan.specs import check_known
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
-from farspan.tasks.passages import PASSAGE_TOKENS, check_weights, joined, passage_ids, passage_weights, places, row
+from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, joined, passage_ids, passage_weights, places, row
 from farspan.tasks.prompts import encoded, stops
 from farspan.tasks.scoring import exact_match, normalised
 from farspan.tasks.values import inside, number_of, rows_of, text_of, texts_of
@@ -98,7 +99,7 @@ class Qa(Task):
     details: ClassVar[tuple[str, ...]] = ("in_passages",)
 
     def __post_init__(self) -> None:
-        check_weights(self.weights)
+        check_known("weights =", self.weights, WEIGHTS)
         if self.shots < 0 or self.passage_tokens < 1 or self.new_tokens < 1:
             raise ValueError(f"{self}: shots must be at least 0, passage_tokens and new_tokens at least 1")
 

@@ -25,9 +25,9 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import Reader
-from farspan.specs import closest
+from farspan.specs import check_known
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
-from farspan.tasks.passages import PASSAGE_TOKENS, check_weights, joined, passage_ids, passage_weights, places, row
+from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, joined, passage_ids, passage_weights, places, row
 from farspan.text.corpora import load
 from farspan.text.retrieval import Index, open_index
 
@@ -67,10 +67,8 @@ class Ralm(Task):
     details: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     def __post_init__(self) -> None:
-        check_weights(self.weights)
-        if self.passages not in PASSAGES:
-            hint = closest(self.passages, PASSAGES)
-            raise ValueError(f"passages {self.passages!r} are unknown{hint}; known are {', '.join(PASSAGES)}")
+        check_known("weights =", self.weights, WEIGHTS)
+        check_known("passages =", self.passages, PASSAGES)
         if self.window < 2:
             raise ValueError(
                 f"window = {self.window} tokens; at least 2 are needed, one for the query and one to score"

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from farspan.lm import LM
-from farspan.specs import closest
+from farspan.specs import check_known
 from farspan.tasks import scoring
 from farspan.tasks.base import Quality, Task
-from farspan.tasks.documents import Answering, BoundDocuments, Item, check_new_tokens, check_truncate
+from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, Item, check_new_tokens
 from farspan.tasks.values import inside, rows_of, text_of, texts_of
 from farspan.text.tables import Table, hub_table, read_table
 
@@ -124,10 +124,8 @@ class ZeroScrolls(Task):
     name: ClassVar[str] = "zeroscrolls"
 
     def __post_init__(self) -> None:
-        if self.set not in SETS:
-            hint = closest(self.set, SETS)
-            raise ValueError(f"zeroscrolls set {self.set!r} is unknown{hint}; known: {', '.join(SETS)}")
-        check_truncate(self.truncate)
+        check_known("zeroscrolls set", self.set, SETS)
+        check_known("truncate =", self.truncate, TRUNCATE)
         if self.new_tokens is not None:
             check_new_tokens(self.new_tokens)
 
