@@ -5,8 +5,7 @@
 Keeps every key. The reference every other method is compared with.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,6 +27,5 @@ class Full(Method):
     def neutral(self, num_tokens: int) -> "Full":
         return self
 
-    @contextmanager
-    def on(self, lm: LM) -> Iterator[Reader]:
-        yield dense_reader(lm)
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
+        return nullcontext(dense_reader(lm))

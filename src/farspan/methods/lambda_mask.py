@@ -9,8 +9,7 @@ the ceiling applies only to the first tokens. A window counts the current token.
 outside the window is at the same distance. Keeps sinks + window - 1 keys per layer between calls. Not trained.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -66,16 +65,14 @@ class LambdaMask(Method):
     def first(self) -> int:
         return self.sinks
 
-    @contextmanager
-    def on(self, lm: LM) -> Iterator[Reader]:
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
         limit = lm.trained_length
         if limit is not None and self.window > limit:
             raise ValueError(
                 f"{self}: window = {self.window:,} tokens is more than the {limit:,} {lm.name} was trained on; "
                 f"use window <= {limit:,}"
             )
-        with attending(lm, partial(sink_window, shape=self), name=str(self), shape=self) as reader:
-            yield reader
+        return attending(lm, partial(sink_window, shape=self), name=str(self), shape=self)
 
     def first_near(self, position: Position) -> Position:
         return position - self.window + 1

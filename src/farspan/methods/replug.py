@@ -14,7 +14,7 @@ one, and its last `tail` tokens follow every piece. CEPE's baseline is piece=256
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import ClassVar
@@ -71,13 +71,11 @@ class Replug(Method):
     def neutral(self, num_tokens: int) -> "Replug":
         return replace(self, piece=None, tail=0)
 
-    @contextmanager
-    def on(self, lm: LM) -> Iterator[Reader]:
-        yield MixtureReader(dense_reader(lm), self)
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
+        return self.around(dense_reader(lm))
 
-    @contextmanager
-    def around(self, reader: DenseReader) -> Iterator[Reader]:
-        yield MixtureReader(reader, self)
+    def around(self, reader: DenseReader) -> AbstractContextManager[Reader]:
+        return nullcontext(MixtureReader(reader, self))
 
 
 @dataclass

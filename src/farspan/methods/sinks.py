@@ -15,8 +15,7 @@ tokens, counted from the beginning of the text, so that a query sees up to strid
 comparisons; ours is as fast without. Keeps up to stride - 1 keys more.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
@@ -77,16 +76,14 @@ class Sinks(Method):
     def first(self) -> int:
         return self.sinks
 
-    @contextmanager
-    def on(self, lm: LM) -> Iterator[Reader]:
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
         needed, limit = self.sinks + self.window - 1 + self.stride, lm.trained_length
         if limit is not None and needed > limit:
             fix = f"use window <= {limit - needed + self.window:,}" if limit - needed + self.window > 0 else "use fewer"
             raise ValueError(
                 f"{self} needs {needed:,} positions, more than the {limit:,} {lm.name} was trained on; {fix}"
             )
-        with attending(lm, partial(sink_window, shape=self), name=str(self), shape=self) as reader:
-            yield reader
+        return attending(lm, partial(sink_window, shape=self), name=str(self), shape=self)
 
     def first_near(self, position: Position) -> Position:
         return position - position % self.stride - self.window + 1

@@ -15,8 +15,7 @@ the answer, as in the paper. Holds every key while it reads, then `capacity` per
 reads the text again. Not trained.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -72,10 +71,8 @@ class SnapKV(Method):
     def sees(self) -> int:
         return self.window
 
-    @contextmanager
-    def on(self, lm: LM) -> Iterator[Reader]:
-        with attending(lm, dense, name=str(self), rotary=False, eviction=self, padding=True) as reader:
-            yield reader
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
+        return attending(lm, dense, name=str(self), rotary=False, eviction=self, padding=True)
 
     def choose(self, call: Call) -> Int[Tensor, "batch heads chosen"] | None:
         keys = call.key.shape[2]

@@ -7,8 +7,7 @@ blocks of queries, never [time, time]. Shows how few tokens a query needs; it do
 every key. Not trained.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -47,11 +46,9 @@ class TopK(Method):
     def neutral(self, num_tokens: int) -> "TopK":
         return replace(self, k=max(self.k, num_tokens))
 
-    @contextmanager
-    def on(self, lm: LM) -> Iterator[Reader]:
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
         attend = partial(dense, select=partial(largest, k=self.k))
-        with attending(lm, attend, name=str(self), rotary=False, padding=True) as reader:
-            yield reader
+        return attending(lm, attend, name=str(self), rotary=False, padding=True)
 
 
 def largest(scores: Float[Tensor, "*rows keys"], k: int) -> Float[Tensor, "*rows keys"]:
