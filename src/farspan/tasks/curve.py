@@ -164,9 +164,9 @@ class BoundCurve(Curve, Bound[Texts]):
 
     def largest_length(self, lm: LM, context: int) -> int:
         """Return the largest length whose whole context has at most that many tokens; 0 or less: none."""
-        room = context - 2 * len(self.separator(lm))
+        available = context - 2 * len(self.separator(lm))
         both = sum(self.probe)
-        return room - both if self.protocol == "probe" and room >= 2 * both else room // 2
+        return available - both if self.protocol == "probe" and available >= 2 * both else available // 2
 
     def slice_at(self, length: int, depth: float) -> tuple[int, int, int]:
         """Return where the second part begins in S, and its numbers of tokens only fed and scored."""
@@ -199,10 +199,10 @@ class BoundCurve(Curve, Bound[Texts]):
         else:
             # one text, possibly shuffled: the irrelevant part must not be the target
             one_text = self.prefix.source == self.target.source
-            drawn = 2 * pool if one_text else pool
-            targets = self.target.windows(window, drawn, seed)[:repeats]
+            count = 2 * pool if one_text else pool
+            targets = self.target.windows(window, count, seed)[:repeats]
             first = pool if one_text else 0
-            prefixes = self.prefix.windows(window, drawn, seed)[first : first + repeats]
+            prefixes = self.prefix.windows(window, count, seed)[first : first + repeats]
             texts = [Texts(s, prefix=i) for s, i in zip(targets, prefixes, strict=True)]
         return self._checked([_example(self, seed, i, tuple(lengths), separator, t) for i, t in enumerate(texts)])
 
@@ -269,9 +269,9 @@ class BoundCurve(Curve, Bound[Texts]):
 
         target = rows("target")
         if batch[0].payload.prefix is not None:
-            read, asked = torch.cat([target, rows("prefix")]), torch.cat([target, target])
+            read, fed = torch.cat([target, rows("prefix")]), torch.cat([target, target])
         else:
-            read, asked = target, torch.cat([target, rows("other")])
+            read, fed = target, torch.cat([target, rows("other")])
         separator = torch.tensor([self.separator(reader.lm)])
         memory = reader.read(separator.expand(len(read), -1))
         done = 0
@@ -280,7 +280,7 @@ class BoundCurve(Curve, Bound[Texts]):
             done = length
             for depth in batch[0].depths if length in batch[0].lengths else ():
                 start, warmup, scored = self.slice_at(length, depth)
-                second = torch.cat([separator.expand(len(asked), -1), asked[:, start : start + warmup + scored]], 1)
+                second = torch.cat([separator.expand(len(fed), -1), fed[:, start : start + warmup + scored]], 1)
                 scores = memory.score(second, slice(second.shape[1] - scored, None))
                 for index, example in enumerate(batch):
                     values, failed = _judged(scores, index, index + len(batch))
@@ -367,13 +367,13 @@ def _example(
     return Example(digest(what, *parts), repeat, lengths, texts, task.depths)
 
 
-def overlap(read: np.ndarray, asked: np.ndarray) -> float:
-    """Return the share of the runs of 32 tokens in `asked` (all of it, if shorter) that also occur in `read`."""
-    size = min(RUN, len(asked), len(read))
+def overlap(read: np.ndarray, scored: np.ndarray) -> float:
+    """Return the share of the runs of 32 tokens in `scored` (all of it, if shorter) that also occur in `read`."""
+    size = min(RUN, len(scored), len(read))
     if not size:
         return 0.0
     factors = np.random.default_rng(0).integers(1, 1 << 62, size, dtype=np.uint64)
-    hashes = [sliding_window_view(ids.astype(np.uint64), size) @ factors for ids in (read, asked)]
+    hashes = [sliding_window_view(ids.astype(np.uint64), size) @ factors for ids in (read, scored)]
     return float(np.isin(hashes[1], hashes[0]).mean())
 
 

@@ -114,16 +114,16 @@ class BoundDocuments(Bound[DocumentPrompt]):
         out; None if it must not be cut or none would fit."""
         document = example.payload.document
         fixed = self._fixed(lm, example)
-        room = length - fixed - self.answering.new_tokens
-        if len(document) <= room:
+        available = length - fixed - self.answering.new_tokens
+        if len(document) <= available:
             return document, 0
         note = following(lm.tokenizer, self.omitted, before="x") if self.truncate == "end" else document[:0]
-        room -= len(note)
-        if self.truncate == "none" or room < 1:
+        available -= len(note)
+        if self.truncate == "none" or available < 1:
             return None
-        first = {"beginning": 0, "middle": room // 2, "end": room}[self.truncate]
-        last = len(document) - (room - first)
-        return np.concatenate([document[:first], note, document[last:]]), len(document) - room
+        first = {"beginning": 0, "middle": available // 2, "end": available}[self.truncate]
+        last = len(document) - (available - first)
+        return np.concatenate([document[:first], note, document[last:]]), len(document) - available
 
     def work(self, lm: LM, example: Example[DocumentPrompt]) -> Iterator[Work]:
         for length in example.lengths:
@@ -191,8 +191,8 @@ class BoundDocuments(Bound[DocumentPrompt]):
         return len(lm.separator.ids) + len(example.payload.before) + len(example.payload.after)
 
     def _too_long(self, lm: LM, example: Example[DocumentPrompt], length: int) -> str:
-        rest, room, document = self._fixed(lm, example), self.answering.new_tokens, len(example.payload.document)
-        need = f"the document has {document:,} tokens, the rest of the prompt {rest:,}, the answer {room:,}"
+        rest, answer, document = self._fixed(lm, example), self.answering.new_tokens, len(example.payload.document)
+        need = f"the document has {document:,} tokens, the rest of the prompt {rest:,}, the answer {answer:,}"
         if self.truncate == "none":
             return f"{need}: more than {length:,}; leave out a part of it (truncate=beginning, middle or end)"
         return f"{need}: nothing of the document fits into {length:,}"

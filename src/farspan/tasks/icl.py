@@ -156,10 +156,10 @@ class BoundIcl(Bound[IclPrompt]):
     def _example(
         self, lm: LM, lengths: Sequence[int], repeat: int, index: int, seed: int, options: list[np.ndarray]
     ) -> Example[IclPrompt]:
-        asked = self.questions[index]
-        shown = self._sampled(lengths[-1], asked, np.random.default_rng([seed, index]))
+        question = self.questions[index]
+        shown = self._sampled(lengths[-1], question, np.random.default_rng([seed, index]))
         texts = [f"{self.question.format(one.text)} {self.options[one.label]}" for one in shown]
-        last = self.question.format(asked.text)
+        last = self.question.format(question.text)
         # the empty line belongs to the text after it: some tokenizers encode it differently at the end of a text
         first, *others = texts or [""]
         parts = [following(lm.tokenizer, first, before="")] if texts else []
@@ -170,14 +170,14 @@ class BoundIcl(Bound[IclPrompt]):
             id=digest(json.dumps(what)),
             repeat=repeat,
             lengths=tuple(lengths),
-            payload=IclPrompt(tuple(parts), query, alone, asked.label, tuple(options)),
+            payload=IclPrompt(tuple(parts), query, alone, question.label, tuple(options)),
         )
 
-    def _sampled(self, count: int, asked: Labelled, rng: np.random.Generator) -> list[Labelled]:
+    def _sampled(self, count: int, question: Labelled, rng: np.random.Generator) -> list[Labelled]:
         """Return demonstrations: one of each class per turn, the classes of a turn in random order."""
         classes: dict[int, list[Labelled]] = defaultdict(list)
         for one in self.demonstrations:
-            if one.text != asked.text:
+            if one.text != question.text:
                 classes[one.label].append(one)
         # label -> the class's own random order, consumed only as far as needed
         orders = {label: iter(rng.permutation(len(of_class))) for label, of_class in sorted(classes.items())}

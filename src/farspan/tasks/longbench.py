@@ -19,7 +19,7 @@ from farspan.specs import check_known, closest
 from farspan.tasks import scoring
 from farspan.tasks.base import Bound, Quality, Task
 from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, Item, check_new_tokens
-from farspan.tasks.perplexity import BoundPerplexity, shortest_length
+from farspan.tasks.perplexity import BoundPerplexity, Perplexity
 from farspan.tasks.values import text_of, texts_of
 from farspan.text import corpora
 from farspan.text.tables import find_table, read_table
@@ -217,8 +217,7 @@ class LongBench(Task):
         """Return, for view=text, powers of two to twice the largest trained length; else the trained lengths."""
         if self.view == "answers":
             return tuple(sorted(set(trained)))
-        first = shortest_length(min(trained))
-        return tuple(first << i for i in range((2 * max(trained) // first).bit_length()))
+        return Perplexity(targets="all").lengths(trained)
 
 
 class BoundLongBench(BoundDocuments):
@@ -240,7 +239,7 @@ def load_items(name: str, data: str) -> list[Item]:
         ValueError: no such data, or data of another set.
     """
     table = find_table(data, [name]) if expanded(data).is_dir() else read_table(data)
-    context, asked, answers = table.column("context"), table.column("input"), table.column("answers")
+    context, question, answers = table.column("context"), table.column("input"), table.column("answers")
     classes, id_ = table.column("all_classes"), table.column("_id")
     before, _, after = SETS[name].prompt.partition("{context}")
     items = []
@@ -249,7 +248,7 @@ def load_items(name: str, data: str) -> list[Item]:
         of = str(row.get("dataset", name)).removesuffix("_e")
         if of != name:
             raise ValueError(f"{table.name} holds rows of {of!r}, not of {name!r}: give the file of that set")
-        rest = after.replace("{input}", text_of(row[asked], f"{where} {asked!r}"))
+        rest = after.replace("{input}", text_of(row[question], f"{where} {question!r}"))
         document, references = (
             text_of(row[context], f"{where} {context!r}"),
             texts_of(row[answers], f"{where} {answers!r}"),

@@ -275,7 +275,10 @@ class BoundOwn(Own, BoundText[Hidden]):
                     scores |= {"control": float(np.mean(list(control.values())))}
                     scores |= {"nats": {test: found.nats.tolist() for test, found in within.items()}}
                     scores |= {"control_nats": {test: found.nats.tolist() for test, found in without.items()}}
-                    scores |= {"distance": self._distances(length, begins), "answers": self._texts(reader.lm, example)}
+                    # from the beginning of each queried fact to the end of the context: recall's is first, cloze's last
+                    where = {"recall": 0, "pairs": int("recall" in self.chosen), "cloze": len(begins) - 1}
+                    scores |= {"distance": {test: length - begins[where[test]] for test in self.chosen}}
+                    scores |= {"answers": self._texts(reader.lm, example)}
                 reason = f"no finite log-probabilities: {', '.join(failed)}" if failed else ""
                 yield Result.of(example, length, memory, scores, reason)
 
@@ -297,11 +300,6 @@ class BoundOwn(Own, BoundText[Hidden]):
             test: [lm.tokenizer.decode(ids.tolist()) for ids in (query.ids, *query.answers)]
             for test, query in example.payload.queries.items()
         }
-
-    def _distances(self, length: int, begins: Sequence[int]) -> dict[str, int]:
-        """Return the tokens from the beginning of each queried fact to the end of the context."""
-        where = {"recall": 0, "pairs": int("recall" in self.chosen), "cloze": len(begins) - 1}
-        return {test: length - begins[where[test]] for test in self.chosen}
 
     def parts(self, lm: LM, example: Example[Hidden], length: int) -> Parts:
         """Return the parts of the last test."""

@@ -118,12 +118,12 @@ class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
 
     def work(self, lm: LM, example: Example[PasskeyPrompt]) -> Iterator[Work]:
         prompt = example.payload
-        asked = len(prompt.question) + len(prompt.answer)
+        last = len(prompt.question) + len(prompt.answer)
         for length in example.lengths:
             before = len(lm.separator.ids) + length - len(prompt.question)
             for _ in example.depths:
                 yield Work(1, 0, before, 0)
-                yield Work(1, before, asked - 1, len(prompt.answer))
+                yield Work(1, before, last - 1, len(prompt.answer))
 
     def run(self, reader: Reader, batch: Sequence[Example[PasskeyPrompt]]) -> Iterator[Result]:
         """Yield results of examples one by one, shortest length and smallest depth first."""
@@ -133,8 +133,8 @@ class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
                 for example in batch:
                     prompt = example.payload
                     memory = reader.read(row(prompt.context(length, depth)), head=head)
-                    asked = row(np.concatenate([prompt.question, prompt.answer]))
-                    scores = memory.score(asked, slice(len(prompt.question), None))
+                    last = row(np.concatenate([prompt.question, prompt.answer]))
+                    scores = memory.score(last, slice(len(prompt.question), None))
                     hits, nats = (scores.rank[0] == 0).cpu().numpy(), float(scores.nats[0].double().sum())
                     failed = not np.isfinite(nats)
                     values = {"right": float(hits.all()), "digits": float(hits.mean()), "nats": nats}

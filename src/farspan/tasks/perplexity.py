@@ -221,15 +221,15 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
             ValueError: more target tokens than fit.
         """
         trained = lm.trained_length or DEFAULT_TRAINED_LENGTH
-        room = 2 * trained
+        longest = 2 * trained
         if lm.position_limit is not None:
-            room = min(room, lm.position_limit - len(lm.separator.ids) + 1)
+            longest = min(longest, lm.position_limit - len(lm.separator.ids) + 1)
         first = self._shortest(trained)
-        lengths = [first << i for i in range(room.bit_length()) if first << i <= room]
+        lengths = [first << i for i in range(longest.bit_length()) if first << i <= longest]
         if not lengths:
             if self.targets != "all":
-                check_target_tokens(self._num_targets, (room,), OPTION)
-            return (room,)
+                check_target_tokens(self._num_targets, (longest,), OPTION)
+            return (longest,)
         fitting = [length for length in lengths if self.text.num_windows(length, repeats) >= repeats]
         if fitting and fitting != lengths:
             report(f"the text is too short for lengths of {lengths[-1]:,}: they end at {fitting[-1]:,} tokens")

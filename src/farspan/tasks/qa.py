@@ -267,10 +267,10 @@ def read_questions(data: str) -> tuple[tuple[Question, ...], int]:
         ValueError: no such data, columns missing, or no question left.
     """
     table = read_table(data)
-    asked, references, found = table.column("question"), table.column(*ANSWERS), []
+    column, references, found = table.column("question"), table.column(*ANSWERS), []
     for number, values in enumerate(table.rows, 1):
         where = f"{table.name}, row {number}"
-        question = "" if values[asked] is None else text_of(values[asked], f"{where}, column {asked!r}").strip()
+        question = "" if values[column] is None else text_of(values[column], f"{where}, column {column!r}").strip()
         answers = _answers(values[references], f"{where}, column {references!r}")
         if question and answers:
             found.append(Question(question, answers, tuple(_passages(values.get("ctxs"), where))))

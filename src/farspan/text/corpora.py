@@ -59,6 +59,11 @@ class Corpus:
     def document(self, index: int) -> Int[np.ndarray, "time"]:
         return self.tokens[self.starts[index] : self.starts[index + 1]]
 
+    def check_ordered(self) -> None:
+        """Raise ValueError if the text is shuffled: a model cannot be trained on it."""
+        if self.shuffled:
+            raise ValueError(f"text {self.name!r} is shuffled: got no order to learn. Give the text without shuffled:")
+
     def num_windows(self, length: int, enough: int) -> int:
         """Return the number of windows of `length` tokens inside documents; if that is less than `enough`, in all
         documents as one text."""
