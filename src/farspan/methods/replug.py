@@ -127,8 +127,8 @@ class MixtureMemory(BaseMemory):
         self.passes = passes
         self.passages = passages
         self.batch, self.scope = self.passes[0].batch, self.passes[0].scope
-        before = self.longest - (passages[0].shape[1] if len(passages) == 1 else max(map(_time, passages), default=0))
-        self.num_seen = before + sum(map(_time, passages))
+        sizes = [passage.shape[1] for passage in passages]  # tokens
+        self.num_seen = self.longest - max(sizes, default=0) + sum(sizes)
         self.query = torch.empty(self.batch, 0, dtype=torch.long)
         self.fits: Tensor | None = None  # log-weights by the query; scored tokens do not change them
         self.weights = None if weights is None else self._normal(weights)
@@ -229,7 +229,3 @@ def _pieces(ids: Ids, size: int) -> list[Ids]:
     time = ids.shape[1]
     first = time % size or size
     return [ids[:, max(0, end - size) : end] for end in range(first, time + 1, size)]
-
-
-def _time(ids: Ids) -> int:
-    return ids.shape[1]
