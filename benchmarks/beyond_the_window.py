@@ -2,10 +2,10 @@
 
     python benchmarks/beyond_the_window.py [--quick] [--factor 8] [--out FOLDER]
 
-Fixed targets: the last 128 tokens of each window of held-out text, behind 128 to 3,968 tokens of what stands before
-them. Every method and length scores the same tokens, so differences are taken target by target. The RoPE methods are
-set for the largest length unless --factor says otherwise, the windows fill what the model was trained on. Draws the
-picture of the README from the rows. Last line: the figures as JSON.
+Fixed targets: the last 128 tokens of each window of held-out text, after the 128 to 3,968 tokens before them.
+Every method and length scores the same tokens, so differences are taken target by target. The RoPE methods are set for
+the largest length, or by --factor; the windows fill the trained length. The script draws the README's picture from the
+rows. Last line: the figures as JSON.
 """
 
 import argparse

@@ -57,7 +57,7 @@ def prefill(model: Any, base: Any, total: int) -> tuple[float, float]:
 
 
 def step(model: Any, mode: Any, tokens: int) -> tuple[float, int]:
-    """CPU seconds of one decoding step behind a context, and the bytes the context then keeps."""
+    """CPU seconds of one decoding step after a context, and the bytes the context then keeps."""
     context = model.encode_context(some_ids(1, tokens // CHUNK, CHUNK), mode=mode)
     past = model(input_ids=some_ids(1, 64), context=context).past_key_values
 

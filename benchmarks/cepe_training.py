@@ -2,15 +2,15 @@
 
     python benchmarks/cepe_training.py [--folder FOLDER] [--encoder demo|mlm] [--ablations 'A;B'] [--quick] [--check]
 
-The embedded model (trained on 512 tokens) stays as it is. Its own blocks, made to look both ways, begin the encoder
-(--encoder mlm: one of `farspan train mlm`, from random weights, with a longer warm-up). The trainings are those of
-configs/*-demo.toml; repeated, the script goes on where it was stopped.
-Measured on held-out files: perplexity of the last 256 tokens behind more and more of their document, from 512 tokens to
+The embedded model (trained on 512 tokens) is frozen. The encoder starts from its blocks, made bidirectional (--encoder
+mlm: from an encoder of `farspan train mlm`, from random weights, with a longer warm-up). The trainings are those of
+configs/*-demo.toml. A repeated script continues where it was stopped.
+Measured on held-out files: perplexity of the last 256 tokens after more and more of their document, from 512 tokens to
 16 times that, on the same targets for all: the embedded model alone, with attention sinks, YaRN and RePlug, and CEPE
 and CEPE-Distilled with a decoder of 512. Intervals: Student's t over documents; differences are paired. Also: the
 warm-up's loss against the base's, forgetting curves, what a teacher costs above its forward alone, and how long a step
 waits for data. --ablations: short main stages instead, one field of the config changed in each (`all`: every one).
-Last line: the figures as JSON. --check: exits with 1 where something that is claimed does not hold, and says what.
+Last line: the figures as JSON. --check: exits with 1 and prints the claims that do not hold, if there are any.
 """
 
 import argparse
@@ -243,7 +243,7 @@ def said(gains: dict[int, tuple[float, float, float]]) -> str:
 
 
 def ablated(folder: Path, names: list[str], encoder: str, steps: int, repeats: int, quick: bool) -> dict[str, Any]:
-    """Short trainings behind the same warm-up, each with one field changed: loss, what they gain from context, and what
+    """Short trainings after the same warm-up, each with one field changed: loss, what they gain from context, and what
     they lose to the first of them."""
     from farspan.text.retrieval import build
 

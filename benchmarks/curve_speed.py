@@ -6,7 +6,7 @@ The naive twin runs two full forwards per repeat and length at batch 1 with all 
 script does. Each way of measuring runs in a process of its own, on one thread; CPU seconds are the process's, peak
 memory is what it took above the loaded model. The arithmetic bound is the ratio of floating-point operations.
 Model: d 256, 4 layers, vocabulary 32,000, fp32, random weights, text of few tokens. `nested` is compared on the same
-sequences, hit for hit; `probe` asks for 256 tokens a length instead of half of it, after 128 to warm up.
+sequences, hit for hit; `probe` scores 256 tokens at each length instead of half of it, after 128 to warm up.
 
 `auto` is compared with 32 lengths x 10 repeats on the embedded model and shuffled text, by tokens fed: the intervals
 of half-life and of reach must overlap. Ratios at the shape of an 8B model are arithmetic, by the formula that

@@ -7,13 +7,13 @@ the threshold. It does not depend on the lengths that a design measures. A repea
 index m and control M of the world:
 
     control_r = M + e_r + small noise             e_r ~ N(0, text), common to all lengths and both halves of a target
-    copy_r    = m_r(L) + (1 - m_r) control_r + noise      m_r: of the text, as the world says; noise of each length
+    copy_r    = m_r(L) + (1 - m_r) control_r + noise      m_r: of the text, defined by the world; noise of each length
 
 Worlds: steep, cliff, shallow, noisy, texts that differ (in control, in where their memory ends, in whether they are
 remembered at all), a curve in two steps, jagged curves (a fixed random zigzag of the memory index, so that the curve
 between two lengths is not a line), one that needs warm-up, plateaus just above or below a threshold, the published
 curve of Llama-3-8B, and models without any memory. Noise has a standard deviation of 0.017 in accuracy (of the gap
-in the published data) unless the world says another.
+in the published data), where the world has no other.
 
 Designs: 8, 16 and 32 lengths with 4, 10 and 32 repeats, and `--lengths auto`, by the functions of
 farspan.measuring.adaptive.

@@ -4,7 +4,7 @@
 
 `sinks` and `lambda_mask` read 4 and 16 times their window; per token they are compared with a loop that feeds one token
 at a time and trims the cache after each, which is what StreamingLLM's own script does (it also rotates every cached key
-anew at each step; the loop here does not, so it is faster than the original). `topk` (K = 500) reads 4,096 tokens and
+again at each step; the loop here does not, so it is faster than the original). `topk` (K = 500) reads 4,096 tokens and
 is compared with `full` on transformers' eager attention. Each way runs in processes of its own on one thread; seconds
 are CPU seconds, the least of three; peak memory is what the process took above the loaded model, in another process
 whose allocator gives every freed block back at once.
@@ -21,7 +21,7 @@ from common import FREEING, Letters, apart, end, least, small_llama
 VOCABULARY = 512
 SINKS = 4
 RUNS = 3  # of which the fastest counts
-LOOP = 128  # tokens that are timed in the loop, behind a full cache
+LOOP = 128  # tokens that are timed in the loop, after a full cache
 BOUNDS = {  # name -> (least, most)
     "sinks_memory_16_to_4": (0.0, 1.05),
     "lambda_mask_memory_16_to_4": (0.0, 1.05),

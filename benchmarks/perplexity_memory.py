@@ -1,12 +1,12 @@
-"""What perplexity of a long text takes in memory, and that it is the naive number.
+"""The memory that perplexity of a long text takes, and a check that it equals the naive number.
 
     python benchmarks/perplexity_memory.py [--quick] [--check]
 
 Perplexity at 16,384 tokens with a vocabulary of 32,000, by `measure` with the command's own chunk: of all tokens in one
-pass, and of the last 256 behind the others. Peak memory is what the process took above the loaded model, with an
+pass, and of the last 256 after the others. Peak memory is what the process took above the loaded model, with an
 allocator that gives every freed block back at once (and, for comparison, with glibc's own settings); it is compared
 with what the logits of all tokens alone would take in fp32. The naive twin is one plain forward over all tokens and
-log_softmax of all of its logits, some positions at a time. Each way runs in a process of its own on one thread.
+log_softmax of all of its logits, in blocks of positions. Each way runs in a process of its own on one thread.
 Model: d 256, 4 layers, 4 heads of 64, fp32, random weights. Last line: the figures as JSON.
 """
 

@@ -1,9 +1,9 @@
-"""How the protocols of the forgetting curve agree, and where they part: nested, paper, and probes of two sizes.
+"""How the protocols of the forgetting curve agree, and where they differ: nested, paper, and probes of two sizes.
 
     python benchmarks/protocols.py [MODEL ...] [--text TEXT] [--repeats N] [--out FOLDER] [--quick] [--check]
 
 For each model (default the embedded one): copy and control by length under each protocol on natural and on shuffled
-text, and probes of 64 scored tokens behind more and more tokens of warm-up, at one length. With --check, fails when a
+text, and probes of 64 scored tokens after more and more tokens of warm-up, at one length. With --check, fails when a
 control accuracy differs from `nested`'s by more than both intervals allow at a length within the window (beyond it
 the contexts differ, and a broken model guesses worse in the longer one), or when a probe of the embedded model does not
 reach further than `nested`. Last line: the figures as JSON.

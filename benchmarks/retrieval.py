@@ -5,14 +5,15 @@
 Cost. An index (BM25, passages of 100 words) of a folder of books, then 1,000 queries of 20 words and as many of about
 256 tokens (200 words), for 10 and for 50 passages each; then an index of a million passages made of the same books over
 and over, each time cut elsewhere, and 1,000 queries of it. Each index is built in a process of its own, whose peak
-memory is said. One thread; seconds are of the processor, to which other work on the machine adds little.
+memory is recorded. One thread; seconds are CPU seconds, to which other work on the machine adds little.
 
-Worth. Perplexity of 192 tokens of a text behind k passages that were found by the 64 tokens before them (CEPE's table
-2, made small), for a small model (the embedded one unless --model says otherwise): passages in front (`full`), RePlug,
+Worth. Perplexity of 192 tokens of a text after k passages that were found by the 64 tokens before them (CEPE's table
+2, made small), for a small model (--model; default the embedded one): passages before the text (`full`), RePlug,
 and CEPE where a model is given (--cepe). The texts are files held out from the embedded model's training; passages are
 of `others`, the files it was trained on, or of the `same` held-out files, so that other parts of the same file can be
-found; runs of 13 words that are asked about never are. Beside each, the same with passages drawn from the index: what
-remains of a gain above that is the retrieval's. Differences are paired by window; intervals are Student's.
+found; passages that share 13 words in a row with the scored text are left out. Each is also measured with random
+passages of the index: a gain above theirs is due to retrieval. Differences are paired by window; intervals are
+Student's.
 
 Last line: the figures as JSON. --check: exit 1 where a bound is missed, among them that 8 passages help every reader
 but `full` more than none and more than random ones, in each index that was measured. --quick judges the cost alone: 8

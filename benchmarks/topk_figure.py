@@ -2,7 +2,7 @@
 
     python benchmarks/topk_figure.py [--quick] [--model MODEL] [--text TEXT] [--out FOLDER]
 
-`topk:k=K` for K = 1, 2, 4, ... and `full`, on the same target tokens: the last 64 of each window of the text, behind
+`topk:k=K` for K = 1, 2, 4, ... and `full`, on the same target tokens: the last 64 of each window of the text, after
 contexts of several lengths up to what the model was trained on. The paper shows GPT-2 on LongBench, one line a data
 set; here a line is a length. Differences from `full` are taken target by target. Draws the picture from the rows. Last
 line: the figures as JSON.

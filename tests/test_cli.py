@@ -421,7 +421,7 @@ def test_a_full_disk_is_reported_with_the_file_and_what_to_do(models: Path, monk
 
     monkeypatch.setattr(os, "fsync", full)
     said = refused(curve(models / "llama"))
-    assert said == "error: run/run.json: No space left on device. Make room and repeat the command"
+    assert said == "error: run/run.json: No space left on device. Free space and repeat the command"
 
 
 def test_a_text_that_has_changed_is_reported_as_that(models: Path) -> None:

@@ -166,7 +166,7 @@ def test_an_empty_reference_is_counted_and_not_asked(lm: LM, tmp_path: Path) -> 
         ("longbench:set=dureader", "'dureader' is unknown.*view=text has qasper, "),
         ("longbench:set=narrativeqa", r"'narrativeqa' is unknown to view=text \(view=answers has it\)"),
         ("longbench:set=qasper,view=answers,new_tokens=0", "new_tokens = 0; at least 1"),
-        ("longbench:set=qasper,view=all", "view 'all' is unknown; known: text, answers"),
+        ("longbench:set=qasper,view=all", "view 'all' is unknown; known are text, answers"),
         ("longbench:set=qasper,truncate=middle", "truncate and new_tokens belong to view=answers"),
         ("longbench:set=qasper,view=answers,truncate=centre", "truncate = 'centre' is unknown"),
     ],

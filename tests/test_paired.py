@@ -194,6 +194,13 @@ def test_two_differences_have_no_p_and_few_equal_ones_no_verdict() -> None:
     assert stats.student_mean(np.full(6, 0.1))[3] == 0.5**5
 
 
+@pytest.mark.parametrize("value", [0.0, 0.1, -3.0])
+def test_differences_that_are_all_the_same_have_no_interval(value: float) -> None:
+    mean, low, high, _ = stats.student_mean(np.full(8, value))
+    assert mean == pytest.approx(value)
+    assert np.isnan([low, high]).all()
+
+
 @pytest.mark.parametrize("repeats", [2, 3, 4])
 def test_few_repeats_of_coarse_scores_find_no_more_differences_than_chance_allows(repeats: int) -> None:
     # scores are multiples of 1/32, so that differences are often all the same
@@ -565,3 +572,20 @@ def test_results_are_data() -> None:
     found = stats.robustness({"a": source(RAW[0]), "b": source(RAW[1])}).as_dict()
     assert found["lengths"][0]["means"]["a"] == pytest.approx(RAW[0].mean())
     assert stats.differences(run(5000), run(6000))[0].as_dict()["name"] == "half_life"
+
+
+# intervals without width
+
+
+def test_the_difference_of_a_curve_from_itself_is_printed_without_an_interval() -> None:
+    one = curve(np.clip(1.2 - LENGTHS / 16_000 + 0.1 * RNG.standard_normal((6, 1)), 0, 1), lengths=LENGTHS)
+    lines = [difference_line(found) for found in stats.differences(one, one)]
+    assert [line.partition(": ")[0] for line in lines] == ["half-life", "reach", "span", "fine"]
+    assert any("+0 tokens, p = 1.000" in line for line in lines)
+    assert not any("[+0, +0]" in line for line in lines)
+
+
+def test_texts_with_equal_scores_are_reported_without_an_interval() -> None:
+    result = stats.robustness({"a": source(RAW[0]), "b": source(RAW[0])})
+    assert "+0.0 points, p = 1.000" in robustness_lines(result)[1]
+    assert result.lengths[0].interval == ""

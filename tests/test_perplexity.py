@@ -365,7 +365,7 @@ def test_a_text_too_short_for_the_default_lengths_ends_them_with_a_notice(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"targets": "lats"}, r"targets 'lats' are unknown .*; known are fixed, last, all"),
+        ({"targets": "lats"}, r"targets = 'lats' is unknown; known are fixed, last, all \(did you mean 'last'\?\)"),
         ({"lengths": (0, 4)}, "must be positive numbers of tokens"),
         ({"repeats": 0}, "repeats = 0; at least 1 is needed"),
         ({"lengths": (64, 128), "target_tokens": 64}, "64 target tokens leave no context in a length of 64"),

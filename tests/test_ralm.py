@@ -290,9 +290,9 @@ def test_cells_are_means_with_intervals(documents: Path, lm: LM) -> None:
     [
         ("ralm", "needs index"),
         ("ralm:index=x,query=100,window=100", "query = 100 of a window of 100"),
-        ("ralm:index=x,weights=bm25", "weights 'bm25' are unknown; known are method, retriever"),
+        ("ralm:index=x,weights=bm25", "weights = 'bm25' is unknown; known are method, retriever"),
         ("ralm:index=x,overlap=-1", "overlap at least 0"),
-        ("ralm:index=x,passages=drawn", "passages 'drawn' are unknown.*; known are found, random"),
+        ("ralm:index=x,passages=drawn", "passages = 'drawn' is unknown; known are found, random"),
         ("ralm:index=x,windows=100", "no setting 'windows' .did you mean 'window'"),
     ],
 )

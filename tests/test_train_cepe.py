@@ -85,7 +85,7 @@ def test_a_text_of_one_window_is_that_window() -> None:
 
 def test_a_view_reads_what_a_joined_text_holds() -> None:
     corpus = numbered(3, 1, 8, 2)
-    view = View.of(corpus, [2, 0, 3, 1], (0, 99))
+    view = View(corpus, np.array([2, 0, 3, 1]), (0, 99))
     stream = [t for document in (2, 0, 3, 1) for t in (0, 99, *corpus.document(document).tolist())]
     assert len(view) == len(stream)
     for begin in range(len(stream)):

@@ -410,7 +410,7 @@ def test_a_damaged_checkpoint_ends_the_command_with_one_line(trained: Trained, b
 )
 def test_a_full_disk_is_named_whatever_the_library_raises(error: Exception) -> None:
     with (
-        pytest.raises(ValueError, match=r"^out/checkpoint-2 cannot be written: no space is left on the disk\. Make"),
+        pytest.raises(ValueError, match=r"^out/checkpoint-2 cannot be written: no space is left on the disk\. Free"),
         writing(Path("out/checkpoint-2")),
     ):
         raise error

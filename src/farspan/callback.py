@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
 from farspan import stats
+from farspan.hf.modes import evaluating
 from farspan.lengths import spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, fingerprint, wrap
 from farspan.measuring.adaptive import SHORTEST, prepared
@@ -44,6 +45,17 @@ MOST_NATS = 700.0  # a float cannot hold the exponential of more
 logger = logging.getLogger(__name__)
 
 
+class Common(TypedDict, total=False):
+    """The arguments that the callbacks have in common."""
+
+    text: str
+    every: int
+    out: str | Path | None
+    trained_length: int | None
+    at_start: bool
+    seed: int
+
+
 class MeasuringCallback(TrainerCallback, ABC):
     """Measure a task on the model in training every `every` steps and at the last step; log and record the results.
 
@@ -53,6 +65,15 @@ class MeasuringCallback(TrainerCallback, ABC):
     Add it to a Trainer with `attach`. Given to the Trainer as `callbacks=[...]` it measures as well, but the values are
     then only in the log history and the run folder: transformers gives a callback no access to the other callbacks,
     such as those of `report_to`.
+
+    Args:
+        tokenizer: default the Trainer's `processing_class`.
+        text: name of a text (see `farspan.text.documents`), preferably one that the model is not trained on.
+        every: steps from one measurement to the next; the last step is measured in any case.
+        out: the run folder; default `name` in the Trainer's `output_dir`.
+        trained_length: tokens; default the trained length in the model's config.
+        at_start: also measure the model before its first step.
+        seed: random seed for choosing texts.
     """
 
     name: ClassVar[str]  # of the run folder
@@ -62,14 +83,14 @@ class MeasuringCallback(TrainerCallback, ABC):
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: Any = None,
         *,
-        text: str,
-        every: int,
-        out: str | Path | None,
-        trained_length: int | None,
-        at_start: bool,
-        seed: int,
+        text: str = "builtin:held-out",
+        every: int = 1000,
+        out: str | Path | None = None,
+        trained_length: int | None = None,
+        at_start: bool = False,
+        seed: int = 0,
     ) -> None:
         if every < 1:
             raise ValueError(f"every = {every}: expected a number of steps, at least 1")
@@ -176,16 +197,10 @@ class CurveCallback(MeasuringCallback):
     and `training.svg` in it are drawn again after each measurement.
 
     Args:
-        tokenizer: default the Trainer's `processing_class`.
-        text: name of a text (see `farspan.text.documents`), preferably one that the model is not trained on.
-        every: steps from one measurement to the next; the last step is measured in any case.
+        tokenizer, common: as of `MeasuringCallback`.
         tokens: tokens fed to the model for one measurement, at most.
-        out: the run folder; default `farspan` in the Trainer's `output_dir`.
-        trained_length: tokens; default the trained length in the model's config.
         longest: tokens of the longest text to be copied; default the longest that fits into twice the trained length.
         protocol: default `nested`, or `probe` where the longest text has more than 8,192 tokens.
-        at_start: also measure the model before its first step.
-        seed: random seed for choosing texts.
 
     Raises, when the training begins:
         ValueError: no tokenizer, a budget too small, texts that cannot be read, sharded parameters, a training resumed
@@ -198,18 +213,12 @@ class CurveCallback(MeasuringCallback):
         self,
         tokenizer: Any = None,
         *,
-        text: str = "builtin:held-out",
-        every: int = 1000,
         tokens: int = 200_000,
-        out: str | Path | None = None,
-        trained_length: int | None = None,
         longest: int | None = None,
         protocol: Protocol | None = None,
-        at_start: bool = False,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        common: dict[str, Any] = {"text": text, "every": every, "out": out, "seed": seed, "at_start": at_start}
-        super().__init__(tokenizer, trained_length=trained_length, **common)
+        super().__init__(tokenizer, **common)
         self.tokens, self.longest = tokens, longest
         self.curve = Curve(protocol=protocol)
         self._summaries: dict[int, tuple[stats.MeasuredCurve, stats.Summary]] = {}
@@ -258,9 +267,9 @@ class PerplexityCallback(MeasuringCallback):
     show what a training costs there, longer ones what it gains. The run folder is `perplexity`.
 
     Args:
+        tokenizer, common: as of `MeasuringCallback`.
         lengths: tokens; default a half, one and two trained lengths.
         repeats: windows of the text, from as many documents as possible.
-        others: as for `CurveCallback`.
 
     Raises, when the training begins:
         ValueError: as `CurveCallback`, or lengths too short for targets.
@@ -272,17 +281,11 @@ class PerplexityCallback(MeasuringCallback):
         self,
         tokenizer: Any = None,
         *,
-        text: str = "builtin:held-out",
-        every: int = 1000,
         lengths: Sequence[int] | None = None,
         repeats: int = 4,
-        out: str | Path | None = None,
-        trained_length: int | None = None,
-        at_start: bool = False,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
-        common: dict[str, Any] = {"text": text, "every": every, "out": out, "seed": seed, "at_start": at_start}
-        super().__init__(tokenizer, trained_length=trained_length, **common)
+        super().__init__(tokenizer, **common)
         self.lengths, self.repeats = tuple(lengths) if lengths else None, repeats
 
     def choose(self, lm: LM) -> tuple[Task, Bound[Any], dict[str, Any]]:
@@ -297,8 +300,8 @@ class PerplexityCallback(MeasuringCallback):
     def summarised(self, run: Run, step: int) -> dict[str, float]:
         found: dict[str, float] = {}
         for length in self._what["lengths"]:
-            asked = [row for row in run.rows if (row.model, row.length) == (f"step-{step}", length)]
-            rows = [row.scores for row in asked if row.status == "ok"]  # other rows lack some or all numbers
+            measured = [row for row in run.rows if (row.model, row.length) == (f"step-{step}", length)]
+            rows = [row.scores for row in measured if row.status == "ok"]  # other rows lack some or all numbers
             if rows:
                 found[f"perplexity_{length}"] = math.exp(min(sum(s["nats"] for s in rows) / len(rows), MOST_NATS))
                 found[f"accuracy_{length}"] = sum(s["accuracy"] for s in rows) / len(rows)
@@ -346,20 +349,16 @@ def _unwrapped(model: Any) -> Any:
 def _set_aside(model: Any) -> Iterator[None]:
     """Set the model to eval mode, without gradients; afterwards restore the mode of each module and the states of all
     random generators."""
-    modes = [(module, module.training) for module in model.modules()]
     devices = [device for device in {p.device for p in model.parameters()} if device.type not in ("cpu", "meta")]
     python, numpy, forward = random.getstate(), np.random.get_state(), model.__dict__.get("forward")
     try:
-        model.eval()
         if "_original_forward" in model.__dict__:  # without the autocast that accelerate put around it
             model.forward = model._original_forward
-        with torch.random.fork_rng(devices), torch.no_grad():
+        with evaluating(model), torch.random.fork_rng(devices), torch.no_grad():
             yield
     finally:
         if forward is not None:
             model.forward = forward
-        for module, mode in modes:
-            module.training = mode
         random.setstate(python)
         np.random.set_state(numpy)
         if torch.cuda.is_available():

@@ -1,8 +1,8 @@
-"""Rows: one measured example each, appended to disk as it happens; and the folder of the run they belong to.
+"""Rows (see `farspan.schema.Row`), appended to disk as they are measured; and the folder of the run they belong to.
 
 runs/NAME/run.json     settings, models, versions, hardware, one entry for each start
 runs/NAME/rows.jsonl   a line an example; a kill loses at most the line being written
-runs/NAME/rows.lock   held by the process that writes the run
+runs/NAME/rows.lock    held by the process that writes the run
 runs/NAME/examples.jsonl   the first example of each model and question, as text
 """
 
@@ -14,7 +14,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cached_property
 from io import FileIO
@@ -23,46 +23,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from farspan.files import appending, locked, parse_json, read_json, remove_leftovers, write
-from farspan.schema import check_example, check_header, check_row
+from farspan.schema import Row, check_example, check_header, check_row
 
 T = TypeVar("T")
 LOCK = "rows.lock"
 REPAIR = "Restore it, or choose another folder (--out)"  # of a damaged run.json
 PACKAGES = ("farspan", "torch", "transformers", "tokenizers", "numpy", "scipy")
 PACKAGE = Path(__file__).resolve().parent
-
-
-@dataclass(frozen=True)
-class Row:
-    """One example at one length, raw and self-describing."""
-
-    model: str
-    method: str  # as `farspan.method` parses it
-    task: str
-    version: int  # of the task; incremented by changes that affect numbers
-    settings: dict[str, Any]  # of the task, such as protocol and texts
-    length: int  # tokens
-    repeat: int
-    seed: int
-    example: str  # hash of the example's tokens and settings
-    depth: float = 0.0  # position in the text: 0 its beginning, 1 its end
-    status: str = "ok"  # or "oom", "nan", "too_long", "budget": then `scores` is empty or partial
-    reason: str = ""
-    scores: dict[str, Any] = field(default_factory=dict)
-    num_seen: int = 0  # tokens the memory had read
-    num_kept: int = 0  # tokens it still held
-    seconds: float = 0.0
-    peak_bytes: int = 0  # of the device so far; of the process on a CPU
-    # how it was read: `repeats` read together, `chunk` tokens of one forward, `cuts` of the text up to this length.
-    # Rows that were read alike are equal in every precision; others in float32, and on average in lower ones
-    reading: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """The identity of a row's measurement."""
-        # a refused row covers all examples of its settings, which the hash of an example includes
-        settings = json.dumps(self.settings, sort_keys=True) if self.status == "refused" else ""
-        return self.model, self.method, self.example, self.length, self.depth, settings
 
 
 class Run:

@@ -1,11 +1,14 @@
-"""Checks of the files of a run, which may be damaged, edited or written by somebody else. All values that a report
-computes with are checked when they are read: types, ranges, and that a measured row has the scores of its task."""
+"""A row, and checks of the files of a run, which may be damaged, edited or written by somebody else. All values that a
+report computes with are checked when they are read: types, ranges, and that a measured row has the scores of its task.
+"""
 
+import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints, TypeAdapter, ValidationError
 
 from farspan.lengths import LARGEST
 
@@ -13,12 +16,12 @@ MOST_BYTES = 2**63
 # instead of pydantic's own messages, which name its types or a pattern
 EXPECTED = {"too_short": "at least one value", "string_pattern_mismatch": "hexadecimal digits in pairs, or base64"}
 
-Count = Annotated[int, Field(ge=0, le=LARGEST)]
-Positive = Annotated[int, Field(ge=1, le=LARGEST)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Sum = Annotated[float, Field(ge=0, le=1.001)]  # of shares, rounded in the model's precision
+Count = Annotated[int, Strict(), Field(ge=0, le=LARGEST)]
+Positive = Annotated[int, Strict(), Field(ge=1, le=LARGEST)]
+Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Cost = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Strict(), Field(ge=0, le=1)]
+Sum = Annotated[float, Strict(), Field(ge=0, le=1.001)]  # of shares, rounded in the model's precision
 Bits = Annotated[str, StringConstraints(pattern=r"\A([0-9a-f]{2})*\z")]
 Words = dict[str, Any]
 
@@ -35,29 +38,44 @@ class RowReading(Checked):
     cuts: list[Count]
 
 
-class RowLine(Checked):
-    """A line of rows.jsonl; `farspan.record.Row` describes its fields."""
+@dataclass(frozen=True)
+class Row:
+    """One example at one length, raw and self-describing; a line of rows.jsonl."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     model: str
-    method: str
+    method: str  # as `farspan.method` parses it
     task: str
-    version: Count
-    settings: Words
-    length: Count
+    version: Count  # of the task; incremented by changes that affect numbers
+    settings: Words  # of the task, such as protocol and texts
+    length: Count  # tokens
     repeat: Count
-    seed: int
-    example: str
-    depth: Share = 0.0
-    status: str = "ok"
+    seed: Annotated[int, Strict()]
+    example: str  # hash of the example's tokens and settings
+    depth: Share = 0.0  # position in the text: 0 its beginning, 1 its end
+    status: str = "ok"  # or "oom", "nan", "too_long", "budget": then `scores` is empty or partial
     reason: str = ""
-    scores: Words = {}
-    num_seen: Count = 0
-    num_kept: Count = 0
+    scores: Words = field(default_factory=dict)
+    num_seen: Count = 0  # tokens the memory had read
+    num_kept: Count = 0  # tokens it still held
     seconds: Cost = 0.0
-    peak_bytes: Annotated[int, Field(ge=0, le=MOST_BYTES)] = 0
-    reading: RowReading | Annotated[Words, Field(max_length=0)] = {}
+    peak_bytes: Annotated[int, Strict(), Field(ge=0, le=MOST_BYTES)] = (
+        0  # of the device so far; of the process on a CPU
+    )
+    # how it was read: `repeats` read together, `chunk` tokens of one forward, `cuts` of the text up to this length.
+    # Rows that were read alike are equal in every precision; others in float32, and on average in lower ones
+    reading: Words = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The identity of a row's measurement."""
+        # a refused row covers all examples of its settings, which the hash of an example includes
+        settings = json.dumps(self.settings, sort_keys=True) if self.status == "refused" else ""
+        return self.model, self.method, self.example, self.length, self.depth, settings
+
+
+ROW = TypeAdapter(Row)
 
 
 class CurveSettings(Checked):
@@ -157,11 +175,7 @@ Kind = tuple[type[Checked], type[Checked], tuple[str, ...]]
 KINDS: dict[str, Kind] = {
     "curve": (CurveSettings, CurveScores, ("copy", "control", "control_repeat", "scored", "context")),
     "perplexity": (PerplexitySettings, PerplexityScores, ("nats", "accuracy", "scored")),
-    "attention": (
-        AttentionSettings,
-        AttentionScores,
-        ("layers", "visible", "ends", "sinks", "all", "rest"),
-    ),
+    "attention": (AttentionSettings, AttentionScores, ("layers", "visible", "ends", "sinks", "all", "rest")),
     "cost": (Checked, CostScores, ()),
 }
 OTHER: Kind = (Checked, OtherScores, ())  # tasks whose reports read single scores, and name a missing one
@@ -252,8 +266,7 @@ class PublishedLength(Checked):
     lm_accs: list[Share]
 
 
-class PublishedCurve(RootModel[Annotated[list[PublishedLength], Field(min_length=1)]]):
-    model_config = ConfigDict(strict=True)
+PUBLISHED = TypeAdapter(Annotated[list[PublishedLength], Field(min_length=1)])
 
 
 def check_row(values: Any, known: dict[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -265,7 +278,7 @@ def check_row(values: Any, known: dict[str, Mapping[str, Any]]) -> dict[str, Any
     Raises:
         ValueError: a field has a wrong value; names both.
     """
-    check(RowLine, values)
+    check(ROW, values)
     kind, scores_kind, needed = KINDS.get(values["task"], OTHER)
     place = f"{values['task']} {values['settings']}"
     if place not in known:
@@ -273,6 +286,8 @@ def check_row(values: Any, known: dict[str, Mapping[str, Any]]) -> dict[str, Any
         known[place] = values["settings"]
     scores = values.get("scores", {})
     check(scores_kind, scores, "scores")
+    if values.get("reading"):
+        check(RowReading, values["reading"], "reading")
     if values.get("status", "ok") == "ok":
         if lacking := [name for name in needed if scores.get(name) is None]:
             raise ValueError(f"scores: {lacking[0]} is missing from a row of status ok")
@@ -296,7 +311,7 @@ def check_example(values: Any) -> dict[str, Any]:
 
 def check_results(points: Any) -> None:
     """Raise ValueError, with field and value, unless this is a result file of the forgetting curve's authors."""
-    check(PublishedCurve, points)
+    check(PUBLISHED, points)
     lengths = [point["length"] for point in points]
     for number, point in enumerate(points):
         copies, controls = len(point["copy_accs"]), len(point["lm_accs"])
@@ -322,17 +337,17 @@ def check_index(about: Any) -> None:
         raise ValueError("encoder: got None, expected the name of an encoder")
 
 
-def check(kind: type[BaseModel], values: Any, name: str = "") -> None:
+def check(kind: type[BaseModel] | TypeAdapter[Any], values: Any, name: str = "") -> None:
     """Raise ValueError with the first field that is wrong, its value, and the expected values."""
     try:
-        kind.model_validate(values)
+        kind.validate_python(values) if isinstance(kind, TypeAdapter) else kind.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(str(part) for part in ([name] if name else []) + list(first["loc"]))
         where = f"{field}: " if field else ""
         if first["type"] == "missing":
             raise ValueError(f"{where}is missing") from error
-        if first["type"] == "extra_forbidden":
+        if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             raise ValueError(f"{where}is not a field that farspan writes") from error
         expected = EXPECTED.get(first["type"], first["msg"].removeprefix("Input should be ").removeprefix("a valid "))
         raise ValueError(f"{where}got {shortened(first['input'])}, expected {expected}") from error

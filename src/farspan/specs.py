@@ -27,8 +27,7 @@ def one_of(known: Mapping[str, type[M]], text: str, noun: str) -> M:
         ValueError: an unknown name or setting, or a value out of range.
     """
     name, _, settings = text.strip().partition(":")
-    if name not in known:
-        raise ValueError(f"{noun} {name!r} is unknown; known are {', '.join(known)}{closest(name, known)}")
+    check_known(noun, name, known)
     return _parsed(known[name], f"{noun} {name!r}", name, settings)
 
 
@@ -58,6 +57,12 @@ def _parsed(kind: type[M], noun: str, name: str, settings: str) -> M:
         if key not in values and field.default is MISSING:
             raise ValueError(f"{noun} needs {key}: write {name}:{key}=...")
     return kind(**values)
+
+
+def check_known(what: str, value: str, known: Iterable[str]) -> None:
+    """Raise ValueError, with the nearest name, unless the value is known. `what` precedes it: "draw", "pool ="."""
+    if value not in known:
+        raise ValueError(f"{what} {value!r} is unknown; known are {', '.join(known)}{closest(value, known)}")
 
 
 def closest(given: str, known: Iterable[str]) -> str:

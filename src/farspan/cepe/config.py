@@ -35,12 +35,9 @@ def extend(
     """
     depth = config.get_text_config(decoder=True).num_hidden_layers
     layers = depth if num_cross_attn_layers is None else num_cross_attn_layers
-    for name, value in FIXED.items():
-        setattr(config, name, value)
-    config.num_cross_attn_layers = layers
-    config.num_cross_attn_hidden_states = num_states
-    config.encoder_hidden_size = encoder.hidden_size
-    config.encoder_config = encoder.to_dict()
+    sizes = {"num_cross_attn_layers": layers, "num_cross_attn_hidden_states": num_states}
+    its_encoder = {"encoder_hidden_size": encoder.hidden_size, "encoder_config": encoder.to_dict()}
+    config.update(FIXED | sizes | its_encoder)
     check(config)
 
 

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from farspan.specs import check_known
+
 Mode = Literal["auto", "cache", "recompute", "absorb"]
 MODES: tuple[str, ...] = get_args(Mode)
 BUDGET = 1 << 30  # bytes of keys and values over all layers that mode `auto` may keep
@@ -36,8 +38,7 @@ class Context:
     elsewhere: dict[torch.device, "Context"] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(f"mode {self.mode!r} of a context is unknown; known are {', '.join(MODES)}")
+        check_known("mode of a context", self.mode, MODES)
 
     @property
     def rows(self) -> int:

@@ -11,7 +11,7 @@ one more factor for each token and head, and only these factors are kept.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from itertools import repeat
 
 import torch
 from jaxtyping import Float
@@ -150,7 +150,9 @@ class CrossAttention(nn.Module):
             factor = self._factor(states, context, gain, centred)  # [rows, key heads, 1, tokens]
         absorbed = query @ key_weight  # [rows, key heads, queries, width]
         parts = []
-        for part, slope in _blocks(absorbed, constant, max(1, SCORES_AT_ONCE // (rows * heads * max(1, tokens)))):
+        size = max(1, SCORES_AT_ONCE // (rows * heads * max(1, tokens)))
+        slopes = repeat(None) if constant is None else constant.split(size, 2)
+        for part, slope in zip(absorbed.split(size, 2), slopes, strict=False):
             many = part.shape[2]
             scores = (part.reshape(rows, heads * many, width) @ states.mT).view(rows, heads, many, tokens).float()
             if factor is not None:
@@ -175,11 +177,6 @@ class CrossAttention(nn.Module):
         if not torch.is_grad_enabled():
             context.scales[self.from_end] = factor
         return factor
-
-
-def _blocks(absorbed: Tensor, constant: Tensor | None, size: int) -> Any:
-    parts = absorbed.split(size, 2)
-    return zip(parts, [None] * len(parts) if constant is None else constant.split(size, 2), strict=True)
 
 
 def _normed(norm: nn.Module | None, x: Float[Tensor, "batch time heads dim"]) -> Float[Tensor, "batch time heads dim"]:

@@ -11,6 +11,7 @@ from transformers import AutoModel, PreTrainedConfig
 
 from farspan.cepe.config import encoder_config
 from farspan.cepe.context import BUDGET, Context, Mode
+from farspan.hf.modes import evaluating
 from farspan.loading import load_config, load_weights
 
 TOKENS_AT_ONCE = 1 << 14  # of one forward of the encoder: bounds its activations
@@ -48,7 +49,8 @@ def encode(
             width = encoder.config.hidden_size
             none = ids.new_empty(rows, 0, width, dtype=encoder.dtype)
             return Context((none,) * num_states, mode=mode, budget=budget)
-        return _silent(encoder, ids, num_states)
+        states = tuple(s.expand(rows, -1, -1) for s in _states(encoder, [ids[0, :1]], None, num_states))
+        return Context(states, None, torch.zeros(rows, device=ids.device, dtype=encoder.dtype), "recompute")
     # as many parts as without a mask: processes that share a sharded encoder must call it equally often
     which = [part for part in seen.nonzero()[:, 0].tensor_split(-(-len(flat) // at_once)) if len(part)]
     states = _states(encoder, [flat[w] for w in which], [real[w] for w in which], num_states)
@@ -59,19 +61,8 @@ def encode(
     there = torch.tensor(counts, device=ids.device)
     allowed = torch.arange(max(counts), device=ids.device) < there[:, None]
     # a row without tokens attends to all and is multiplied by zero: softmax over nothing is NaN on some devices
-    return Context(
-        compact,
-        allowed | (there == 0)[:, None],
-        None if min(counts) else (there > 0).to(encoder.dtype),
-        mode,
-        budget,
-    )
-
-
-def _silent(encoder: Any, ids: Tensor, num_states: int) -> Context:
-    rows = ids.shape[0]
-    states = tuple(s.expand(rows, -1, -1) for s in _states(encoder, [ids[0, :1]], None, num_states))
-    return Context(states, None, torch.zeros(rows, device=ids.device, dtype=encoder.dtype), "recompute")
+    visible = None if min(counts) else (there > 0).to(encoder.dtype)
+    return Context(compact, allowed | (there == 0)[:, None], visible, mode, budget)
 
 
 def _states(
@@ -157,10 +148,9 @@ def load(
 
 @torch.no_grad()
 def _check_both_ways(encoder: Any) -> None:
-    training = encoder.training
     ids = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]], device=encoder.get_input_embeddings().weight.device)
-    one, other = encoder.eval()(input_ids=ids % encoder.config.vocab_size).last_hidden_state
-    encoder.train(training)
+    with evaluating(encoder):
+        one, other = encoder(input_ids=ids % encoder.config.vocab_size).last_hidden_state
     if torch.equal(one[0], other[0]):
         raise ValueError(
             f"{type(encoder).__name__} is causal, not bidirectional, so it cannot be the encoder: use a "

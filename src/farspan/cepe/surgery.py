@@ -26,6 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from farspan.cepe.context import Context
 from farspan.cepe.cross_attention import CrossAttention, Shape
 from farspan.hf import decoder_of
+from farspan.hf.modes import evaluating
 
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
 NORMS = ("pre_feedforward_layernorm", "post_attention_layernorm", "ln_2", "final_layer_norm", "ln_mlp", "mlp_norm",
@@ -92,15 +93,11 @@ def attach(model: Any, *, num_cross: int, width: int, reading: ContextHolder) ->
             shape, width, *deepcopy(norms), from_end=len(layers) - index, num_cross=num_cross
         )
         layer._cepe_reading, layer._cepe_site, layer._cepe_at = reading, site, None
-        _change_class(layer)
+        kind: Any = type(layer)
+        layer.__class__ = _reading_class(kind)
+        if hasattr(layer, "_old_forward"):  # called by accelerate's hooks, bound to the former class
+            layer._old_forward = MethodType(type(layer).forward, layer)
         getattr(layer, site.module).register_forward_hook(partial(_join, layer))
-
-
-def _change_class(layer: Any) -> None:
-    kind: Any = type(layer)
-    layer.__class__ = _reading_class(kind)
-    if hasattr(layer, "_old_forward"):  # called by accelerate's hooks, bound to the former class
-        layer._old_forward = MethodType(type(layer).forward, layer)
 
 
 @cache
@@ -317,20 +314,17 @@ def check_sites(model: Any, reading: ContextHolder) -> None:
 
     embeddings = model.get_input_embeddings()
     ids = torch.tensor([[3, 4, 5]], device=embeddings.weight.device) % embeddings.num_embeddings
-    training = model.training
-    model.eval()
     try:
         for number, (index, layer) in enumerate(crossed):
             layer.cross_attn = _Shift(PROBE * (-1) ** number)
             hooks.append(layer.register_forward_hook(watch(index)))
-        with reading.of(Context((torch.empty(1, 1, 1),))):
+        with evaluating(model), reading.of(Context((torch.empty(1, 1, 1),))):
             decoder_of(model)(input_ids=ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
         for (_, layer), cross in zip(crossed, own, strict=True):
             layer.cross_attn = cross
-        model.train(training)
     for number, (index, layer) in enumerate(crossed):
         before, after = (x.float().to("cpu") for x in seen[index])
         entered = (after - before).mean().item() / (PROBE * (-1) ** number)

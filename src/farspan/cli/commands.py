@@ -23,8 +23,8 @@ class OneLine(TyperGroup):
             ended = super().main(*args, **options | {"standalone_mode": False})
         except UsageError as error:
             if type(error).__name__ != "NoArgsIsHelpError":  # whose help is printed already
-                said = error.format_message().replace("Value error, ", "").rstrip(".") + _given(error)
-                line = f"error: {said}. See {getattr(error.ctx, 'command_path', 'farspan')} --help"
+                problem = error.format_message().replace("Value error, ", "").rstrip(".") + _given(error)
+                line = f"error: {problem}. See {getattr(error.ctx, 'command_path', 'farspan')} --help"
                 err.print_line(" ".join(line.split()), style="red")
             sys.exit(error.exit_code)
         sys.exit(ended or 0)

@@ -1,7 +1,6 @@
 """`farspan curve` and `farspan recall`."""
 
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from farspan.cli.measured import run_measurement
 from farspan.cli.options import (
@@ -17,7 +16,6 @@ from farspan.cli.options import (
     Sampling,
     Scored,
     Seed,
-    Spacing,
     TargetTexts,
     Text,
     Warmup,
@@ -26,15 +24,7 @@ from farspan.cli.options import (
     option,
 )
 
-
-class Protocol(StrEnum):
-    nested = "nested"
-    probe = "probe"
-    paper = "paper"
-
-
-class Compat(StrEnum):
-    authors = "authors"
+Protocol = Literal["nested", "probe", "paper"]
 
 
 def curve(
@@ -57,7 +47,9 @@ def curve(
     ] = None,
     warmup: Warmup = None,
     scored: Scored = None,
-    compat: Annotated[Compat | None, option(TASK, "The authors' token ids and grid; implies --protocol paper.")] = None,
+    compat: Annotated[
+        Literal["authors"] | None, option(TASK, "The authors' token ids and grid; implies --protocol paper.")
+    ] = None,
     test: Annotated[
         bool, option(TASK, "Test whether several prefix or target texts give the same curve.", "--test")
     ] = False,
@@ -74,18 +66,18 @@ def curve(
         from farspan.lengths import authors_lengths, parse_depths
         from farspan.tasks.curve import Curve
 
-        settings = sampling.settings(Spacing.linear)
+        settings = sampling.settings("linear")
         if compat is not None and (sampling.points or sampling.spacing or not sampling.lengths.startswith("8:")):
             raise ValueError("--compat authors measures 32 lengths from 8 on: name the longest, --lengths 8:N")
-        if compat is not None and protocol is not None and protocol.value != "paper":
-            raise ValueError(f"--compat authors is protocol paper: got --protocol {protocol.value}. Omit one of them")
+        if compat is not None and protocol not in (None, "paper"):
+            raise ValueError(f"--compat authors is protocol paper: got --protocol {protocol}. Omit one of them")
         if test and len(target_text or ()) < 2 and len(prefix_text or ()) < 2:
             raise ValueError("--test compares texts: give two or more --prefix-text, or two or more --target-text")
         if compat is not None:
             settings["lengths"] = authors_lengths(settings["lengths"][-1])
         tasks = [
             Curve(
-                protocol="paper" if compat else protocol.value if protocol else None,
+                protocol="paper" if compat else protocol,
                 warmup=warmup,
                 scored=scored,
                 depths=parse_depths(depths) if depths is not None else (0.0,),
@@ -128,10 +120,5 @@ def recall(
 
         pairs = pairs_of(target_text, prefix_text)
         tasks = [Recall(points, warmup, scored, target, prefix) for target, prefix in pairs]
-        settings: dict[str, Any] = {
-            "text": text,
-            "lengths": (length,) if length else "auto",
-            "repeats": repeats,
-            "seed": seed,
-        }
-        run_measurement(models, method, tasks, running, loading, **settings)
+        settings: dict[str, Any] = {"text": text, "lengths": (length,) if length else "auto", "seed": seed}
+        run_measurement(models, method, tasks, running, loading, repeats=repeats, **settings)

@@ -9,12 +9,7 @@ from farspan.terminal import Terminal
 
 
 def doctor(
-    model: Model,
-    method: OneMethod = "full",
-    text: Text = "builtin",
-    *,
-    loading: Loading,
-    as_json: AsJson = False,
+    model: Model, method: OneMethod = "full", text: Text = "builtin", *, loading: Loading, as_json: AsJson = False
 ) -> None:
     """Check that a method does on this model what it promises, in under a minute; exit with 1 if a check fails."""
     with one_line_errors():
@@ -33,10 +28,7 @@ def doctor(
             )
         failed = print_checks(checks, f"{wanted} on {model}", console)
         if as_json:
-            print(
-                json.dumps(
-                    {"model": model, "method": str(wanted), "failed": failed, "checks": list(map(asdict, checks))}
-                )
-            )
+            about = {"model": model, "method": str(wanted), "failed": failed}
+            print(json.dumps(about | {"checks": list(map(asdict, checks))}))
         if failed:
             raise typer.Exit(1)

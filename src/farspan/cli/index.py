@@ -1,20 +1,13 @@
 """`farspan index`."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from farspan.cli.options import AsJson, err, one_line_errors
 from farspan.terminal import Terminal
-
-
-class IndexKind(StrEnum):
-    bm25 = "bm25"
-    dense = "dense"
-    faiss = "faiss"
 
 
 def index(
@@ -23,8 +16,9 @@ def index(
         Path, typer.Option(help="Folder of the index; an index of the same documents and settings is kept.")
     ],
     kind: Annotated[
-        IndexKind, typer.Option(help="bm25: words; dense: vectors, exact; faiss: vectors, approximate.")
-    ] = IndexKind.bm25,
+        Literal["bm25", "dense", "faiss"],
+        typer.Option(help="bm25: words; dense: vectors, exact; faiss: vectors, approximate."),
+    ] = "bm25",
     words: Annotated[int | None, typer.Option(min=1, help="Words in a passage; default 100.")] = None,
     passage_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens in a passage, instead of words; needs --tokenizer.")
@@ -46,13 +40,13 @@ def index(
             raise ValueError("--passage-tokens and --tokenizer go together: give both, or neither")
         if words is not None and passage_tokens is not None:
             raise ValueError("--words and --passage-tokens contradict each other: give one")
-        if encoder is not None and kind is IndexKind.bm25:
+        if encoder is not None and kind == "bm25":
             raise ValueError("--encoder belongs to --kind dense and faiss, not to bm25")
         started = time.perf_counter()
         built = build(
             text,
             out,
-            kind=kind.value,
+            kind=kind,
             words=words or WORDS,
             tokens=passage_tokens,
             tokenizer=None if tokenizer is None else load_tokenizer(tokenizer, what="tokenizer"),
@@ -60,7 +54,7 @@ def index(
         )
         summary = {
             "index": str(built.folder),
-            "kind": kind.value,
+            "kind": kind,
             "documents": built.about["documents"],
             "passages": len(built),
             "bytes": sum(file.stat().st_size for file in built.folder.rglob("*") if file.is_file()),

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from enum import StrEnum
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,18 +21,8 @@ if TYPE_CHECKING:
 err = Terminal(stderr=True)
 LARGEST = 10**12  # tokens, as in farspan.lengths, whose numpy takes long to import
 LONGEST = 1000  # characters of an error
-
-
-class Dtype(StrEnum):
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
-class Spacing(StrEnum):
-    linear = "linear"
-    log = "log"
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]  # as in farspan.lm, which imports torch
+Spacing = Literal["linear", "log"]
 
 
 def option(panel: str, help: str, *names: str, **settings: Any) -> Any:
@@ -96,7 +85,7 @@ class Loading:
     ] = None
     device: Annotated[str | None, option(MODEL, "cpu, cuda, cuda:1 or mps; default: an accelerator, if any.")] = None
     device_map: Annotated[str | None, option(MODEL, "auto spreads a model over all accelerators.")] = None
-    dtype: Annotated[Dtype, option(MODEL, "Precision of the weights; auto: as stored.")] = Dtype.auto
+    dtype: Annotated[Dtype, option(MODEL, "Precision of the weights; auto: as stored.")] = "auto"
     trained_length: Annotated[
         int | None, count(MODEL, "Trained context length in tokens; default: from the config.", 1, LARGEST)
     ] = None
@@ -121,7 +110,7 @@ class Loading:
         }
         if self.device_map is not None:
             options["device_map"] = self.device_map
-        return Load(self.dtype.value, self.device, self.attention, self.trained_length, options)
+        return Load(self.dtype, self.device, self.attention, self.trained_length, options)
 
 
 @dataclass(frozen=True)
@@ -139,7 +128,7 @@ class Sampling:
     ] = None
     seed: Seed = 0
 
-    def settings(self, spacing: Spacing = Spacing.log, *, zero: bool = False) -> dict[str, Any]:
+    def settings(self, spacing: Spacing = "log", *, zero: bool = False) -> dict[str, Any]:
         """Return text, lengths ("auto" or numbers) and seed, as `farspan.measure` takes them.
 
         Args:
@@ -156,7 +145,7 @@ class Sampling:
         if self.lengths == "auto":
             return "auto"
         points = self.points or DEFAULT_POINTS
-        spaced: Literal["linear", "log"] = "log" if (self.spacing or default) is Spacing.log else "linear"
+        spaced = self.spacing or default
         first, comma, rest = self.lengths.partition(",")
         if zero and first.strip() == "0":
             if rest.strip() == "auto":
@@ -226,8 +215,8 @@ def one_line_errors(kept: str = "") -> Iterator[None]:
         message = str(error)
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
             message = f"{error.filename}: {error.strerror}"
-            if error.errno == errno.ENOSPC and "make room" not in message:
-                message += ". Make room and repeat the command"
+            if error.errno == errno.ENOSPC and "free space" not in message.lower():
+                message += ". Free space and repeat the command"
             elif error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG):
                 message += ". Choose another file or folder"
         if isinstance(error, RuntimeError | MemoryError):

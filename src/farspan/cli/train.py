@@ -1,10 +1,10 @@
 """`farspan train`: one command for each recipe."""
 
 import json
-import os
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,10 +18,7 @@ SIZE = "{parameters:,} parameters, {tokens:,} tokens"
 
 def train_lm(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Pre-train a small Llama and its tokenizer. Repeating the command continues a training that was stopped."""
-    with one_line_errors(CHECKPOINT_KEPT):
-        from farspan.train.lm import LmSettings, train
-
-        _train(train, LmSettings, config, overrides, as_json, SIZE)
+    _train("lm", config, overrides, as_json, SIZE)
 
 
 def train_smt(
@@ -33,13 +30,13 @@ def train_smt(
     as_json: AsJson = False,
 ) -> None:
     """Extend a model's context by Sparse Memory Training. Repeating the command continues one that was stopped."""
-    with one_line_errors("" if plan_only else CHECKPOINT_KEPT):
+    if not plan_only:
+        _train("smt", config, overrides, as_json, "{window:,} to {settings[lengths][target]:,} tokens")
+        return
+    with one_line_errors():
         from farspan.train.config import read_config
-        from farspan.train.smt import SmtSettings, plan, train
+        from farspan.train.smt import SmtSettings, plan
 
-        if not plan_only:
-            _train(train, SmtSettings, config, overrides, as_json, "{window:,} to {settings[lengths][target]:,} tokens")
-            return
         lines = list(plan(read_config(config, SmtSettings, overrides or [])))
         for line in lines:
             _notice(as_json)(line)
@@ -49,59 +46,50 @@ def train_smt(
 
 def train_mlm(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Pre-train an encoder for CEPE by masked-language modelling. Repeating the command continues a stopped one."""
-    with one_line_errors(CHECKPOINT_KEPT):
-        from farspan.train.mlm import MlmSettings, train
-
-        _train(train, MlmSettings, config, overrides, as_json, SIZE)
+    _train("mlm", config, overrides, as_json, SIZE)
 
 
 def train_cepe(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Train an encoder and cross-attention for a frozen decoder (CEPE), warm-up or main stage. Repeating the command
     continues one that was stopped."""
-    with one_line_errors(CHECKPOINT_KEPT):
-        from farspan.train.cepe import CepeSettings, train
-
-        _train(train, CepeSettings, config, overrides, as_json, "{stage}, {tokens:,} tokens")
+    _train("cepe", config, overrides, as_json, "{stage}, {tokens:,} tokens")
 
 
 def train_distill(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Train as `cepe`, main stage, with the decoder as teacher, which reads all tokens in one window (CEPE-Distilled).
     Repeating the command continues one that was stopped."""
+    _train("distill", config, overrides, as_json, "distilled, {tokens:,} tokens")
+
+
+def _train(recipe: str, config: Path, overrides: list[str] | None, as_json: bool, result: str) -> None:
+    """Run a training, and print its result in one line.
+
+    Args:
+        recipe: a module of `farspan.train`, which has `train` and, as `LmSettings`, the class of its config.
+        result: a format string for the summary.
+    """
     with one_line_errors(CHECKPOINT_KEPT):
-        from farspan.train.distill import DistillSettings, train
+        from farspan.train.config import read_config
+        from farspan.train.engines import is_first_process
 
-        _train(train, DistillSettings, config, overrides, as_json, "distilled, {tokens:,} tokens")
-
-
-def _train(
-    train: Callable[..., dict[str, Any]],
-    kind: Any,
-    config: Path,
-    overrides: list[str] | None,
-    as_json: bool,
-    result: str,
-) -> None:
-    """Run a training, and print its result in one line. `result`: a format string for the summary."""
-    from farspan.train.config import read_config
-
-    settings, notice = read_config(config, kind, overrides or []), _notice(as_json)
-    summary = train(settings, notice)
-    held_out = "" if summary.get("held_out_loss") is None else f", held-out loss {summary['held_out_loss']:.3f}"
-    parts = summary["losses"] if len(summary["losses"]) > 1 else {}
-    each = f" ({', '.join(f'{name} {value:.3f}' for name, value in parts.items())})" if parts else ""
-    notice(
-        f"{result.format(**summary)}, loss {summary['loss']:.3f}{each}{held_out} nats per token, "
-        f"{summary['seconds']:,} s: {settings.out}"
-    )
-    if as_json and _is_first_process():
-        print(json.dumps(summary))
+        module = import_module(f"farspan.train.{recipe}")
+        settings = read_config(config, getattr(module, f"{recipe.capitalize()}Settings"), overrides or [])
+        notice = _notice(as_json)
+        summary = module.train(settings, notice)
+        held_out = "" if summary.get("held_out_loss") is None else f", held-out loss {summary['held_out_loss']:.3f}"
+        parts = summary["losses"] if len(summary["losses"]) > 1 else {}
+        each = f" ({', '.join(f'{name} {value:.3f}' for name, value in parts.items())})" if parts else ""
+        notice(
+            f"{result.format(**summary)}, loss {summary['loss']:.3f}{each}{held_out} nats per token, "
+            f"{summary['seconds']:,} s: {settings.out}"
+        )
+        if as_json and is_first_process():
+            print(json.dumps(summary))
 
 
 def _notice(as_json: bool) -> Callable[[str], None]:
     """Return the function that prints a line, in the first process."""
-    console = Terminal(stderr=as_json, quiet=not _is_first_process())
+    from farspan.train.engines import is_first_process
+
+    console = Terminal(stderr=as_json, quiet=not is_first_process())
     return lambda text: console.print_line(text)
-
-
-def _is_first_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"

@@ -43,7 +43,7 @@ ORDER = {
 def stages(subject: Subject) -> dict[Method, dict[str, Question]]:
     """Return the checks of the method as it is, and of its neutral, small and forgetful settings."""
     method, small = subject.method, subject.small
-    asked: list[tuple[Method, str, Question]] = [
+    planned: list[tuple[Method, str, Question]] = [
         (method, "runs", runs),
         (method, "inv_freq", inv_freq),
         (method, "rope", rope),
@@ -59,7 +59,7 @@ def stages(subject: Subject) -> dict[Method, dict[str, Question]]:
         (subject.forgetful or method, "forgetting", forgetting),
     ]
     stages: dict[Method, dict[str, Question]] = {}
-    for variant, name, question in sorted(asked, key=lambda one: one[1] == "at work"):  # which needs the noise
+    for variant, name, question in sorted(planned, key=lambda one: one[1] == "at work"):  # which needs the noise
         stages.setdefault(variant, {})[name] = question
     return stages
 
@@ -101,13 +101,13 @@ def cuts(subject: Subject, reader: Reader) -> Check:
 
 
 def causality(subject: Subject, reader: Reader) -> Check:
-    ids, half = subject.rows[:1], subject.asked // 2
+    ids, half = subject.rows[:1], subject.num_scored // 2
     later = ids.clone()
     later[:, -half:] = (later[:, -half:] + 1) % subject.lm.vocabulary
     memory = subject.read(reader, ids)
-    given, changed = (subject.score(reader, memory, one)[:, : subject.asked - half] for one in (ids, later))
+    given, changed = (subject.score(reader, memory, one)[:, : subject.num_scored - half] for one in (ids, later))
     note = f"changing the last {half} tokens changes no score before them"
-    return subject.equal_one("causality", subject.small, largest(changed, given), note)
+    return subject.equal("causality", subject.small, largest(changed, given), note, same_shapes=True)
 
 
 def row_by_row(subject: Subject, reader: Reader) -> Check:
@@ -119,21 +119,21 @@ def row_by_row(subject: Subject, reader: Reader) -> Check:
 
 def right_padding(subject: Subject, reader: Reader) -> Check:
     memory = subject.read(reader, subject.rows)
-    padded, real = subject.rows.clone(), subject.asked - subject.asked // 3
+    padded, real = subject.rows.clone(), subject.num_scored - subject.num_scored // 3
     padded[0, subject.before + real :] = -1
     given, expected = (subject.score(reader, memory, rows) for rows in (padded, subject.rows))
     apart = max(largest(given[0, :real], expected[0, :real]), largest(given[1], expected[1]))
     if bool(given[0, real:].isfinite().any()):
         return Check("right padding", False, "numbers", "NaN", "padding is given a score")
     note = "rows of other lengths are scored as they are without padding"
-    return subject.equal_one("right padding", subject.small, apart, note)
+    return subject.equal("right padding", subject.small, apart, note, same_shapes=True)
 
 
 def left_padding(subject: Subject, reader: Reader) -> Check:
     if not subject.small.in_model:
         note = f"{subject.method} works around the model, which reads differently when called directly"
         return Check("left padding", None, "", "", note)
-    lm, model, ids, padding = subject.lm, reader.lm.model, subject.rows, subject.asked // 2
+    lm, model, ids, padding = subject.lm, reader.lm.model, subject.rows, subject.num_scored // 2
     parameters = inspect.signature(model.forward).parameters
     if "attention_mask" not in parameters:
         return Check("left padding", None, "", "", f"{type(model).__name__} takes no attention mask")
@@ -143,13 +143,13 @@ def left_padding(subject: Subject, reader: Reader) -> Check:
     arguments = {"attention_mask": mask, "use_cache": False}
     if "position_ids" in parameters and lm.position_limit is not None:  # else only distances count
         arguments["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
-    alone = torch.cat([subject.plain_nats(one, subject.asked) for one in (padded[:1, padding:], ids[1:])])
+    alone = torch.cat([subject.plain_nats(one, subject.num_scored) for one in (padded[:1, padding:], ids[1:])])
     try:
         with torch.no_grad():
             logits = model(input_ids=padded, **arguments).logits
     except ValueError as error:
         return Check("left padding", True, "refused", "equal or refused", reason(error))
-    together = nats_of(logits[:, -subject.asked - 1 : -1], padded[:, -subject.asked :])
+    together = nats_of(logits[:, -subject.num_scored - 1 : -1], padded[:, -subject.num_scored :])
     note = "the model called directly with a left-padded batch gives the scores of its rows"
     return subject.equal("left padding", subject.small, subject.apart(together, alone), note)
 
@@ -230,12 +230,12 @@ def forgetting(subject: Subject, reader: Reader) -> Check:
     if variant is None or variant.reach is None:
         return Check("forgetting", None, "", "", f"every token can influence the scores under {subject.method}")
     reach, first = layers * (variant.reach - 1) + 1, max(variant.first, 1)
-    ids = subject.sampled(1, first + GONE + reach + subject.asked, seed=5)
+    ids = subject.sampled(1, first + GONE + reach + subject.num_scored, seed=5)
     changed = ids.clone()
     changed[:, first : first + GONE] = subject.sampled(1, GONE, seed=6)
     given, other = (subject.nats(reader, one) for one in (ids, changed))
     note = f"{GONE} tokens that {layers} layers of its window cannot reach change no score"
-    return subject.equal_one("forgetting", variant, largest(other, given), note)
+    return subject.equal("forgetting", variant, largest(other, given), note, same_shapes=True)
 
 
 def memory(subject: Subject, reader: Reader) -> Check:

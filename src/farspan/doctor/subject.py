@@ -40,8 +40,8 @@ class Subject:
         self.lm, self.method = lm, method
         tokens = _tokens(lm, text)
         self.longest = min(LENGTH, lm.position_limit or LENGTH, lm.trained_length or LENGTH)
-        self.asked = self.longest // 4  # tokens scored
-        self.before = self.longest - self.asked  # tokens before those
+        self.num_scored = self.longest // 4  # tokens scored
+        self.before = self.longest - self.num_scored  # tokens before those
         self.query = self.longest // 8  # tokens of those, at most, appended after the rest was read
         self.rows = tokens[: 2 * self.longest].reshape(2, self.longest).clone()
         self.head = torch.tensor(lm.separator.ids, device=tokens.device)[: self.longest // 8]
@@ -49,7 +49,10 @@ class Subject:
         self.known = tokens.unique()
         self.exact = lm.dtype in (torch.float32, torch.float64)
         self.expected = self.plain_nats(self.rows)  # scores of the rows by a plain forward
-        self.rounding = self._rounding()  # nats by which full attention in chunks differs from that, in lower precision
+        self.rounding = 0.0  # nats by which full attention in chunks differs from that, in lower precision
+        if not self.exact:
+            in_chunks = self.nats(dense_reader(lm), self.rows, 7)
+            self.rounding = min(self.apart(in_chunks, self.expected), ROUNDED_LARGEST)
         self.noise = 0.0  # nats by which the method at its neutral setting differs from that
         limit = method.neutral_limit(lm.trained_length)
         self.neutral_length = min(self.longest, max(1, LENGTH if limit is None else limit))
@@ -58,39 +61,34 @@ class Subject:
         self.neutral = method.neutral(self.neutral_length)
         self.forgetful = method.forgetful(max(2, REACH // lm.num_layers))
 
-    def _rounding(self) -> float:
-        if self.exact:
-            return 0.0
-        return min(self.apart(self.nats(dense_reader(self.lm), self.rows, 7), self.expected), ROUNDED_LARGEST)
-
     def nats(self, reader: Reader, ids: Tensor, chunk: int = 1024, scored: int | None = None) -> Tensor:
-        """Return -log p of the last tokens [rows, asked], read in chunks of `chunk`, scored in chunks of `scored`."""
+        """Return -log p of the last tokens [rows, scored], read in chunks of `chunk`, scored in chunks of `scored`."""
         return self.score(reader, self.read(reader, ids, chunk), ids, scored or chunk)
 
     def read(self, reader: Reader, ids: Tensor, chunk: int = 1024) -> Memory:
         """Return a memory of all tokens but the scored ones."""
         reader.chunk = chunk
-        before = ids.shape[1] - self._asked_of(ids)
+        before = ids.shape[1] - self._num_scored_of(ids)
         query = min(self.query, before // 2)  # appended after the rest was read, as passages need it
         memory = reader.read(ids[:, : before - query])
         memory.read(ids[:, before - query : before])
         return memory
 
     def score(self, reader: Reader, memory: Memory, ids: Tensor, chunk: int = 1024) -> Tensor:
-        """Return -log p of the last tokens [rows, asked] after a memory of those before."""
+        """Return -log p of the last tokens [rows, scored] after a memory of those before."""
         reader.chunk = chunk
-        return memory.score(ids[:, -self._asked_of(ids) :]).nats.cpu()
+        return memory.score(ids[:, -self._num_scored_of(ids) :]).nats.cpu()
 
-    def plain_nats(self, ids: Tensor, asked: int | None = None) -> Tensor:
+    def plain_nats(self, ids: Tensor, num_scored: int | None = None) -> Tensor:
         """Return the same by one plain forward of the model."""
-        asked = asked or self._asked_of(ids)
+        num_scored = num_scored or self._num_scored_of(ids)
         with torch.no_grad():
             logits = self.lm.model(input_ids=ids, use_cache=False).logits
-        return nats_of(logits[:, -asked - 1 : -1], ids[:, -asked:])
+        return nats_of(logits[:, -num_scored - 1 : -1], ids[:, -num_scored:])
 
-    def _asked_of(self, ids: Tensor) -> int:
+    def _num_scored_of(self, ids: Tensor) -> int:
         """Return the number of scored tokens at the end of such a text."""
-        return min(self.asked, max(1, ids.shape[1] // 4))
+        return min(self.num_scored, max(1, ids.shape[1] // 4))
 
     def sampled(self, rows: int, length: int, seed: int) -> Tensor:
         """Return tokens of the text in random order, [rows, length]."""
@@ -116,15 +114,11 @@ class Subject:
         """Return the difference between two computations of the same scores, in nats."""
         return largest(given, expected) if self.exact else float(_differences(given, expected).mean())
 
-    def equal(self, name: str, variant: Method | None, apart: float, note: str) -> Check:
-        """Return the check that forwards of different shapes agree."""
-        allowed = f"<= {self.tolerance:.2g} nats, {self.kind}"
-        return Check(name, apart <= self.tolerance, apart, allowed, note + self.tested(variant))
-
-    def equal_one(self, name: str, variant: Method | None, largest: float, note: str) -> Check:
-        """Return the check that forwards of the same shapes agree."""
-        allowed = f"<= {self.tolerance_of_one:g} nats, largest"
-        return Check(name, largest <= self.tolerance_of_one, largest, allowed, note + self.tested(variant))
+    def equal(self, name: str, variant: Method | None, apart: float, note: str, *, same_shapes: bool = False) -> Check:
+        """Return the check that two forwards agree; `same_shapes`: `apart` is the largest difference."""
+        tolerance, kind = (self.tolerance_of_one, "largest") if same_shapes else (self.tolerance, self.kind)
+        allowed = f"<= {tolerance:.2g} nats, {kind}"
+        return Check(name, apart <= tolerance, apart, allowed, note + self.tested(variant))
 
     def tested(self, variant: Method | None) -> str:
         """Return the addition to a note if a setting other than the method's own was tested."""

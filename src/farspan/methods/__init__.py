@@ -13,16 +13,8 @@ from farspan.specs import one_of
 
 __all__ = ["METHODS", "Composed", "Method", "method"]
 
-METHODS: dict[str, type[Method]] = {
-    "full": Full,
-    "sinks": Sinks,
-    "lambda_mask": LambdaMask,
-    "rope": Rope,
-    "topk": TopK,
-    "snapkv": SnapKV,
-    "replug": Replug,
-    "cepe": Cepe,
-}
+KINDS: tuple[type[Method], ...] = (Full, Sinks, LambdaMask, Rope, TopK, SnapKV, Replug, Cepe)
+METHODS: dict[str, type[Method]] = {kind.name: kind for kind in KINDS}
 
 
 def method(text: str) -> Method:

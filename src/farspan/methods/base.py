@@ -9,6 +9,7 @@ from torch import Tensor
 
 from farspan.lm import LM
 from farspan.reader import DenseReader, Reader
+from farspan.specs import written
 
 ROPE, ATTENTION, PASSAGES = "RoPE", "attention", "passages"  # the parts a method can change, from the inside out
 ORDER = (ROPE, ATTENTION, PASSAGES)
@@ -21,15 +22,19 @@ class Method(Protocol):
     Members with a body are defaults for classes that name `Method` as their base.
     """
 
+    name: ClassVar[str] = ""
     in_model: ClassVar[bool] = True  # the model, called directly inside `on`, gives the same scores
     scores_as_it_reads: ClassVar[bool] = True  # a scored token sees the text as a token that is read does
     own_model: ClassVar[bool] = False  # it needs a model made for it
+
+    def __str__(self) -> str:
+        return written(self.name, self)
 
     def on(self, lm: LM) -> AbstractContextManager[Reader]: ...
 
     def kept(self, num_tokens: int) -> int:
         """Return the largest number of tokens whose keys are held while `num_tokens` are read."""
-        ...
+        return num_tokens
 
     def kept_to_answer(self, num_tokens: int) -> int:
         """Return the same number from the first call of `score` or `generate` on."""

@@ -32,7 +32,7 @@ from farspan.cepe.encoder import window_of
 from farspan.lm import LM
 from farspan.methods.base import Method
 from farspan.reader import BaseMemory, Head, Ids, Memory, OuterReader, Reader, dense_reader
-from farspan.specs import closest, written
+from farspan.specs import check_known
 
 CHUNK = 256  # tokens; as the published models were trained
 DECODER_WINDOW = 2048  # tokens
@@ -47,21 +47,16 @@ class Cepe(Method):
     decoder_passages: int = field(default=0, metadata={"quiet": True})  # of several, those put into the decoder
     mode: str = field(default="auto", metadata={"quiet": True})  # of the cross-attention, one of farspan.cepe.MODES
 
+    name: ClassVar[str] = "cepe"
     in_model: ClassVar[bool] = False
     scores_as_it_reads: ClassVar[bool] = False
     own_model: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(
-                f"cepe mode {self.mode!r} is unknown{closest(self.mode, MODES)}; known: {', '.join(MODES)}"
-            )
+        check_known("cepe mode", self.mode, MODES)
         for name, least in (("chunk", 1), ("decoder_window", 2), ("decoder_passages", 0)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{self}: {name} must be at least {least}")
-
-    def __str__(self) -> str:
-        return written("cepe", self)
 
     def kept(self, num_tokens: int) -> int:
         return min(num_tokens, self.decoder_window or DECODER_WINDOW)
@@ -240,8 +235,8 @@ class CepeMemory(BaseMemory):
                     yield from expected
 
     @contextmanager
-    def fork(self, asked: int = 0) -> Iterator[Callable[[Tensor], Tensor]]:
-        context, rest = self._run(asked)
+    def fork(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        context, rest = self._run(0)
         with self.model.attending(context), rest.fork() as expect:
             yield expect
 
@@ -272,26 +267,26 @@ class CepeMemory(BaseMemory):
         head, document = (0 if t is None else t.shape[1] for t in (self.head, self.document))
         return head, document
 
-    def _chunks(self, asked: int) -> int:
-        """Return the number of encoded chunks with which the rest and `asked` tokens fit the window."""
+    def _chunks(self, more: int) -> int:
+        """Return the number of encoded chunks with which the rest and `more` tokens fit the window."""
         head, document = self._lengths
-        over = max(0, head + document + asked - self.reader.window)
+        over = max(0, head + document + more - self.reader.window)
         needed, whole = -(-over // self.reader.size), document // self.reader.size
         if head == 0 and whole * self.reader.size == document:
             whole -= 1  # a token must precede the scored ones
         return min(needed, max(whole, 0))
 
-    def _left(self, asked: int) -> int:
-        """Return the tokens left in the window when `asked` tokens are scored; negative: they do not fit."""
+    def _left(self, more: int) -> int:
+        """Return the tokens left in the window when `more` tokens are scored; negative: they do not fit."""
         head, document = self._lengths
-        return self.reader.window - head - document + self._chunks(asked) * self.reader.size - asked
+        return self.reader.window - head - document + self._chunks(more) * self.reader.size - more
 
-    def _part(self, asked: int) -> int:
+    def _part(self, more: int) -> int:
         """Return the tokens to score at once."""
-        if self._left(asked) >= 0:
-            return asked or 1
-        room = self.reader.window - self._lengths[0]
-        return max(1, min(room // 2, room - self.reader.size))
+        if self._left(more) >= 0:
+            return more or 1
+        available = self.reader.window - self._lengths[0]
+        return max(1, min(available // 2, available - self.reader.size))
 
     def _followed_by(self, ids: Tensor) -> "CepeMemory":
         """Return this memory with more tokens in its document; encoded states are shared."""
@@ -301,12 +296,12 @@ class CepeMemory(BaseMemory):
         return memory
 
     @torch.no_grad()
-    def _run(self, asked: int) -> tuple[Context | None, BaseMemory]:
-        """Return the context, and the decoder's memory of the rest, for scoring `asked` tokens."""
-        if self._left(asked) < 0:
+    def _run(self, more: int) -> tuple[Context | None, BaseMemory]:
+        """Return the context, and the decoder's memory of the rest, for scoring `more` tokens."""
+        if self._left(more) < 0:
             raise ValueError(
-                f"{asked:,} tokens at once do not fit into the decoder's window of {self.reader.window:,} after "
-                f"{sum(self._lengths) - self._chunks(asked) * self.reader.size:,} others: score fewer, or use "
+                f"{more:,} tokens at once do not fit into the decoder's window of {self.reader.window:,} after "
+                f"{sum(self._lengths) - self._chunks(more) * self.reader.size:,} others: score fewer, or use "
                 "a larger decoder_window"
             )
         if sum(self._lengths) == 0:
@@ -314,7 +309,7 @@ class CepeMemory(BaseMemory):
                 "all passages are in the encoder, so nothing predicts the first token: give a head, such as a "
                 "separator, or use decoder_passages"
             )
-        chunks = self._chunks(asked)
+        chunks = self._chunks(more)
         start = chunks * self.reader.size
         if self.decoder is None or self.decoder[0] != chunks:
             self.decoder = None  # freed before the next one is made

@@ -5,9 +5,9 @@
 Keeps every key. The reference every other method is compared with.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import ClassVar
 
 from farspan.lm import LM
 from farspan.methods.base import Method
@@ -18,11 +18,7 @@ from farspan.reader import Reader, dense_reader
 class Full(Method):
     """The model as it is, read in chunks."""
 
-    def __str__(self) -> str:
-        return "full"
-
-    def kept(self, num_tokens: int) -> int:
-        return num_tokens
+    name: ClassVar[str] = "full"
 
     @classmethod
     def examples(cls) -> tuple["Full", ...]:
@@ -31,6 +27,5 @@ class Full(Method):
     def neutral(self, num_tokens: int) -> "Full":
         return self
 
-    @contextmanager
-    def on(self, lm: LM) -> Iterator[Reader]:
-        yield dense_reader(lm)
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
+        return nullcontext(dense_reader(lm))

@@ -9,8 +9,7 @@ the ceiling applies only to the first tokens. A window counts the current token.
 outside the window is at the same distance. Keeps sinks + window - 1 keys per layer between calls. Not trained.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -22,7 +21,6 @@ from farspan.hf.attend import Position, sink_window
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
-from farspan.specs import written
 
 
 @dataclass(frozen=True)
@@ -32,14 +30,12 @@ class LambdaMask(Method):
     window: int  # tokens, the current one included; also the largest distance
     sinks: int = 10  # tokens at the beginning of the text
 
+    name: ClassVar[str] = "lambda_mask"
     changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.sinks < 0:
             raise ValueError(f"{self}: window must be at least 1, sinks at least 0")
-
-    def __str__(self) -> str:
-        return written("lambda_mask", self)
 
     def kept(self, num_tokens: int) -> int:
         return min(num_tokens, self.window + self.sinks - 1)
@@ -69,16 +65,14 @@ class LambdaMask(Method):
     def first(self) -> int:
         return self.sinks
 
-    @contextmanager
-    def on(self, lm: LM) -> Iterator[Reader]:
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
         limit = lm.trained_length
         if limit is not None and self.window > limit:
             raise ValueError(
                 f"{self}: window = {self.window:,} tokens is more than the {limit:,} {lm.name} was trained on; "
                 f"use window <= {limit:,}"
             )
-        with attending(lm, partial(sink_window, shape=self), name=str(self), shape=self) as reader:
-            yield reader
+        return attending(lm, partial(sink_window, shape=self), name=str(self), shape=self)
 
     def first_near(self, position: Position) -> Position:
         return position - self.window + 1

@@ -14,7 +14,7 @@ one, and its last `tail` tokens follow every piece. CEPE's baseline is piece=256
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import ClassVar
@@ -26,7 +26,7 @@ from torch import Tensor
 from farspan.lm import LM
 from farspan.methods.base import PASSAGES, Method
 from farspan.reader import BaseMemory, DenseReader, Head, Ids, Memory, OuterReader, Reader, dense_reader
-from farspan.specs import closest, written
+from farspan.specs import check_known
 from farspan.text import retrieval
 
 WEIGHTS = ("uniform", "bm25", "dense")
@@ -42,18 +42,14 @@ class Replug(Method):
     tail: int = field(default=0, metadata={"quiet": True})  # tokens at the end of the last passage that all pieces see
     encoder: str = field(default="facebook/contriever", metadata={"quiet": True})  # for weights=dense
 
+    name: ClassVar[str] = "replug"
     changes: ClassVar[tuple[str, ...]] = (PASSAGES,)
     in_model: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.weights not in WEIGHTS:
-            hint = closest(self.weights, WEIGHTS)
-            raise ValueError(f"replug weights {self.weights!r} are unknown{hint}; known: {', '.join(WEIGHTS)}")
+        check_known("replug weights =", self.weights, WEIGHTS)
         if (self.piece is not None and self.piece < 1) or self.tail < 0:
             raise ValueError(f"{self}: piece must be at least 1 token, tail at least 0")
-
-    def __str__(self) -> str:
-        return written("replug", self)
 
     def kept(self, num_tokens: int) -> int:
         return sum(self.passes(num_tokens))
@@ -75,13 +71,11 @@ class Replug(Method):
     def neutral(self, num_tokens: int) -> "Replug":
         return replace(self, piece=None, tail=0)
 
-    @contextmanager
-    def on(self, lm: LM) -> Iterator[Reader]:
-        yield MixtureReader(dense_reader(lm), self)
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
+        return self.around(dense_reader(lm))
 
-    @contextmanager
-    def around(self, reader: DenseReader) -> Iterator[Reader]:
-        yield MixtureReader(reader, self)
+    def around(self, reader: DenseReader) -> AbstractContextManager[Reader]:
+        return nullcontext(MixtureReader(reader, self))
 
 
 @dataclass
@@ -133,8 +127,8 @@ class MixtureMemory(BaseMemory):
         self.passes = passes
         self.passages = passages
         self.batch, self.scope = self.passes[0].batch, self.passes[0].scope
-        before = self.longest - (passages[0].shape[1] if len(passages) == 1 else max(map(_time, passages), default=0))
-        self.num_seen = before + sum(map(_time, passages))
+        sizes = [passage.shape[1] for passage in passages]  # tokens
+        self.num_seen = self.longest - max(sizes, default=0) + sum(sizes)
         self.query = torch.empty(self.batch, 0, dtype=torch.long)
         self.fits: Tensor | None = None  # log-weights by the query; scored tokens do not change them
         self.weights = None if weights is None else self._normal(weights)
@@ -235,7 +229,3 @@ def _pieces(ids: Ids, size: int) -> list[Ids]:
     time = ids.shape[1]
     first = time % size or size
     return [ids[:, max(0, end - size) : end] for end in range(first, time + 1, size)]
-
-
-def _time(ids: Ids) -> int:
-    return ids.shape[1]

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from farspan.hf.attend import Call, angles, dense, frequencies, turned
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, ROPE, Method
 from farspan.reader import Reader, attending, dense_reader
-from farspan.specs import closest, written
+from farspan.specs import check_known
 
 TYPES = ("linear", "ntk", "dynamic", "yarn")
 BETA_FAST, BETA_SLOW = 32, 1  # rotations within the original length, the ends of YaRN's ramp
@@ -45,11 +46,10 @@ class Rope(Method):
     factor: float = 0.0  # for dynamic: how fast the scale grows with the length; default the paper's 1. Others need one
     original: int | None = None  # tokens; default: the model's trained length
 
+    name: ClassVar[str] = "rope"
+
     def __post_init__(self) -> None:
-        if self.type not in TYPES:
-            raise ValueError(
-                f"rope type {self.type!r} is unknown{closest(self.type, TYPES)}; known: {', '.join(TYPES)}"
-            )
+        check_known("rope type", self.type, TYPES)
         if self.original is not None and self.original < 1:
             raise ValueError(f"{self}: original must be at least 1 token")
         if self.factor == 0.0 and self.type == "dynamic":
@@ -61,12 +61,6 @@ class Rope(Method):
             )
         if not 1.0 <= self.factor <= LARGEST_FACTOR:
             raise ValueError(f"{self}: factor must be at least 1 and at most {LARGEST_FACTOR:,}")
-
-    def __str__(self) -> str:
-        return written("rope", self)
-
-    def kept(self, num_tokens: int) -> int:
-        return num_tokens
 
     @property
     def changes(self) -> tuple[str, ...]:

@@ -15,8 +15,7 @@ tokens, counted from the beginning of the text, so that a query sees up to strid
 comparisons; ours is as fast without. Keeps up to stride - 1 keys more.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
@@ -27,7 +26,6 @@ from farspan.hf.attend import Position, sink_window
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
-from farspan.specs import written
 
 
 @dataclass(frozen=True)
@@ -38,14 +36,12 @@ class Sinks(Method):
     sinks: int = 4  # tokens at the beginning of the text
     stride: int = field(default=1, metadata={"quiet": True})  # tokens between two trimmings of the cache
 
+    name: ClassVar[str] = "sinks"
     changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.sinks < 0 or self.stride < 1:
             raise ValueError(f"{self}: window and stride must be at least 1, sinks at least 0")
-
-    def __str__(self) -> str:
-        return written("sinks", self)
 
     def kept(self, num_tokens: int) -> int:
         return min(num_tokens, self.window + self.sinks + self.stride - 2)
@@ -80,16 +76,14 @@ class Sinks(Method):
     def first(self) -> int:
         return self.sinks
 
-    @contextmanager
-    def on(self, lm: LM) -> Iterator[Reader]:
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
         needed, limit = self.sinks + self.window - 1 + self.stride, lm.trained_length
         if limit is not None and needed > limit:
             fix = f"use window <= {limit - needed + self.window:,}" if limit - needed + self.window > 0 else "use fewer"
             raise ValueError(
                 f"{self} needs {needed:,} positions, more than the {limit:,} {lm.name} was trained on; {fix}"
             )
-        with attending(lm, partial(sink_window, shape=self), name=str(self), shape=self) as reader:
-            yield reader
+        return attending(lm, partial(sink_window, shape=self), name=str(self), shape=self)
 
     def first_near(self, position: Position) -> Position:
         return position - position % self.stride - self.window + 1

@@ -15,8 +15,7 @@ the answer, as in the paper. Holds every key while it reads, then `capacity` per
 reads the text again. Not trained.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -29,7 +28,7 @@ from farspan.hf.attend import Call, dense
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
-from farspan.specs import closest, written
+from farspan.specs import check_known
 
 POOLS = ("max", "mean")
 
@@ -43,6 +42,7 @@ class SnapKV(Method):
     kernel: int = field(default=7, metadata={"quiet": True})  # neighbouring keys whose votes are pooled, odd
     pool: str = field(default="max", metadata={"quiet": True})  # one of POOLS
 
+    name: ClassVar[str] = "snapkv"
     changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
     in_model: ClassVar[bool] = False
     scores_as_it_reads: ClassVar[bool] = False
@@ -52,15 +52,7 @@ class SnapKV(Method):
             raise ValueError(f"{self}: expected a window of at least 1 token, and a capacity larger than the window")
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"{self}: kernel must be odd and at least 1; 1 pools nothing")
-        if self.pool not in POOLS:
-            hint = closest(self.pool, POOLS)
-            raise ValueError(f"snapkv pool {self.pool!r} is unknown{hint}; known: {', '.join(POOLS)}")
-
-    def __str__(self) -> str:
-        return written("snapkv", self)
-
-    def kept(self, num_tokens: int) -> int:
-        return num_tokens
+        check_known("snapkv pool", self.pool, POOLS)
 
     def kept_to_answer(self, num_tokens: int) -> int:
         return min(num_tokens, self.capacity)
@@ -79,10 +71,8 @@ class SnapKV(Method):
     def sees(self) -> int:
         return self.window
 
-    @contextmanager
-    def on(self, lm: LM) -> Iterator[Reader]:
-        with attending(lm, dense, name=str(self), rotary=False, eviction=self, padding=True) as reader:
-            yield reader
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
+        return attending(lm, dense, name=str(self), rotary=False, eviction=self, padding=True)
 
     def choose(self, call: Call) -> Int[Tensor, "batch heads chosen"] | None:
         keys = call.key.shape[2]

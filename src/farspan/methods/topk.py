@@ -7,8 +7,7 @@ blocks of queries, never [time, time]. Shows how few tokens a query needs; it do
 every key. Not trained.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -22,7 +21,6 @@ from farspan.hf.attend import dense
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
-from farspan.specs import written
 
 
 @dataclass(frozen=True)
@@ -31,17 +29,12 @@ class TopK(Method):
 
     k: int  # keys, the current one among them only if it is one of the largest
 
+    name: ClassVar[str] = "topk"
     changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise ValueError(f"{self}: k must be at least 1")
-
-    def __str__(self) -> str:
-        return written("topk", self)
-
-    def kept(self, num_tokens: int) -> int:
-        return num_tokens
 
     @classmethod
     def examples(cls) -> tuple["TopK", ...]:
@@ -53,11 +46,9 @@ class TopK(Method):
     def neutral(self, num_tokens: int) -> "TopK":
         return replace(self, k=max(self.k, num_tokens))
 
-    @contextmanager
-    def on(self, lm: LM) -> Iterator[Reader]:
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
         attend = partial(dense, select=partial(largest, k=self.k))
-        with attending(lm, attend, name=str(self), rotary=False, padding=True) as reader:
-            yield reader
+        return attending(lm, attend, name=str(self), rotary=False, padding=True)
 
 
 def largest(scores: Float[Tensor, "*rows keys"], k: int) -> Float[Tensor, "*rows keys"]:

@@ -78,12 +78,10 @@ def robustness_lines(result: Robustness) -> list[str]:
         worst = max(some, key=lambda one: abs(one.difference or 0.0))
         assert worst.sources is not None
         assert worst.difference is not None
-        assert worst.low is not None
-        assert worst.high is not None
         p = worst.paired_holm if worst.paired is not None else worst.kruskal_holm
         lines.append(
             f"  {verdict} at {where}; most at {worst.length:,}: {worst.sources[1]} - {worst.sources[0]} "
-            f"{100 * worst.difference:+.1f} points [{100 * worst.low:+.1f}, {100 * worst.high:+.1f}] (90 %), "
+            f"{100 * worst.difference:+.1f} points{f' {worst.interval} (90 %)' if worst.interval else ''}, "
             f"{_p(p)} ({result.test}, Holm)"
         )
     papers = [
@@ -101,13 +99,10 @@ def difference_line(one: Difference) -> str:
     shown = [
         f"{'>' if name in one.censored else ''}{value:,.0f}" for name, value in zip(one.curves, one.values, strict=True)
     ]
-    low = "-∞" if one.low is None else f"{one.low:+,.0f}"
-    high = "∞" if one.high is None else f"{one.high:+,.0f}"
     how = f"{one.pairs} shared targets" if one.pairs else "unpaired"
-    return (
-        f"{one.name.replace('_', '-')}: {one.curves[0]} {shown[0]}, {one.curves[1]} {shown[1]}: {one.value:+,.0f} "
-        f"[{low}, {high}] {one.unit}, {_p(one.p)}, {how}"
-    )
+    value = " ".join(part for part in (f"{one.value:+,.0f}", one.interval, one.unit) if part)
+    name = one.name.replace("_", "-")
+    return f"{name}: {one.curves[0]} {shown[0]}, {one.curves[1]} {shown[1]}: {value}, {_p(one.p)}, {how}"
 
 
 def _p(p: float | None) -> str:

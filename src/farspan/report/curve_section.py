@@ -238,13 +238,12 @@ def _cell(length: stats.MemoryLength) -> dict[str, Any]:
 
 
 def _difference(one: Difference) -> dict[str, str]:
-    low, high = (f"{end:+,.0f}" if end is not None else sign for end, sign in ((one.low, "-∞"), (one.high, "∞")))
     return {
         "first": one.curves[0],
         "second": one.curves[1],
         "name": one.name.replace("_", "-"),
         "value": f"{one.value:+,.0f} {'' if one.unit == 'tokens' else one.unit}".strip(),
-        "interval": f"[{low}, {high}]",
+        "interval": one.interval,
         "p": p_value(one.p),
         "pairs": f"{one.pairs:,}" if one.pairs else "unpaired",
     }
@@ -254,13 +253,12 @@ def _text_test(one: TextTest) -> dict[str, Any]:
     """Return a table over lengths, its numbers in points of accuracy."""
     lines = []
     for at in one.result.lengths:
-        ends = [f"{100 * end:+.1f}" for end in (at.low, at.high) if end is not None]
         lines.append(
             {
                 "length": f"{at.length:,}",
                 "means": [f"{100 * at.means[source]:.1f}" for source in one.result.sources],
                 "value": at.reason if at.difference is None else f"{100 * at.difference:+.1f}",
-                "interval": f"[{', '.join(ends)}]" if ends else "",
+                "interval": at.interval,
                 "p": [p_value(p) for p in (at.paired_holm, at.tost_holm, at.anova_holm, at.kruskal_holm)],
                 "verdict": at.verdict,
             }

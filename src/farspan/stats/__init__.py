@@ -18,13 +18,10 @@ from farspan.stats.forgetting_curves import (
     short_text,
     unpacked,
     version_label,
-    whole_repeats,
 )
 from farspan.stats.headlines import (
     BOOTSTRAPS,
-    COARSE,
     CROSSINGS,
-    FINE,
     HALF_LIFE,
     REACH,
     expansion,
@@ -37,4 +34,4 @@ from farspan.stats.intervals import LEAST_PAIRS, LEVEL, bands, holm, interval, m
 from farspan.stats.joint_test import established
 from farspan.stats.memory_lengths import JOINT_LEVEL, MemoryLength, Summary, by_chance, summarise
 from farspan.stats.run_differences import Difference, differences, differences_in_characters
-from farspan.stats.text_robustness import MARGIN, Half, Robustness, robustness
+from farspan.stats.text_robustness import Half, Robustness, robustness

@@ -41,15 +41,9 @@ class MeasuredCurve:
 
     def kept(self, which: np.ndarray) -> "MeasuredCurve":
         """Return the curve at the lengths of this mask."""
-        return MeasuredCurve(
-            self.lengths[which],
-            self.scored[which],
-            self.copy[:, which],
-            self.control[:, which],
-            self.failures,
-            self.context[which],
-            self.targets[:, which],
-        )
+        by_length = {name: getattr(self, name)[which] for name in ("lengths", "scored", "context")}
+        by_repeat = {name: getattr(self, name)[:, which] for name in ("copy", "control", "targets")}
+        return replace(self, **by_length, **by_repeat)
 
 
 @dataclass(frozen=True)

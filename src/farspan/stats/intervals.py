@@ -45,16 +45,21 @@ def bands(values: Float[np.ndarray, "repeats *cells"]) -> tuple[np.ndarray, np.n
 def student_mean(values: Float[np.ndarray, "values"]) -> tuple[float, float, float, float]:
     """Return the mean, such as of paired differences, its 95 % interval (Student's), and the two-sided p against a mean
     of 0, which the interval excludes if p is below 0.05. p is NaN under LEAST_PAIRS values; the interval is NaN under
-    two values, and if fewer than six values are all the same but not 0, so that their spread is unknown."""
+    two values, and if all values are the same, so that their spread is unknown."""
     n = len(values)
     if n < 2:
         return (float(values.mean()) if n else np.nan), np.nan, np.nan, np.nan
     value, error, freedom = mean_error(values)
     half = float(student.ppf(1 - LEVEL / 2, freedom)) * error
-    p = two_sided(value, error, freedom, n)
-    if p >= LEVEL and error <= NO_SPREAD * abs(value) and value != 0.0:
+    if error <= NO_SPREAD * abs(value):
         half = np.nan
-    return value, value - half, value + half, p if n >= LEAST_PAIRS else np.nan
+    p = two_sided(value, error, freedom, n) if n >= LEAST_PAIRS else np.nan
+    return value, value - half, value + half, p
+
+
+def has_no_width(value: float, low: float, high: float) -> bool:
+    """Return whether an interval has no width, as that of values which are all the same: it shows no error."""
+    return high - low <= 2 * NO_SPREAD * abs(value)
 
 
 def two_sided(value: float, error: float, freedom: float, values: int) -> float:

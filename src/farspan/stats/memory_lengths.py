@@ -127,7 +127,8 @@ def summarise(curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRA
         value, censored = values[name]
         reason = ended if censored else ""
         if name in CROSSINGS and value == 0.0:
-            reason = f"no length exceeds the threshold; the shortest length judged is {_first_judged(measured):,.0f}"
+            shortest = measured.lengths[is_judged(measured)][0]
+            reason = f"no length exceeds the threshold; the shortest length judged is {shortest:,.0f}"
         elif name in CROSSINGS and not shown[tested[name]]:
             reason = "; ".join(part for part in (reason, unsure[tested[name]]) if part)
         if not chance:
@@ -187,11 +188,11 @@ def by_chance(
     length; empty under two repeats or without bootstraps."""
     if whole_repeats(curve) < 2 or not bootstraps:
         return {}
-    drawn = headlines_sampled(curve, multipliers(len(curve.copy), bootstraps, seed))
+    sampled = headlines_sampled(curve, multipliers(len(curve.copy), bootstraps, seed))
     unseen = _unseen_texts(curve)
     found = {}
     for name, (value, _) in headline(curve).items():
-        others, beyond = drawn[name]
+        others, beyond = sampled[name]
         half = expansion(repeats_of(curve, name, value)) * float(np.std(others))
         low, high, over = value - half, value + half, float(np.mean(beyond)) > 0.025
         if name in CROSSINGS and value > 0.0:
@@ -248,7 +249,3 @@ def _why_it_ended(curve: MeasuredCurve) -> str:
         "too_long": "the model's positions end",
         "nan": "NaN logits",
     }.get(later[0] if later else "", "the longest length measured")
-
-
-def _first_judged(curve: MeasuredCurve) -> float:
-    return float(curve.lengths[is_judged(curve)][0])

@@ -9,7 +9,7 @@ from scipy.stats import t as student
 
 from farspan.stats.forgetting_curves import MeasuredCurve, whole_repeats
 from farspan.stats.headlines import BOOTSTRAPS, headline, headlines_sampled, multipliers, repeats_of
-from farspan.stats.intervals import LEAST_PAIRS, two_sided, welch_freedom
+from farspan.stats.intervals import LEAST_PAIRS, has_no_width, two_sided, welch_freedom
 
 COMPARED = ("half_life", "reach", "span", "fine")
 
@@ -32,6 +32,15 @@ class Difference:
     pairs: int  # targets shared; 0: unpaired
     censored: tuple[str, ...]  # the curves whose value is larger than measured
     unit: str = "tokens"
+
+    @property
+    def interval(self) -> str:
+        """The interval as text; "" if it has no width."""
+        if self.low is not None and self.high is not None and has_no_width(self.value, self.low, self.high):
+            return ""
+        low = "-∞" if self.low is None else f"{self.low:+,.0f}"
+        high = "∞" if self.high is None else f"{self.high:+,.0f}"
+        return f"[{low}, {high}]"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -117,19 +126,19 @@ def _differences(
     for name in COMPARED:
         curves, numbers = (same_end, ended) if name == "span" else ([a, b], whole)
         found = [values[name] for values, _ in numbers]
-        drawn = [draws[name] for _, draws in numbers]
+        sampled = [samples[name] for _, samples in numbers]
         values = [value * scale for (value, _), scale in zip(found, scales, strict=True)]
-        draws = [others * scale for (others, _), scale in zip(drawn, scales, strict=True)]
+        samples = [others * scale for (others, _), scale in zip(sampled, scales, strict=True)]
         repeats = [repeats_of(one, name, value) for one, (value, _) in zip(curves, found, strict=True)]
         if pairs:
-            error, freedom = float(np.std(draws[1] - draws[0])), min(repeats) - 1.0
+            error, freedom = float(np.std(samples[1] - samples[0])), min(repeats) - 1.0
         else:
-            squared = [float(np.var(others)) for others in draws]
+            squared = [float(np.var(others)) for others in samples]
             error, freedom = float(np.sqrt(sum(squared))), welch_freedom(squared, [n - 1.0 for n in repeats])
         value = values[1] - values[0]
         half = float(student.ppf(0.975, freedom)) * error
         # a crossing beyond the lengths measured may be anywhere there; the span ends at a length
-        is_open = [name != "span" and float(np.mean(beyond)) > 0.025 for _, beyond in drawn]
+        is_open = [name != "span" and float(np.mean(beyond)) > 0.025 for _, beyond in sampled]
         censored = [name != "span" and is_censored for _, is_censored in found]
         sign_unknown = all(censored) or (censored[0] and value > 0) or (censored[1] and value < 0)
         result.append(

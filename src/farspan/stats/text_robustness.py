@@ -21,7 +21,7 @@ from scipy.stats import chi2, f_oneway, friedmanchisquare, kruskal, mannwhitneyu
 from scipy.stats import t as student
 
 from farspan.stats.forgetting_curves import MeasuredCurve
-from farspan.stats.intervals import LEAST_PAIRS, LEVEL, NO_SPREAD, holm, mean_error, welch_freedom
+from farspan.stats.intervals import LEAST_PAIRS, LEVEL, NO_SPREAD, has_no_width, holm, mean_error, welch_freedom
 
 Half = Literal["copy", "control"]
 Verdict = Literal["equivalent", "different", "undecided"]
@@ -39,18 +39,27 @@ class AtLength:
     pairs: int  # targets that all sources share
     anova: float | None  # p, as in the paper: unpaired, over all values
     kruskal: float | None  # likewise
-    paired: float | None  # p of Friedman's test or of sign flips
-    sources: tuple[str, str] | None  # the pair whose interval extends farthest from 0
-    difference: float | None  # of their means, second minus first, over the shared targets
-    low: float | None  # its 90 % interval, Student's (Welch's if no targets are shared)
-    high: float | None
-    tost: float | None  # p of the two one-sided tests, the largest over every two sources
+    paired: float | None = None  # p of Friedman's test or of sign flips
+    sources: tuple[str, str] | None = None  # the pair whose interval extends farthest from 0
+    difference: float | None = None  # of their means, second minus first, over the shared targets
+    low: float | None = None  # its 90 % interval, Student's (Welch's if no targets are shared)
+    high: float | None = None
+    tost: float | None = None  # p of the two one-sided tests, the largest over every two sources
     verdict: Verdict = "undecided"
     anova_holm: float | None = None  # corrected for the number of lengths
     kruskal_holm: float | None = None
     paired_holm: float | None = None
     tost_holm: float | None = None
     reason: str = ""  # why nothing was tested
+
+    @property
+    def interval(self) -> str:
+        """The interval as text, in points of accuracy; "" if there is none, or one without width."""
+        if self.difference is None or self.low is None or self.high is None:
+            return ""
+        if has_no_width(self.difference, self.low, self.high):
+            return ""
+        return f"[{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
 
 
 @dataclass(frozen=True)
@@ -108,23 +117,17 @@ def robustness(
     }
     is_paired = any(shared.values())
     found = [_at_length(n, cells[n], sorted(shared[n]), is_paired, margin, seed) for n in common]
-    anova, kruskal_wallis = holm([one.anova for one in found]), holm([one.kruskal for one in found])
-    paired, tost = holm([one.paired for one in found]), holm([one.tost for one in found])
+    corrected: dict[str, Any] = {
+        name: holm([getattr(one, name) for one in found]) for name in ("anova", "kruskal", "paired", "tost")
+    }
     for i, one in enumerate(found):
-        decides = paired[i] if is_paired else kruskal_wallis[i]
+        decides = corrected["paired" if is_paired else "kruskal"][i]
         verdict: Verdict = "undecided"
         if one.tost is not None and one.tost < LEVEL:
             verdict = "equivalent"
         elif not one.reason and decides is not None and decides < LEVEL:
             verdict = "different"
-        found[i] = replace(
-            one,
-            verdict=verdict,
-            anova_holm=anova[i],
-            kruskal_holm=kruskal_wallis[i],
-            paired_holm=paired[i],
-            tost_holm=tost[i],
-        )
+        found[i] = replace(one, verdict=verdict, **{f"{name}_holm": p[i] for name, p in corrected.items()})
     tested = [one.verdict for one in found if not one.reason]
     overall: Verdict = "undecided"
     if "different" in tested:
@@ -165,7 +168,6 @@ def _at_length(
         len(shared),
         _anova(groups) if unpaired else None,
         _kruskal(groups) if unpaired else None,
-        *(None, None, None, None, None, None),
     )
     if least < LEAST_PAIRS:
         what = "targets are shared" if is_paired else "values of a source"

@@ -29,8 +29,8 @@ from farspan import hf
 from farspan.lengths import LARGEST
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
-from farspan.text.corpora import Corpus, load
+from farspan.tasks.base import BoundText, Example, Quality, Result, Task, Work, digest
+from farspan.text.corpora import load
 
 SINKS = 8  # the paper's, figure 7
 MAP_BINS = 128
@@ -76,10 +76,8 @@ class Attention(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundAttention(Attention, Bound[np.ndarray]):
+class BoundAttention(Attention, BoundText[np.ndarray]):
     """Attention statistics on one text. An example's payload is a window, [largest length less the separator]."""
-
-    text: Corpus
 
     task: ClassVar[str] = "attention"
     version: ClassVar[int] = 1
@@ -100,14 +98,6 @@ class BoundAttention(Attention, Bound[np.ndarray]):
             "text": self.text.name,
             "text_hash": self.text.hash,
         }
-
-    @property
-    def texts(self) -> tuple[Corpus, ...]:
-        return (self.text,)
-
-    def num_tokens(self, lm: LM, example: Example[np.ndarray], length: int) -> int:
-        """Return the length: it includes the separator."""
-        return length
 
     def batch(self, longest: int) -> int:
         """Return more than one repeat only for short texts."""
@@ -223,7 +213,7 @@ class BoundAttention(Attention, Bound[np.ndarray]):
         }
         if picture is not None and length == picture.length:
             scores["map"] = packed(picture.mean(index, len(layers)))
-        return Result(example, length, scores=scores, num_seen=memory.num_seen, num_kept=memory.num_kept)
+        return Result.of(example, length, memory, scores)
 
 
 def spread(scores: Float[Tensor, "batch heads keys"], first: int, sinks: int, bin: int, length: int) -> dict[str, Any]:

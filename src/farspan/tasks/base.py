@@ -4,17 +4,19 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
 from farspan.lm import LM
-from farspan.reader import Reader
+from farspan.reader import Memory, Reader
 from farspan.specs import written
+from farspan.tasks.prompts import token_texts
 from farspan.text.corpora import Corpus
 
 P = TypeVar("P")
+Parts = tuple[Sequence[tuple[str, Sequence[int] | np.ndarray]], int]  # of an example as text, see `Bound.parts`
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,20 @@ class Result:
     reason: str = ""
     num_seen: int = 0
     num_kept: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        example: Example[Any],
+        length: int,
+        memory: Memory,
+        scores: dict[str, Any],
+        failed: str = "",
+        depth: float = 0.0,
+    ) -> "Result":
+        """Return the result of a memory that was scored; `failed`: the reason of its status "nan", if it has that."""
+        status = "nan" if failed else "ok"
+        return cls(example, length, depth, scores, status, failed, memory.num_seen, memory.num_kept)
 
 
 @dataclass(frozen=True)
@@ -133,9 +149,9 @@ class Bound(ABC, Generic[P]):
     @abstractmethod
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[P]]: ...
 
-    @abstractmethod
     def num_tokens(self, lm: LM, example: Example[P], length: int) -> int:
         """Return the largest number of tokens fed at this length: the whole context."""
+        return max(w.num_before + w.num_tokens for w in self.work(lm, replace(example, lengths=(length,), stops=())))
 
     @abstractmethod
     def work(self, lm: LM, example: Example[P]) -> Iterable[Work]:
@@ -146,9 +162,18 @@ class Bound(ABC, Generic[P]):
         """Yield a result for each length, depth and example, in this order, as soon as it is known. The examples have
         the same lengths and depths."""
 
-    def shown(self, lm: LM, example: Example[P], length: int) -> dict[str, Any] | None:
-        """Return the example as text at one length, as `farspan.report.example` reads it; None if it has none."""
+    def parts(self, lm: LM, example: Example[P], length: int) -> Parts | None:
+        """Return the example's token ids at one length in parts, each with its kind ("separator", "read" or "asked"),
+        and how many of the last are scored, or are a right answer; None if it is not shown."""
         return None
+
+    def shown(self, lm: LM, example: Example[P], length: int) -> dict[str, Any] | None:
+        """Return the example as text at one length, as `farspan.report.example` reads it; None if it is not shown."""
+        if (found := self.parts(lm, example, length)) is None:
+            return None
+        parts, scored = found
+        texts = [[kind, token_texts(lm.tokenizer, ids)] for kind, ids in parts if len(ids)]
+        return {"length": length, "repeat": example.repeat, "parts": texts, "scored": scored}
 
     def separator(self, lm: LM) -> tuple[int, ...]:
         """Return the token ids that begin every context."""
@@ -174,6 +199,22 @@ class Bound(ABC, Generic[P]):
             ValueError: a reader that the task cannot measure.
         """
         return nullcontext()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundText(Bound[P]):
+    """A task bound to one text."""
+
+    text: Corpus
+
+    @property
+    def texts(self) -> tuple[Corpus, ...]:
+        return (self.text,)
+
+
+def not_finite(tokens: int) -> str:
+    """Return the reason of a row with this number of scored tokens that have no finite log-probability; "" for 0."""
+    return f"{tokens} scored tokens have no finite log-probability" if tokens else ""
 
 
 def digest(*parts: str | np.ndarray) -> str:

@@ -40,9 +40,6 @@ class BoundCost(Bound[np.ndarray]):
     def settings(self) -> dict[str, Any]:
         return {"new_tokens": self.new_tokens}
 
-    def num_tokens(self, lm: LM, example: Example[np.ndarray], length: int) -> int:
-        return length + self.new_tokens - 1
-
     def batch(self, longest: int) -> int:
         return 1
 

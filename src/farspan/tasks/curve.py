@@ -30,9 +30,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from farspan.lengths import DEFAULT_POINTS, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import Reader, Scores
-from farspan.specs import closest
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest, same_texts
-from farspan.tasks.prompts import token_texts
+from farspan.specs import check_known
+from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest, not_finite, same_texts
 from farspan.terminal import report
 from farspan.text.corpora import Corpus, join, load
 
@@ -80,9 +79,8 @@ class Curve(Task):
     quality: ClassVar[Quality] = Quality("copy", "copy accuracy", higher_is_better=True, graded=True)
 
     def __post_init__(self) -> None:
-        if self.protocol not in (None, *get_args(Protocol)):
-            hint = closest(str(self.protocol), get_args(Protocol))
-            raise ValueError(f"protocol {self.protocol!r} is unknown{hint}; known are {', '.join(get_args(Protocol))}")
+        if self.protocol is not None:
+            check_known("protocol", self.protocol, get_args(Protocol))
         if self.protocol not in (None, "probe") and (self.warmup, self.scored) != (None, None):
             raise ValueError(
                 f"warmup and scored belong to protocol=probe, not to protocol={self.protocol}: add protocol=probe, or "
@@ -166,9 +164,9 @@ class BoundCurve(Curve, Bound[Texts]):
 
     def largest_length(self, lm: LM, context: int) -> int:
         """Return the largest length whose whole context has at most that many tokens; 0 or less: none."""
-        room = context - 2 * len(self.separator(lm))
+        available = context - 2 * len(self.separator(lm))
         both = sum(self.probe)
-        return room - both if self.protocol == "probe" and room >= 2 * both else room // 2
+        return available - both if self.protocol == "probe" and available >= 2 * both else available // 2
 
     def slice_at(self, length: int, depth: float) -> tuple[int, int, int]:
         """Return where the second part begins in S, and its numbers of tokens only fed and scored."""
@@ -201,10 +199,10 @@ class BoundCurve(Curve, Bound[Texts]):
         else:
             # one text, possibly shuffled: the irrelevant part must not be the target
             one_text = self.prefix.source == self.target.source
-            drawn = 2 * pool if one_text else pool
-            targets = self.target.windows(window, drawn, seed)[:repeats]
+            count = 2 * pool if one_text else pool
+            targets = self.target.windows(window, count, seed)[:repeats]
             first = pool if one_text else 0
-            prefixes = self.prefix.windows(window, drawn, seed)[first : first + repeats]
+            prefixes = self.prefix.windows(window, count, seed)[first : first + repeats]
             texts = [Texts(s, prefix=i) for s, i in zip(targets, prefixes, strict=True)]
         return self._checked([_example(self, seed, i, tuple(lengths), separator, t) for i, t in enumerate(texts)])
 
@@ -257,14 +255,11 @@ class BoundCurve(Curve, Bound[Texts]):
                 yield Work(2, separator + length, separator + warmup + scored - 1, scored)
             done = length
 
-    def shown(self, lm: LM, example: Example[Texts], length: int) -> dict[str, Any]:
-        """Return the copy half of an example as text: its parts, token by token; the last `scored` are scored."""
+    def parts(self, lm: LM, example: Example[Texts], length: int) -> Parts:
+        """Return the parts of the copy half."""
         _, warmup, scored = self.slice_at(length, 0.0)
-        separator = token_texts(lm.tokenizer, self.separator(lm))
-        target = token_texts(lm.tokenizer, example.payload.target[:length])
-        parts = [["separator", separator], ["read", target], ["separator", separator]]
-        asked = ["asked", target[: warmup + scored]]
-        return {"length": length, "repeat": example.repeat, "parts": [*parts, asked], "scored": scored}
+        separator, target = ("separator", self.separator(lm)), example.payload.target[:length]
+        return [separator, ("read", target), separator, ("asked", target[: warmup + scored])], scored
 
     def run(self, reader: Reader, batch: Sequence[Example[Texts]]) -> Iterator[Result]:
         """Yield results of a batch, shortest length and smallest depth first."""
@@ -274,9 +269,9 @@ class BoundCurve(Curve, Bound[Texts]):
 
         target = rows("target")
         if batch[0].payload.prefix is not None:
-            read, asked = torch.cat([target, rows("prefix")]), torch.cat([target, target])
+            read, fed = torch.cat([target, rows("prefix")]), torch.cat([target, target])
         else:
-            read, asked = target, torch.cat([target, rows("other")])
+            read, fed = target, torch.cat([target, rows("other")])
         separator = torch.tensor([self.separator(reader.lm)])
         memory = reader.read(separator.expand(len(read), -1))
         done = 0
@@ -285,7 +280,7 @@ class BoundCurve(Curve, Bound[Texts]):
             done = length
             for depth in batch[0].depths if length in batch[0].lengths else ():
                 start, warmup, scored = self.slice_at(length, depth)
-                second = torch.cat([separator.expand(len(asked), -1), asked[:, start : start + warmup + scored]], 1)
+                second = torch.cat([separator.expand(len(fed), -1), fed[:, start : start + warmup + scored]], 1)
                 scores = memory.score(second, slice(second.shape[1] - scored, None))
                 for index, example in enumerate(batch):
                     values, failed = _judged(scores, index, index + len(batch))
@@ -295,16 +290,7 @@ class BoundCurve(Curve, Bound[Texts]):
                     # the repeat whose target the control was scored on; it pairs the two halves
                     other = example.payload.other_repeat
                     values["control_repeat"] = example.repeat if other is None else other
-                    yield Result(
-                        example,
-                        length,
-                        depth,
-                        values,
-                        status="nan" if failed else "ok",
-                        reason=f"{failed} scored tokens have no finite log-probability" if failed else "",
-                        num_seen=memory.num_seen,
-                        num_kept=memory.num_kept,
-                    )
+                    yield Result.of(example, length, memory, values, not_finite(failed), depth)
 
     def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...]:
         """Return 16 lengths, evenly spaced, to a context of twice the trained length or to where positions end."""
@@ -381,13 +367,13 @@ def _example(
     return Example(digest(what, *parts), repeat, lengths, texts, task.depths)
 
 
-def overlap(read: np.ndarray, asked: np.ndarray) -> float:
-    """Return the share of the runs of 32 tokens in `asked` (all of it, if shorter) that also occur in `read`."""
-    size = min(RUN, len(asked), len(read))
+def overlap(read: np.ndarray, scored: np.ndarray) -> float:
+    """Return the share of the runs of 32 tokens in `scored` (all of it, if shorter) that also occur in `read`."""
+    size = min(RUN, len(scored), len(read))
     if not size:
         return 0.0
     factors = np.random.default_rng(0).integers(1, 1 << 62, size, dtype=np.uint64)
-    hashes = [sliding_window_view(ids.astype(np.uint64), size) @ factors for ids in (read, asked)]
+    hashes = [sliding_window_view(ids.astype(np.uint64), size) @ factors for ids in (read, scored)]
     return float(np.isin(hashes[1], hashes[0]).mean())
 
 

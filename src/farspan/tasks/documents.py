@@ -19,9 +19,10 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
-from farspan.tasks.base import Bound, Example, Result, Work, digest
+from farspan.specs import check_known
+from farspan.tasks.base import Bound, Example, Parts, Result, Work, digest
 from farspan.tasks.passages import places, row
-from farspan.tasks.prompts import following, pieces, stops, token_texts
+from farspan.tasks.prompts import following, pieces, stops
 
 TRUNCATE = ("none", "beginning", "middle", "end")  # the part of a document to leave out
 
@@ -70,7 +71,7 @@ class BoundDocuments(Bound[DocumentPrompt]):
     omitted: str = ""  # replaces the end of a document that was left out
 
     def __post_init__(self) -> None:
-        check_truncate(self.truncate)
+        check_known("truncate =", self.truncate, TRUNCATE)
         check_new_tokens(self.answering.new_tokens)
 
     def judged(self, prediction: str, item: Item) -> dict[str, float]:
@@ -113,16 +114,16 @@ class BoundDocuments(Bound[DocumentPrompt]):
         out; None if it must not be cut or none would fit."""
         document = example.payload.document
         fixed = self._fixed(lm, example)
-        room = length - fixed - self.answering.new_tokens
-        if len(document) <= room:
+        available = length - fixed - self.answering.new_tokens
+        if len(document) <= available:
             return document, 0
         note = following(lm.tokenizer, self.omitted, before="x") if self.truncate == "end" else document[:0]
-        room -= len(note)
-        if self.truncate == "none" or room < 1:
+        available -= len(note)
+        if self.truncate == "none" or available < 1:
             return None
-        first = {"beginning": 0, "middle": room // 2, "end": room}[self.truncate]
-        last = len(document) - (room - first)
-        return np.concatenate([document[:first], note, document[last:]]), len(document) - room
+        first = {"beginning": 0, "middle": available // 2, "end": available}[self.truncate]
+        last = len(document) - (available - first)
+        return np.concatenate([document[:first], note, document[last:]]), len(document) - available
 
     def work(self, lm: LM, example: Example[DocumentPrompt]) -> Iterator[Work]:
         for length in example.lengths:
@@ -174,17 +175,15 @@ class BoundDocuments(Bound[DocumentPrompt]):
             "context": self._fixed(lm, example) + len(document),
             **places(memory),
         }
-        return Result(example, length, scores=values, num_seen=memory.num_seen, num_kept=memory.num_kept)
+        return Result.of(example, length, memory, values)
 
-    def shown(self, lm: LM, example: Example[DocumentPrompt], length: int) -> dict[str, Any]:
-        """Return an example as text, with the part of its document that fits (all of it if it must not be cut), its
-        parts token by token; the last `scored` are a right answer."""
+    def parts(self, lm: LM, example: Example[DocumentPrompt], length: int) -> Parts:
+        """Return the parts, with the part of the document that fits (all of it if it must not be cut)."""
         given = example.payload
         document, _ = self.kept(lm, example, length) or (given.document, 0)
         right = following(lm.tokenizer, f" {given.item.references[0]}", before="x")
-        parts = [["read", token_texts(lm.tokenizer, ids)] for ids in (given.before, document) if len(ids)]
-        parts.append(["asked", token_texts(lm.tokenizer, np.concatenate([given.after, right]))])
-        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(right)}
+        read = [("read", given.before), ("read", document)]
+        return [*read, ("asked", np.concatenate([given.after, right]))], len(right)
 
     @staticmethod
     def _fixed(lm: LM, example: Example[DocumentPrompt]) -> int:
@@ -192,8 +191,8 @@ class BoundDocuments(Bound[DocumentPrompt]):
         return len(lm.separator.ids) + len(example.payload.before) + len(example.payload.after)
 
     def _too_long(self, lm: LM, example: Example[DocumentPrompt], length: int) -> str:
-        rest, room, document = self._fixed(lm, example), self.answering.new_tokens, len(example.payload.document)
-        need = f"the document has {document:,} tokens, the rest of the prompt {rest:,}, the answer {room:,}"
+        rest, answer, document = self._fixed(lm, example), self.answering.new_tokens, len(example.payload.document)
+        need = f"the document has {document:,} tokens, the rest of the prompt {rest:,}, the answer {answer:,}"
         if self.truncate == "none":
             return f"{need}: more than {length:,}; leave out a part of it (truncate=beginning, middle or end)"
         return f"{need}: nothing of the document fits into {length:,}"
@@ -203,12 +202,3 @@ def check_new_tokens(new_tokens: int) -> None:
     """Raise ValueError unless an answer may have at least one token."""
     if new_tokens < 1:
         raise ValueError(f"new_tokens = {new_tokens}; at least 1 is needed")
-
-
-def check_truncate(truncate: str) -> None:
-    """Raise ValueError unless it is among TRUNCATE."""
-    if truncate not in TRUNCATE:
-        raise ValueError(
-            f"truncate = {truncate!r} is unknown, expected the part of a long document to leave out: "
-            + ", ".join(TRUNCATE)
-        )

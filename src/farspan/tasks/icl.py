@@ -35,11 +35,11 @@ from numpy.typing import ArrayLike
 
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
-from farspan.specs import closest
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
+from farspan.specs import check_known
+from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
 from farspan.tasks.icl_sets import SETS, Labelled, load_own, load_set, own_question
 from farspan.tasks.passages import places, row
-from farspan.tasks.prompts import following, token_texts
+from farspan.tasks.prompts import following
 
 SCORINGS = ("plain", "normalized", "calibrated", "both")
 LENGTHS = (2, 20, 40)  # demonstrations, CEPE's table 3
@@ -94,11 +94,10 @@ class Icl(Task):
                 f"icl set {self.set!r} has its own columns: leave out text and label, or leave out set to read "
                 "a data set of your own (data=FOLDER,text=COLUMN,label=COLUMN)"
             )
-        if self.set is not None and self.set not in SETS:
-            raise ValueError(f"icl set {self.set!r} is unknown{closest(self.set, SETS)}; known: {', '.join(SETS)}")
-        if self.scoring is not None and self.scoring not in SCORINGS:
-            hint = closest(self.scoring, SCORINGS)
-            raise ValueError(f"icl scoring {self.scoring!r} is unknown{hint}; known: {', '.join(SCORINGS)}")
+        if self.set is not None:
+            check_known("icl set", self.set, SETS)
+        if self.scoring is not None:
+            check_known("icl scoring", self.scoring, SCORINGS)
         if self.head < 0:
             raise ValueError(f"icl head: got {self.head}, expected a number of demonstrations. Give head=0 or more")
 
@@ -131,20 +130,12 @@ class BoundIcl(Bound[IclPrompt]):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {
-            "set": self.set,
-            "scoring": self.scoring,
-            "head": self.head,
-            "options": len(self.options),
-            "data_hash": self._hash,
-        }
+        how = {"scoring": self.scoring, "head": self.head, "options": len(self.options)}
+        return {"set": self.set, **how, "data_hash": self._hash}
 
     @cached_property
     def _hash(self) -> str:
         return digest(json.dumps([[one.text, one.label] for one in (*self.demonstrations, *self.questions)]))
-
-    def num_tokens(self, lm: LM, example: Example[IclPrompt], length: int) -> int:
-        return self._prompt_tokens(lm, example, length) + max(map(len, example.payload.options)) - 1
 
     def _prompt_tokens(self, lm: LM, example: Example[IclPrompt], length: int) -> int:
         front, passages, query = example.payload.parts(self.head, length)
@@ -165,10 +156,10 @@ class BoundIcl(Bound[IclPrompt]):
     def _example(
         self, lm: LM, lengths: Sequence[int], repeat: int, index: int, seed: int, options: list[np.ndarray]
     ) -> Example[IclPrompt]:
-        asked = self.questions[index]
-        shown = self._sampled(lengths[-1], asked, np.random.default_rng([seed, index]))
+        question = self.questions[index]
+        shown = self._sampled(lengths[-1], question, np.random.default_rng([seed, index]))
         texts = [f"{self.question.format(one.text)} {self.options[one.label]}" for one in shown]
-        last = self.question.format(asked.text)
+        last = self.question.format(question.text)
         # the empty line belongs to the text after it: some tokenizers encode it differently at the end of a text
         first, *others = texts or [""]
         parts = [following(lm.tokenizer, first, before="")] if texts else []
@@ -179,14 +170,14 @@ class BoundIcl(Bound[IclPrompt]):
             id=digest(json.dumps(what)),
             repeat=repeat,
             lengths=tuple(lengths),
-            payload=IclPrompt(tuple(parts), query, alone, asked.label, tuple(options)),
+            payload=IclPrompt(tuple(parts), query, alone, question.label, tuple(options)),
         )
 
-    def _sampled(self, count: int, asked: Labelled, rng: np.random.Generator) -> list[Labelled]:
+    def _sampled(self, count: int, question: Labelled, rng: np.random.Generator) -> list[Labelled]:
         """Return demonstrations: one of each class per turn, the classes of a turn in random order."""
         classes: dict[int, list[Labelled]] = defaultdict(list)
         for one in self.demonstrations:
-            if one.text != asked.text:
+            if one.text != question.text:
                 classes[one.label].append(one)
         # label -> the class's own random order, consumed only as far as needed
         orders = {label: iter(rng.permutation(len(of_class))) for label, of_class in sorted(classes.items())}
@@ -239,24 +230,19 @@ class BoundIcl(Bound[IclPrompt]):
                 memory = reader.read(*map(row, passages), head=torch.cat([separator, row(front)], 1))
                 memory.read(row(query))
                 nats = nats_of_options(memory, options)
-                counts, placed = (memory.num_seen, memory.num_kept), places(memory)
                 if not (np.isfinite(nats).all() and np.isfinite(prior).all()):
-                    reason = "an option has no finite log-probability"
-                    yield Result(example, length, status="nan", reason=reason, num_seen=counts[0], num_kept=counts[1])
+                    yield Result.of(example, length, memory, {}, "an option has no finite log-probability")
                     continue
                 values = self._judged(nats, prior, [len(ids) for ids in options], example.payload.gold)
                 values["demonstrations"] = {"head": min(length, self.head), "passages": len(passages)}
-                values |= {"context": self._prompt_tokens(lm, example, length), **placed}
-                yield Result(example, length, scores=values, num_seen=counts[0], num_kept=counts[1])
+                values |= {"context": self._prompt_tokens(lm, example, length), **places(memory)}
+                yield Result.of(example, length, memory, values)
 
-    def shown(self, lm: LM, example: Example[IclPrompt], length: int) -> dict[str, Any]:
-        """Return an example with `length` demonstrations as text, its parts token by token; the last `scored` are the
-        right option."""
+    def parts(self, lm: LM, example: Example[IclPrompt], length: int) -> Parts:
         front, passages, query = example.payload.parts(self.head, length)
         right = example.payload.options[example.payload.gold]
-        parts = [["read", token_texts(lm.tokenizer, ids)] for ids in (front, *passages) if len(ids)]
-        parts.append(["asked", token_texts(lm.tokenizer, np.concatenate([query, right]))])
-        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(right)}
+        read = [("read", ids) for ids in (front, *passages)]
+        return [*read, ("asked", np.concatenate([query, right]))], len(right)
 
     def _judged(self, nats: np.ndarray, prior: np.ndarray, tokens: list[int], gold: int) -> dict[str, Any]:
         nats, prior = nats.round(DIGITS), prior.round(DIGITS)

@@ -174,8 +174,8 @@ def load_set(name: str, data: str | None) -> tuple[tuple[str, ...], tuple[Labell
     pools = [_labelled(table, *both, names) for table, both in zip(tables, columns, strict=True)]
     if len(pools) == 1:
         order = np.random.default_rng(SPLIT_SEED).permutation(len(pools[0]))
-        asked = len(order) // 4
-        pools = [tuple(pools[0][i] for i in order[asked:]), tuple(pools[0][i] for i in order[:asked])]
+        num_questions = len(order) // 4
+        pools = [tuple(pools[0][i] for i in order[num_questions:]), tuple(pools[0][i] for i in order[:num_questions])]
     options = of.options or tuple(each.replace("_", " ") for each in names)
     return options, pools[0], pools[1]
 
@@ -203,8 +203,8 @@ def load_own(data: str, text: str, label: str) -> tuple[tuple[str, ...], tuple[L
         if option in options[:place]:
             both = names[options.index(option)], names[place]
             raise ValueError(f"classes {both[0]!r} and {both[1]!r} of {tables[0].name} are both scored as {option!r}")
-    shown, asked = (_labelled(table, text, label, names) for table in tables)
-    return options, shown, asked
+    demonstrations, questions = (_labelled(table, text, label, names) for table in tables)
+    return options, demonstrations, questions
 
 
 def own_question(text: str, label: str) -> str:

@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 
 from farspan.files import expanded
 from farspan.lm import LM
-from farspan.specs import closest
+from farspan.specs import check_known, closest
 from farspan.tasks import scoring
 from farspan.tasks.base import Bound, Quality, Task
-from farspan.tasks.documents import Answering, BoundDocuments, Item, check_new_tokens, check_truncate
-from farspan.tasks.perplexity import BoundPerplexity, shortest_length
+from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, Item, check_new_tokens
+from farspan.tasks.perplexity import BoundPerplexity, Perplexity
 from farspan.tasks.values import text_of, texts_of
 from farspan.text import corpora
 from farspan.text.tables import find_table, read_table
@@ -174,12 +174,11 @@ class LongBench(Task):
 
     def __post_init__(self) -> None:
         known: Sequence[str] = PAPER if self.view == "text" else tuple(SETS)
-        if self.view not in VIEWS:
-            raise ValueError(f"longbench view {self.view!r} is unknown; known: {', '.join(VIEWS)}")
+        check_known("longbench view", self.view, VIEWS)
         if self.set not in known:
             hint = " to view=text (view=answers has it)" if self.set in SETS else closest(self.set, known)
             raise ValueError(f"longbench set {self.set!r} is unknown{hint}; view={self.view} has {', '.join(known)}")
-        check_truncate(self.truncate)
+        check_known("truncate =", self.truncate, TRUNCATE)
         if self.new_tokens is not None:
             check_new_tokens(self.new_tokens)
         if self.view == "text" and (self.truncate != "none" or self.new_tokens is not None):
@@ -218,8 +217,7 @@ class LongBench(Task):
         """Return, for view=text, powers of two to twice the largest trained length; else the trained lengths."""
         if self.view == "answers":
             return tuple(sorted(set(trained)))
-        first = shortest_length(min(trained))
-        return tuple(first << i for i in range((2 * max(trained) // first).bit_length()))
+        return Perplexity(targets="all").lengths(trained)
 
 
 class BoundLongBench(BoundDocuments):
@@ -241,7 +239,7 @@ def load_items(name: str, data: str) -> list[Item]:
         ValueError: no such data, or data of another set.
     """
     table = find_table(data, [name]) if expanded(data).is_dir() else read_table(data)
-    context, asked, answers = table.column("context"), table.column("input"), table.column("answers")
+    context, question, answers = table.column("context"), table.column("input"), table.column("answers")
     classes, id_ = table.column("all_classes"), table.column("_id")
     before, _, after = SETS[name].prompt.partition("{context}")
     items = []
@@ -250,7 +248,7 @@ def load_items(name: str, data: str) -> list[Item]:
         of = str(row.get("dataset", name)).removesuffix("_e")
         if of != name:
             raise ValueError(f"{table.name} holds rows of {of!r}, not of {name!r}: give the file of that set")
-        rest = after.replace("{input}", text_of(row[asked], f"{where} {asked!r}"))
+        rest = after.replace("{input}", text_of(row[question], f"{where} {question!r}"))
         document, references = (
             text_of(row[context], f"{where} {context!r}"),
             texts_of(row[answers], f"{where} {answers!r}"),

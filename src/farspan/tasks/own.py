@@ -29,11 +29,11 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
-from farspan.specs import closest
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
+from farspan.specs import check_known
+from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work
 from farspan.tasks.passages import joined, places, row
 from farspan.tasks.prompts import encoded, token_texts
-from farspan.text.corpora import Corpus, load
+from farspan.text.corpora import load
 
 TESTS = ("recall", "pairs", "cloze")
 CUE = 16  # tokens of the recalled passage that are given
@@ -74,11 +74,6 @@ class Query:
     ids: np.ndarray
     answers: tuple[np.ndarray, ...]
 
-    @property
-    def longest(self) -> int:
-        """Tokens fed for the longest answer."""
-        return len(self.ids) + max(map(len, self.answers)) - 1
-
 
 @dataclass(frozen=True)
 class Hidden:
@@ -116,9 +111,7 @@ class Own(Task):
     details: ClassVar[tuple[str, ...]] = ("control", *TESTS)
 
     def __post_init__(self) -> None:
-        if self.tests not in ("all", *TESTS):
-            hint = closest(self.tests, TESTS)
-            raise ValueError(f"tests {self.tests!r} are unknown{hint}; known are all, {', '.join(TESTS)}")
+        check_known("tests =", self.tests, ("all", *TESTS))
         if self.pairs < 1:
             raise ValueError(f"pairs = {self.pairs}; at least 1 is needed")
 
@@ -132,10 +125,8 @@ class Own(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundOwn(Own, Bound[Hidden]):
+class BoundOwn(Own, BoundText[Hidden]):
     """The tests in one text."""
-
-    text: Corpus
 
     task: ClassVar[str] = "own"
     version: ClassVar[int] = 2
@@ -146,20 +137,8 @@ class BoundOwn(Own, Bound[Hidden]):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {
-            "tests": list(self.chosen),
-            "pairs": self.pairs,
-            "text": self.text.name,
-            "text_hash": self.text.hash,
-        }
-
-    @property
-    def texts(self) -> tuple[Corpus, ...]:
-        return (self.text,)
-
-    def num_tokens(self, lm: LM, example: Example[Hidden], length: int) -> int:
-        longest = max(query.longest for query in example.payload.queries.values())
-        return len(lm.separator.ids) + length + longest
+        text = {"text": self.text.name, "text_hash": self.text.hash}
+        return {"tests": list(self.chosen), "pairs": self.pairs, **text}
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Hidden]]:
         """Return a window of the text for each repeat, with its facts and queries. Windows without enough words are
@@ -296,16 +275,12 @@ class BoundOwn(Own, Bound[Hidden]):
                     scores |= {"control": float(np.mean(list(control.values())))}
                     scores |= {"nats": {test: found.nats.tolist() for test, found in within.items()}}
                     scores |= {"control_nats": {test: found.nats.tolist() for test, found in without.items()}}
-                    scores |= {"distance": self._distances(length, begins), "answers": self._texts(reader.lm, example)}
-                yield Result(
-                    example,
-                    length,
-                    scores=scores,
-                    status="nan" if failed else "ok",
-                    reason=f"no finite log-probabilities: {', '.join(failed)}" if failed else "",
-                    num_seen=memory.num_seen,
-                    num_kept=memory.num_kept,
-                )
+                    # from the beginning of each queried fact to the end of the context: recall's is first, cloze's last
+                    where = {"recall": 0, "pairs": int("recall" in self.chosen), "cloze": len(begins) - 1}
+                    scores |= {"distance": {test: length - begins[where[test]] for test in self.chosen}}
+                    scores |= {"answers": self._texts(reader.lm, example)}
+                reason = f"no finite log-probabilities: {', '.join(failed)}" if failed else ""
+                yield Result.of(example, length, memory, scores, reason)
 
     def _answers(self, memory: Memory, example: Example[Hidden]) -> dict[str, AnswerScores]:
         found = {}
@@ -326,21 +301,12 @@ class BoundOwn(Own, Bound[Hidden]):
             for test, query in example.payload.queries.items()
         }
 
-    def _distances(self, length: int, begins: Sequence[int]) -> dict[str, int]:
-        """Return the tokens from the beginning of each queried fact to the end of the context."""
-        where = {"recall": 0, "pairs": int("recall" in self.chosen), "cloze": len(begins) - 1}
-        return {test: length - begins[where[test]] for test in self.chosen}
-
-    def shown(self, lm: LM, example: Example[Hidden], length: int) -> dict[str, Any]:
-        """Return the last test of an example as text: its parts, token by token; the last `scored` are the right
-        answer."""
+    def parts(self, lm: LM, example: Example[Hidden], length: int) -> Parts:
+        """Return the parts of the last test."""
         query = example.payload.queries[self.chosen[-1]]
-        parts = [
-            ["separator", token_texts(lm.tokenizer, lm.separator.ids)],
-            ["read", token_texts(lm.tokenizer, self.context(lm, example, length)[0])],
-            ["asked", token_texts(lm.tokenizer, np.concatenate([query.ids, query.answers[0]]))],
-        ]
-        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(query.answers[0])}
+        last = "asked", np.concatenate([query.ids, query.answers[0]])
+        read = "read", self.context(lm, example, length)[0]
+        return [("separator", lm.separator.ids), read, last], len(query.answers[0])
 
 
 def _judged(found: dict[str, AnswerScores], without: dict[str, AnswerScores]) -> dict[str, float]:

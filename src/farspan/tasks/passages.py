@@ -9,17 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from farspan.reader import Memory
-from farspan.specs import closest
 from farspan.tasks.prompts import encoded
 
 PASSAGE_TOKENS = 256  # at most, of each passage: the trained length of CEPE's encoder
 WEIGHTS = ("method", "retriever")
-
-
-def check_weights(weights: str) -> None:
-    """Raise ValueError unless the weights are among WEIGHTS."""
-    if weights not in WEIGHTS:
-        raise ValueError(f"weights {weights!r} are unknown{closest(weights, WEIGHTS)}; known are {', '.join(WEIGHTS)}")
 
 
 def passage_ids(tokenizer: Any, text: str, most: int) -> Int[np.ndarray, "time"]:

@@ -18,9 +18,9 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import Reader
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
+from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
 from farspan.tasks.passages import places, row
-from farspan.tasks.prompts import encoded, pieces, token_texts
+from farspan.tasks.prompts import encoded, pieces
 
 DESCRIPTION = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you "
@@ -92,9 +92,6 @@ class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
     def settings(self) -> dict[str, Any]:
         return {"depths": self.depths, "digits": self.digits}
 
-    def num_tokens(self, lm: LM, example: Example[PasskeyPrompt], length: int) -> int:
-        return len(lm.separator.ids) + length + len(example.payload.answer) - 1
-
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[PasskeyPrompt]]:
         """Return a number for each repeat.
 
@@ -121,12 +118,12 @@ class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
 
     def work(self, lm: LM, example: Example[PasskeyPrompt]) -> Iterator[Work]:
         prompt = example.payload
-        asked = len(prompt.question) + len(prompt.answer)
+        last = len(prompt.question) + len(prompt.answer)
         for length in example.lengths:
             before = len(lm.separator.ids) + length - len(prompt.question)
             for _ in example.depths:
                 yield Work(1, 0, before, 0)
-                yield Work(1, before, asked - 1, len(prompt.answer))
+                yield Work(1, before, last - 1, len(prompt.answer))
 
     def run(self, reader: Reader, batch: Sequence[Example[PasskeyPrompt]]) -> Iterator[Result]:
         """Yield results of examples one by one, shortest length and smallest depth first."""
@@ -136,28 +133,18 @@ class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
                 for example in batch:
                     prompt = example.payload
                     memory = reader.read(row(prompt.context(length, depth)), head=head)
-                    asked = row(np.concatenate([prompt.question, prompt.answer]))
-                    scores = memory.score(asked, slice(len(prompt.question), None))
+                    last = row(np.concatenate([prompt.question, prompt.answer]))
+                    scores = memory.score(last, slice(len(prompt.question), None))
                     hits, nats = (scores.rank[0] == 0).cpu().numpy(), float(scores.nats[0].double().sum())
                     failed = not np.isfinite(nats)
                     values = {"right": float(hits.all()), "digits": float(hits.mean()), "nats": nats}
-                    yield Result(
-                        example,
-                        length,
-                        depth,
-                        scores=({} if failed else values) | {"context": head.shape[1] + length, **places(memory)},
-                        status="nan" if failed else "ok",
-                        reason="the number has no finite log-probability" if failed else "",
-                        num_seen=memory.num_seen,
-                        num_kept=memory.num_kept,
-                    )
+                    values = ({} if failed else values) | {"context": head.shape[1] + length, **places(memory)}
+                    reason = "the number has no finite log-probability" if failed else ""
+                    yield Result.of(example, length, memory, values, reason, depth)
 
-    def shown(self, lm: LM, example: Example[PasskeyPrompt], length: int) -> dict[str, Any]:
-        """Return an example at its first depth as text, its parts token by token; the last `scored` are the number."""
+    def parts(self, lm: LM, example: Example[PasskeyPrompt], length: int) -> Parts:
+        """Return the parts at the first depth."""
         prompt = example.payload
-        parts = [
-            ["separator", token_texts(lm.tokenizer, lm.separator.ids)],
-            ["read", token_texts(lm.tokenizer, prompt.context(length, example.depths[0]))],
-            ["asked", token_texts(lm.tokenizer, np.concatenate([prompt.question, prompt.answer]))],
-        ]
-        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(prompt.answer)}
+        read = "read", prompt.context(length, example.depths[0])
+        last = "asked", np.concatenate([prompt.question, prompt.answer])
+        return [("separator", lm.separator.ids), read, last], len(prompt.answer)

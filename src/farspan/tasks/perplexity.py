@@ -24,10 +24,10 @@ import torch
 
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import CHUNK, Memory, Reader, Scores
-from farspan.specs import closest
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
+from farspan.specs import check_known
+from farspan.tasks.base import BoundText, Example, Quality, Result, Task, Work, digest, not_finite
 from farspan.terminal import report
-from farspan.text.corpora import Corpus, load
+from farspan.text.corpora import load
 
 TARGETS = ("fixed", "last", "all")
 TARGET_TOKENS = 256  # CEPE's
@@ -51,9 +51,7 @@ class Perplexity(Task):
     quality: ClassVar[Quality] = Quality("nats", "perplexity", higher_is_better=False, exp=True)
 
     def __post_init__(self) -> None:
-        if self.targets not in TARGETS:
-            hint = closest(self.targets, TARGETS)
-            raise ValueError(f"targets {self.targets!r} are unknown{hint}; known are {', '.join(TARGETS)}")
+        check_known("targets =", self.targets, TARGETS)
         if self.target_tokens is not None and self.target_tokens < 1:
             raise ValueError(f"target_tokens = {self.target_tokens} is not possible: give at least 1 (--target-tokens)")
         if self.targets == "all" and self.target_tokens not in (None, TARGET_TOKENS):
@@ -99,10 +97,8 @@ class Perplexity(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundPerplexity(Perplexity, Bound[np.ndarray]):
+class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
     """Perplexity of one text. An example's payload is a window, [tokens of the largest length]."""
-
-    text: Corpus
 
     task: ClassVar[str] = "perplexity"
     version: ClassVar[int] = 2
@@ -111,14 +107,6 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
     def settings(self) -> dict[str, Any]:
         what = {"buckets": self.buckets} if self.targets == "all" else {"target_tokens": self._num_targets}
         return {"targets": self.targets, **what, "text": self.text.name, "text_hash": self.text.hash}
-
-    @property
-    def texts(self) -> tuple[Corpus, ...]:
-        return (self.text,)
-
-    def num_tokens(self, lm: LM, example: Example[np.ndarray], length: int) -> int:
-        """Return the tokens fed; the last token is only a target."""
-        return len(lm.separator.ids) + length - 1
 
     def span(self, window: int, length: int) -> tuple[int, int, int]:
         """Return the beginning of the context, that of the targets, and the end of both, in a window of tokens."""
@@ -190,7 +178,7 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
                     length,
                     scores=values,
                     status="nan" if failed else "ok",
-                    reason=f"{failed} scored tokens have no finite log-probability; {layer}" if failed else "",
+                    reason=f"{not_finite(failed)}; {layer}" if failed else "",
                     num_seen=counts[0],
                     num_kept=counts[1],
                 )
@@ -233,15 +221,15 @@ class BoundPerplexity(Perplexity, Bound[np.ndarray]):
             ValueError: more target tokens than fit.
         """
         trained = lm.trained_length or DEFAULT_TRAINED_LENGTH
-        room = 2 * trained
+        longest = 2 * trained
         if lm.position_limit is not None:
-            room = min(room, lm.position_limit - len(lm.separator.ids) + 1)
+            longest = min(longest, lm.position_limit - len(lm.separator.ids) + 1)
         first = self._shortest(trained)
-        lengths = [first << i for i in range(room.bit_length()) if first << i <= room]
+        lengths = [first << i for i in range(longest.bit_length()) if first << i <= longest]
         if not lengths:
             if self.targets != "all":
-                check_target_tokens(self._num_targets, (room,), OPTION)
-            return (room,)
+                check_target_tokens(self._num_targets, (longest,), OPTION)
+            return (longest,)
         fitting = [length for length in lengths if self.text.num_windows(length, repeats) >= repeats]
         if fitting and fitting != lengths:
             report(f"the text is too short for lengths of {lengths[-1]:,}: they end at {fitting[-1]:,} tokens")

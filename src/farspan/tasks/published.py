@@ -32,12 +32,7 @@ def read_authors_file(path: str | Path, model: str) -> list[Row]:
             method="full",
             task=BoundCurve.task,
             version=BoundCurve.version,
-            settings={
-                "protocol": "paper",
-                "compat": True,
-                "target_text": "PG-19 test",
-                "imported": path.name,
-            },
+            settings={"protocol": "paper", "compat": True, "target_text": "PG-19 test", "imported": path.name},
             length=point["length"],
             repeat=repeat,
             seed=0,

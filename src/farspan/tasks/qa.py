@@ -31,17 +31,10 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.reader import NotFiniteError, Reader
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
-from farspan.tasks.passages import (
-    PASSAGE_TOKENS,
-    check_weights,
-    joined,
-    passage_ids,
-    passage_weights,
-    places,
-    row,
-)
-from farspan.tasks.prompts import encoded, stops, token_texts
+from farspan.specs import check_known
+from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
+from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, joined, passage_ids, passage_weights, places, row
+from farspan.tasks.prompts import encoded, stops
 from farspan.tasks.scoring import exact_match, normalised
 from farspan.tasks.values import inside, number_of, rows_of, text_of, texts_of
 from farspan.text.retrieval import Index, open_index
@@ -106,7 +99,7 @@ class Qa(Task):
     details: ClassVar[tuple[str, ...]] = ("in_passages",)
 
     def __post_init__(self) -> None:
-        check_weights(self.weights)
+        check_known("weights =", self.weights, WEIGHTS)
         if self.shots < 0 or self.passage_tokens < 1 or self.new_tokens < 1:
             raise ValueError(f"{self}: shots must be at least 0, passage_tokens and new_tokens at least 1")
 
@@ -152,10 +145,6 @@ class BoundQa(Qa, Bound[QaPrompt]):
     def _hash(self) -> str:
         every = (*self.questions, *(() if self.pool is self.questions else self.pool))
         return digest(*(repr(one).replace("Question(", "Asked(", 1) for one in every))  # its name in older records
-
-    def num_tokens(self, lm: LM, example: Example[QaPrompt], length: int) -> int:
-        """Return the tokens with the longest possible answer."""
-        return example.payload.num_tokens(length) + self.new_tokens - 1
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[QaPrompt]]:
         """Return a question for each repeat; fewer repeats have the first of the same questions.
@@ -248,36 +237,27 @@ class BoundQa(Qa, Bound[QaPrompt]):
                     yield Result(example, length, status="nan", reason=str(error), num_seen=memory.num_seen)
                     continue
                 answer = tokenizer.decode(new.tolist(), skip_special_tokens=True).partition("\n")[0].strip()
-                yield Result(
-                    example,
-                    length,
-                    scores={
-                        "exact_match": exact_match(answer, one.answers),
-                        "answer": answer,
-                        "answers": list(one.answers),
-                        "question": one.question,
-                        "context": given.num_tokens(length),
-                        "new_tokens": len(new),
-                        "head_tokens": len(given.head),
-                        "passages": [passage.name for passage in passages],
-                        "passage_scores": [None if score is None else round(score, 4) for score in scores],
-                        "passage_tokens": [len(ids) for ids in pieces],
-                        **places(memory),
-                        "in_passages": float(any(_holds(passage.text, one.answers) for passage in passages)),
-                    },
-                    num_seen=memory.num_seen,
-                    num_kept=memory.num_kept,
-                )
+                values = {
+                    "exact_match": exact_match(answer, one.answers),
+                    "answer": answer,
+                    "answers": list(one.answers),
+                    "question": one.question,
+                    "context": given.num_tokens(length),
+                    "new_tokens": len(new),
+                    "head_tokens": len(given.head),
+                    "passages": [passage.name for passage in passages],
+                    "passage_scores": [None if score is None else round(score, 4) for score in scores],
+                    "passage_tokens": [len(ids) for ids in pieces],
+                    **places(memory),
+                    "in_passages": float(any(_holds(passage.text, one.answers) for passage in passages)),
+                }
+                yield Result.of(example, length, memory, values)
 
-    def shown(self, lm: LM, example: Example[QaPrompt], length: int) -> dict[str, Any]:
-        """Return an example with `length` passages as text, its parts token by token; the last `scored` are a right
-        answer."""
-        given, one = example.payload, example.payload.question
-        answer = encoded(lm.tokenizer, " " + one.answers[0])
-        reads = [given.head, *given.passages[:length]]
-        parts = [["read", token_texts(lm.tokenizer, ids)] for ids in reads]
-        parts += [["asked", token_texts(lm.tokenizer, np.concatenate([given.query, answer]))]]
-        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": len(answer)}
+    def parts(self, lm: LM, example: Example[QaPrompt], length: int) -> Parts:
+        given = example.payload
+        answer = encoded(lm.tokenizer, " " + given.question.answers[0])
+        read = [("read", ids) for ids in (given.head, *given.passages[:length])]
+        return [*read, ("asked", np.concatenate([given.query, answer]))], len(answer)
 
 
 def read_questions(data: str) -> tuple[tuple[Question, ...], int]:
@@ -287,10 +267,10 @@ def read_questions(data: str) -> tuple[tuple[Question, ...], int]:
         ValueError: no such data, columns missing, or no question left.
     """
     table = read_table(data)
-    asked, references, found = table.column("question"), table.column(*ANSWERS), []
+    column, references, found = table.column("question"), table.column(*ANSWERS), []
     for number, values in enumerate(table.rows, 1):
         where = f"{table.name}, row {number}"
-        question = "" if values[asked] is None else text_of(values[asked], f"{where}, column {asked!r}").strip()
+        question = "" if values[column] is None else text_of(values[column], f"{where}, column {column!r}").strip()
         answers = _answers(values[references], f"{where}, column {references!r}")
         if question and answers:
             found.append(Question(question, answers, tuple(_passages(values.get("ctxs"), where))))

@@ -25,19 +25,10 @@ import torch
 
 from farspan.lm import LM
 from farspan.reader import Reader
-from farspan.specs import closest
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work, digest
-from farspan.tasks.passages import (
-    PASSAGE_TOKENS,
-    check_weights,
-    joined,
-    passage_ids,
-    passage_weights,
-    places,
-    row,
-)
-from farspan.tasks.prompts import token_texts
-from farspan.text.corpora import Corpus, load
+from farspan.specs import check_known
+from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
+from farspan.tasks.passages import PASSAGE_TOKENS, WEIGHTS, joined, passage_ids, passage_weights, places, row
+from farspan.text.corpora import load
 from farspan.text.retrieval import Index, open_index
 
 WINDOW = 2048  # tokens
@@ -76,10 +67,8 @@ class Ralm(Task):
     details: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     def __post_init__(self) -> None:
-        check_weights(self.weights)
-        if self.passages not in PASSAGES:
-            hint = closest(self.passages, PASSAGES)
-            raise ValueError(f"passages {self.passages!r} are unknown{hint}; known are {', '.join(PASSAGES)}")
+        check_known("weights =", self.weights, WEIGHTS)
+        check_known("passages =", self.passages, PASSAGES)
         if self.window < 2:
             raise ValueError(
                 f"window = {self.window} tokens; at least 2 are needed, one for the query and one to score"
@@ -98,10 +87,9 @@ class Ralm(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundRalm(Ralm, Bound[Retrieved]):
+class BoundRalm(Ralm, BoundText[Retrieved]):
     """Perplexity of one text after passages of one index."""
 
-    text: Corpus
     opened: Index
 
     task: ClassVar[str] = "ralm"
@@ -122,10 +110,6 @@ class BoundRalm(Ralm, Bound[Retrieved]):
             "index_hash": self.opened.hash,
             "retriever": self.opened.about["encoder"] or self.opened.about["kind"],
         }
-
-    @property
-    def texts(self) -> tuple[Corpus, ...]:
-        return (self.text,)
 
     def num_tokens(self, lm: LM, example: Example[Retrieved], length: int) -> int:
         """Return the tokens with every passage at its longest."""
@@ -204,33 +188,23 @@ class BoundRalm(Ralm, Bound[Retrieved]):
                 nats = scores.nats[0].cpu().double().numpy()
                 failed = int((~np.isfinite(nats)).sum())
                 hits = (scores.rank[0] == 0).cpu().numpy()
-                yield Result(
-                    example,
-                    length,
-                    scores={
-                        "nats": None if failed else float(nats.mean()),
-                        **({} if failed else {"accuracy": float(hits.mean())}),
-                        "scored": len(nats),
-                        "context": head.shape[1] + sum(map(len, passages)) + self.window,
-                        "passages": given.numbers[:length].tolist(),
-                        "passage_scores": [round(float(score), 4) for score in given.scores[:length]],
-                        "passage_tokens": [len(ids) for ids in passages],
-                        "excluded": given.excluded,
-                        **places(memory),
-                    },
-                    status="nan" if failed else "ok",
-                    reason=f"{failed} scored tokens have no finite log-probability" if failed else "",
-                    num_seen=memory.num_seen,
-                    num_kept=memory.num_kept,
-                )
+                values = {
+                    "nats": None if failed else float(nats.mean()),
+                    **({} if failed else {"accuracy": float(hits.mean())}),
+                    "scored": len(nats),
+                    "context": head.shape[1] + sum(map(len, passages)) + self.window,
+                    "passages": given.numbers[:length].tolist(),
+                    "passage_scores": [round(float(score), 4) for score in given.scores[:length]],
+                    "passage_tokens": [len(ids) for ids in passages],
+                    "excluded": given.excluded,
+                    **places(memory),
+                }
+                yield Result.of(example, length, memory, values, not_finite(failed))
 
-    def shown(self, lm: LM, example: Example[Retrieved], length: int) -> dict[str, Any]:
-        """Return an example with `length` passages as text: its parts, token by token; the last `scored` are scored."""
+    def parts(self, lm: LM, example: Example[Retrieved], length: int) -> Parts:
         given = example.payload
-        parts = [["separator", token_texts(lm.tokenizer, lm.separator.ids)]]
-        parts += [["read", token_texts(lm.tokenizer, ids)] for ids in given.passages[:length]]
-        parts += [["asked", token_texts(lm.tokenizer, given.text)]]
-        return {"length": length, "repeat": example.repeat, "parts": parts, "scored": self.window - self.query}
+        read = [("read", ids) for ids in given.passages[:length]]
+        return [("separator", lm.separator.ids), *read, ("asked", given.text)], self.window - self.query
 
 
 def _runs(text: str, count: int) -> set[tuple[str, ...]]:

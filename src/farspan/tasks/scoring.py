@@ -79,8 +79,8 @@ def choice(prediction: str, options: Sequence[str]) -> str | None:
     letters = string.ascii_uppercase[: len(options)]
     if found := re.match(rf"\W*([{letters}])\s*(?:[).:,;\n]|$)", prediction):
         return found[1]
-    said = normalised(prediction)
-    meant = (letter for letter, option in zip(letters, options, strict=True) if said and said == normalised(option))
+    answer = normalised(prediction)
+    meant = (letter for letter, option in zip(letters, options, strict=True) if answer and answer == normalised(option))
     return next(meant, None)
 
 
@@ -91,11 +91,8 @@ def _some(references: Sequence[str]) -> Sequence[str]:
 
 
 def _f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
-    return _f(sum((Counter(prediction) & Counter(reference)).values()), len(prediction), len(reference))
-
-
-def _f(shared: int, predicted: int, wanted: int) -> float:
-    return 2 * shared / (predicted + wanted) if shared else 0.0
+    shared = sum((Counter(prediction) & Counter(reference)).values())
+    return 2 * shared / (len(prediction) + len(reference)) if shared else 0.0
 
 
 # LongBench: each takes a prediction, one reference and the classes

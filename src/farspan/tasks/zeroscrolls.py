@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from farspan.lm import LM
-from farspan.specs import closest
+from farspan.specs import check_known
 from farspan.tasks import scoring
 from farspan.tasks.base import Quality, Task
-from farspan.tasks.documents import Answering, BoundDocuments, Item, check_new_tokens, check_truncate
+from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, Item, check_new_tokens
 from farspan.tasks.values import inside, rows_of, text_of, texts_of
 from farspan.text.tables import Table, hub_table, read_table
 
@@ -124,10 +124,8 @@ class ZeroScrolls(Task):
     name: ClassVar[str] = "zeroscrolls"
 
     def __post_init__(self) -> None:
-        if self.set not in SETS:
-            hint = closest(self.set, SETS)
-            raise ValueError(f"zeroscrolls set {self.set!r} is unknown{hint}; known: {', '.join(SETS)}")
-        check_truncate(self.truncate)
+        check_known("zeroscrolls set", self.set, SETS)
+        check_known("truncate =", self.truncate, TRUNCATE)
         if self.new_tokens is not None:
             check_new_tokens(self.new_tokens)
 
@@ -184,9 +182,9 @@ def load_items(name: str, data: str | None) -> list[Item]:
 def _item(
     of: ScrollsSet, name: str, document: str, question: str, references: Sequence[str], options: str = ""
 ) -> Item:
-    asked = of.question.replace("{options}", options).replace("{question}", question)
+    query = of.question.replace("{options}", options).replace("{question}", question)
     choices = tuple(line[4:] for line in options.split("\n")) if options else ()
-    return Item(name, of.before, document.strip(), f"\n\n{of.instruction}{asked}", tuple(references), choices)
+    return Item(name, of.before, document.strip(), f"\n\n{of.instruction}{query}", tuple(references), choices)
 
 
 def _scrolls(name: str, of: ScrollsSet, table: Table) -> Iterator[Item]:
@@ -215,15 +213,12 @@ def _choice(of: ScrollsSet, key: str, text: str, references: Sequence[str]) -> I
     if found is None:
         raise ValueError(f"the input of {key} has no four options marked (A) to (D)")
     options = [" ".join(option.split()) for option in found.groups()[1:5]]
-    gold = [letter for letter, option in zip(LETTERS, options, strict=True) if option in map(_joined, references)]
+    answers = [" ".join(reference.split()) for reference in references]
+    gold = [letter for letter, option in zip(LETTERS, options, strict=True) if option in answers]
     if any(reference.strip() for reference in references) and not gold:
         raise ValueError(f"the answer of {key}, {references[0]!r}, is none of its options {options}")
     marked = "\n".join(f"({letter}) {option}" for letter, option in zip(LETTERS, options, strict=True))
     return _item(of, key, found["story"], found["question"].strip(), gold, marked)
-
-
-def _joined(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _narrativeqa(of: ScrollsSet, table: Table) -> Iterator[Item]:
@@ -251,7 +246,7 @@ def _govreport(of: ScrollsSet, table: Table) -> Iterator[Item]:
 
 def _qmsum(of: ScrollsSet, table: Table) -> Iterator[Item]:
     """Yield items from the form of Yale-LILY/QMSum: a meeting per row, with general and specific queries."""
-    said = table.column("meeting_transcripts")
+    meeting = table.column("meeting_transcripts")
     kinds = table.column("general_query_list"), table.column("specific_query_list")
     for number, row in enumerate(table.rows):
 
@@ -259,9 +254,11 @@ def _qmsum(of: ScrollsSet, table: Table) -> Iterator[Item]:
             where = f"{table.name}, row {row_number}, column {column!r}"
             return text_of(inside(one, where, key), f"{where}, {key!r}")
 
-        turns = rows_of(row[said], f"{table.name}, row {number + 1}, column {said!r}")
-        transcript = "\n".join(f"{field(turn, 'speaker', said)}: {field(turn, 'content', said)}" for turn in turns)
+        turns = rows_of(row[meeting], f"{table.name}, row {number + 1}, column {meeting!r}")
+        transcript = "\n".join(
+            f"{field(turn, 'speaker', meeting)}: {field(turn, 'content', meeting)}" for turn in turns
+        )
         for kind in kinds:
-            for index, asked in enumerate(rows_of(row[kind], f"{table.name}, row {number + 1}, column {kind!r}")):
+            for index, query in enumerate(rows_of(row[kind], f"{table.name}, row {number + 1}, column {kind!r}")):
                 name = f"meeting {number}, {kind.partition('_')[0]} query {index}"
-                yield _item(of, name, transcript, field(asked, "query", kind), [field(asked, "answer", kind)])
+                yield _item(of, name, transcript, field(query, "query", kind), [field(query, "answer", kind)])

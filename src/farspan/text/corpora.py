@@ -59,6 +59,11 @@ class Corpus:
     def document(self, index: int) -> Int[np.ndarray, "time"]:
         return self.tokens[self.starts[index] : self.starts[index + 1]]
 
+    def check_ordered(self) -> None:
+        """Raise ValueError if the text is shuffled: a model cannot be trained on it."""
+        if self.shuffled:
+            raise ValueError(f"text {self.name!r} is shuffled: got no order to learn. Give the text without shuffled:")
+
     def num_windows(self, length: int, enough: int) -> int:
         """Return the number of windows of `length` tokens inside documents; if that is less than `enough`, in all
         documents as one text."""
@@ -119,7 +124,9 @@ def load(name: str, tokenizer: Any) -> Corpus:
         hashed = hashlib.sha256(f"shuffled {text.source}".encode()).hexdigest()[:16]
         return replace(text, name=name, hash=hashed, shuffled=True, ordered_hash=text.source)
     if name == "random":
-        return _random(tokenizer)
+        ordinary = np.setdiff1d(np.arange(len(tokenizer)), np.asarray(tokenizer.all_special_ids, dtype=np.int64))
+        tokens = np.random.default_rng(0).choice(ordinary, NUM_RANDOM_TOKENS)
+        return Corpus("random", f"random-{tokenizer_hash(tokenizer)}", tokens, np.array([0, len(tokens)]))
 
     content = _Content(name, tokenizer)
     folder = cache_folder() / "corpora" / content.key
@@ -237,12 +244,6 @@ def _cached(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray, dict[str, 
         report(f"the tokens of text {name!r} are computed again, since their copy in the cache is damaged: {error}")
         return None
     return tokens, starts, about
-
-
-def _random(tokenizer: Any) -> Corpus:
-    ordinary = np.setdiff1d(np.arange(len(tokenizer)), np.asarray(tokenizer.all_special_ids, dtype=np.int64))
-    tokens = np.random.default_rng(0).choice(ordinary, NUM_RANDOM_TOKENS)
-    return Corpus("random", f"random-{tokenizer_hash(tokenizer)}", tokens, np.array([0, len(tokens)]))
 
 
 def _write(folder: Path, content: _Content, tokenizer: Any) -> None:

@@ -39,6 +39,7 @@ from farspan.extras import optional_import
 from farspan.files import built, expanded, parse_json, remove_leftovers
 from farspan.record import refuse_differences
 from farspan.schema import check_index
+from farspan.specs import check_known
 from farspan.text import checksums
 from farspan.text.corpora import tokenizer_hash
 from farspan.text.documents import read_texts
@@ -200,8 +201,7 @@ def build(
         ValueError: no documents, a folder with something else or with an index of other documents, or an extra that
             is not installed.
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind {kind!r} is unknown; known are {', '.join(KINDS)}")
+    check_known("kind", kind, KINDS)
     if words < 1 or (tokens is not None and tokens < 1):
         raise ValueError(f"passages of {words if tokens is None else tokens} words or tokens: expected at least 1")
     if tokens is not None and not getattr(tokenizer, "is_fast", False):

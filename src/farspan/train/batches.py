@@ -1,7 +1,6 @@
 """Rows of token ids cut from a corpus, and a tokenizer trained on one."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +14,13 @@ from farspan.text.corpora import Corpus
 from farspan.train.checkpoint import writing
 
 
-@dataclass(frozen=True)
 class View:
     """All documents as one stream, a separator before each, read without being copied."""
 
-    corpus: Corpus
-    order: Int[np.ndarray, "documents"]
-    separator: Int[np.ndarray, "tokens"]
-    ends: Int[np.ndarray, "documents"]  # the place in the stream where each document ends
-
-    @classmethod
-    def of(cls, corpus: Corpus, order: Sequence[int] | np.ndarray, separator: Sequence[int]) -> "View":
-        order = np.asarray(order, np.int64)
-        head = np.asarray(separator, np.int64)
-        return cls(corpus, order, head, np.cumsum(np.diff(corpus.starts)[order] + len(head)))
+    def __init__(self, corpus: Corpus, order: Int[np.ndarray, "documents"], separator: Sequence[int]) -> None:
+        self.corpus, self.order, self.separator = corpus, order, np.asarray(separator, np.int64)
+        # the place in the stream where each document ends
+        self.ends = np.cumsum(np.diff(corpus.starts)[order] + len(self.separator))
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -62,7 +54,7 @@ class PackedRows(Dataset[dict[str, Tensor]]):
 
     def __init__(self, corpus: Corpus, length: int, separator: tuple[int, ...], seed: int) -> None:
         order = np.random.default_rng(seed).permutation(corpus.num_documents)
-        self.stream, self.length = View.of(corpus, order, separator), length
+        self.stream, self.length = View(corpus, order, separator), length
         if len(self.stream) < length:
             raise ValueError(f"text {corpus.name!r} has {len(self.stream):,} tokens, less than one row of {length:,}")
 

@@ -52,9 +52,7 @@ class CepeModelSettings(Settings):
     """[model]: the decoder, and the encoder and cross-attention that are added to it."""
 
     name: str  # the decoder: a folder or hub id, or `demo`, the embedded one
-    encoder: str | None = (
-        None  # a folder or hub id, such as an output of `farspan train mlm`; `demo`: the embedded model's
-    )
+    encoder: str | None = None  # a folder, such as one of `farspan train mlm`, or hub id; `demo`: the embedded model's
     warmed_up: str | None = None  # a folder of the warm-up, encoder included; empty: none
     random_encoder: bool = False  # of the shape of `encoder`, without its weights, and without a warm-up
     train_encoder: bool = True
@@ -104,9 +102,7 @@ class CepeSettings(WatchedSettings):
 
 @training
 def train(settings: CepeSettings, notice: Notice) -> dict[str, Any]:
-    """Train, or continue a training that was stopped, and save encoder and cross-attention in `settings.out`.
-
-    Return the content of `training.json` in that folder. `notice` is called with each line that a user should read.
+    """Train as `training`, and save encoder and cross-attention.
 
     Raises:
         ValueError: impossible settings, models that do not belong together, texts that are too short, or `out` holds

@@ -27,18 +27,8 @@ from farspan.hf.device import is_out_of_memory
 NAMED = re.compile(r"checkpoint-(\d+)")
 # raised by torch.load, safetensors, JSON and the objects that they fill, for files that are truncated, or of another
 # program or version
-UNREADABLE = (
-    OSError,
-    EOFError,
-    RuntimeError,
-    UnpicklingError,
-    SafetensorError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-)
+UNREADABLE = (OSError, EOFError, RuntimeError, UnpicklingError, SafetensorError, ValueError, TypeError, LookupError,
+              AttributeError)  # fmt: skip
 FULL_DISK = ("PytorchStreamWriter", "inline_container", "iostream error", "No space left")  # of torch, of tokenizers
 
 
@@ -90,7 +80,7 @@ def writing(place: Path) -> Iterator[None]:
             raise
         why = "no space is left on the disk" if is_full else str(error).partition("\n")[0]
         raise ValueError(
-            f"{place} cannot be written: {why}. Make room there and repeat the command: the training continues from "
+            f"{place} cannot be written: {why}. Free space there and repeat the command: the training continues from "
             "its last checkpoint"
         ) from error
 

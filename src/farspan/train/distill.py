@@ -70,7 +70,7 @@ class DistillSettings(CepeSettings):
 
 @training
 def train(settings: DistillSettings, notice: Notice) -> dict[str, Any]:
-    """Train, or continue a training that was stopped, as `farspan.train.cepe.train`.
+    """Train as `farspan.train.cepe.train`.
 
     Raises:
         ValueError: as there; a teacher with another vocabulary, or with a window too short for chunks and input.

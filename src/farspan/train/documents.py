@@ -107,10 +107,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         index: Index | None = None,
         tokenizer: Any = None,
     ) -> None:
-        if corpus.shuffled:
-            raise ValueError(
-                f"text {corpus.name!r} is shuffled: got no order to learn. Give the text without shuffled:"
-            )
+        corpus.check_ordered()
         context = settings.chunks * settings.chunk
         if copies and settings.mixture.get("retrieved"):
             raise ValueError(
@@ -128,7 +125,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         self.kinds = [kind for kind in KINDS if settings.mixture.get(kind)]  # type: ignore[call-overload]
         self.weights = [settings.mixture[kind] for kind in self.kinds]  # type: ignore[index]
         order = np.random.default_rng(seed).permutation(corpus.num_documents)
-        self.stream = View.of(corpus, order, separator)
+        self.stream = View(corpus, order, separator)
         sizes = np.diff(corpus.starts)
         self.long = np.flatnonzero(sizes >= self.window)
         self.places = np.cumsum(sizes[self.long] - self.window + 1)  # where a window can begin

@@ -71,9 +71,9 @@ def draw(
         low + rng.choice(high - low, count, replace=False, shuffle=False)
         for low, high, count in levels(memory_length, num_sampled, window, max_iterations)
     ]
-    drawn = np.concatenate(parts)
-    drawn.sort()
-    return drawn
+    positions = np.concatenate(parts)
+    positions.sort()
+    return positions
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class SparseMemory:
             raise ValueError(
                 f"keep_first = {self.keep_first:,} leaves no token to sample for a memory of {row - targets:,} tokens"
             )
-        drawn = draw(memory, sampled, rng, self.window, self.max_iterations) + self.keep_first
-        return _with_target(np.concatenate([first, drawn]), length, targets)
+        positions = draw(memory, sampled, rng, self.window, self.max_iterations) + self.keep_first
+        return _with_target(np.concatenate([first, positions]), length, targets)
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,7 @@ class LmSettings(TrainingSettings):
 
 @training
 def train(settings: LmSettings, notice: Notice) -> dict[str, Any]:
-    """Train, or continue a training that was stopped, and save model and tokenizer in `settings.out`.
-
-    Return the content of `training.json` in that folder: parameters, tokens, losses, seconds and the settings. `notice`
-    is called with each line that a user should read.
+    """Train as `training`, and save model and tokenizer.
 
     Raises:
         ValueError: impossible settings, a text that does not hold one row, or `out` holds another training.

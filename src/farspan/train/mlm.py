@@ -186,9 +186,7 @@ def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attenti
 
 @training
 def train(settings: MlmSettings, notice: Notice) -> dict[str, Any]:
-    """Train, or continue a training that was stopped, and save encoder and tokenizer in `settings.out`.
-
-    Return the content of `training.json` in that folder. `notice` is called with each line that a user should read.
+    """Train as `training`, and save encoder and tokenizer.
 
     Raises:
         ValueError: impossible settings, a tokenizer that cannot be loaded, a text that does not hold one row, another

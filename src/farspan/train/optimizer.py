@@ -60,10 +60,7 @@ def build(
     adam: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
     optimizer: torch.optim.Optimizer
     if settings.name == "adamw":
-        groups = [
-            {"params": matrices, "weight_decay": settings.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
+        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW([group for group in groups if group["params"]], **adam)
     else:
         parts: list[torch.optim.Optimizer] = []

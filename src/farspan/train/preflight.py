@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from farspan import hf
+from farspan.hf.modes import evaluating
 from farspan.train.draws import draw
 from farspan.train.objective import decoded, last_hidden
 
@@ -38,9 +39,7 @@ def preflight(model: Any, core: Any, window: int, longest: int) -> None:
     vocabulary = core.get_input_embeddings().num_embeddings
     ids = torch.from_numpy(rng.integers(vocabulary, size=positions.shape)).to(positions.device)
 
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
+    with evaluating(model):
         with torch.no_grad():
             hidden, _ = decoded(model, core, ids, positions)
             near, _ = decoded(model, core, ids, torch.arange(positions.shape[1], device=ids.device)[None])
@@ -66,9 +65,6 @@ def preflight(model: Any, core: Any, window: int, longest: int) -> None:
             reach = layers * (max(filter(None, windows.values())) - 1)
             if bool((effect[memory < longest - targets - reach] != 0).any()):
                 raise ValueError(f"{refusal}: its sliding windows are not counted in positions")
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def memory_effect(model: Any, core: Any, ids: Tensor, positions: Tensor, num_memory: int) -> Tensor:

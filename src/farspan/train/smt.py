@@ -99,9 +99,7 @@ class SmtSettings(WatchedSettings):
 
 @training
 def train(settings: SmtSettings, notice: Notice) -> dict[str, Any]:
-    """Train, or continue a training that was stopped, and save model and tokenizer in `settings.out`.
-
-    Return the content of `training.json` in that folder. `notice` is called with each line that a user should read.
+    """Train as `training`, and save model and tokenizer.
 
     Raises:
         ValueError: impossible settings, a model that cannot be trained so, documents that are all too short, another

@@ -75,8 +75,11 @@ Train = Callable[Concatenate[S, ...], dict[str, Any]]
 
 
 def training(train: Train[S]) -> Train[S]:
-    """Decorate `train(settings, notice)` with what comes first in every training: the lock of its folder, the checks of
-    settings that need no model, the random seed. `notice` is called in the first process only.
+    """Decorate `train(settings, notice)`. It trains, or continues a training that was stopped, in `settings.out`, and
+    returns the content of `training.json` there: parameters, tokens, losses, seconds and the settings. `notice` is
+    called with each line that a user should read, in the first process only.
+
+    Before it come the lock of the folder, the checks of settings that need no model, and the random seed.
 
     Raises, when the training is called:
         ValueError: another process trains in the folder, or as `refuse_impossible`.

@@ -55,10 +55,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         mixed: Mixed = "concat",
         first_target: FirstTarget = "auto",
     ) -> None:
-        if corpus.shuffled:
-            raise ValueError(
-                f"text {corpus.name!r} is shuffled: got no order to learn. Give the text without shuffled:"
-            )
+        corpus.check_ordered()
         if not 0 < targets < row:
             raise ValueError(f"smt.targets = {targets:,} must leave tokens for a memory in rows of {row:,} tokens")
         if short == "join":
