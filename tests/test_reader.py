@@ -141,10 +141,10 @@ def test_the_head_runs_on_no_more_positions_than_asked_for(lm: LM, monkeypatch: 
 
     memory = DenseReader(lm, chunk=16).read(some_ids(2, 40))
     monkeypatch.setattr(hf, "logits", counting)
-    monkeypatch.setitem(reader.LOGITS_AT_ONCE, "cpu", 2 * VOCABULARY * 5)
+    monkeypatch.setitem(reader.LOGITS_AT_ONCE, "cpu", VOCABULARY * 5)
     memory.score(some_ids(2, 50), slice(30, 50))
     assert sum(seen) == 20
-    assert max(seen) == 5
+    assert max(seen) == 4  # of the 16 of a chunk, at most 5 at once, in equal blocks
 
 
 def test_rows_beyond_the_batch_go_round_the_memory_without_copying_its_keys(lm: LM) -> None:
@@ -402,6 +402,33 @@ def test_of_equal_largest_logits_the_one_that_decoding_takes_is_the_hit(
     memory.read(some_ids(1, 4))
     assert memory.score(torch.tensor([[3, 7, 3, 7, 0]])).rank.tolist() == [[0, 1, 0, 1, 2]]
     assert memory.generate(torch.tensor([[1]]), 2)[0].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("values_at_once", [1, 5 * VOCABULARY, 1 << 18])
+def test_scores_equal_one_row_at_a_time_also_with_ties(
+    values_at_once: int, dtype: torch.dtype, lm: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(reader.logits.VALUES_AT_ONCE, "cpu", values_at_once)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randint(-3, 4, (2, 40, VOCABULARY), generator=generator).to(dtype)  # the largest occurs often
+    logits[:, 10:, :] += torch.randn(2, 30, VOCABULARY, generator=generator).to(dtype)
+    logits[:, 20:25, 7:] = -torch.inf
+    logits[0, 30], logits[1, 31, 5], logits[1, 32, 5] = torch.nan, torch.nan, torch.inf
+    best = logits.argmax(-1)
+    targets = torch.where(torch.rand(2, 40, generator=generator) < 0.5, best, best - 1).clamp_min(0)
+    targets[:, ::7] = 0
+    targets[1, 35:] = -1
+    blocks = list(reader.logits.scored(lm, targets, lambda positions: logits[:, positions]))
+    nats, rank = (torch.cat([getattr(block, name) for block in blocks], 1) for name in ("nats", "rank"))
+    for row in range(2):
+        for i, target in enumerate(targets[row].tolist()):
+            one = logits[row, i].float()
+            expected = torch.tensor(torch.nan) if target < 0 else one.logsumexp(-1) - one[target]
+            torch.testing.assert_close(nats[row, i], expected, equal_nan=True)
+            larger = int((one > one[target]).sum())
+            hit = int(one.argmax()) == target
+            assert rank[row, i] == (-1 if expected.isnan() else 0 if hit else max(1, larger))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

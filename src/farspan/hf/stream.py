@@ -11,6 +11,7 @@ from torch import Tensor
 from farspan.hf.attention import CustomAttention, StreamAttentionState
 from farspan.hf.cache import BufferLayer, cloned, new_cache, saved, tensors
 from farspan.hf.decoder import forward
+from farspan.hf.prefix import in_two_parts
 
 STATE_NAMES = (
     "past_key_values",
@@ -49,7 +50,8 @@ class Stream:
             return self._step_row_by_row(ids)
         arguments = {self.state_name: self.state, "use_cache": True}
         if self.attention is None:
-            self.output = forward(self.model, ids, self.num_seen, arguments, self.parameters)
+            with in_two_parts():
+                self.output = forward(self.model, ids, self.num_seen, arguments, self.parameters)
         else:
             self.reading.start = self.num_seen
             with self.attention.reading(self.reading):
@@ -85,7 +87,8 @@ class Stream:
         mask[:, self.num_seen :].masked_fill_(own == 0, torch.finfo(self.model.dtype).min)
         arguments = {self.state_name: self.state, "use_cache": True, "attention_mask": mask.expand(batch, 1, -1, -1)}
         positions = (self.num_seen + torch.arange(time, device=ids.device)).repeat(count)
-        self.output = forward(self.model, rows, positions, arguments, self.parameters)
+        with in_two_parts():
+            self.output = forward(self.model, rows, positions, arguments, self.parameters)
         return self.output[0].reshape(batch, count, time, -1).transpose(0, 1)
 
     def evict(self) -> None:

@@ -216,7 +216,7 @@ def _mixture(heads: Sequence[Head], log_weights: Float[Tensor, "batch passes"]) 
 
     def head(positions: slice) -> Tensor:
         def part(one: Head, log_weight: Tensor) -> Tensor:
-            log_p = one(positions).log_softmax(-1)
+            log_p = one(positions).log_softmax(-1, dtype=torch.float32)
             return log_p.add_(log_weight.to(log_p.device)[:, None, None])
 
         return reduce(torch.logaddexp, map(part, heads, log_weights.unbind(1)))

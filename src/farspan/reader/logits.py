@@ -12,7 +12,10 @@ from farspan import hf
 from farspan.hf.chunks import logits_at_once
 from farspan.lm import LM
 
-Head = Callable[[slice], Tensor]  # positions -> their logits [batch, positions, vocabulary] in float32
+Head = Callable[[slice], Tensor]  # positions -> their logits [batch, positions, vocabulary] in the head's dtype
+
+VALUES_AT_ONCE = {"cpu": 1 << 18}  # logits of one pass of `_scores`: those that fit into a CPU's cache
+VALUES_AT_ONCE_ELSEWHERE = 1 << 23
 
 LOWEST_TEMPERATURE = 1e-3  # logits divided by much less overflow in float32
 
@@ -22,7 +25,9 @@ class Scores:
     """The model's scores of tokens, each given the memory and the tokens before it."""
 
     nats: Float[Tensor, "batch kept"]  # -log p(token); NaN at padding, and if the model gave none
-    rank: Int[Tensor, "batch kept"]  # 0 = the greedy choice (of equal largest logits, the smallest id); otherwise the
+    # 0: the greedy choice (of equal largest logits, the smallest id); otherwise the number of larger logits, but at
+    # least 1; -1 where nats is NaN
+    rank: Int[Tensor, "batch kept"]
 
 
 class NotFiniteError(ValueError):
@@ -31,21 +36,44 @@ class NotFiniteError(ValueError):
 
 def head_of(lm: LM, hidden: Tensor, output: object) -> Head:
     """Return a function that computes the logits of these hidden states [batch, time, hidden] at given positions."""
-    return lambda positions: hf.logits(lm.model, hidden[:, positions], output).float()
+
+    def head(positions: slice) -> Tensor:
+        # cloned: torch multiplies slices of a batch one by one, each with a transposed copy of a frozen matrix
+        return hf.logits(lm.model, hidden[:, positions].clone(memory_format=torch.contiguous_format), output)
+
+    return head
 
 
 def scored(lm: LM, targets: Tensor, head: Head) -> Iterator[Scores]:
     """Yield the scores of targets [batch, time], in blocks of positions."""
-    block = max(1, logits_at_once(lm) // (targets.shape[0] * lm.vocabulary))
-    for first in range(0, targets.shape[1], block):
+    batch, time = targets.shape
+    # twice as many as elsewhere: each value is held once, and a block reads the whole output matrix
+    most = max(1, 2 * logits_at_once(lm) // (batch * lm.vocabulary))
+    block = math.ceil(time / math.ceil(time / most)) if time else 1  # of equal size: a small rest costs nearly as much
+    for first in range(0, time, block):
         logits = head(slice(first, first + block))
         target = targets[:, first : first + block].to(logits.device)
-        of_target = logits.gather(-1, target.clamp_min(0)[..., None])
-        nats = (logits.logsumexp(-1) - of_target[..., 0]).masked_fill(target < 0, torch.nan)
-        rank = (logits > of_target).sum(-1)
-        # logits rounded to 16 bits tie; greedy decoding takes the first of the largest, and so does a hit
-        rank = torch.where((rank == 0) & (logits.argmax(-1) != target), 1, rank)
-        yield Scores(nats, rank.masked_fill(nats.isnan(), -1))
+        rows = VALUES_AT_ONCE.get(logits.device.type, VALUES_AT_ONCE_ELSEWHERE) // logits.shape[-1]
+        few = (part.split(max(1, rows)) for part in (logits.flatten(0, 1), target.flatten()))
+        nats, rank = zip(*(_scores(*part) for part in zip(*few, strict=True)), strict=True)
+        yield Scores(torch.cat(nats).view_as(target), torch.cat(rank).view_as(target))
+
+
+def _scores(logits: Float[Tensor, "rows vocabulary"], target: Int[Tensor, "rows"]) -> tuple[Tensor, Tensor]:
+    """Return nats and ranks of targets."""
+    logits = logits.float()
+    of_target = logits.gather(-1, target.clamp_min(0)[:, None])
+    nats = (logits.logsumexp(-1, keepdim=True) - of_target)[:, 0].masked_fill(target < 0, torch.nan)
+    largest = of_target == logits.amax(-1, keepdim=True)
+    # of the largest logit, those that equal it are counted as well, itself among them
+    above = of_target.nextafter(of_target.new_tensor(-torch.inf)).where(largest, of_target)
+    # as float32, whose sum is several times faster than that of booleans
+    rank = torch.gt(logits, above, out=torch.empty_like(logits)).sum(-1).long() - largest[:, 0].long()
+    # logits rounded to 16 bits tie; greedy decoding takes the first of the largest, and so does a hit
+    tied = largest[:, 0] & (rank > 0)
+    if bool(tied.any()):
+        rank[tied] = (logits[tied].argmax(-1) != target[tied]).long()
+    return nats, rank.masked_fill(nats.isnan(), -1)
 
 
 def joined(parts: list[Scores], ids: Tensor) -> Scores:

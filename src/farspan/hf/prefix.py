@@ -1,0 +1,109 @@
+"""SDPA of the tokens of a chunk on a CPU, in two parts: over the tokens read before, and over the chunk itself.
+
+With a cache, transformers gives SDPA an explicit mask of all pairs. On a CPU this repeats the keys of grouped queries,
+converts the mask in every layer, and computes the pairs that it hides. In the two parts no such mask is needed: the
+first sees everything, and the second is causal. Their outputs are averaged, weighted by their sums of exponentials.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+# returns the log-sum-exp beside the output, and takes fewer key heads than query heads; `scaled_dot_product_attention`
+# itself calls it
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A mask [batch, heads, time, keys] of which only the last `time` keys hide anything."""
+
+    before: int  # keys that every query sees
+    own: Tensor | None  # additive mask of the other keys; None: causal
+
+    @classmethod
+    def of(cls, mask: Tensor, dtype: torch.dtype) -> "Parts | None":
+        """Return the parts of a boolean mask (True: visible) or an additive one; None if it has other gaps."""
+        time, keys = mask.shape[-2:]
+        before = keys - time
+        visible = mask if mask.dtype == torch.bool else mask == 0
+        if before <= 0 or not bool(visible[..., :before].all()):
+            return None
+        own = visible[..., before:]
+        if bool((own == own.new_ones(time, time).tril()).all()):
+            return cls(before, None)
+        if mask.dtype != torch.bool:
+            return cls(before, mask[..., before:])
+        return cls(before, torch.zeros_like(own, dtype=dtype).masked_fill_(~own, torch.finfo(dtype).min))
+
+
+class _Reading(threading.local):
+    """The masks of the forward that this thread runs, by their ids."""
+
+    masks: dict[int, tuple[Tensor, Parts | None]] | None = None
+
+
+_reading = _Reading()
+_lock = threading.Lock()
+_num_reading = 0
+_whole: Any = None  # transformers' own function, while a thread reads
+
+
+@contextmanager
+def in_two_parts() -> Iterator[None]:
+    """Compute the SDPA of forwards with a cache in two parts inside the `with`, in this thread."""
+    global _num_reading, _whole
+    with _lock:
+        if not _num_reading:
+            _whole = AttentionInterface._global_mapping["sdpa"]
+            AttentionInterface.register("sdpa", sdpa)
+        _num_reading += 1
+    _reading.masks = {}
+    try:
+        yield
+    finally:
+        _reading.masks = None
+        with _lock:
+            _num_reading -= 1
+            if not _num_reading:
+                AttentionInterface.register("sdpa", _whole)
+
+
+def sdpa(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """Attend as transformers' SDPA: [batch, heads, time, dim] to [batch, time, heads, dim]."""
+    parts = _parts(query, key, value, attention_mask, options)
+    if parts is None:
+        return _whole(module, query, key, value, attention_mask, **options)
+    scale = options.get("scaling")
+    cut = slice(None, parts.before), slice(parts.before, None)
+    (first, first_sum), (own, own_sum) = (
+        flash(query, key[:, :, keys], value[:, :, keys], 0.0, causal, attn_mask=mask, scale=scale)
+        for keys, causal, mask in zip(cut, (False, parts.own is None), (None, parts.own), strict=True)
+    )
+    share = torch.sigmoid(first_sum - own_sum)[..., None]
+    joined = own.float().lerp_(first.float(), share).to(query.dtype)
+    return joined.transpose(1, 2).contiguous(), None
+
+
+def _parts(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Parts | None:
+    """Return how to split this call; None: it cannot be, or comes from another thread."""
+    if _reading.masks is None or mask is None or mask.dim() != 4 or mask.shape[-2] != query.shape[2]:
+        return None
+    others = ("position_bias", "softcap", "cache")
+    if options.get("dropout") or any(options.get(name) is not None for name in others):
+        return None
+    if query.device.type != "cpu" or not query.shape[-1] == key.shape[-1] == value.shape[-1]:
+        return None
+    if torch.is_grad_enabled() or query.shape[0] != key.shape[0] or mask.shape[-1] != key.shape[2]:
+        return None
+    if id(mask) not in _reading.masks:
+        _reading.masks[id(mask)] = mask, Parts.of(mask, query.dtype)
+    return _reading.masks[id(mask)][1]
