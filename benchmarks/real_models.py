@@ -49,12 +49,12 @@ PROBE = "curve:protocol=probe,warmup={warmup},scored={scored}"
 FALL = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 11 / 16, 3 / 4, 13 / 16, 7 / 8, 15 / 16, 1, 3 / 2, 2)
 METHODS = (
     "full",
-    "sinks:window={window}",
     "rope:type=yarn,factor=4",
-    "replug:piece={quarter},tail={half}",
-    "snapkv:capacity={eighth}",
     "rope:type=ntk,factor=4",
     "rope:type=linear,factor=4",
+    "snapkv:capacity={eighth}",
+    "replug:piece={quarter},tail={half}",
+    "sinks:window={window}",
     "lambda_mask:window={trained},sinks=10",
 )
 
