@@ -117,7 +117,7 @@ def child(way: str, lengths: tuple[int, ...], repeats: int) -> dict[str, Any]:
         result["seconds"], result["cpu_seconds"] = time.perf_counter() - started, time.process_time() - cpu
     result["peak_mib"] = peak.num_bytes / 2**20
     if way != "naive":
-        cost = plan(task, method("full"), lm, lengths=lengths, repeats=repeats, **WAYS[way])
+        cost = plan(task, method("full"), lm, lengths=lengths, repeats=repeats, calibrate=True, **WAYS[way])
         result |= {"planned_seconds": cost.seconds, "flops": cost.flops, "tokens": cost.tokens}
     else:
         result |= {"flops": naive_flops(lm, lengths, repeats)}
@@ -177,13 +177,13 @@ def ratio_at_8b(longest: int) -> float:
 
     config = LlamaConfig(vocab_size=128_256, num_key_value_heads=8, tie_word_embeddings=False, **SHAPE_8B)
     with torch.device("meta"):
-        per_token, per_pair, per_scored = hf.flops(LlamaForCausalLM(config))
+        per_token, per_pairs, per_scored = hf.flops(LlamaForCausalLM(config))
     lengths = [8 + (longest - 8) * i // (AUTHORS_POINTS - 1) for i in range(AUTHORS_POINTS)]
 
     def causal(before: int, tokens: int, scored: int) -> float:
         # without the half of the last square that causality leaves out
         pairs = tokens * (before + tokens) - tokens * tokens / 2
-        return per_token * tokens + per_pair * pairs + per_scored * scored
+        return per_token * tokens + per_pairs[None] * pairs + per_scored * scored
 
     authors = sum(2 * causal(0, 2 * length + 3, 2 * length + 3) for length in lengths)
     probe = causal(0, longest, 0)

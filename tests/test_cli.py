@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -192,8 +193,67 @@ def test_a_plan_as_json_is_one_line_printed_last(models: Path) -> None:
     (plan,) = last_line(curve(models / "llama", "--plan", "--json"))["plans"]
     assert plan["num_examples"] == 2
     assert plan["tokens"] > 0
-    assert plan["seconds"] > 0
+    assert plan["seconds"] is None
     assert not Path("run").exists()
+    (timed,) = last_line(curve(models / "llama", "--plan", "--calibrate", "--json"))["plans"]
+    assert timed["seconds"] > 0
+    assert timed | {"seconds": None} == plan
+
+
+def test_a_plan_prints_the_weights_and_how_to_get_a_time(models: Path) -> None:
+    said = " ".join(curve(models / "llama", "--plan").stdout.split())
+    assert f"{models / 'llama'}: weights 0.000141 GiB, beside this memory" in said
+    assert "time: --calibrate loads the model and times it, --tflops X divides the FLOPs by X * 10^12" in said
+    (plan,) = last_line(curve(models / "llama", "--plan", "--tflops", "1e-9", "--json"))["plans"]
+    assert plan["seconds"] == pytest.approx(plan["flops"] / 1e3)
+    assert plan["seconds"] == pytest.approx(7244.8)
+    timed = curve(models / "llama", "--plan", "--tflops", "1e-9").stdout
+    assert "02:00:44" in timed
+    assert "--calibrate" not in timed
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        ("curve", ("--tflops", "1"), "--tflops belongs to --plan"),
+        ("perplexity", ("--calibrate",), "--calibrate belongs to --plan"),
+        ("compare", ("--plan", "--tflops", "0"), "tflops: got 0, expected a positive number"),
+        ("attention", ("--plan", "--tflops", "inf"), "tflops: got inf, expected a positive number"),
+        ("recall", ("--plan", "--tflops", "1", "--calibrate"), "both give the time: use one of them"),
+    ],
+)
+def test_a_time_without_a_plan_or_in_two_ways_is_refused_in_one_line(
+    models: Path, command: str, options: tuple[str, ...], message: str
+) -> None:
+    result = farspan(command, models / "llama", "--text", "text.txt", *options)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("curve", ("--lengths", "8,16")),
+        ("recall", ("--length", "64", "--points", "2", "--warmup", "4", "--scored", "4")),
+        ("perplexity", ("--lengths", "16,32", "--target-tokens", "8")),
+        ("attention", ("--lengths", "16,32")),
+        ("compare", ("--lengths", "16,32", "--task", "own", "--task", "passkey")),
+        ("ask", ("--context", "text.txt")),
+    ],
+)
+def test_a_plan_needs_config_and_tokenizer_only(
+    models: Path, tmp_path: Path, command: str, options: tuple[str, ...]
+) -> None:
+    shutil.copytree(models / "llama", "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    options = (*options, "--plan", "--json")
+    options = options if command == "ask" else (*options, "--text", "text.txt", "--device", "cpu")
+    whole, bare = (last_line(farspan(command, model, *options)) for model in (models / "llama", "bare"))
+    for plan in (*whole.get("plans", ()), *bare.get("plans", ())):
+        plan.pop("model")
+        assert "refused" not in plan or command == "compare"
+    assert bare == whole
 
 
 def test_lengths_are_chosen_by_themselves(models: Path) -> None:

@@ -1,19 +1,29 @@
 """What a measurement will cost, against what it did."""
 
+import json
+import resource
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from farspan.lm import LM
+from farspan import lm as lms
+from farspan.hf import Stream
+from farspan.lm import LM, Load, load, wrap
+from farspan.measuring import calibration
+from farspan.measuring.grid import grid, measure, plans
 from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
+from farspan.reader import CachedMemory
 from farspan.record import Run
 from farspan.tasks.curve import BoundCurve
 
-from tiny import tiny_model
+from cepe_models import tiny_cepe
+from tiny import configure, tiny_model
 from toys import counting_text, curve_of
 
 LENGTHS = (20, 50, 110)
@@ -47,6 +57,30 @@ def test_the_tokens_of_a_plan_are_those_that_are_fed(
     assert cost.seconds is None
 
 
+@pytest.mark.parametrize(
+    "architecture", ["llama", "qwen3", "mistral", "gemma3", "gpt2", "falcon", "bloom", "recurrent_gemma"]
+)
+def test_flops_are_those_that_torch_counts(architecture: str, tokenizer: Any) -> None:
+    lm = wrap(tiny_model(architecture), tokenizer, architecture)
+    lm.model.set_attn_implementation("eager")  # of which torch counts every product
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        lm.model(input_ids=torch.ones(1, 100, dtype=torch.long), use_cache=False)
+    assert lm.flops(0, 100, 100) == pytest.approx(counter.get_total_flops(), rel=0.04)  # norms and biases
+
+
+def test_layers_with_a_window_attend_to_no_more_than_it(tokenizer: Any) -> None:
+    lm = wrap(tiny_model("gemma3"), tokenizer, "gemma3")  # one layer of 40 tokens, one of all; 4 heads of 8
+    assert lm.flops(100, 10, 0) - lm.flops(50, 10, 0) == 4 * 32 * 10 * 50
+    assert lm.flops(30, 10, 0) - lm.flops(20, 10, 0) == 2 * 4 * 32 * 10 * 10
+    assert lm.flops(50, 10, 0) - lm.flops(0, 10, 0) == 4 * 32 * 10 * (50 + 39)
+
+
+def test_only_the_experts_that_a_token_passes_count(tokenizer: Any) -> None:
+    one, two = (wrap(tiny_model("gpt_oss", num_experts_per_tok=n), tokenizer, "moe") for n in (1, 2))
+    expert = 32 * 128 + 128 + 64 * 32 + 32  # gate and up, down, and their biases
+    assert two.flops(0, 1, 0) - one.flops(0, 1, 0) == 2 * 2 * expert
+
+
 def test_flops_equal_a_count_by_hand(lm: LM) -> None:
     hidden, feed_forward, layers, vocabulary = 32, 64, 2, 300
     matrices = layers * (2 * hidden * hidden + 2 * hidden * hidden // 2 + 3 * hidden * feed_forward)
@@ -57,7 +91,7 @@ def test_flops_equal_a_count_by_hand(lm: LM) -> None:
 
 def test_a_calibrated_plan_says_a_time_that_grows_with_the_work(lm: LM) -> None:
     short, long = (
-        plan(few_words(), method("full"), lm, lengths=lengths, repeats=4, batch=2).seconds
+        plan(few_words(), method("full"), lm, lengths=lengths, repeats=4, batch=2, calibrate=True).seconds
         for lengths in ((20,), (20, 50, 80, 110, 140))
     )
     assert short is not None
@@ -66,9 +100,241 @@ def test_a_calibrated_plan_says_a_time_that_grows_with_the_work(lm: LM) -> None:
 
 
 def test_the_memory_of_a_plan_covers_the_keys(tokenizer: Any) -> None:
-    from farspan.lm import wrap
-
     lm = wrap(tiny_model().to(torch.bfloat16), tokenizer, "tiny")
     cost = plan(few_words(), method("full"), lm, lengths=(140,), repeats=4, batch=4, calibrate=False)
     keys = 4 * 280 * 2 * 2 * 2 * 8 * 2  # rows, tokens, keys and values, layers, heads, dimension, bytes
     assert cost.extra_bytes > keys
+
+
+# without weights
+
+
+def planned(model: LM, how: str, **changes: Any) -> Any:
+    options: dict[str, Any] = {"lengths": LENGTHS, "repeats": 3, "batch": 2} | changes
+    return plan(few_words(), method(how), model, **options)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "mistral", "gemma3", "gemma2", "falcon", "gpt2", "bloom", "mamba2", "rwkv", "gpt_oss"]
+)
+def test_a_plan_of_config_and_tokenizer_equals_that_of_the_model(
+    architecture: str, dtype: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    tiny_model(architecture).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    whole = planned(load(tmp_path, dtype=dtype, device="cpu"), "full")
+    (tmp_path / "model.safetensors").unlink()
+    assert planned(load(tmp_path, dtype=dtype, device="cpu", weights=False), "full") == whole
+    assert whole.weight_bytes > 10_000
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "sinks:window=20,sinks=3",
+        "lambda_mask:window=20",
+        "topk:k=6",
+        "snapkv:capacity=20,window=6",
+        "rope:type=yarn,factor=4",
+        "rope:type=dynamic",
+        "replug:piece=16",
+        "rope:type=linear,factor=2+sinks:window=9",
+    ],
+)
+def test_a_plan_under_a_method_needs_no_weights(how: str, folder: Path) -> None:
+    assert planned(load(folder, device="cpu", weights=False), how) == planned(load(folder, device="cpu"), how)
+
+
+@pytest.mark.parametrize("added", ["auto", "float32"])
+def test_a_plan_of_an_encoder_and_its_decoder_needs_no_weights(added: str, tokenizer: Any, tmp_path: Path) -> None:
+    model = tiny_cepe().bfloat16()
+    model.save_pretrained(tmp_path)
+    configure(tmp_path, **({} if added == "auto" else {"added_dtype": added}))
+    tokenizer.save_pretrained(tmp_path)
+    how = "cepe:chunk=8,decoder_window=32"
+    whole = planned(load(tmp_path, device="cpu"), how)
+    (tmp_path / "model.safetensors").unlink()
+    assert planned(load(tmp_path, device="cpu", weights=False), how) == whole
+    assert whole.parts["context_states"] > 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "how"),
+    [
+        ("gpt2", "sinks:window=9"),
+        ("llama4", "sinks:window=9"),
+        ("gemma3", "rope:type=ntk,factor=2"),
+        ("granite_hybrid", "topk:k=2"),
+    ],
+)
+def test_what_a_config_shows_that_a_method_cannot_read_is_refused_in_the_same_words(
+    architecture: str, how: str, tokenizer: Any, tmp_path: Path
+) -> None:
+    tiny_model(architecture).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    errors = []
+    for weights in (True, False):
+        with pytest.raises(ValueError, match=r"cannot be used with|learned positions|several") as caught:
+            planned(load(tmp_path, device="cpu", weights=weights), how)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
+
+
+def test_rope_that_depends_on_the_length_is_planned_with_plain_forwards(folder: Path) -> None:
+    configure(folder, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    cost = planned(load(folder, weights=False), "full")
+    assert "dynamic" in cost.fallback
+    assert cost == planned(load(folder), "full")
+
+
+def test_a_model_without_weights_is_not_read(folder: Path, tmp_path: Path) -> None:
+    lm = load(folder, weights=False)
+    expected = "was loaded without weights, for plans: load it with them to read a text"
+    with method("full").on(lm) as reader, pytest.raises(ValueError, match=expected):
+        reader.read(torch.ones(1, 4, dtype=torch.long))
+    with pytest.raises(ValueError, match=expected):
+        measure([lm], tasks=["perplexity:target_tokens=8"], text="random", lengths=(16,), out=tmp_path / "run")
+    with pytest.raises(ValueError, match=expected):
+        planned(lm, "full", calibrate=True)
+
+
+def test_the_weights_to_come_leave_less_memory_for_keys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, few = load(folder, weights=False), {"lengths": (20,), "repeats": 4, "batch": None}
+    monkeypatch.setattr("farspan.measuring.loop.free_bytes", lambda device: 2 * lm.num_bytes)
+    batches = [planned(one, "full", **few).batch for one in (lm, load(folder, device="cpu"))]
+    assert batches == [2, 4]
+    monkeypatch.setattr("farspan.measuring.loop.free_bytes", lambda device: lm.num_bytes // 2)
+    assert planned(lm, "full", **few).batch == 1
+
+
+def test_plans_read_no_weights_unless_they_calibrate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise AssertionError
+
+    monkeypatch.setattr(lms, "load_weights", refuse)
+    options: dict[str, Any] = {"text": "random", "lengths": (16, 32), "repeats": 2, "loader": Load(device="cpu")}
+    what = grid([str(folder)], ["curve", "perplexity:target_tokens=8"], cost=True, **options)
+    costs = [cost for *_, cost in plans([str(folder)], ["full"], what, tflops=0.5)]
+    assert [cost.seconds for cost in costs] == [cost.flops / 0.5e12 for cost in costs]
+    assert [cost.seconds for *_, cost in plans([str(folder)], ["full"], what)] == [None] * 3
+    with pytest.raises(AssertionError):
+        next(plans([str(folder)], ["full"], what, calibrate=True))
+    monkeypatch.undo()
+    assert next(plans([str(folder)], ["full"], what, calibrate=True))[3].seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tflops": 0.0}, "tflops: got 0, expected a positive number"),
+        ({"tflops": -1.0}, "tflops: got -1, expected a positive number"),
+        ({"tflops": float("nan")}, "tflops: got nan, expected a positive number"),
+        ({"tflops": 1.0, "calibrate": True}, "both give the time: use one of them"),
+    ],
+)
+def test_impossible_ways_to_a_time_are_refused(given: dict[str, Any], message: str, folder: Path) -> None:
+    what = grid([str(folder)], ["perplexity"], text="random", lengths=(400,))
+    with pytest.raises(ValueError, match=message):
+        next(plans([str(folder)], ["full"], what, **given))
+
+
+SEVENTY = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "hidden_size": 8192,
+    "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
+    "vocab_size": 128256, "max_position_embeddings": 131072, "rope_theta": 500000.0, "tie_word_embeddings": False,
+    "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+
+
+def test_a_model_of_70_billion_weights_is_planned_in_seconds_without_them(tmp_path: Path, tokenizer: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SEVENTY))
+    tokenizer.save_pretrained(tmp_path)
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    lm = load(tmp_path, weights=False, device="cpu")
+    cost = planned(lm, "full", batch=1)
+    assert time.process_time() - started < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
+
+    layer = 2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672 + 2 * 8192
+    body, table = 80 * layer + 8192, 8192 * 128256
+    rotary = 4 * 2 * 64  # bytes of frequencies in float32, and of their originals
+    assert cost.weight_bytes - 2 * (body + 2 * table) in (rotary, rotary // 2)
+    keys_of_a_token = 2 * 80 * 8 * 128 * 2  # keys and values, layers, key heads, dimension, bytes
+    assert lm.key_bytes_per_token == keys_of_a_token
+    # each repeat: 20, 30 and 60 tokens read; two rows of 20, 50 and 110 scored after them, the last half by the head
+    read, scored = [(1, 20), (21, 30), (51, 60)], [(21, 20, 10), (51, 50, 25), (111, 110, 55)]
+    pairs = sum(n * (b + n) for b, n in read) + 2 * sum(n * (b + n) for b, n, _ in scored)
+    tokens = sum(n for _, n in read) + 2 * sum(n for _, n, _ in scored)
+    head = 2 * sum(k for *_, k in scored)
+    assert cost.tokens == 3 * tokens
+    assert cost.flops == 3 * (2 * body * tokens + 4 * 80 * 8192 * pairs + 2 * table * head)
+    assert cost.extra_bytes > 220 * keys_of_a_token
+
+
+# the time
+
+
+def test_a_calibrated_time_is_that_of_the_operations_on_a_machine_where_only_they_take_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done = 0.0
+    step = Stream.step
+
+    def working(self: Stream, ids: torch.Tensor) -> torch.Tensor:
+        nonlocal done
+        done += 1e-9 * ids.shape[0] * lm.flops(self.num_seen, ids.shape[1], 0) + 0.001
+        return step(self, ids)
+
+    lm = load(folder, device="cpu")
+    text, how = counting_text(4, 1500), method("full")
+    task = curve_of(type(text)("few", "few", text.tokens % 250 + 1, text.starts))
+    options: dict[str, Any] = {"lengths": (200, 700, 1400), "repeats": 4, "batch": 2, "chunk": 256}
+    plan(task, how, lm, **options)  # the check of chunks is not part of it
+    monkeypatch.setattr(Stream, "step", working)
+    monkeypatch.setattr(calibration, "clock", lambda: done)
+    cost = plan(task, how, lm, calibrate=True, **options)
+    done = 0.0
+    with Run.open(tmp_path / "run", {}) as run:
+        measure_cell(task, how, lm, run, **options)
+    assert cost.seconds == pytest.approx(done, rel=0.03)
+
+
+@pytest.mark.parametrize("slow", [0.01, 0.3])  # seconds for one token of one row
+def test_a_slow_machine_is_calibrated_with_fewer_rows_and_shorter_forwards(
+    slow: float, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, longest = 0.0, 0.0
+    step = Stream.step
+
+    def working(self: Stream, ids: torch.Tensor) -> torch.Tensor:
+        nonlocal now, longest
+        seconds = slow * ids.shape[0] * lm.flops(self.num_seen, ids.shape[1], 0) / lm.flops(0, 1, 0)
+        now, longest = now + seconds, max(longest, seconds)
+        return step(self, ids)
+
+    lm = load(folder, device="cpu")
+    plan(few_words(), method("full"), lm, lengths=(140,), repeats=4)
+    monkeypatch.setattr(Stream, "step", working)
+    monkeypatch.setattr(calibration, "clock", lambda: now)
+    cost = plan(few_words(), method("full"), lm, lengths=(140,), repeats=4, batch=4, calibrate=True)
+    head = lm.flops(0, 0, 4 * 2 * 70)
+    assert cost.seconds == pytest.approx(slow * (cost.flops - head) / lm.flops(0, 1, 0), rel=0.05)
+    assert longest < 6
+    assert now < 20
+
+
+@pytest.mark.parametrize("how", ["full", "sinks:window=20,sinks=3"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3", "smollm3"])
+def test_a_text_that_is_skipped_leaves_a_memory_of_the_same_size(architecture: str, how: str, tokenizer: Any) -> None:
+    lm, ids = wrap(tiny_model(architecture), tokenizer, architecture), torch.ones(2, 101, dtype=torch.long)
+    with method(how).on(lm) as reader:
+        read, skipped = reader.read(ids[:, :1]), reader.read(ids[:, :1])
+        assert isinstance(skipped, CachedMemory)
+        read.read(ids[:, 1:100])
+        skipped.skip(99)
+        for _ in range(2):
+            assert (skipped.num_seen, skipped.num_kept) == (read.num_seen, read.num_kept)
+            assert skipped.num_bytes == pytest.approx(read.num_bytes, rel=0.3)  # spare capacity
+            read.read(ids[:, 100:])
+            skipped.read(ids[:, 100:])

@@ -113,6 +113,7 @@ def toy_lm(position_limit: int | None = None) -> Any:
         separator=Separator((SEPARATOR,), "bos"),
         key_bytes_per_token=0,
         position_limit=position_limit,
+        has_weights=True,
         trained_length=None,
         device=torch.device("cpu"),
         identity={"name": "toy"},

@@ -5,7 +5,7 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from farspan import hf
 from farspan.files import expanded
 from farspan.lengths import LARGEST
-from farspan.loading import load_config, load_tokenizer, load_weights, own_loader
+from farspan.loading import load_config, load_tokenizer, load_weights, own_loader, without_weights
 from farspan.loading.gguf import identity, is_gguf
 from farspan.loading.places import gguf_file, place_of
 from farspan.text.corpora import tokenizer_hash
@@ -46,11 +46,17 @@ class LM:
     trained_length: int | None  # tokens; None if the config has none
     position_limit: int | None  # tokens; the end of learned positions
     identity: dict[str, Any] = field(repr=False)  # for the record
+    planned_device: torch.device | None = None  # where a model without weights would be; None: it has weights
 
     @property
     def device(self) -> torch.device:
         """The device for token ids."""
-        return hf.input_device(self.model)
+        return self.planned_device or hf.input_device(self.model)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the model can be run. Without weights it can only be planned with."""
+        return self.planned_device is None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -84,15 +90,18 @@ class LM:
         return sum(t.numel() * t.element_size() for t in (*self.model.parameters(), *self.model.buffers()))
 
     @cached_property
-    def _flops(self) -> tuple[float, float, float]:
+    def _flops(self) -> tuple[float, dict[int | None, float], float]:
         return hf.flops(self.model)
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
         """Return the multiplications and additions of one forward of one row: `num_tokens` after `num_before` others,
-        attention over all pairs of queries and keys, and the output head at `num_scored` positions."""
+        attention over all pairs of these tokens and the keys held, and the output head at `num_scored` positions."""
         per_token, per_pair, per_scored = self._flops
-        num_pairs = num_tokens * (num_before + num_tokens)
-        return per_token * num_tokens + per_pair * num_pairs + per_scored * num_scored
+        attention = sum(
+            cost * num_tokens * (num_tokens + (num_before if window is None else min(num_before, window - 1)))
+            for window, cost in per_pair.items()
+        )
+        return per_token * num_tokens + attention + per_scored * num_scored
 
     def first_not_finite(self) -> AbstractContextManager[Callable[[], str]]:
         """Watch the outputs of every module inside the `with`; see `hf.first_not_finite`."""
@@ -110,6 +119,7 @@ def load(
     trust_remote_code: bool | None = False,
     allow_pickle: bool = False,
     gguf: str | None = None,
+    weights: bool = True,
     **hub: Any,
 ) -> LM:
     """Load a causal model and its tokenizer from a local folder or the hub.
@@ -125,6 +135,8 @@ def load(
         trust_remote_code: run code that comes with the model; None: no, and the caller has no option to allow it.
         allow_pickle: also read .bin weights, which can run code; otherwise safetensors only.
         gguf: the GGUF file to load, of a folder or a hub id that holds several.
+        weights: False: load only config and tokenizer, which plans need; a read is refused. Chunked reading is then
+            not checked, and quantised weights count in the dtype.
         hub: passed on to `from_pretrained`, such as device_map="auto", tp_plan="auto", quantization_config.
 
     Raises:
@@ -137,24 +149,21 @@ def load(
     if gguf is not None:
         name = gguf_file(name, gguf, revision)
         revision = None  # the file is there
-    if revision is not None and expanded(name).is_dir():
-        raise ValueError(f"a folder has no revisions: got revision {revision!r} for the folder {name!r}. Omit it.")
-    if expanded(name).is_file() and not is_gguf(expanded(name)):
-        raise ValueError(f"model {name!r} is a file: give its folder, or a file that ends with .gguf")
-    if dtype not in get_args(Dtype):
-        raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(get_args(Dtype))}")
-    if trained_length is not None and not 1 <= trained_length <= LARGEST:
-        raise ValueError(f"the trained length is {trained_length}, expected 1 to {LARGEST:,} tokens")
-    if attention is not None and "/" not in attention and attention not in (known := hf.attention_names()):
-        raise ValueError(f"attention {attention!r} is unknown, expected one of {', '.join(known)}; or leave it out")
+    _check_options(name, dtype, attention, trained_length, revision)
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     placed = "device_map" in hub or "tp_plan" in hub
     if placed:
         _check_device_map(hub.get("device_map"))
     where = None if placed else _device(device)
     config = load_config(name, **common)
+    shown = name if gguf is None else f"{model}/{gguf}"
+    kind = dtype if dtype == "auto" else getattr(torch, dtype)
+    if not weights:
+        network = without_weights(name, config, dtype=kind, attention=attention, trust_remote_code=trust_remote_code)
+        lm = wrap(network, load_tokenizer(name, **common), shown, trained_length=trained_length)
+        return replace(lm, planned_device=where or torch.device(_default_device()))
     options: dict[str, Any] = {
-        "dtype": dtype if dtype == "auto" else getattr(torch, dtype),
+        "dtype": kind,
         "attn_implementation": attention,
         "allow_pickle": allow_pickle,
         **common,
@@ -168,7 +177,7 @@ def load(
     tokenizer = load_tokenizer(name, **common)
     if where is not None:
         network = network.to(where)
-    lm = wrap(network, tokenizer, name if gguf is None else f"{model}/{gguf}", trained_length=trained_length)
+    lm = wrap(network, tokenizer, shown, trained_length=trained_length)
     if (source := identity(place_of(name))) is not None:
         lm.identity["gguf"] = source
     if left_out:
@@ -188,7 +197,7 @@ class Load:
     trained_length: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
-    def __call__(self, model: str | LM) -> LM:
+    def __call__(self, model: str | LM, *, weights: bool = True) -> LM:
         if isinstance(model, LM):
             return model
         return load(
@@ -197,6 +206,7 @@ class Load:
             device=self.device,
             attention=self.attention,
             trained_length=self.trained_length,
+            weights=weights,
             **self.options,
         )
 
@@ -287,6 +297,21 @@ def fingerprint(model: Any) -> str:
             ends = torch.cat([flat[:16], flat[-16:]]).float().cpu()
             digest.update(ends.numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _check_options(
+    name: str, dtype: str, attention: str | None, trained_length: int | None, revision: str | None
+) -> None:
+    if revision is not None and expanded(name).is_dir():
+        raise ValueError(f"a folder has no revisions: got revision {revision!r} for the folder {name!r}. Omit it.")
+    if expanded(name).is_file() and not is_gguf(expanded(name)):
+        raise ValueError(f"model {name!r} is a file: give its folder, or a file that ends with .gguf")
+    if dtype not in get_args(Dtype):
+        raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(get_args(Dtype))}")
+    if trained_length is not None and not 1 <= trained_length <= LARGEST:
+        raise ValueError(f"the trained length is {trained_length}, expected 1 to {LARGEST:,} tokens")
+    if attention is not None and "/" not in attention and attention not in (known := hf.attention_names()):
+        raise ValueError(f"attention {attention!r} is unknown, expected one of {', '.join(known)}; or leave it out")
 
 
 def _device(wanted: str | torch.device | None) -> torch.device:

@@ -20,7 +20,7 @@ from farspan.cepe import surgery
 from farspan.cepe.model import CepeModel, cepe_class
 from farspan.cepe.saving import ADAPTER, is_added, weights_hash
 from farspan.loading import load_config, load_tokenizer, load_weights
-from farspan.loading.errors import explained
+from farspan.loading.errors import RefusedError, explained
 from farspan.loading.places import place_of
 
 
@@ -106,12 +106,22 @@ def from_pretrained(
         return _from_adapter(str(path), config, base, dtype, revision, options)
     if base is not None:
         raise ValueError(f"{path} holds a whole CEPE model, its base included: leave out base")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(f"{path}: {type(config).__name__} belongs to no causal language model known to transformers")
-    kind = cepe_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    with explained(path, "model", "config.json", None):
+        kind = class_of(config)
     model, _ = load_weights(kind, path, config, dtype=dtype, allow_pickle=allow_pickle, **common, **hub)
     model.freeze_base()
     return model
+
+
+def class_of(config: Any) -> Any:
+    """Return the class of CEPE models of this config.
+
+    Raises:
+        RefusedError: the decoder is no causal language model known to transformers.
+    """
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise RefusedError(f"{type(config).__name__} belongs to no causal language model known to transformers")
+    return cepe_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
 
 
 def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:

@@ -41,7 +41,7 @@ def ask(
         check_sampling(temperature, top_p)
         how, texts = parsed(method), read_texts(context or [])
         loader = loading.loader()
-        console, lm = err if as_json else Terminal(), loader(model)
+        console, lm = err if as_json else Terminal(), loader(model, weights=not plan)
         tokens = num_tokens(lm, texts)
         keys = how.kept(tokens) * lm.key_bytes_per_token
         files = f"{len(texts)} {'file' if len(texts) == 1 else 'files'}"

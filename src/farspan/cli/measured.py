@@ -39,13 +39,15 @@ def run_measurement(
     from farspan.measuring.loop import Watch
     from farspan.report.progress import Display
 
+    running.check()
     methods, loader = methods or ["full"], loading.loader()
     settings |= {"refusals": refusals, "loader": loader}
     sizes: dict[str, Any] = {"batch": running.batch, "chunk": running.chunk}
     if running.plan:
         planned = grid(models, tasks, **settings)
         first = planned.adaptive * "; the first round of --lengths auto, about two thirds of all"
-        found = plans(models, methods, planned, loader=loader, refusals=refusals, **sizes)
+        timed: dict[str, Any] = {"calibrate": running.calibrate, "tflops": running.tflops}
+        found = plans(models, methods, planned, loader=loader, refusals=refusals, **sizes, **timed)
         print_plans(list(found), first, running.as_json)
         return
     console = err if running.as_json else Terminal()
@@ -68,6 +70,10 @@ def print_results(rows: "list[Row]", folder: Path, console: Terminal, as_json: b
     return found.num_failed
 
 
+def shown_time(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 3600:,.0f} h"
+
+
 def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str, as_json: bool) -> None:
     """Print a table of predicted costs, then each refusal and fallback."""
     from dataclasses import asdict
@@ -77,27 +83,34 @@ def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str,
     from farspan.report.runs import short_names
 
     table = Table(title=f"plan: nothing is measured yet{first}", title_justify="left")
-    for column in ("model", "method", "task", "examples", "tokens", "TFLOP", "memory", "time"):
+    timed = any(not isinstance(cost, str) and cost.seconds is not None for *_, cost in plans)
+    times = ["time"] if timed else []
+    for column in ("model", "method", "task", "examples", "tokens", "TFLOP", "memory", *times):
         left = column in ("model", "method", "task")
         table.add_column(column, justify="left" if left else "right", no_wrap=not left, overflow="fold")
     short = short_names(model for model, *_ in plans)
     for model, method, what, cost in plans:
         if isinstance(cost, str):
-            table.add_row(short[model], method, what, *[""] * 4, "refused")
+            table.add_row(short[model], method, what, *[""] * (3 + timed), "refused")
             continue
-        seconds = cost.seconds or 0.0
         table.add_row(
             short[model],
             method,
             what,
             f"{cost.num_examples:,}",
             f"{cost.tokens:,}",
-            f"{cost.flops / 1e12:,.3g}",
+            f"{cost.flops / 1e12:,.0f}" if cost.flops >= 1e15 else f"{cost.flops / 1e12:,.3g}",
             f"{cost.extra_bytes / 2**30:,.2f} GiB",
-            time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 3600:,.0f} h",
+            *([shown_time(cost.seconds)] if cost.seconds is not None else []),
         )
     console = err if as_json else Terminal()
     console.print(table)
+    weights = {model: cost.weight_bytes for model, _, _, cost in plans if not isinstance(cost, str)}
+    for model, num_bytes in weights.items():
+        size = f"{num_bytes / 2**30:,.3g} GiB"
+        console.print(f"{model}: weights {size}, beside this memory", markup=False, highlight=False)
+    if weights and not timed:
+        console.print("time: --calibrate loads the model and times it, --tflops X divides the FLOPs by X * 10^12")
     for model, method, what, cost in plans:
         if isinstance(cost, str):
             console.print(f"{model} {method}, {what}: {cost}", style="red", markup=False, highlight=False)

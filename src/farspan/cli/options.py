@@ -162,9 +162,22 @@ class Running:
     batch: Annotated[int | None, count(RUN, "Examples read at once; default: as many as memory allows.")] = None
     chunk: Chunk = None
     plan: Annotated[
-        bool, option(RUN, "Print the tokens, FLOPs, memory and time that the run needs, and stop.", "--plan")
+        bool, option(RUN, "Print tokens, FLOPs and memory of the run, by config.json alone, and stop.", "--plan")
     ] = False
+    calibrate: Annotated[
+        bool, option(RUN, "With --plan: also load the model, and time it for some seconds.", "--calibrate")
+    ] = False
+    tflops: Annotated[
+        float | None,
+        option(RUN, "With --plan: 10^12 operations that the machine does in a second, such as 0.3.", metavar="X"),
+    ] = None
     as_json: AsJson = False
+
+    def check(self) -> None:
+        """Raise ValueError for options of a plan without --plan."""
+        for name, given in {"--calibrate": self.calibrate, "--tflops": self.tflops is not None}.items():
+            if given and not self.plan:
+                raise ValueError(f"{name} belongs to --plan, which measures nothing: give both, or omit {name}")
 
     @property
     def kept(self) -> str:

@@ -1,5 +1,6 @@
 """Facts about a model that measuring and training need: devices, limits, sizes, the first non-finite output."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,23 +33,56 @@ def position_limit(model: Any) -> int | None:
 def key_bytes_per_token(model: Any) -> int:
     """Return the bytes of one token's keys and values over all layers, by the config; an upper bound for windows."""
     config = model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_attention_heads", None)
-    if not heads:
-        return 0
-    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    heads, dim = _heads(config)
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
     return 2 * config.num_hidden_layers * key_value_heads * dim * model.dtype.itemsize
 
 
-def flops(model: Any) -> tuple[float, float, float]:
-    """Return the multiplications and additions for a token fed, for a pair of query and key, and for a position at
-    which the output head runs. Matrices and attention count; norms and activations do not."""
+def _heads(config: Any) -> tuple[int, int]:
+    """Return the number of query heads, 0 for a model without attention, and their dimension."""
+    heads = getattr(config, "num_attention_heads", None)
+    return (heads, getattr(config, "head_dim", None) or config.hidden_size // heads) if heads else (0, 0)
+
+
+def flops(model: Any) -> tuple[float, dict[int | None, float], float]:
+    """Return the multiplications and additions for a token fed, for a pair of query and key, by the window (tokens) of
+    the layers that attend (None: no window), and for a position at which the output head runs.
+
+    All weights outside of embeddings and output head count, of experts the share that a token passes, and the
+    attention's scores and sums; activations do not.
+    """
     config = model.config.get_text_config(decoder=True)
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    embeddings = {id(p) for module in ends if module for p in module.parameters()}
-    body = sum(p.numel() for p in model.parameters() if id(p) not in embeddings)
-    vocabulary = ends[0].num_embeddings
-    return 2.0 * body, 4.0 * config.num_hidden_layers * config.hidden_size, 2.0 * config.hidden_size * vocabulary
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    head = model.get_output_embeddings()
+    embeddings = {id(p) for module in (*tables, head) if module is not None for p in module.parameters()}
+    share = _share_of_experts(config)
+    body = sum(
+        p.numel() * (share if ".experts." in name else 1.0)
+        for name, p in model.named_parameters()
+        if id(p) not in embeddings
+    )
+    heads, dim = _heads(config)
+    layers = Counter(_windows(config))
+    per_pair = {window: 4.0 * heads * dim * count for window, count in layers.items()}
+    return 2.0 * body, per_pair, 2.0 * config.hidden_size * model.get_input_embeddings().num_embeddings
+
+
+def _share_of_experts(config: Any) -> float:
+    """Return the share of the experts of a layer that each token passes; 1 without experts."""
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts = next((count for name in names if (count := getattr(config, name, None))), 0)
+    return (getattr(config, "num_experts_per_tok", None) or experts) / experts if experts else 1.0
+
+
+def _windows(config: Any) -> list[int | None]:
+    """Return the window of each layer that attends, in tokens, the query's own included; None: the whole text."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return [window] * config.num_hidden_layers
+    chunk = getattr(config, "attention_chunk_size", None)
+    windows = {"sliding_attention": window, "hybrid_sliding": window, "chunked_attention": chunk}
+    return [windows.get(kind) for kind in kinds if kind not in ("linear_attention", "conv", "moe")]
 
 
 @contextmanager

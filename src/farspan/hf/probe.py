@@ -32,7 +32,8 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
 
     Raises:
         ValueError: attention that does not go through transformers' interface or takes more than it passes on,
-            states beside keys, chunked attention, learned positions, RoPE in a layout other than half and half.
+            states beside keys, chunked attention, learned positions, RoPE in a layout other than half and half. Of a
+            model without weights only those that its config shows.
     """
     family = type(model).__name__
     config = model.config.get_text_config(decoder=True)
@@ -45,6 +46,10 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
         )
     windows = [getattr(layer, "sliding_window", None) for layer in caches]
     plain = [Layer(index, None, window) for index, window in enumerate(windows)]
+    if input_device(model).type == "meta":  # no weights, so nothing can be run
+        if rotary:
+            _check_positions(model, name)
+        return plain
     seen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def watching(call: Call) -> Tensor:
@@ -81,10 +86,7 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
         here = watched(0)
         if not rotary:
             return plain
-        if (limit := position_limit(model)) is not None:
-            raise ValueError(f"{name} rotates by RoPE, and {family} has {limit} learned positions: use topk or full")
-        if "position_ids" not in inspect.signature(model.forward).parameters:
-            raise ValueError(f"{name} rotates by RoPE, and {family} takes no positions: use topk or full")
+        _check_positions(model, name)
         there = watched(PROBE_SHIFT)
     frequencies = [
         buffer
@@ -98,6 +100,14 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
         )
         for index, window in enumerate(windows)
     ]
+
+
+def _check_positions(model: Any, name: str) -> None:
+    family = type(model).__name__
+    if (limit := position_limit(model)) is not None:
+        raise ValueError(f"{name} rotates by RoPE, and {family} has {limit} learned positions: use topk or full")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ValueError(f"{name} rotates by RoPE, and {family} takes no positions: use topk or full")
 
 
 def _frequencies(

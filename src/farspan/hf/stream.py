@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers.cache_utils import DynamicLayer
 
 from farspan.hf.attention import CustomAttention, StreamAttentionState
 from farspan.hf.cache import BufferLayer, cloned, new_cache, saved, tensors
@@ -60,6 +61,22 @@ class Stream:
             self.state = self.output.state
         self.num_seen += ids.shape[1]
         return self.output[0]
+
+    def skip(self, num_tokens: int) -> None:
+        """Count so many tokens as read, with random keys and values: the next steps take as long as after a text, but
+        their results mean nothing."""
+        made: dict[tuple[int, ...], Tensor] = {}
+
+        def like(held: Tensor) -> Tensor:
+            shape = (1, *held.shape[1:-2], num_tokens, held.shape[-1])
+            if shape not in made:
+                made[shape] = torch.randn(shape, dtype=held.dtype, device=held.device)
+            return made[shape].expand(held.shape[0], *shape[1:])
+
+        for layer in () if self.state_name == "state" else self.state.layers:
+            if isinstance(layer, DynamicLayer) and layer.keys is not None:
+                layer.update(like(layer.keys), like(layer.values))
+        self.num_seen += num_tokens
 
     def _step_row_by_row(self, ids: Tensor) -> Tensor:
         """Feed one token to each of several rows of RWKV, whose own code would mix the rows (transformers 5.23)."""

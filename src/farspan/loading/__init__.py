@@ -16,7 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from farspan.loading.errors import RefusedError, explained, one_line
 from farspan.loading.places import place_of
@@ -26,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 LOCAL = ("cache_dir", "token", "subfolder", "local_files_only", "proxies")  # the hub's options that locate files
 # Models unknown to transformers: the fields of config.json that mark them, and the module whose
-# `from_pretrained` loads them. It is imported when the first such model is loaded.
+# `from_pretrained` loads them, and whose `class_of` returns the class for a config. It is imported when the first such
+# model is loaded.
 LOADERS = {("do_cross_attention", "encoder_config"): "farspan.cepe"}
 # Buffers that older versions of transformers saved and newer ones compute.
 COMPUTED = re.compile(
@@ -71,10 +73,46 @@ def load_tokenizer(
 
 def own_loader(config: PreTrainedConfig) -> Callable[..., Any] | None:
     """Return the `from_pretrained` of a model unknown to transformers; None for known models."""
+    own = _own_module(config)
+    return None if own is None else own.from_pretrained
+
+
+def _own_module(config: PreTrainedConfig) -> Any:
     for fields, module in LOADERS.items():
         if all(getattr(config, field, None) for field in fields):
-            return import_module(module).from_pretrained
+            return import_module(module)
     return None
+
+
+def without_weights(
+    name: str | Path,
+    config: PreTrainedConfig,
+    *,
+    dtype: str | torch.dtype = "auto",
+    attention: str | None = None,
+    trust_remote_code: bool | None = None,
+) -> Any:
+    """Return a model in eval mode of its config alone. Its weights have shapes and dtypes but no values and no memory.
+
+    Args:
+        dtype: "auto" is the config's, float32 where it has none.
+        attention: as `attn_implementation` of transformers; None: the model's own.
+
+    Raises:
+        ValueError: a config from which no model can be built.
+    """
+    if dtype == "auto":
+        dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
+    options: dict[str, Any] = {"dtype": dtype} | ({"attn_implementation": attention} if attention else {})
+    with explained(name, "model", "config.json", trust_remote_code), torch.device("meta"):
+        if (own := _own_module(config)) is not None:
+            model = own.class_of(config)._from_config(config, **options)
+        else:
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=bool(trust_remote_code), **options)
+    for part, module in model.named_modules():
+        if not {*(model._keep_in_fp32_modules_strict or ())}.isdisjoint(part.split(".")):
+            module.float()  # as `from_pretrained` does
+    return model.eval()
 
 
 def load_weights(

@@ -1,5 +1,6 @@
 """Measure models × methods × tasks × lengths on the same tokens, in one run."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
@@ -288,12 +289,29 @@ def plans(
     loader: Load | None = None,
     batch: int | None = None,
     chunk: int | None = None,
+    calibrate: bool = False,
+    tflops: float | None = None,
 ) -> Iterator[tuple[str, str, str, Plan | str]]:
     """Yield the cost of `measure` by model, method and task; of adaptive lengths, that of the first round. With
-    refusals, yield it by length, and the reason of each refusal."""
+    refusals, yield it by length, and the reason of each refusal.
+
+    Args:
+        calibrate: load the weights and measure the time of a few forwards; otherwise models are config and tokenizer.
+        tflops: 10^12 floating-point operations that the machine does in a second, for a time without weights.
+
+    Raises:
+        ValueError: both ways to a time, or `tflops` that is not a positive number.
+    """
+    if tflops is not None and not 0 < tflops < math.inf:
+        raise ValueError(
+            f"tflops: got {tflops:g}, expected a positive number, the 10^12 floating-point operations that the machine "
+            "does in a second (--tflops)"
+        )
+    if tflops is not None and calibrate:
+        raise ValueError("tflops and calibrate both give the time: use one of them (--tflops, --calibrate)")
     loader, chosen = loader or Load(), [method(text) for text in methods]
     for model in models:
-        lm = loader(model)
+        lm = loader(model, weights=calibrate)
         for one in what.setups(lm, Watch()):
             if one.lengths is None and isinstance(one.bound, BoundCurve):
                 lengths, repeats = round_one(one.bound, one.longest, one.repeats)
@@ -304,7 +322,7 @@ def plans(
             for how, part in ((how, part) for how in chosen for part in parts):
                 cost: Plan | str
                 try:
-                    cost = _plan(part, how, lm, what.seed, batch, chunk)
+                    cost = _plan(part, how, lm, what.seed, batch, chunk, calibrate, tflops)
                 except ValueError as error:
                     if not refusals:
                         raise
@@ -312,7 +330,16 @@ def plans(
                 yield lm.name, str(how), part.what, cost
 
 
-def _plan(part: Setup, how: Method, lm: LM, seed: int, batch: int | None, chunk: int | None) -> Plan:
+def _plan(
+    part: Setup,
+    how: Method,
+    lm: LM,
+    seed: int,
+    batch: int | None,
+    chunk: int | None,
+    calibrate: bool,
+    tflops: float | None,
+) -> Plan:
     assert part.lengths is not None
     return plan(
         part.bound,
@@ -323,6 +350,8 @@ def _plan(part: Setup, how: Method, lm: LM, seed: int, batch: int | None, chunk:
         seed=seed,
         batch=batch or part.bound.batch(part.lengths[-1]),
         chunk=chunk or part.bound.chunk(lm, part.lengths[-1]),
+        calibrate=calibrate,
+        tflops=tflops,
     )
 
 

@@ -319,7 +319,5 @@ def batch_that_fits(bound: Bound[Any], method: Method, lm: LM, examples: Sequenc
         return 1
     longest = max(w.num_before + w.num_tokens for w in work)
     keys = max(key_bytes(method, lm, w, CHUNK) for w in work)
-    return max(
-        1,
-        min(TOKENS_AT_ONCE // max(1, min(longest, 1024)), int(free_bytes(lm.device) * MEMORY_SHARE / max(1, keys))),
-    )
+    free = free_bytes(lm.device) - (0 if lm.has_weights else lm.num_bytes)  # the weights of a plan are still to come
+    return max(1, min(TOKENS_AT_ONCE // max(1, min(longest, 1024)), int(free * MEMORY_SHARE / max(1, keys))))

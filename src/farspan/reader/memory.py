@@ -129,6 +129,8 @@ class BaseMemory(ABC):
         return ids.reshape(ids.shape[0] // self.batch, self.batch, ids.shape[1])
 
     def _checked(self, ids: Ids, *, after: int) -> Ids:
+        if not self.lm.has_weights:
+            raise ValueError(f"{self.lm.name} was loaded without weights, for plans: load it with them to read a text")
         if self.scope is not None:
             self.scope.check()
         if self.broken:
@@ -264,6 +266,13 @@ class CachedMemory(BaseMemory):
             for _, hidden in self._steps(ids):
                 self.last = hidden[:, -1:].clone()
         self.batch, self.num_seen = ids.shape[0], self.num_seen + ids.shape[1]
+
+    @torch.no_grad()
+    def skip(self, num_tokens: int) -> None:
+        """Count so many tokens as read, with random keys, to time what follows a long text; see `hf.Stream.skip`."""
+        with self._appending():
+            self.stream.skip(num_tokens)
+        self.num_seen += num_tokens
 
     def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
         snapshot = self.stream.snapshot()
