@@ -102,6 +102,17 @@ def test_the_self_check_catches_a_fork_that_leaves_something_behind(
     assert self_check(lm) is not None
 
 
+def test_the_self_check_does_not_blame_the_head_for_rounding_that_depends_on_the_number_of_tokens(lm: LM) -> None:
+    def rounded(module: Any, arguments: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * (1.0 if hidden.shape[1] == 16 else 1.5)
+
+    handle = lm.model.model.norm.register_forward_hook(rounded)
+    try:
+        self_check(lm)  # raises ValueError for a head that is not the model's own
+    finally:
+        handle.remove()
+
+
 def test_the_self_check_accepts_bf16(tokenizer: Any) -> None:
     lm = wrap(tiny_model().to(torch.bfloat16), tokenizer, "bf16")
     assert self_check(lm) is None

@@ -39,7 +39,7 @@ class Parts:
         if bool((own == own.new_ones(time, time).tril()).all()):
             return cls(before, None)
         if mask.dtype != torch.bool:
-            return cls(before, mask[..., before:])
+            return cls(before, mask[..., before:].to(dtype))
         return cls(before, torch.zeros_like(own, dtype=dtype).masked_fill_(~own, torch.finfo(dtype).min))
 
 
@@ -101,6 +101,8 @@ def _parts(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, optio
     if options.get("dropout") or any(options.get(name) is not None for name in others):
         return None
     if query.device.type != "cpu" or not query.shape[-1] == key.shape[-1] == value.shape[-1]:
+        return None
+    if not query.dtype == key.dtype == value.dtype:  # SDPA itself casts inside autocast, its kernel does not
         return None
     if torch.is_grad_enabled() or query.shape[0] != key.shape[0] or mask.shape[-1] != key.shape[2]:
         return None
