@@ -12,11 +12,15 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.figure import Figure as Canvas
 
 from farspan.record import Row
 from farspan.report.cells import interval_of
+from farspan.report.curve_figures import curve_figure
 from farspan.report.curve_section import draw_curves
 from farspan.report.curves import as_data, remarks, series
+from farspan.report.figure import Figure, Line
+from farspan.report.picture import draw_on
 
 MODELS = {"org/small": {"trained_length": 512}}
 CURVE = {100: 1.0, 200: 1.0, 300: 0.6, 400: 0.2}  # copy accuracy; control 0.2: half-life 300
@@ -75,6 +79,28 @@ def test_the_picture_shades_no_amnesia_where_coarse_memory_goes_on(tmp_path: Pat
     drawn = svg(rows({100: 1.0, 200: 1.0, 300: 0.6, 400: 0.5}), tmp_path)
     assert "<!-- coarse memory &gt;400 -->" in drawn
     assert "amnesia" not in drawn
+
+
+def x_limits(one: Figure) -> tuple[float, float]:
+    """The range of the x axis of a figure, as it is drawn."""
+    axes = Canvas().subplots()
+    draw_on(axes, one)
+    return axes.get_xlim()
+
+
+@pytest.mark.parametrize("failed", [[], failures(500)], ids=["all measured", "one length failed"])
+def test_the_length_axis_begins_at_0_whether_or_not_a_length_failed(failed: list[Row]) -> None:
+    end = 500 if failed else 400
+    assert x_limits(curve_figure(series(rows() + failed, MODELS))) == (0, pytest.approx(1.015 * end))
+
+
+def test_a_value_at_0_is_not_drawn_on_the_edge_of_the_axis() -> None:
+    start, _ = x_limits(Figure("steps", "step", "loss", [Line("one", [0, 10], [2.0, 1.0], 0)]))
+    assert start < 0
+
+
+def test_a_figure_without_values_is_drawn() -> None:
+    assert x_limits(Figure("nothing", "length", "accuracy", [], span=(0, 1))) == (0, 1)
 
 
 def test_lengths_too_far_apart_for_a_memory_length_are_named_once() -> None:

@@ -107,8 +107,8 @@ def _scale(axes: Axes, one: Figure) -> None:
         axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=one.counts))
         places = [float(place) for line in one.lines for place in line.x]
         places += [float(length) for failed in one.failed for length in failed.statuses]
-        places = places or [0.0]
-        axes.set_xlim(0 if min(places) > 0 else None, 1.015 * max(places) if one.span is not None else None)
+        if places:
+            axes.set_xlim(0 if min(places) > 0 else None, 1.015 * max(places) if one.span is not None else None)
     if one.ticks and len(one.ticks) <= FEW_TICKS:
         axes.set_xticks(one.ticks, [f"{tick:,}" for tick in one.ticks])
         axes.minorticks_off()
