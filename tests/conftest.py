@@ -1,5 +1,6 @@
 """What tests share: tiny models and a tiny tokenizer made in memory, and the folder of real data, if it is there."""
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ install_import_hook(
 
 import huggingface_hub.constants
 import transformers
+from matplotlib.figure import Figure
 from transformers import PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaMLP
 
@@ -41,6 +43,30 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     shared = temp.parent if "PYTEST_XDIST_WORKER" in os.environ else temp
     monkeypatch.setenv("FARSPAN_CACHE", str(shared / "cache"))
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what was imported out of garbage collections: accelerate makes a whole one for each training, and torch
+    and transformers are a million objects."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # hypothesis looks for referrers when the summary imports it, and sees no frozen ones
+
+
+@pytest.fixture
+def drawn() -> None:
+    """Requested by tests whose pictures are rendered."""
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of the other tests are empty files: to render one takes longer than a small training."""
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(Figure, "savefig", lambda self, path, **options: Path(path).touch())
 
 
 @pytest.fixture
@@ -64,6 +90,26 @@ def trained_computing_again(monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
     monkeypatch.setattr(LlamaMLP, "forward", forward)
     return both
+
+
+@pytest.fixture
+def left_by_a_kill(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Copies what a training has written when some method ends for the `at`-th time: that is what SIGKILL would leave.
+    Processes that are killed are in tests/attack."""
+
+    def copies(kind: type, method: str, whole: Any, killed: Any, at: int) -> None:
+        calls, original = [0], getattr(kind, method)
+
+        def counting(*arguments: Any, **options: Any) -> Any:
+            result = original(*arguments, **options)
+            calls[0] += 1
+            if calls[0] == at:
+                shutil.copytree(whole.out, killed.out)
+            return result
+
+        monkeypatch.setattr(kind, method, counting)
+
+    return copies
 
 
 @pytest.fixture(scope="session")

@@ -426,7 +426,7 @@ def attention(*arguments: object) -> Any:
     return farspan("attention", *small, *arguments)
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("_text", "drawn")
 def test_two_models_are_looked_at_side_by_side_and_drawn(models: Path) -> None:
     result = attention(models / "before", models / "after", "--json")
     assert result.exit_code == 0, result.output

@@ -24,7 +24,6 @@ from farspan.record import read_header
 from tiny import VOCABULARY, tiny_model
 
 Start = Callable[..., Trainer]
-DRAW = farspan.callback.draw_memory
 
 
 class Spy(TrainerCallback):
@@ -35,12 +34,6 @@ class Spy(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         self.logs.append(logs | {"step": state.global_step})
-
-
-@pytest.fixture(autouse=True)
-def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures take longer than these measurements."""
-    monkeypatch.setattr(farspan.callback, "draw_memory", lambda *args: None)
 
 
 @pytest.fixture
@@ -174,9 +167,8 @@ def test_every_step_is_asked_the_same(trainer: Start, curves: Any, tmp_path: Pat
 
 
 def test_the_run_is_drawn_again_after_each_measurement(
-    trainer: Start, curves: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer: Start, curves: Any, tmp_path: Path, drawn: None
 ) -> None:
-    monkeypatch.setattr(farspan.callback, "draw_memory", DRAW)
     sizes = []
 
     class Look(TrainerCallback):

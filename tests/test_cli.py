@@ -20,7 +20,6 @@ from farspan import __version__
 from farspan.cli import app
 from farspan.cli.commands import COMMANDS, TRAININGS
 from farspan.record import read_header, read_rows
-from farspan.report import curve_section, terminal
 from farspan.tasks.curve import BoundCurve
 
 from tiny import tiny_model
@@ -44,19 +43,6 @@ def _text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["fox", "dog", "quick", "lazy", "brown", "jumps", "over", "the"]
     Path("text.txt").write_text(" ".join(words[i * i % 11 % 8] + str(i) for i in range(300)))
-
-
-@pytest.fixture
-def drawn() -> None:
-    """Asked for by the tests whose pictures are drawn; the others save the time."""
-
-
-@pytest.fixture(autouse=True)
-def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "drawn" not in request.fixturenames:
-        for draw in ("draw_figure", "draw_grid"):
-            for module in (curve_section, terminal):
-                monkeypatch.setattr(module, draw, lambda *_, **__: [], raising=False)
 
 
 def farspan(*arguments: object) -> Result:

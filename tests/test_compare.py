@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,18 @@ TEXT = "the quick brown fox jumps over the lazy dog and back again, over and ove
 METHODS = ["full", "sinks:window=12,sinks=2", "topk:k=4"]
 LENGTHS = (16, 32)
 TASKS = ("perplexity:target_tokens=8", "curve")
+
+
+@dataclass(frozen=True)
+class ShortCost(BoundCost):
+    """A cost whose answers are short: these tests are not about its numbers."""
+
+    new_tokens: int = 3
+
+
+@pytest.fixture(autouse=True)
+def _short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farspan.measuring.grid.BoundCost", ShortCost)
 
 
 @pytest.fixture
@@ -254,7 +267,9 @@ def saved(tmp_path: Path, tokenizer: Any) -> Path:
     return tmp_path / "model"
 
 
-def test_the_command_prints_tables_draws_and_ends_with_what_failed(saved: Path, text: str, tmp_path: Path) -> None:
+def test_the_command_prints_tables_draws_and_ends_with_what_failed(
+    saved: Path, text: str, tmp_path: Path, drawn: None
+) -> None:
     arguments = ["compare", str(saved), "--text", text, "--lengths", "16,32", "--repeats", "3", "--json"]
     arguments += ["--task", "perplexity:target_tokens=8", "--out", str(tmp_path / "run")]
     arguments += ["--method", "full", "--method", "topk:k=4", "--method", "sinks:window=9000"]

@@ -5,6 +5,7 @@ import json
 import sysconfig
 import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -617,8 +618,12 @@ def test_progress_of_a_long_text_is_printed(
 
 @pytest.fixture(scope="module")
 def builtin() -> dict[str, list[str]]:
-    parts = ("", "train", "held-out", "train+tests", "held-out+tests")
-    return {part: list(builtin_texts(part)) for part in parts}
+    """The documents of every part. The library is listed and read once for all of them."""
+    parts, listed = ("", "train", "held-out", "train+tests", "held-out+tests"), Path.rglob
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rglob", cache(lambda folder, pattern: list(listed(folder, pattern))))
+        patch.setattr(Path, "read_text", cache(Path.read_text))
+        return {part: list(builtin_texts(part)) for part in parts}
 
 
 def test_builtin_train_and_held_out_are_disjoint(builtin: dict[str, list[str]]) -> None:

@@ -95,7 +95,7 @@ def test_a_row_without_the_score_of_its_task_is_named(tmp_path: Any) -> None:
         report.results(rows("own", OWN, {"wrong": 1.0}), header, tmp_path)
 
 
-def test_results_hold_what_each_command_prints_as_json(tmp_path: Any) -> None:
+def test_results_hold_what_each_command_prints_as_json(tmp_path: Any, drawn: None) -> None:
     header = now(own=("own", RIGHT, OWN))
     measured = rows("own", OWN, {"right": 1.0}) + rows("own", OWN, {"right": 0.0}, "topk:k=4")
     one = report.results(measured, header, tmp_path)

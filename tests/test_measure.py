@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
 
 from farspan import stats
+from farspan.cli import app
 from farspan.hf.device import is_out_of_memory
 from farspan.lm import LM, wrap
 from farspan.measuring.loop import Watch, _batches, measure_cell
@@ -104,13 +106,13 @@ def test_a_killed_process_resumes_to_the_same_numbers(tmp_path: Path, tokenizer:
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 600)
 
-    def command(out: str) -> list[str]:
+    def arguments(out: str) -> list[str]:
         options = ["--text", str(tmp_path / "text.txt"), "--lengths", "20:240", "--points", "12", "--repeats", "6"]
-        start = "import sys; from farspan.cli import main; main()"
-        return [sys.executable, "-c", start, "curve", str(tmp_path / "model"), *options, "--batch", "2", "--out", out]
+        return ["curve", str(tmp_path / "model"), *options, "--batch", "2", "--out", str(tmp_path / out)]
 
     rows = tmp_path / "killed" / "rows.jsonl"
-    process = subprocess.Popen(command(str(tmp_path / "killed")), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "farspan", *arguments("killed")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (rows.exists() and rows.read_bytes().count(b"\n") >= 5):
         time.sleep(0.002)
@@ -119,7 +121,8 @@ def test_a_killed_process_resumes_to_the_same_numbers(tmp_path: Path, tokenizer:
     before = len(read_rows(tmp_path / "killed"))
     assert 0 < before < 72  # it was in the middle
     for out in ("killed", "whole"):
-        subprocess.run(command(str(tmp_path / out)), check=True, capture_output=True)
+        result = CliRunner().invoke(app, arguments(out))
+        assert result.exit_code == 0, result.output
     summaries = [stats.summarise(stats.curve(read_rows(tmp_path / out))) for out in ("killed", "whole")]
     assert summaries[0] == summaries[1]
     hits = [

@@ -596,7 +596,7 @@ def test_curves_are_compared_with_the_first_over_the_texts_they_share(tmp_path: 
     assert float(value) == pytest.approx(98, abs=2)
     assert re.fullmatch(r"\[\+\d+, \+\d+\]", interval)
     assert half[3:] == ["< 0.001", "4"]
-    assert "large | half-life | +100" in (tmp_path / "out" / "report.md").read_text()
+    assert f"large | half-life | {value}" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_curves_of_different_tokenizers_are_compared_in_characters(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tiny import tiny_model
 
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
+pytestmark = pytest.mark.usefixtures("drawn")
 
 WORDS = [
     a + b for a in ("Fox", "dog", "Over", "lazy", "Quick", "brow") for b in ("el", "ar", "ing", "ton", "wick", "y")

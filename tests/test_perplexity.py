@@ -413,7 +413,7 @@ def perplexity(model: Path | str, *options: object) -> Any:
     return farspan("perplexity", model, *small, "--device", "cpu", "--out", "run", *options)
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("_text", "drawn")
 def test_methods_are_measured_on_the_same_tokens_and_drawn(model: Path) -> None:
     result = perplexity(model, "--method", "full", "--method", "sinks:window=20,sinks=2", "--json")
     assert result.exit_code == 0, result.output

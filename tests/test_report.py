@@ -22,6 +22,7 @@ from farspan.report.curves import as_data, remarks, series
 from farspan.report.figure import Figure, Line
 from farspan.report.picture import draw_on
 
+pytestmark = pytest.mark.usefixtures("drawn")
 MODELS = {"org/small": {"trained_length": 512}}
 CURVE = {100: 1.0, 200: 1.0, 300: 0.6, 400: 0.2}  # copy accuracy; control 0.2: half-life 300
 

@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import runpy
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -138,7 +135,7 @@ def test_a_batch_in_pieces_trains_as_the_whole(settings: Make) -> None:
         assert a == pytest.approx(b, rel=1e-3), step
 
 
-def test_a_trained_folder_is_a_model_like_any_other(settings: Make, tmp_path: Path) -> None:
+def test_a_trained_folder_is_a_model_like_any_other(settings: Make, tmp_path: Path, drawn: None) -> None:
     chosen = settings("a", "trainer.steps=6", "lengths.by=48")
     summary = train(chosen)
     lm = farspan.load(chosen.out, device="cpu")
@@ -290,34 +287,13 @@ def test_a_training_stopped_and_repeated_ends_with_the_same_losses_and_weights(
     assert_same_weights(stopped, whole)
 
 
-KILLED = """
-import os, signal, sys, torch
-from farspan.train.config import read_config
-from farspan.train.smt import SmtSettings, train
-from farspan.train.terms_trainer import TermsTrainer
-
-torch.set_num_threads(1)
-step = TermsTrainer.training_step
-
-def training_step(trainer, *others, **named):
-    if trainer.state.global_step == 6:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(trainer, *others, **named)
-
-TermsTrainer.training_step = training_step
-train(read_config(sys.argv[1], SmtSettings, sys.argv[2:]))
-"""
-
-
 def test_a_training_that_was_killed_continues_to_the_same_losses(
-    settings: Make, counted: list[int], tmp_path: Path
+    settings: Make, counted: list[int], left_by_a_kill: Callable[..., None]
 ) -> None:
     whole, killed = settings("whole"), settings("killed")
+    left_by_a_kill(TermsTrainer, "training_step", whole, killed, at=7)
     train(whole)
-    overrides = [f"out={killed.out}", f"model.name={killed.model.name}", f"data.text={killed.data.text}"]
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "a.toml"), *overrides]
-    done = subprocess.run(command, capture_output=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-    assert done.returncode == -signal.SIGKILL
+    assert sorted(path.name for path in Path(killed.out, "checkpoints").glob("checkpoint-*")) == ["checkpoint-4"]
     counted[0] = 0
     train(killed)
     assert counted[0] == 8
@@ -357,7 +333,7 @@ def test_a_training_watches_itself_without_noticing(settings: Make, tmp_path: Pa
     assert max(row.length for row in farspan.read_rows(tmp_path / "watched" / "farspan")) == 56
 
 
-def test_the_losses_of_each_length_end_where_it_does(tmp_path: Path) -> None:
+def test_the_losses_of_each_length_end_where_it_does(tmp_path: Path, drawn: None) -> None:
     log = [{"step": s, "length": n, "loss_sparse": math.log(p)} for s, n, p in [(1, 8, 9), (2, 8, 5), (3, 16, 4)]]
     assert last_of_each_length(log, "loss_sparse") == pytest.approx({8: 5, 16: 4})
     assert [path.name for path in draw_losses(log, tmp_path, 8)] == ["losses.png", "losses.svg"]

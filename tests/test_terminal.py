@@ -79,7 +79,7 @@ def test_what_moves_on_a_terminal_holds_no_control_characters_of_names() -> None
     assert "\x1b]0" not in file.getvalue()
 
 
-def test_dollar_signs_of_names_are_no_formulas(tmp_path: Path) -> None:
+def test_dollar_signs_of_names_are_no_formulas(tmp_path: Path, drawn: None) -> None:
     for name in ("a$\\frac$z", "cost_$^$b", "$", "a$b", "\x1b[31m"):
         figure = Figure()
         axes = figure.subplots()

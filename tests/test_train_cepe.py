@@ -2,9 +2,6 @@
 
 import json
 import math
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +16,7 @@ from test_cli import farspan as cli
 from test_train import numbered
 from torch import Tensor
 from torch.utils.data import default_collate
-from transformers import PreTrainedTokenizerFast, TrainerCallback
+from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback
 from transformers.integrations import integration_utils
 
 import farspan
@@ -483,32 +480,12 @@ def test_without_a_chunk_in_sight_a_batch_is_read_as_by_the_decoder(settings: Ca
     assert all(p.grad is not None for name, p in lm.model.added_parameters() if "embed" not in name)
 
 
-KILLED = """
-import os, signal, sys, torch, transformers
-from farspan.train.config import read_config
-from farspan.train.cepe import CepeSettings, train
-
-torch.set_num_threads(1)
-step, count = transformers.Trainer.training_step, [0]
-
-def training_step(self, *arguments, **options):
-    count[0] += 1
-    if count[0] == 13:  # in step 7; a checkpoint was saved after step 4
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self, *arguments, **options)
-
-transformers.Trainer.training_step = training_step
-train(read_config(sys.argv[1], CepeSettings, sys.argv[2:]))
-"""
-
-
 def test_a_training_killed_and_repeated_has_the_same_losses_and_weights(
-    settings: Callable[..., Any], tmp_path: Path
+    settings: Callable[..., Any], left_by_a_kill: Callable[..., None]
 ) -> None:
     whole, killed = settings("whole"), settings("killed")
+    left_by_a_kill(Trainer, "training_step", whole, killed, at=13)  # in step 7; a checkpoint was saved after step 4
     train(whole)
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "a.toml"), f"out={killed.out}"]
-    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
     assert (Path(killed.out) / "checkpoints" / "checkpoint-4").is_dir()
     assert not (Path(killed.out) / "cepe_adapter.safetensors").exists()
     train(killed)
@@ -547,7 +524,7 @@ def test_a_checkpoint_that_lacks_what_is_trained_is_refused(settings: Callable[.
         train(longer)
 
 
-def test_a_training_watches_itself(settings: Callable[..., Any]) -> None:
+def test_a_training_watches_itself(settings: Callable[..., Any], drawn: None) -> None:
     chosen = settings("a", "trainer.steps=4", "watch.every=2", "watch.repeats=2", "watch.curve=false")
     train(chosen)
     measured = [entry for entry in log(chosen) if "farspan/perplexity_24" in entry]

@@ -45,7 +45,7 @@ def run_measurement(
     sizes: dict[str, Any] = {"batch": running.batch, "chunk": running.chunk}
     if running.plan:
         planned = grid(models, tasks, **settings)
-        first = planned.adaptive * "; the first round of --lengths auto, about two thirds of all"
+        first = planned.adaptive * "; the first round of --lengths auto: all may take 2 to 4 times as long"
         timed: dict[str, Any] = {"calibrate": running.calibrate, "tflops": running.tflops}
         found = plans(models, methods, planned, loader=loader, refusals=refusals, **sizes, **timed)
         print_plans(list(found), first, running.as_json)
