@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run_measurement(
-    models: list[str],
+    models: list[str] | None,
     methods: list[str] | None,
     tasks: "Sequence[str | Task]",
     running: Running,
@@ -40,6 +40,7 @@ def run_measurement(
     from farspan.report.progress import Display
 
     running.check()
+    models = loading.models(models)
     methods, loader = methods or ["full"], loading.loader()
     settings |= {"refusals": refusals, "loader": loader}
     sizes: dict[str, Any] = {"batch": running.batch, "chunk": running.chunk}
