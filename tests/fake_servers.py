@@ -81,7 +81,9 @@ class Fake:
         choice = {"text": "", "prompt_logprobs": entries, "token_ids": new}
         if not body.get("prompt_logprobs"):
             del choice["prompt_logprobs"]
-        usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": cached}}
+        usage: dict[str, Any] = {"prompt_tokens": len(prompt)}
+        if not self.faults.get("silent"):
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
         return {"choices": [choice], "usage": usage}
 
     def new(self, prompt: list[int], body: dict[str, Any]) -> list[int]:

@@ -271,6 +271,28 @@ def test_nothing_is_guessed_of_tokens_outside_the_likeliest(own: LM, folder: Pat
     assert math.isnan(float(scores.nats.mean()))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_doctor_finds_nothing_wrong_with_a_server(engine: str, own: LM, folder: Path, runner: CliRunner) -> None:
+    with serving(Fake(engine, own)) as url:
+        done = runner.invoke(app, ["doctor", "--base-url", url, "--tokenizer", str(folder), "--json"])
+        assert done.exit_code == 0, done.output
+        checks = {one["name"]: one["passed"] for one in json.loads(done.output.splitlines()[-1])["checks"]}
+        assert all(passed is not False for passed in checks.values())
+        assert checks["log-probabilities"] is (True if engine in ("vLLM", "SGLang") else None)
+        assert checks["prefix cache"] is (True if engine in ("SGLang", "llama-server") else None)
+        refused = runner.invoke(app, ["doctor", url, "--tokenizer", str(folder), "--method", "sinks:window=20"])
+        assert refused.exit_code == 2
+        assert "runs on a server" in refused.output
+
+
+def test_the_doctor_finds_leftovers_at_cached_positions(own: LM, folder: Path, runner: CliRunner) -> None:
+    with serving(Fake("vLLM", own, forced=True, silent=True)) as url:
+        done = runner.invoke(app, ["doctor", url, "--tokenizer", str(folder), "--json"])
+    assert done.exit_code == 1
+    checks = {one["name"]: one["passed"] for one in json.loads(done.output.splitlines()[-1])["checks"]}
+    assert checks["repeats"] is checks["order of requests"] is False
+
+
 def test_errors_are_server_errors(own: LM, folder: Path) -> None:
     fake = Fake("vLLM", own)
     with serving(fake) as url:

@@ -38,7 +38,7 @@ TEXTS, LENGTHS, TASK = "Texts", "Lengths and examples", "Task"
 MODEL, SERVED, RUN = "Model", "Served model", "Run"
 
 NAMED = "Folder, GGUF file or hub id of a causal model, demo, or http://... of a server."
-Model = Annotated[str, typer.Argument(help=NAMED)]
+Model = Annotated[str | None, typer.Argument(help=f"{NAMED} Not needed with --base-url.")]
 Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help=f"{NAMED} Not needed with --base-url.")]
 Methods = Annotated[
     list[str] | None,

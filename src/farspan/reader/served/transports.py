@@ -46,6 +46,8 @@ class Sampling:
 class Transport(Protocol):
     """One way to ask one server."""
 
+    client: Client
+    model: str  # its name on the server
     name: str
     engine: str
     gives_nats: bool  # of every token; otherwise of the likeliest
@@ -133,6 +135,7 @@ class InputLogprobs:
     """SGLang's /generate with `logprob_start_len`."""
 
     client: Client
+    model: str
     name: str = "input_logprobs"
     engine: str = "SGLang"
     gives_nats: bool = True
@@ -189,6 +192,7 @@ class LlamaServer:
     """llama-server's /completion, one new token at a time."""
 
     client: Client
+    model: str
     concurrency: int = 1
     name: str = "one_token"
     engine: str = "llama-server"
@@ -323,8 +327,8 @@ def probe(client: Client, model: str, tokenizer: Any, prompt: Sequence[int], con
     some = {} if concurrency is None else {"concurrency": concurrency}
     tried: list[Transport] = [
         PromptLogprobs(client, model),
-        InputLogprobs(client),
-        LlamaServer(client, **some),
+        InputLogprobs(client, model),
+        LlamaServer(client, model, **some),
         Completions(client, model, tokenizer, **some),
     ]
     reasons = []
