@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,17 @@ def test_nothing_is_guessed_of_tokens_outside_the_likeliest(own: LM, folder: Pat
     assert torch.equal(scores.nats.isnan(), expected.rank >= 10)
     assert bool((scores.rank >= 0).all())
     assert math.isnan(float(scores.nats.mean()))
+
+
+def test_a_server_that_dies_and_returns_is_waited_for(own: LM, folder: Path, ids: torch.Tensor) -> None:
+    fake = Fake("vLLM", own)
+    with serving(fake) as url:
+        lm = served(url, tokenizer=str(folder))
+        fake.closed = True
+        threading.Timer(0.6, setattr, (fake, "closed", False)).start()
+        scores = lm.own_reader().read(ids[:, :40]).score(ids[:, 40:])
+    assert bool(scores.nats.isfinite().all())
+    assert lm.usage()["requests"] == 1
 
 
 @pytest.mark.parametrize("engine", ENGINES)

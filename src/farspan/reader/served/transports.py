@@ -324,12 +324,11 @@ def probe(client: Client, model: str, tokenizer: Any, prompt: Sequence[int], con
     Raises:
         ServerError: no way works; the message says why.
     """
-    some = {} if concurrency is None else {"concurrency": concurrency}
     tried: list[Transport] = [
         PromptLogprobs(client, model),
         InputLogprobs(client, model),
-        LlamaServer(client, model, **some),
-        Completions(client, model, tokenizer, **some),
+        LlamaServer(client, model, concurrency or 1),
+        Completions(client, model, tokenizer, concurrency or 8),
     ]
     reasons = []
     for one in tried:
