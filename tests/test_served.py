@@ -189,6 +189,14 @@ def test_an_address_that_cannot_be_used_is_refused(url: str, message: str) -> No
     assert "secret" not in str(error.value)
 
 
+def test_a_tokenizer_is_asked_for_where_the_server_names_none(own: LM) -> None:
+    with (
+        serving(Fake("vLLM", own)) as url,
+        pytest.raises(ValueError, match=r"names its model 'tiny', .*\(--tokenizer\)"),
+    ):
+        served(url)
+
+
 def test_a_wrong_model_name_is_refused_with_the_right_one(own: LM, folder: Path) -> None:
     with serving(Fake("vLLM", own)) as url, pytest.raises(ValueError, match="serves no model 'other': it has tiny"):
         served(url, model="other", tokenizer=str(folder))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from farspan.files import expanded
 from farspan.lm import LM, choose_separator
 from farspan.loading import load_tokenizer
 from farspan.reader.served.client import Client, NotServedError, ServerError
@@ -102,11 +103,12 @@ def served(
     about = _about(client, model)
     name = str(about["id"])
     source = tokenizer or str(about.get("root") or name)
-    try:
-        words = load_tokenizer(source, what="tokenizer", trust_remote_code=trust_remote_code)
-    except ValueError as error:
-        given = "" if tokenizer else f" The server names {source!r}; give folder, GGUF file or hub id (--tokenizer)."
-        raise ValueError(f"{error}.{given}") from error
+    if tokenizer is None and "/" not in source and not expanded(source).is_dir():
+        raise ValueError(
+            f"{client.base_url} names its model {source!r}, which is neither a folder nor a hub id: give the folder, "
+            "GGUF file or hub id of its tokenizer (--tokenizer)"
+        )
+    words = load_tokenizer(source, what="tokenizer", trust_remote_code=trust_remote_code)
     separator = choose_separator(words)
     ids = [*separator.ids, *words(SENTENCE, add_special_tokens=False)["input_ids"]]
     entries = _vocabulary(about)
