@@ -55,6 +55,8 @@ def demo() -> LM:
         ("topk:k=6", {"rope", "forgetting"}),
         ("snapkv:capacity=40,window=9", {"left padding", "rope", "forgetting"}),
         ("rope:type=linear,factor=2+snapkv:capacity=40,window=9", {"left padding", "forgetting"}),
+        ("temperature:original=12", {"rope", "forgetting"}),
+        ("rope:type=linear,factor=2+sinks:window=20,sinks=3+temperature:original=12", set()),
         ("replug:piece=16,tail=4", {"left padding", "rope", "forgetting"}),
         ("rope:type=yarn,factor=4,original=64+sinks:window=20,sinks=3", set()),
         ("rope:type=ntk,factor=2+topk:k=6+replug:piece=30", {"left padding", "forgetting"}),

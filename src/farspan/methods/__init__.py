@@ -8,12 +8,13 @@ from farspan.methods.replug import Replug
 from farspan.methods.rope import Rope
 from farspan.methods.sinks import Sinks
 from farspan.methods.snapkv import SnapKV
+from farspan.methods.temperature import Temperature
 from farspan.methods.topk import TopK
 from farspan.specs import one_of
 
 __all__ = ["METHODS", "Composed", "Method", "method"]
 
-KINDS: tuple[type[Method], ...] = (Full, Sinks, LambdaMask, Rope, TopK, SnapKV, Replug, Cepe)
+KINDS: tuple[type[Method], ...] = (Full, Sinks, LambdaMask, Rope, TopK, SnapKV, Temperature, Replug, Cepe)
 METHODS: dict[str, type[Method]] = {kind.name: kind for kind in KINDS}
 
 
