@@ -230,6 +230,37 @@ def snapkv(
     return hidden, chosen
 
 
+def tova(model: Any, ids: Tensor, read: int, capacity: int) -> tuple[Tensor, list[list[list[int]]]]:
+    """As `snapkv`: after the keys to which the last token read attends most, by the mean over the heads of a layer."""
+    windows = [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers]
+    with torch.no_grad():
+        whole = model(input_ids=ids[:, :read], output_attentions=True, use_cache=False).attentions
+    chosen = []
+    for weights, window in zip(whole, windows, strict=True):
+        held = range(0 if window is None else max(0, read - window + 1), read)
+        votes = {j: sum(float(head[-1, j] / head[-1, held[0] :].sum()) for head in weights[0]) for j in held[:-1]}
+        best = sorted(votes, key=lambda j: (-votes[j], j))[: capacity - 1]
+        chosen.append([sorted([*best, read - 1]) if len(held) > capacity else list(held)])
+    return _heads_that_see(model, ids, read, chosen, windows), chosen
+
+
+def knorm(model: Any, ids: Tensor, read: int, capacity: int) -> tuple[Tensor, list[list[list[int]]]]:
+    """As `snapkv`: after the keys of the smallest norm of each head, in steps of a 1024th of a doubling."""
+    cache = DynamicCache(config=model.config)
+    windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
+    with torch.no_grad():
+        model(input_ids=ids[:, :read], past_key_values=cache)
+    chosen: list[list[list[int]]] = []
+    for layer in cache.layers:
+        held = range(read - layer.keys.shape[2], read)
+        chosen.append([])
+        for keys in layer.keys[0]:
+            squares = dict(zip(held, (keys**2).sum(-1).tolist(), strict=True))
+            norms = {j: round(512 * math.log2(square)) for j, square in squares.items()}
+            chosen[-1].append(sorted(sorted(norms, key=lambda j: (norms[j], j))[:capacity]))
+    return _heads_that_see(model, ids, read, chosen, windows), chosen
+
+
 def _heads_that_see(model: Any, ids: Tensor, read: int, chosen: list[list[list[int]]], windows: list[Any]) -> Tensor:
     """Logits of one forward in which the queries from `read` on see the chosen keys of their head and each other."""
     time, masks = ids.shape[1], []

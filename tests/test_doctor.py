@@ -54,6 +54,8 @@ def demo() -> LM:
         ("rope:type=dynamic,original=40", {"rope", "forgetting"}),
         ("topk:k=6", {"rope", "forgetting"}),
         ("snapkv:capacity=40,window=9", {"left padding", "rope", "forgetting"}),
+        ("tova:capacity=40", {"left padding", "rope", "forgetting"}),
+        ("knorm:share=0.3", {"left padding", "rope", "forgetting"}),
         ("rope:type=linear,factor=2+snapkv:capacity=40,window=9", {"left padding", "forgetting"}),
         ("temperature:original=12", {"rope", "forgetting"}),
         ("rope:type=linear,factor=2+sinks:window=20,sinks=3+temperature:original=12", set()),

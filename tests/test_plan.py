@@ -136,6 +136,7 @@ def test_a_plan_of_config_and_tokenizer_equals_that_of_the_model(
         "lambda_mask:window=20",
         "topk:k=6",
         "snapkv:capacity=20,window=6",
+        "knorm:share=0.5",
         "temperature",
         "rope:type=yarn,factor=4",
         "rope:type=dynamic",

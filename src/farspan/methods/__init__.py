@@ -3,6 +3,7 @@
 from farspan.methods.base import Composed, Method
 from farspan.methods.cepe import Cepe
 from farspan.methods.full import Full
+from farspan.methods.knorm import Knorm
 from farspan.methods.lambda_mask import LambdaMask
 from farspan.methods.replug import Replug
 from farspan.methods.rope import Rope
@@ -10,11 +11,12 @@ from farspan.methods.sinks import Sinks
 from farspan.methods.snapkv import SnapKV
 from farspan.methods.temperature import Temperature
 from farspan.methods.topk import TopK
+from farspan.methods.tova import Tova
 from farspan.specs import one_of
 
 __all__ = ["METHODS", "Composed", "Method", "method"]
 
-KINDS: tuple[type[Method], ...] = (Full, Sinks, LambdaMask, Rope, TopK, SnapKV, Temperature, Replug, Cepe)
+KINDS: tuple[type[Method], ...] = (Full, Sinks, LambdaMask, Rope, TopK, SnapKV, Tova, Knorm, Temperature, Replug, Cepe)
 METHODS: dict[str, type[Method]] = {kind.name: kind for kind in KINDS}
 
 
