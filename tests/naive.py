@@ -100,11 +100,13 @@ def by_pairs(
     parts: Callable[[int, int], tuple[int, int]] = lambda i, j: (i, j),
     factor: Callable[[int], float] = lambda i: 1.0,
     inv_freq: Tensor | None = None,
+    rotary_scale: float = 1.0,
 ) -> Tensor:
     """Logits [time, vocabulary] of ids [1, time] for any family: query i and key j as if at positions `parts(i, j)`.
 
     All tokens are fed at position 0, where RoPE does nothing; every pair is then rotated on its own. A layer's own
-    window hides what it always hides. `factor(i)` multiplies query i; `inv_freq` replaces the model's frequencies.
+    window hides what it always hides. `factor(i)` multiplies query i; `inv_freq` replaces the model's frequencies,
+    and `rotary_scale` multiplies what is rotated.
     """
     time = ids.shape[1]
     windows = [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers]
@@ -115,7 +117,7 @@ def by_pairs(
         pairs, angle = len(own), position * own
         a, b = x[..., :pairs], x[..., pairs : 2 * pairs]
         turned = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
-        return torch.cat([*turned, x[..., 2 * pairs :]], -1)
+        return torch.cat([*(rotary_scale * part for part in turned), x[..., 2 * pairs :]], -1)
 
     def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **options: Any) -> Any:
         group, window, cap = q.shape[1] // k.shape[1], windows[module.layer_idx], options.get("softcap")

@@ -51,6 +51,7 @@ def demo() -> LM:
         ("sinks:window=20,sinks=3,stride=8", {"rope"}),
         ("lambda_mask:window=200,sinks=3", {"rope"}),
         ("rope:type=yarn,factor=4,original=64", {"forgetting"}),
+        ("rope:type=truncated,original=64", {"forgetting"}),
         ("rope:type=dynamic,original=40", {"rope", "forgetting"}),
         ("topk:k=6", {"rope", "forgetting"}),
         ("snapkv:capacity=40,window=9", {"left padding", "rope", "forgetting"}),

@@ -140,6 +140,7 @@ def test_a_plan_of_config_and_tokenizer_equals_that_of_the_model(
         "temperature",
         "rope:type=yarn,factor=4",
         "rope:type=dynamic",
+        "rope:type=truncated",
         "replug:piece=16",
         "rope:type=linear,factor=2+sinks:window=9",
     ],
