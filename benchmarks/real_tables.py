@@ -195,7 +195,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "depths": recall_map,
     **{
         part: quality_by_method(part)
-        for part in ("perplexity", "perplexity-4", "own", "topk", "sst2", "trec", "banking77", "qmsum", "ralm")
+        for part in ("perplexity", "own", "topk", "sst2", "trec", "banking77", "qmsum", "ralm")
     },
 }
 
