@@ -135,6 +135,8 @@ def test_a_plan_of_config_and_tokenizer_equals_that_of_the_model(
         "sinks:window=20,sinks=3",
         "lambda_mask:window=20",
         "topk:k=6",
+        "selfextend:group=4",
+        "dca",
         "snapkv:capacity=20,window=6",
         "knorm:share=0.5",
         "temperature",

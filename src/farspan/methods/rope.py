@@ -136,7 +136,8 @@ class Rope(Method):
                 yield reader
             return
         with hf.rope(lm.model, *other, name=str(self)) as scope:
-            longer = replace(lm, trained_length=int(original * self._factor))
+            reach = lm.trained_length if self.factor is None else int(original * self.factor)
+            longer = replace(lm, trained_length=reach)
             yield replace(dense_reader(longer), scope=scope)
 
     @property

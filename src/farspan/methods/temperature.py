@@ -16,12 +16,13 @@ import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from farspan.hf.attend import dense
+from farspan.hf.remap import InPlace, remapped
 from farspan.lm import LM
 from farspan.methods.base import TEMPERATURE, Method
 from farspan.reader import DenseReader, Reader, attending
@@ -53,7 +54,10 @@ class Temperature(Method):
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
         self._original(lm)
-        with attending(lm, dense, name=str(self), rotary=False) as reader, self._scaled(reader):
+        with (
+            attending(lm, partial(remapped, remap=InPlace()), name=str(self), rotary=False) as reader,
+            self._scaled(reader),
+        ):
             yield reader
 
     @contextmanager
