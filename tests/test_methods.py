@@ -343,7 +343,10 @@ def test_a_model_called_by_itself_is_refused_what_cannot_be_told_apart(tokenizer
         ("sinks:window=4,sinks=-1", "sinks at least 0"),
         ("lambda_mask:window=0", "window must be at least 1"),
         ("topk:k=0", "k must be at least 1"),
-        ("rope:type=yran", r"unknown; known are linear, ntk, dynamic, yarn \(did you mean 'yarn'\?\)"),
+        (
+            "rope:type=yran",
+            r"unknown; known are linear, ntk, .*, factors \(did you mean 'yarn'\?\)",
+        ),
         ("rope:type=yarn,factor=0.5", "factor must be at least 1"),
         ("rope:type=yarn,factor=x", "must be a number"),
         ("rope:type=yarn,original=0", "original must be at least 1"),
