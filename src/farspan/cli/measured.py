@@ -35,8 +35,9 @@ def run_measurement(
         test_texts: test whether several texts of a forgetting curve give the same results.
         settings: text, lengths, repeats, seed and cost, as of `farspan.measure`.
     """
-    from farspan.measuring.grid import grid, measure, plans
+    from farspan.measuring.grid import measure, plans
     from farspan.measuring.loop import Watch
+    from farspan.measuring.setups import grid
     from farspan.report.progress import Display
 
     running.check()
