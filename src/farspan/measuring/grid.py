@@ -8,12 +8,13 @@ from typing import Any
 
 from farspan.lm import LM, Load
 from farspan.measuring.adaptive import Budget, measure_adaptively, round_one
-from farspan.measuring.loop import Watch, measure_cell
+from farspan.measuring.loop import Mine, Watch, measure_cell
 from farspan.measuring.plan import Plan, plan
 from farspan.measuring.result import Measured
 from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Lengths, Setup, grid, possible_lengths
+from farspan.measuring.sharding import Sharding, chosen_shard, sharding
 from farspan.methods import Method, method
-from farspan.record import Row, Run, default_folder, latest
+from farspan.record import Row, Run, Shard, default_folder, latest, read_rows
 from farspan.tasks import Task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING, BoundCurve
@@ -36,6 +37,7 @@ def measure(
     loader: Load | None = None,
     batch: int | None = None,
     chunk: int | None = None,
+    shard: Shard | None = None,
     watch: Watch | None = None,
 ) -> Measured:
     """Measure every task on every model under every method, on the same tokens, into the run folder `out`.
@@ -56,12 +58,15 @@ def measure(
         refusals: instead of raising, record lengths that a model or method refuses as rows of status "refused" with
             the reason, and measure the rest.
         batch, chunk: repeats read together, and tokens of one forward; default: what fits.
+        shard: (i, n) measures the i-th of n parts of the run, with i from 1, beside other processes that measure the
+            others into the same folder; default: the number and count of a Slurm array's task, where its variables
+            are set, else the whole run, as (1, 1).
 
     Raises:
         ValueError: settings, texts or models that cannot be used; a folder with another run; too small a budget.
         OSError: the disk is full.
     """
-    watch, loader = watch or Watch(), loader or Load()
+    watch, loader, shard = watch or Watch(), loader or Load(), chosen_shard(shard)
     chosen = [method(one) for one in methods]
     options: dict[str, Any] = {"text": text, "lengths": lengths, "repeats": repeats, "seed": seed, "cost": cost}
     what = grid(models, tasks, refusals=refusals, loader=loader, **options)
@@ -74,12 +79,18 @@ def measure(
     command = what.tasks[0].name if len(what.tasks) == 1 and not cost else "compare"
     folder = Path(out) if out is not None else default_folder(command, names, header)
     budget = Budget() if minutes is None else Budget(60 * minutes)
-    with Run.open(folder, header) as run:
+    part = None if shard is None else sharding(models, chosen, what, shard, loader)
+    if part is not None:
+        watch.notice(str(part))
+        models = [model for model, name in zip(models, part.models, strict=True) if part.measures(name)]
+    with Run.open(folder, header, shard) as run:
         for done, model in enumerate(models):
             share = Budget(budget.left / (len(models) - done))
             # a separate call, so that a model is freed before the next is loaded
-            _measure_model(loader(model), chosen, what, run, refusals, share, batch, chunk, watch)
-    return Measured(folder, latest(run.rows))
+            _measure_model(loader(model), chosen, what, run, part, share, batch, chunk, watch)
+    if part is None:
+        return Measured(folder, latest(run.rows))
+    return Measured(folder, latest(read_rows(folder)), part.missing(folder))
 
 
 def _measure_model(
@@ -87,7 +98,7 @@ def _measure_model(
     methods: Sequence[Method],
     what: Grid,
     run: Run,
-    refusals: bool,
+    part: Sharding | None,
     budget: Budget,
     batch: int | None,
     chunk: int | None,
@@ -95,28 +106,33 @@ def _measure_model(
 ) -> None:
     setups = what.setups(lm, watch)
     tasks = {one.what: one.bound.settings for one in setups if one.what != BoundCost.task}
-    run.add_model(lm.identity | about(*(text for one in setups for text in one.bound.texts)) | {"tasks": tasks})
+    identity = lm.identity | about(*(text for one in setups for text in one.bound.texts)) | {"tasks": tasks}
+    run.add_model(identity, part.models if part is not None else ())
     for one in setups:
         run.refuse_other_version(one.bound.task, one.bound.version)
-    for number, one in enumerate(setups):
+    cells = [(one, methods if part is None else part.methods(lm, methods, one)) for one in setups]
+    left = sum(len(some) for _, some in cells)
+    for one, some in cells:
         if one.what != BoundCost.task:
             watch.notice(f"{one.what}, separator: {lm.separator.kind} {list(one.bound.separator(lm))}")
-        if refusals:
+        if what.compared:
             one, reasons = possible_lengths(lm, one, what.seed)
             for reason in dict.fromkeys(reasons.values()):
                 at = [f"{length:,}" for length, why in reasons.items() if why == reason]
                 watch.notice(f"{lm.name}, {one.what} at {', '.join(at)}: refused: {reason}")
-            for how in methods:
+            for how in some:
                 _refuse(run, lm, how, one, what.seed, reasons)
-        for done, how in enumerate(methods if one.lengths != () else ()):
+        for done, how in enumerate(some if one.lengths != () else ()):
             try:
-                left = budget.left / (len(methods) * (len(setups) - number) - done)
-                _measure_setup(one, how, lm, run, what.seed, Budget(left), batch, chunk, watch)
+                mine = None if part is None else part.mine(lm.name, str(how), one.what)
+                share = Budget(budget.left / (left - done))
+                _measure_setup(one, how, lm, run, what.seed, share, batch, chunk, mine, watch)
             except ValueError as error:
-                if not refusals:
+                if not what.compared:
                     raise
                 watch.notice(f"{lm.name} {how}, {one.what}: refused: {error}")
                 _refuse(run, lm, how, one, what.seed, dict.fromkeys(one.lengths or (one.longest,), str(error)))
+        left -= len(some)
         keep_first(run, lm, one, what.seed)
 
 
@@ -129,6 +145,7 @@ def _measure_setup(
     budget: Budget,
     batch: int | None,
     chunk: int | None,
+    mine: Mine | None,
     watch: Watch,
 ) -> None:
     if one.lengths is None:
@@ -159,6 +176,7 @@ def _measure_setup(
         seed=seed,
         batch=batch or one.bound.batch(longest),
         chunk=chunk or one.bound.chunk(lm, longest),
+        mine=mine,
         watch=watch,
     )
 
