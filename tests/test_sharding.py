@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +50,19 @@ def text(tmp_path: Path) -> str:
 # dealing
 
 
-def cell(name: str, lengths: Sequence[int], repeats: int, per_token: float, per_pair: float, scored: int) -> Cell:
-    """A task that reads a text once and scores `scored` tokens at each length; 0: all of them, as many as were read."""
+def cost(lengths: Sequence[int], per_token: float, per_pair: float, scored: int) -> float:
+    """A text is read once; `scored` tokens are scored at each length; 0: as many as were read."""
 
     def forward(before: int, tokens: int) -> float:
         return per_token * tokens + per_pair * tokens * (before + tokens / 2)
 
-    def cost(chosen: Sequence[int]) -> float:
-        return forward(0, max(chosen)) + sum(2 * forward(length, scored or length) for length in chosen)
+    return forward(0, max(lengths)) + sum(2 * forward(length, scored or length) for length in lengths)
 
-    alone = tuple(cost([length]) for length in lengths)
-    up_to = tuple(cost(lengths[: at + 1]) for at in range(len(lengths)))
+
+def cell(name: str, lengths: Sequence[int], repeats: int, *how: Any) -> Cell:
+    """A task with the costs of `cost`."""
+    alone = tuple(cost([length], *how) for length in lengths)
+    up_to = tuple(cost(lengths[: at + 1], *how) for at in range(len(lengths)))
     return Cell((name, "full", "curve"), (up_to[-1],) * repeats, tuple(lengths), alone, up_to)
 
 
@@ -141,15 +144,28 @@ def test_only_single_repeats_are_cut_into_bands_above_32k_that_cost_at_most_twic
         for (repeat, _), units in bands.items():
             assert 2 <= len(units) <= BANDS
             assert sum(unit.flops for unit in units) <= REREAD * one.repeats[repeat] * (1 + 1e-9)
-            for unit in units:
-                first, end = unit.lengths
-                scored = sum(one.alone[at] - read(one, at) for at in range(first, end - 1))
-                assert unit.flops == pytest.approx(one.alone[end - 1] + scored)
 
 
-def read(one: Cell, at: int) -> float:
-    """The cost of reading the text of a length other than the last."""
-    return one.alone[at + 1] - one.up_to[at + 1] + one.up_to[at]
+def test_bands_cost_what_their_lengths_cost_alone_and_the_longest_is_as_short_as_possible() -> None:
+    lengths, how = [4096 * i for i in range(1, 33)], (1e9, 1e5, 0)
+    one = cell("nested", lengths, 1, *how)
+    bands = sorted(one.bands(BANDS))
+    assert [first for first, *_ in bands[1:]] == [end for _, end, _ in bands[:-1]]
+    assert (bands[0][0], bands[-1][1], len(bands)) == (0, 32, BANDS)
+    for first, end, share in bands:
+        assert share == pytest.approx(cost(lengths[first:end], *how) / one.repeats[0])
+    others = [[0, a, b, c, 32] for a in range(8, 30) for b in range(a + 1, 31) for c in range(b + 1, 32)]
+    parts = {(a, b): cost(lengths[a:b], *how) for a in range(32) for b in range(a + 1, 33)}
+    least = min(max(parts[ends] for ends in pairwise(cut)) for cut in others)
+    assert max(share for *_, share in bands) == pytest.approx(least / one.repeats[0])
+
+
+def test_a_text_is_not_read_again_for_so_little_that_its_cost_more_than_doubles() -> None:
+    lengths = [124_000, 126_000, 128_000, 130_000]
+    assert len(cell("probe", lengths, 1, 1e9, 1e5, 20_000).bands(4)) == 4
+    assert len(cell("probe", lengths, 1, 1e9, 1e5, 1_500).bands(4)) == 2
+    assert cell("short", [8_000, 16_000, 32_768], 1, 1e9, 1e5, 0).bands(4) == [(0, 3, 1.0)]
+    assert sorted(cell("one long", [16_000, 32_768, 64_000], 1, 1e9, 1e5, 0).bands(4))[0][:2] == (0, 2)
 
 
 # which shard this is
@@ -186,8 +202,8 @@ def test_the_task_of_a_slurm_array_is_a_shard(monkeypatch: pytest.MonkeyPatch) -
 
 def run(lms: list[LM], text: str, folder: Path, shard: tuple[int, int] | None = None, **changes: Any) -> Measured:
     settings: dict[str, Any] = {"lengths": (16, 32), "repeats": 5, "refusals": True} | changes
-    tasks = settings.pop("tasks", TASKS)
-    return measure(lms, METHODS, tasks, text=text, out=folder, shard=shard, **settings)
+    methods, tasks = settings.pop("methods", METHODS), settings.pop("tasks", TASKS)
+    return measure(lms, methods, tasks, text=text, out=folder, shard=shard, **settings)
 
 
 def contents(rows: list[Row]) -> list[tuple[Any, ...]]:
@@ -216,6 +232,7 @@ def test_shards_give_the_rows_of_one_process(two: list[LM], text: str, tmp_path:
     assert len(rows) == len(latest(rows))
     files = sorted(path.name for path in (tmp_path / "parts").glob("rows*.jsonl"))
     assert len(files) == count
+    assert count > 2 or len(parts[0].rows) < 50  # of 80
     lines = sum(len((tmp_path / "parts" / name).read_text().splitlines()) for name in files)
     assert lines == len(rows)  # none was measured twice
     headers = [read_header(tmp_path / name) for name in ("whole", "parts")]
@@ -235,6 +252,15 @@ def test_a_shard_returns_what_the_others_still_have_to_measure(two: list[LM], te
 
 def test_lengths_that_are_refused_are_rows_of_the_shards_too(lm: LM, text: str, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"lengths": (8, 16), "tasks": ["perplexity:target_tokens=8", "curve"], "repeats": 3}
+    whole = run([lm], text, tmp_path / "whole", **asked)
+    assert {row.status for row in whole.rows} == {"ok", "refused"}
+    parts = [run([lm], text, tmp_path / "parts", (number, 2), **asked) for number in (1, 2)]
+    assert contents(parts[-1].rows) == contents(whole.rows)
+    assert parts[-1].missing == {}
+
+
+def test_a_method_that_is_refused_while_it_is_measured_is_not_missing(lm: LM, text: str, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"tasks": ["curve"], "methods": ["full", "sinks:window=600"]}
     whole = run([lm], text, tmp_path / "whole", **asked)
     assert {row.status for row in whole.rows} == {"ok", "refused"}
     parts = [run([lm], text, tmp_path / "parts", (number, 2), **asked) for number in (1, 2)]
@@ -311,6 +337,7 @@ def test_adaptive_curves_are_measured_whole_by_one_shard_each(two: list[LM], tex
     last = run(two, text, tmp_path / "run", (3, 3), **asked)
     assert last.missing == {}
     assert contents(last.rows) == contents(whole.rows)
+    assert list(read_header(tmp_path / "run")["models"]) == ["tiny-llama", "tiny-other"]  # as in the command
 
 
 def test_a_shard_with_nothing_to_measure_ends_at_once(lm: LM, text: str, tmp_path: Path) -> None:
@@ -352,12 +379,9 @@ def test_two_shards_with_other_settings_are_refused_also_before_the_first_row(tm
 
 
 def test_a_shard_that_fails_before_its_first_row_leaves_the_files_of_the_others(tmp_path: Path) -> None:
-    with (
-        Run.open(tmp_path / "run", SETTINGS, (1, 2)),
-        pytest.raises(KeyError),
-        Run.open(tmp_path / "run", SETTINGS, (2, 2)),
-    ):
-        raise KeyError
+    failing = Run.open(tmp_path / "run", SETTINGS, (2, 2))  # which makes run.json
+    with Run.open(tmp_path / "run", SETTINGS, (1, 2)):
+        failing.__exit__(KeyError, KeyError(), None)
     with pytest.raises(KeyError), Run.open(tmp_path / "run", SETTINGS, (2, 2)):
         raise KeyError
     names = {"run.json", "run.lock", "rows-1-of-2.jsonl", "rows-1-of-2.lock"}
