@@ -346,7 +346,7 @@ def test_a_shard_with_nothing_to_measure_ends_at_once(lm: LM, text: str, tmp_pat
     asked: dict[str, Any] = {"tasks": ["curve"], "lengths": "auto", "repeats": 2, "refusals": False}
     part = run([lm], text, tmp_path / "run", (3, 3), watch=Watch(notice=said.append), **asked)
     assert "0 of 2 units of work" in said[0]
-    assert "1 shards have nothing to measure" in said[0]
+    assert "1 of 3 shards have nothing to measure" in said[0]
     assert part.rows == []
 
 

@@ -262,6 +262,7 @@ class Beside:
 LONGER = (*CURVE[:5], "8,12,16,20,24,28,32,40", "--repeats", "9", *CURVE[8:], "--batch", "1")
 BESIDE = (
     Beside(Killed("curve longer", LONGER, rows)),
+    Beside(Killed("curve longer bf16", (LONGER[0], "models/half", *LONGER[2:]), rows)),  # a batch of one, as alone
     Beside(Killed("compare", (*COMPARE, "--method", "full", "--method", "sinks:window=24", "--task", "curve"), rows)),
 )
 

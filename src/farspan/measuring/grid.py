@@ -14,7 +14,7 @@ from farspan.measuring.result import Measured
 from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Lengths, Setup, grid, possible_lengths
 from farspan.measuring.sharding import Sharding, chosen_shard, sharding
 from farspan.methods import Method, method
-from farspan.record import Row, Run, Shard, default_folder, latest, read_rows
+from farspan.record import Row, Run, Shard, default_folder, latest, read_header, read_rows
 from farspan.tasks import Task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING, BoundCurve
@@ -90,7 +90,8 @@ def measure(
             _measure_model(loader(model), chosen, what, run, part, share, batch, chunk, watch)
     if part is None:
         return Measured(folder, latest(run.rows))
-    return Measured(folder, latest(read_rows(folder)), part.missing(folder))
+    rows = latest(read_rows(folder))
+    return Measured(folder, rows, part.missing(rows, read_header(folder)["sessions"]))
 
 
 def _measure_model(

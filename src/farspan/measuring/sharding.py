@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from farspan.lm import LM, Load
@@ -21,7 +20,7 @@ from farspan.measuring.loop import Mine, Watch, within_positions
 from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, possible_lengths
 from farspan.methods import Method
 from farspan.reader import Reader
-from farspan.record import Shard, read_header, read_rows
+from farspan.record import Row, Shard
 from farspan.tasks import Bound, Example
 from farspan.tasks.base import Work
 from farspan.tasks.curve import BoundCurve
@@ -141,20 +140,23 @@ class Sharding:
         share = dealing.loads[number - 1] / total if total else 0.0
         line = f"shard {number}/{count}: {units} of {len(dealing.units)} units of work, {share:.1%} of the operations"
         if len(dealing.units) < count:
-            line += f"; {count - len(dealing.units)} shards have nothing to measure"
+            line += f"; {count - len(dealing.units)} of {count} shards have nothing to measure"
         elif total:
             line += f"; the longest shard has {dealing.imbalance:.0%} more than the mean"
         if not all(one.cell.divisible for one in self.contents):
             line += ". A curve with --lengths auto is not divided: its lengths depend on the rows before. Give lengths"
         return line
 
-    def missing(self, folder: Path) -> dict[str, str]:
-        """Return what is not in the run folder yet, by shard, such as {"2/8": "40 rows"}."""
-        rows = read_rows(folder)
+    def missing(self, rows: Sequence[Row], sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Return what a run lacks, by shard, such as {"2/8": "40 rows"}.
+
+        Args:
+            rows: all of the run.
+            sessions: as run.json lists them. A curve with --lengths auto is there when its shard has ended.
+        """
         found = {(row.model, row.method, row.example, row.length, row.depth) for row in rows}
         refused = {(r.model, r.method, _as_json(r.settings), r.length) for r in rows if r.status == "refused"}
         count = self.shard[1]
-        sessions = read_header(folder)["sessions"]
         ended = {tuple(one["shard"]): "ended" in one for one in sessions if one.get("shard")}  # the last of each
         left, curves = Counter[int](), Counter[int]()
         for unit, owner in zip(self.dealing.units, self.dealing.owners, strict=True):
