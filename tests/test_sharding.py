@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farspan.cli import app
+from farspan.demo import run_demo
 from farspan.lm import LM, wrap
 from farspan.measuring import sharding
 from farspan.measuring.dealing import BANDS, LONG, REREAD, Cell, deal
@@ -22,6 +23,7 @@ from farspan.measuring.loop import Watch
 from farspan.measuring.result import Measured
 from farspan.measuring.sharding import chosen_shard, parse_shard
 from farspan.record import Row, Run, latest, read_header, read_rows
+from farspan.terminal import Terminal
 
 from tiny import tiny_model
 
@@ -431,3 +433,16 @@ def test_the_shard_1_of_1_is_the_whole_run(lm: LM, text: str, tmp_path: Path, mo
     monkeypatch.setattr(sharding, "deal", lambda *_: pytest.fail("dealt"))
     assert run([lm], text, tmp_path / "run", (1, 1)).missing == {}
     assert (tmp_path / "run" / "rows.jsonl").exists()
+
+
+class StoppedError(Exception):
+    """Raised instead of measuring."""
+
+
+def test_the_demo_is_measured_whole_in_a_slurm_array_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(*_: Any, shard: tuple[int, int], **others: Any) -> Measured:
+        raise StoppedError(shard)
+
+    monkeypatch.setattr("farspan.demo.measure", measured)
+    with pytest.raises(StoppedError, match=r"\(1, 1\)"):
+        run_demo(tmp_path, Terminal())
