@@ -46,9 +46,9 @@ CASES = (
 def compared(lm: Any, case: Case) -> dict[str, float]:
     """CPU seconds of the run, those planned, and those that the plan took."""
     from farspan.measuring import calibration
-    from farspan.measuring.grid import grid
     from farspan.measuring.loop import Watch, measure_cell
     from farspan.measuring.plan import plan
+    from farspan.measuring.setups import grid
     from farspan.methods import method
     from farspan.record import Run
 

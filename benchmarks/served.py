@@ -28,8 +28,8 @@ from real_models import fetched
 import farspan
 from farspan.lm import LM
 from farspan.loading import gguf
-from farspan.measuring.grid import grid
 from farspan.measuring.loop import Watch
+from farspan.measuring.setups import grid
 from farspan.reader import dense_reader
 from farspan.reader.served.client import Client, ServerError
 

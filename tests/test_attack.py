@@ -5,6 +5,7 @@ All run in forks of one process that has imported everything (tests/attack); eac
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -36,6 +37,12 @@ def test_a_command_that_is_killed_and_repeated_ends_as_if_it_never_was(stage: St
     killed = next(one for one in kills.COMMANDS if one.name == name)
     _, found = kills.attack(stage, kills.Series(killed, 0), timed=False)
     assert not found
+
+
+def test_two_shards_that_are_killed_beside_each_other_end_with_the_rows_of_one_process(stage: Stage) -> None:
+    hits, found = kills.attack_shards(stage, replace(kills.BESIDE[0], kills=4))
+    assert not found
+    assert hits >= 4
 
 
 def test_a_full_disk_is_named_and_the_command_goes_on_where_there_is_room(stage: Stage) -> None:

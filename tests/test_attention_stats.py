@@ -16,9 +16,10 @@ from transformers import PreTrainedTokenizerFast
 from farspan import hf
 from farspan.hf import attend as maths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, load, wrap
-from farspan.measuring.grid import grid, measure
+from farspan.measuring.grid import measure
 from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
+from farspan.measuring.setups import grid
 from farspan.methods import method
 from farspan.record import Row, Run, read_rows
 from farspan.report import attention as report

@@ -340,7 +340,8 @@ def test_measures_run_on_a_folder(tmp_path: Path, lm: LM, tokenizer: PreTrainedT
 
 
 def test_a_plan_says_what_the_parts_of_memory_take(lm: LM, tmp_path: Path) -> None:
-    from farspan.measuring.grid import grid, plans
+    from farspan.measuring.grid import plans
+    from farspan.measuring.setups import grid
 
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog and the dog sleeps on " * 200)

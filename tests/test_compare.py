@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from farspan.cli import app
 from farspan.hf import device
 from farspan.lm import LM, wrap
-from farspan.measuring.grid import grid, measure, plans
+from farspan.measuring.grid import measure, plans
 from farspan.measuring.loop import Watch, measure_cell
+from farspan.measuring.setups import grid
 from farspan.methods import method
 from farspan.record import Row, Run, read_header, read_rows
 from farspan.report import cells as report
@@ -43,7 +44,7 @@ class ShortCost(BoundCost):
 
 @pytest.fixture(autouse=True)
 def _short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farspan.measuring.grid.BoundCost", ShortCost)
+    monkeypatch.setattr("farspan.measuring.setups.BoundCost", ShortCost)
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def test_what_older_headers_do_not_record_comes_from_the_rows(
 
 def test_a_row_without_the_score_of_its_task_is_named(tmp_path: Any) -> None:
     header = now(own=("own", RIGHT, OWN))
-    with pytest.raises(ValueError, match=r"length 8, repeat 0 has no score 'right': delete it from rows\.jsonl"):
+    with pytest.raises(ValueError, match=r"length 8, repeat 0 has no score 'right': delete it from rows\*\.jsonl"):
         report.results(rows("own", OWN, {"wrong": 1.0}), header, tmp_path)
 
 

@@ -293,6 +293,23 @@ def test_a_row_says_how_it_was_read(tmp_path: Path) -> None:
     }
 
 
+def test_repeats_that_lack_other_lengths_are_read_in_other_batches(tmp_path: Path) -> None:
+    task = failing(lambda *_: False)
+    rows = measured(tmp_path, task, batch=4, mine=lambda repeat, length: repeat > 0 or length == 10)
+    assert sorted(type(task).calls) == [(1024, 1, (10,)), (1024, 3, (10, 40, 80))]
+    assert len(rows) == 10
+
+
+def test_a_batch_that_was_begun_is_read_as_a_whole_for_the_rows_of_some_of_its_repeats(tmp_path: Path) -> None:
+    measured(tmp_path, curve_of(counting_text()), batch=4)
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:4]))
+    task = failing(lambda *_: False)
+    measured(tmp_path, task, batch=4, mine=lambda repeat, length: repeat == 2)
+    assert type(task).calls == [(1024, 4, (40, 80))]
+    assert [(row.repeat, row.length) for row in read_rows(tmp_path)[4:]] == [(2, 40), (2, 80)]
+
+
 def test_batches_are_planned_once_however_many_repeats_there_are() -> None:
     asked = []
 

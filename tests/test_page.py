@@ -450,7 +450,7 @@ def test_rows_that_were_just_measured_are_not_read_again_to_show_their_differenc
 ) -> None:
     measured = [*rows(), *rows(model="org/large")]
     folder = run(tmp_path / "run", measured)
-    monkeypatch.setattr("farspan.record._read_rows", lambda path: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr("farspan.record.rows.read_file", lambda path: pytest.fail(f"{path} was read"))
     console = Terminal(file=io.StringIO(), width=200)
     assert show(measured, folder, console, as_json=False) == 0
     assert "shared targets" in console.file.getvalue()

@@ -14,9 +14,10 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan import hf, stats
 from farspan.lm import LM, load, wrap
-from farspan.measuring.grid import grid, measure
+from farspan.measuring.grid import measure
 from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
+from farspan.measuring.setups import grid
 from farspan.methods import method
 from farspan.reader import Scores
 from farspan.record import Row, Run, read_rows

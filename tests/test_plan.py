@@ -14,9 +14,10 @@ from farspan import lm as lms
 from farspan.hf import Stream
 from farspan.lm import LM, Load, load, wrap
 from farspan.measuring import calibration
-from farspan.measuring.grid import grid, measure, plans
+from farspan.measuring.grid import measure, plans
 from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
+from farspan.measuring.setups import grid
 from farspan.methods import method
 from farspan.reader import CachedMemory
 from farspan.record import Run

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from farspan import cepe, record
 from farspan.lm import Load, load
 from farspan.loading import load_config, load_tokenizer
+from farspan.record import provenance
 
 from cepe_models import tiny_encoder
 from tiny import configure, tiny_model
@@ -66,9 +67,9 @@ def test_the_recorded_commit_is_that_of_the_checkout(tmp_path: Path, packed: boo
 
     checkout, other, package = tmp_path / "checkout", tmp_path / "other", tmp_path / "checkout" / "src" / "farspan"
     package.mkdir(parents=True)
-    assert record.commit_of(package) is None
+    assert provenance.commit_of(package) is None
     git("init", where=checkout)
-    assert record.commit_of(package) is None  # a branch without a commit
+    assert provenance.commit_of(package) is None  # a branch without a commit
     git("commit", "--allow-empty", "-m", "one", where=checkout)
     git("worktree", "add", str(other), where=checkout)
     git("commit", "--allow-empty", "-m", "two", where=other)
@@ -76,17 +77,17 @@ def test_the_recorded_commit_is_that_of_the_checkout(tmp_path: Path, packed: boo
         git("pack-refs", "--all", where=checkout)
     (other / "src" / "farspan").mkdir(parents=True)
     for folder in (checkout, other):
-        assert record.commit_of(folder / "src" / "farspan") == git("rev-parse", "HEAD", where=folder)
+        assert provenance.commit_of(folder / "src" / "farspan") == git("rev-parse", "HEAD", where=folder)
     git("checkout", "--detach", where=other)
-    assert record.commit_of(other / "src" / "farspan") == git("rev-parse", "HEAD", where=other)
-    assert record.commit_of(tmp_path / "site-packages" / "farspan") is None
+    assert provenance.commit_of(other / "src" / "farspan") == git("rev-parse", "HEAD", where=other)
+    assert provenance.commit_of(tmp_path / "site-packages" / "farspan") is None
 
 
 def test_the_recorded_hash_of_the_source_tells_changes_apart(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("one")
-    before = record.source_hash(tmp_path)
+    before = provenance.source_hash(tmp_path)
     (tmp_path / "a.py").write_text("two")
-    assert record.source_hash(tmp_path) != before
+    assert provenance.source_hash(tmp_path) != before
 
 
 # weights and code of models

@@ -28,9 +28,10 @@ from farspan.hf.modes import evaluating
 from farspan.lengths import spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, fingerprint, wrap
 from farspan.measuring.adaptive import SHORTEST, prepared
-from farspan.measuring.grid import Grid, about
+from farspan.measuring.grid import about
 from farspan.measuring.loop import Watch, measure_cell
 from farspan.measuring.plan import plan
+from farspan.measuring.setups import Grid
 from farspan.methods.full import Full
 from farspan.reader import dense_reader, read_alike
 from farspan.record import Run

@@ -45,7 +45,15 @@ def run_demo(out: Path, console: Terminal, *, fresh: bool = False) -> int:
         watch = Watch(display.start, display.row)
         for name, text in TEXTS.items():
             measured = measure(
-                [lm], ["full"], ["curve"], text=text, lengths=LENGTHS, repeats=REPEATS, out=out / name, watch=watch
+                [lm],
+                ["full"],
+                ["curve"],
+                text=text,
+                lengths=LENGTHS,
+                repeats=REPEATS,
+                out=out / name,
+                shard=(1, 1),  # all of it, also in a task of a Slurm array
+                watch=watch,
             )
             rows += measured.rows
     curves = series(rows, read_header(out / "natural")["models"])

@@ -122,8 +122,12 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def locked(path: Path) -> AcquireReturnProxy:
+def locked(path: Path, what: str = "", wait: float = 0.0) -> AcquireReturnProxy:
     """Hold a lock file, made if missing, until the block of the returned context manager ends or the process does.
+
+    Args:
+        what: what is locked, for the error; default: the folder.
+        wait: seconds to wait for a process that holds it.
 
     Raises:
         ValueError: another process holds it, or `path` is no regular file, such as a symbolic link.
@@ -131,10 +135,10 @@ def locked(path: Path) -> AcquireReturnProxy:
     """
     _refuse_irregular(path)
     try:
-        return FileLock(path).acquire(blocking=False)
+        return FileLock(path).acquire(timeout=wait)
     except Timeout as error:
         raise ValueError(
-            f"{path.parent} is being written by another process. Wait until it ends, or choose another folder"
+            f"{what or path.parent} is being written by another process. Wait until it ends, or choose another folder"
         ) from error
 
 

@@ -194,6 +194,7 @@ class Identity(Checked):
 
 class Session(Checked):
     command: list[str] = []
+    shard: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = None
 
 
 class Header(Checked):

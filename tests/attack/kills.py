@@ -43,7 +43,7 @@ class Killed:
 
 def rows(here: Path) -> Any:
     """What was measured: each row once, with hits and accuracies as they are and nats to six digits."""
-    lines = (here / "run" / "rows.jsonl").read_text().splitlines()
+    lines = [line for file in (here / "run").glob("rows*.jsonl") for line in file.read_text().splitlines()]
     found: dict[str, Any] = {}
     for line in lines:
         row = json.loads(line)
@@ -241,6 +241,67 @@ def difference(one: dict[str, Any], other: dict[str, Any]) -> str:
     moved = [key for key in one.keys() & other.keys() if one[key] != other[key]]
     first = f"; {moved[0]}: {one[moved[0]]} is {other[moved[0]]}" if moved else ""
     return f"{len(missing)} missing, {len(more)} more, {len(moved)} of {len(one)} differ{first[:600]}"
+
+
+# shards beside each other
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A command that two shards measure at the same time, each killed whenever it was started again."""
+
+    killed: Killed
+    kills: int = 20
+    shards: int = 2
+
+    @property
+    def name(self) -> str:
+        return f"{self.killed.name}, {self.shards} shards"
+
+
+LONGER = (*CURVE[:5], "8,12,16,20,24,28,32,40", "--repeats", "9", *CURVE[8:], "--batch", "1")
+BESIDE = (
+    Beside(Killed("curve longer", LONGER, rows)),
+    Beside(Killed("curve longer bf16", (LONGER[0], "models/half", *LONGER[2:]), rows)),  # a batch of one, as alone
+    Beside(Killed("compare", (*COMPARE, "--method", "full", "--method", "sinks:window=24", "--task", "curve"), rows)),
+)
+
+
+def attack_shards(stage: Stage, one: Beside) -> tuple[int, list[Finding]]:
+    """Kills shards of a command until enough kills have hit, lets all end, and compares with one process; returns the
+    kills that hit."""
+    known = whole(stage, one.killed)
+    rng = random.Random(one.name)
+    hits, story = 0, list[str]()
+    with stage.copy() as here:
+
+        def ends(disturbed: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[Finding]:
+            nonlocal hits
+            commands = [
+                Command((*one.killed.argv, "--shard", f"{number}/{one.shards}"), here, kill=kill, limits=limits)
+                for number, (kill, limits) in enumerate(disturbed, 1)
+            ]
+            story.append(json.dumps(disturbed))
+            for end in stage.zygote.run(*commands):
+                if end.hung:
+                    return [Finding("hang", f"after {'; '.join(story)}: more than {end.seconds:.0f} s")]
+                if end.code in (-signal.SIGKILL, -signal.SIGALRM, -signal.SIGXFSZ):
+                    hits += 1
+                elif end.code != 0:
+                    return [Finding("blocked", f"after {'; '.join(story)}: {end.code}: {end.stderr[-400:]}")]
+            return []
+
+        while hits < one.kills:
+            if found := ends([kill_of(rng, known) for _ in range(one.shards)]):
+                return hits, found
+        if found := ends([({}, {})] * one.shards):
+            return hits, found
+        digest = one.killed.digest(here)
+        if digest != known.digest:
+            found.append(Finding("changed", f"after {'; '.join(story)}: {difference(known.digest, digest)}"))
+        if left := [name for name in _names(here) if ".farspan-part-" in name]:
+            found.append(Finding("left", f"after {'; '.join(story)}: {left[:5]}"))
+    return hits, found
 
 
 # signals that end a command, and what is said then

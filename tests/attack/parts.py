@@ -48,6 +48,9 @@ def kills(given: Any, stages: list[Stage]) -> Results:
         if findings:
             done[-1:] = [(one.name, kind, findings)]
         results += done
+    for beside in (one for one in kills.BESIDE if given.only in one.name):
+        hit, found = kills.attack_shards(stages[0], beside)
+        results += [(beside.name, f"SIGKILL, {beside.name}", found if number == 0 else []) for number in range(hit)]
     signalled = [one for one in kills.signals() if given.only in one.name]
     if given.sample:
         signalled = signalled[:: max(1, len(signalled) // (4 * given.sample))]

@@ -13,8 +13,11 @@ from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
     from farspan.measuring.plan import Plan
-    from farspan.record import Row
+    from farspan.measuring.result import Measured
+    from farspan.record import Row, Shard
     from farspan.tasks import Task
+
+SHARDS_SHOWN = 8
 
 
 def run_measurement(
@@ -35,13 +38,17 @@ def run_measurement(
         test_texts: test whether several texts of a forgetting curve give the same results.
         settings: text, lengths, repeats, seed and cost, as of `farspan.measure`.
     """
-    from farspan.measuring.grid import grid, measure, plans
+    from farspan.measuring.grid import measure, plans
     from farspan.measuring.loop import Watch
+    from farspan.measuring.setups import grid
+    from farspan.measuring.sharding import chosen_shard, parse_shard, sharding
+    from farspan.methods import method
     from farspan.report.progress import Display
 
     running.check()
     models = loading.models(models)
     methods, loader = methods or ["full"], loading.loader()
+    shard = chosen_shard(parse_shard(running.shard) if running.shard is not None else None)
     settings |= {"refusals": refusals, "loader": loader}
     sizes: dict[str, Any] = {"batch": running.batch, "chunk": running.chunk}
     if running.plan:
@@ -50,11 +57,18 @@ def run_measurement(
         timed: dict[str, Any] = {"calibrate": running.calibrate, "tflops": running.tflops}
         found = plans(models, methods, planned, loader=loader, refusals=refusals, **sizes, **timed)
         print_plans(list(found), first, running.as_json)
+        if shard is not None:
+            err.print_line(str(sharding(models, [method(one) for one in methods], planned, shard, loader)))
         return
     console = err if running.as_json else Terminal()
     with Display(console) as display:
         watch = Watch(display.start, display.row, display.notice)
-        measured = measure(models, methods, tasks, out=running.out, minutes=minutes, watch=watch, **settings, **sizes)
+        settings |= sizes | {"shard": shard or (1, 1)}
+        measured = measure(models, methods, tasks, out=running.out, minutes=minutes, watch=watch, **settings)
+    if shard is not None and measured.missing:
+        if print_missing(measured, shard, console, running.as_json):
+            raise typer.Exit(1)
+        return
     if print_results(measured.rows, measured.folder, console, running.as_json, test=test_texts):
         raise typer.Exit(1)
 
@@ -69,6 +83,27 @@ def print_results(rows: "list[Row]", folder: Path, console: Terminal, as_json: b
     if as_json:
         print(json.dumps(found.as_data()))
     return found.num_failed
+
+
+def print_missing(measured: "Measured", shard: "Shard", console: Terminal, as_json: bool) -> int:
+    """Print what a shard has measured and what others still have to; return how many rows failed so far."""
+    from farspan.report.terminal import LEFT_OUT
+
+    name, folder = "{}/{}".format(*shard), measured.folder
+    own = measured.missing.get(name)
+    console.print_line(f"shard {name}: {f'{own} missing' if own else 'its part is measured'}. Rows: {folder}")
+    others = [f"{what} of shard {other}" for other, what in measured.missing.items() if other != name]
+    shown = others[:SHARDS_SHOWN] + [f"and of {len(others) - SHARDS_SHOWN:,} more"] * (len(others) > SHARDS_SHOWN)
+    if others:
+        console.print_line(f"still missing: {', '.join(shown)}")
+        console.print_line("The last shard prints the tables and draws the pictures; so does this command, repeated.")
+    if as_json:
+        print(json.dumps({"run": str(folder), "shard": name, "missing": measured.missing}))
+    failed = [row for row in measured.rows if row.status not in LEFT_OUT]
+    if failed:
+        line = f"{len(failed)} of {len(measured.rows)} rows failed, first: {failed[0].status}: {failed[0].reason}"
+        err.print_line(line, style="red")
+    return len(failed)
 
 
 def shown_time(seconds: float) -> str:

@@ -191,6 +191,10 @@ class Running:
     out: Out = None
     batch: Annotated[int | None, count(RUN, "Examples read at once; default: as many as memory allows.")] = None
     chunk: Chunk = None
+    shard: Annotated[
+        str | None,
+        option(RUN, "Measure part I of N, beside other processes; default: a Slurm array's task.", metavar="I/N"),
+    ] = None
     plan: Annotated[
         bool, option(RUN, "Print tokens, FLOPs and memory of the run, by config.json alone, and stop.", "--plan")
     ] = False

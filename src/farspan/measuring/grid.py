@@ -2,139 +2,23 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import combinations
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from farspan.lengths import check_lengths
-from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
-from farspan.measuring.adaptive import Budget, measure_adaptively, prepared, round_one
-from farspan.measuring.loop import Watch, measure_cell
+from farspan.lm import LM, Load
+from farspan.measuring.adaptive import Budget, measure_adaptively, round_one
+from farspan.measuring.loop import Mine, Watch, measure_cell
 from farspan.measuring.plan import Plan, plan
 from farspan.measuring.result import Measured
+from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Lengths, Setup, grid, possible_lengths
+from farspan.measuring.sharding import Sharding, chosen_shard, sharding
 from farspan.methods import Method, method
-from farspan.record import Row, Run, default_folder, latest
-from farspan.tasks import Bound, Task, task
+from farspan.record import Row, Run, Shard, default_folder, latest, read_header, read_rows
+from farspan.tasks import Task
 from farspan.tasks.cost import BoundCost
-from farspan.tasks.curve import RING, BoundCurve, Curve
-from farspan.tasks.perplexity import Perplexity
+from farspan.tasks.curve import RING, BoundCurve
 from farspan.text.corpora import UNKNOWN_SHARE, Corpus
-
-DEFAULT_REPEATS = 10
-COST_REPEATS = 3  # of which a table takes the median
-Lengths = Sequence[int] | Literal["auto"] | None
-
-
-@dataclass(frozen=True)
-class Setup:
-    """One task, as it is measured on one model."""
-
-    bound: Bound[Any]
-    what: str  # its name in plans, notices and with its first example
-    lengths: tuple[int, ...] | None  # in the task's unit; None: adaptive
-    repeats: int | None
-    longest: int = 0  # tokens, of adaptive lengths
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The tasks, lengths and repeats of a run, the same for all its models and methods."""
-
-    tasks: tuple[Task, ...]
-    text: str
-    lengths: Lengths
-    repeats: int | None
-    seed: int
-    cost: bool
-    compared: bool  # lines are compared with the first; refusals are recorded
-    trained: tuple[int, ...]  # tokens, of each model
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether lengths are chosen while measuring."""
-        return self.lengths == "auto" and any(isinstance(one, Curve) and one.protocol != "paper" for one in self.tasks)
-
-    @property
-    def header(self) -> dict[str, Any]:
-        """Return its record for run.json."""
-        tasks = {
-            str(one): {"task": one.row_task, "unit": one.unit, "quality": asdict(one.quality), "details": one.details}
-            for one in self.tasks
-        }
-        same = {"text": self.text, "lengths": self.lengths, "repeats": self.repeats, "seed": self.seed}
-        return {"tasks": tasks, **same, "cost": self.cost, "compared": self.compared}
-
-    def setups(self, lm: LM, watch: Watch) -> list[Setup]:
-        """Bind the tasks to one model.
-
-        Raises:
-            ValueError: a text that cannot be read, or tasks whose rows cannot be told apart.
-        """
-        setups = [self._setup(one, lm, watch) for one in self.tasks]
-        for a, b in combinations(setups, 2):
-            if (a.bound.task, a.bound.settings) == (b.bound.task, b.bound.settings):
-                raise ValueError(
-                    f"{a.what} and {b.what} measure the same rows of the task {a.bound.task}: measure them in two runs"
-                )
-        if self.cost:
-            # the contexts of the tasks that count tokens
-            contexts = {n for one, asked in zip(setups, self.tasks, strict=True) if asked.unit == "tokens"
-                        for n in one.lengths or ()}  # fmt: skip
-            lengths = tuple(sorted(contexts)) or Perplexity().lengths(self.trained)
-            setups.append(Setup(BoundCost(), BoundCost.task, lengths, COST_REPEATS))
-        return setups
-
-    def _setup(self, one: Task, lm: LM, watch: Watch) -> Setup:
-        bound = one.on(lm, self.text)
-        if isinstance(bound, BoundCurve) and bound.adaptive and self.lengths == "auto":
-            longest = bound.longest(lm, 2)
-            bound, possible = prepared(bound, longest, self.repeats)
-            if possible < longest:
-                watch.notice(f"the text is too short for lengths of {longest:,}: they end at {possible:,} tokens")
-            return Setup(bound, str(one), None, self.repeats, possible)
-        repeats = self.repeats or DEFAULT_REPEATS
-        chosen = bound.auto_lengths(lm, repeats) if self.lengths == "auto" else self.lengths
-        lengths = tuple(int(n) for n in chosen or one.lengths(self.trained))
-        return Setup(bound, str(one), lengths, repeats)
-
-
-def grid(
-    models: Sequence[str | LM],
-    tasks: Sequence[str | Task],
-    *,
-    text: str = "builtin",
-    lengths: Lengths = None,
-    repeats: int | None = None,
-    seed: int = 0,
-    cost: bool = False,
-    refusals: bool = False,
-    loader: Load | None = None,
-) -> Grid:
-    """Return the grid of `measure` with these arguments and all defaults resolved.
-
-    Raises:
-        ValueError: unknown tasks, the same task twice, or impossible lengths or repeats.
-    """
-    loader = loader or Load()
-    if repeats is not None and repeats < 1:
-        raise ValueError(f"repeats = {repeats}; at least 1 is needed (--repeats)")
-    chosen = [task(one) if isinstance(one, str) else one for one in tasks]
-    given = None if lengths is None or isinstance(lengths, str) else tuple(lengths)
-    for one in chosen:
-        if given is not None:
-            # a length of 0 passages or demonstrations is the control of the tasks that count them
-            control = one.unit != "tokens" and given[:1] == (0,)
-            if not control or given[1:]:
-                check_lengths(given[1:] if control else given)
-    trained = tuple(loader.trained(model) or DEFAULT_TRAINED_LENGTH for model in models)
-    resolved = tuple(one.resolved(given, trained) for one in chosen)
-    for one in resolved:
-        if given is not None and not refusals:
-            one.check(given)
-    if twice := [str(a) for a, b in combinations(resolved, 2) if str(a) == str(b)]:
-        raise ValueError(f"task {twice[0]} is given twice: name each once (--task)")
-    return Grid(resolved, text, given or lengths, repeats, seed, cost, refusals, trained)
 
 
 def measure(
@@ -153,6 +37,7 @@ def measure(
     loader: Load | None = None,
     batch: int | None = None,
     chunk: int | None = None,
+    shard: Shard | None = None,
     watch: Watch | None = None,
 ) -> Measured:
     """Measure every task on every model under every method, on the same tokens, into the run folder `out`.
@@ -173,12 +58,15 @@ def measure(
         refusals: instead of raising, record lengths that a model or method refuses as rows of status "refused" with
             the reason, and measure the rest.
         batch, chunk: repeats read together, and tokens of one forward; default: what fits.
+        shard: (i, n) measures the i-th of n parts of the run, with i from 1, beside other processes that measure the
+            others into the same folder; default: the number and count of a Slurm array's task, where its variables
+            are set, else the whole run, as (1, 1).
 
     Raises:
         ValueError: settings, texts or models that cannot be used; a folder with another run; too small a budget.
         OSError: the disk is full.
     """
-    watch, loader = watch or Watch(), loader or Load()
+    watch, loader, shard = watch or Watch(), loader or Load(), chosen_shard(shard)
     chosen = [method(one) for one in methods]
     options: dict[str, Any] = {"text": text, "lengths": lengths, "repeats": repeats, "seed": seed, "cost": cost}
     what = grid(models, tasks, refusals=refusals, loader=loader, **options)
@@ -191,12 +79,19 @@ def measure(
     command = what.tasks[0].name if len(what.tasks) == 1 and not cost else "compare"
     folder = Path(out) if out is not None else default_folder(command, names, header)
     budget = Budget() if minutes is None else Budget(60 * minutes)
-    with Run.open(folder, header) as run:
+    part = None if shard is None else sharding(models, chosen, what, shard, loader)
+    if part is not None:
+        watch.notice(str(part))
+        models = [model for model, name in zip(models, part.models, strict=True) if part.measures(name)]
+    with Run.open(folder, header, shard) as run:
         for done, model in enumerate(models):
             share = Budget(budget.left / (len(models) - done))
             # a separate call, so that a model is freed before the next is loaded
-            _measure_model(loader(model), chosen, what, run, refusals, share, batch, chunk, watch)
-    return Measured(folder, latest(run.rows))
+            _measure_model(loader(model), chosen, what, run, part, share, batch, chunk, watch)
+    if part is None:
+        return Measured(folder, latest(run.rows))
+    rows = latest(read_rows(folder))
+    return Measured(folder, rows, part.missing(rows, read_header(folder)["sessions"]))
 
 
 def _measure_model(
@@ -204,7 +99,7 @@ def _measure_model(
     methods: Sequence[Method],
     what: Grid,
     run: Run,
-    refusals: bool,
+    part: Sharding | None,
     budget: Budget,
     batch: int | None,
     chunk: int | None,
@@ -212,28 +107,33 @@ def _measure_model(
 ) -> None:
     setups = what.setups(lm, watch)
     tasks = {one.what: one.bound.settings for one in setups if one.what != BoundCost.task}
-    run.add_model(lm.identity | about(*(text for one in setups for text in one.bound.texts)) | {"tasks": tasks})
+    identity = lm.identity | about(*(text for one in setups for text in one.bound.texts)) | {"tasks": tasks}
+    run.add_model(identity, part.models if part is not None else ())
     for one in setups:
         run.refuse_other_version(one.bound.task, one.bound.version)
-    for number, one in enumerate(setups):
+    cells = [(one, methods if part is None else part.methods(lm, methods, one)) for one in setups]
+    left = sum(len(some) for _, some in cells)
+    for one, some in cells:
         if one.what != BoundCost.task:
             watch.notice(f"{one.what}, separator: {lm.separator.kind} {list(one.bound.separator(lm))}")
-        if refusals:
-            one, reasons = _possible(lm, one, what.seed)
+        if what.compared:
+            one, reasons = possible_lengths(lm, one, what.seed)
             for reason in dict.fromkeys(reasons.values()):
                 at = [f"{length:,}" for length, why in reasons.items() if why == reason]
                 watch.notice(f"{lm.name}, {one.what} at {', '.join(at)}: refused: {reason}")
-            for how in methods:
+            for how in some:
                 _refuse(run, lm, how, one, what.seed, reasons)
-        for done, how in enumerate(methods if one.lengths != () else ()):
+        for done, how in enumerate(some if one.lengths != () else ()):
             try:
-                left = budget.left / (len(methods) * (len(setups) - number) - done)
-                _measure_setup(one, how, lm, run, what.seed, Budget(left), batch, chunk, watch)
+                mine = None if part is None else part.mine(lm.name, str(how), one.what)
+                share = Budget(budget.left / (left - done))
+                _measure_setup(one, how, lm, run, what.seed, share, batch, chunk, mine, watch)
             except ValueError as error:
-                if not refusals:
+                if not what.compared:
                     raise
                 watch.notice(f"{lm.name} {how}, {one.what}: refused: {error}")
                 _refuse(run, lm, how, one, what.seed, dict.fromkeys(one.lengths or (one.longest,), str(error)))
+        left -= len(some)
         keep_first(run, lm, one, what.seed)
 
 
@@ -246,6 +146,7 @@ def _measure_setup(
     budget: Budget,
     batch: int | None,
     chunk: int | None,
+    mine: Mine | None,
     watch: Watch,
 ) -> None:
     if one.lengths is None:
@@ -276,6 +177,7 @@ def _measure_setup(
         seed=seed,
         batch=batch or one.bound.batch(longest),
         chunk=chunk or one.bound.chunk(lm, longest),
+        mine=mine,
         watch=watch,
     )
 
@@ -377,28 +279,6 @@ def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
         if words := bound.shown(lm, examples[first.example], first.length):
             named = {"model": lm.name, "what": one.what, "task": bound.task, "settings": bound.settings}
             run.add_example(named | words)
-
-
-def _possible(lm: LM, one: Setup, seed: int) -> tuple[Setup, dict[int, str]]:
-    """Return the setup with the lengths for which examples can be made, and the reason for each of the others.
-
-    Lengths are tried one by one only if all together fail: one may be too short for the targets or too long.
-    """
-    reasons: dict[int, str] = {}
-
-    def possible(lengths: tuple[int, ...]) -> bool:
-        try:
-            one.bound.examples(lm, lengths, one.repeats or DEFAULT_REPEATS, seed)
-        except ValueError as error:
-            reasons.update(dict.fromkeys(lengths, str(error)))
-            return False
-        return True
-
-    if one.lengths is None or possible(one.lengths):
-        return one, {}
-    reasons.clear()
-    rest = tuple(length for length in one.lengths if possible((length,)))
-    return replace(one, lengths=rest if rest and possible(rest) else ()), reasons
 
 
 def _refuse(run: Run, lm: LM, how: Method, one: Setup, seed: int, reasons: Mapping[int, str]) -> None:

@@ -13,13 +13,13 @@ from farspan.hf.device import free_bytes, is_out_of_memory, peak_bytes
 from farspan.lm import LM
 from farspan.methods import Method
 from farspan.reader import CHUNK, Reader
-from farspan.record import Row, Run
+from farspan.record import UNFINISHED, Row, Run
 from farspan.tasks.base import Bound, Example, Result, Work
 
 SMALLEST_CHUNK = 64  # tokens; below that the overhead of each forward outweighs what it frees
 TOKENS_AT_ONCE = 8192  # of one forward, over the rows of a batch
-TRIED_AGAIN = ("oom", "budget")  # statuses
 MEMORY_SHARE = 0.3  # of the free memory, for the keys of one batch
+Mine = Callable[[int, int], bool]  # whether a shard measures this repeat at this length
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,32 @@ class Ledger:
         examples: Sequence[Example[Any]],
         seed: int,
         watch: Watch,
+        mine: Mine | None = None,
     ) -> None:
         self.run, self.bound, self.method, self.lm, self.seed, self.watch = run, bound, method, lm, seed, watch
         self.examples = examples
-        self._wanted = {(e.id, length, depth) for e in examples for length in e.lengths for depth in e.depths}
+        self._wanted = {
+            (e.id, length, depth)
+            for e in examples
+            for length in e.lengths
+            if mine is None or mine(e.repeat, length)
+            for depth in e.depths
+        }
         # rows that ran out of memory or time are measured again: more of it may be free now, or the batch smaller
-        self._done = {_place(row) for row in self.rows if row.status not in TRIED_AGAIN}
+        self._done = {_place(row) for row in self.rows if row.status not in UNFINISHED}
         self._end = math.inf  # tokens: the largest length still wanted
 
     @property
     def rows(self) -> list[Row]:
-        """All rows of these examples, of this and earlier sessions."""
+        """All rows that are wanted of these examples, of this and earlier sessions."""
         return [row for row in self.run.of(self.lm.name, str(self.method)) if _place(row) in self._wanted]
 
     def missing(self, example: Example[Any]) -> tuple[int, ...]:
-        """Return the lengths at which the example lacks a row."""
+        """Return the lengths at which the example lacks a row that is wanted."""
 
         def lacks(length: int) -> bool:
-            return any((example.id, length, depth) not in self._done for depth in example.depths)
+            places = ((example.id, length, depth) for depth in example.depths)
+            return any(place in self._wanted and place not in self._done for place in places)
 
         return tuple(length for length in example.lengths if length <= self._end and lacks(length))
 
@@ -76,10 +84,10 @@ class Ledger:
         return after < self._end
 
     def write(self, result: Result, seconds: float = 0.0, reading: dict[str, Any] | None = None) -> None:
-        """Append the row of a result, unless it is done already: a batch that an earlier session began is read again as
-        a whole, so that its other examples are read as before."""
+        """Append the row of a result, unless it is done already or another shard's: a batch that an earlier session
+        began is read again as a whole, so that its other examples are read as before."""
         place = result.example.id, result.length, result.depth
-        if place in self._done:
+        if place in self._done or place not in self._wanted:
             return
         row = Row(
             model=self.lm.name,
@@ -127,6 +135,7 @@ def measure_cell(
     batch: int | None = None,
     chunk: int | None = None,
     longest: Callable[[], int] | None = None,
+    mine: Mine | None = None,
     watch: Watch | None = None,
 ) -> list[Row]:
     """Measure the missing rows of one task on one model under one method; return all its rows.
@@ -138,6 +147,7 @@ def measure_cell(
             first; an example that fails with both at their smallest gets a row with status "oom".
         longest: called at the start and after each length of a batch; returns the largest length to measure. Longer
             ones get no row.
+        mine: returns whether a repeat is measured at a length; default: every repeat at every length.
         watch: called with each new row, and with notices such as a fallback.
 
     Raises:
@@ -145,7 +155,7 @@ def measure_cell(
         OSError: the disk is full.
     """
     watch = watch or Watch()
-    ledger = Ledger(run, bound, method, lm, bound.examples(lm, lengths, repeats, seed), seed, watch)
+    ledger = Ledger(run, bound, method, lm, bound.examples(lm, lengths, repeats, seed), seed, watch, mine)
     if lm.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(lm.device)
     for example in ledger.examples:
@@ -265,8 +275,8 @@ class _Batch:
 def _batches(
     examples: Sequence[Example[Any]], missing: Callable[[Example[Any]], tuple[int, ...]], rows: Sequence[Row], size: int
 ) -> deque[_Batch]:
-    """Return the missing rows in batches of at most `size` examples of the same lengths. A batch with some `rows` is
-    read again as a whole: in low precision, a row depends on the others of its batch."""
+    """Return the missing rows in batches of at most `size` examples that lack the same lengths. A batch with some
+    `rows` is read again as a whole: in low precision, a row depends on the others of its batch."""
     alike: dict[tuple[int, ...], dict[int, Example[Any]]] = defaultdict(dict)
     lengths_of = {}
     for example in examples:
@@ -279,17 +289,18 @@ def _batches(
             begun |= {(lengths_of[row.example], repeat): (repeats, row.reading["chunk"]) for repeat in repeats}
     batches: deque[_Batch] = deque()
     for lengths, by_repeat in alike.items():
-        fresh, placed = list[Example[Any]](), set[int]()
+        fresh, placed = defaultdict[tuple[int, ...], list[Example[Any]]](list), set[int]()
         for repeat, example in by_repeat.items():
-            if repeat in placed or not missing(example):
+            if repeat in placed or not (lacking := missing(example)):
                 continue
             repeats, chunk = begun.get((lengths, repeat), ((), None))
             if repeats and len(repeats) <= size and by_repeat.keys() >= set(repeats):
                 batches.append(_Batch(tuple(by_repeat[one] for one in repeats), chunk))
                 placed |= set(repeats)
             else:
-                fresh.append(example)
-        batches += [_Batch(tuple(fresh[first : first + size])) for first in range(0, len(fresh), size)]
+                fresh[lacking].append(example)
+        for alone in fresh.values():
+            batches += [_Batch(tuple(alone[first : first + size])) for first in range(0, len(alone), size)]
     return batches
 
 

@@ -16,6 +16,7 @@ class Measured:
 
     folder: Path
     rows: list[Row] = field(repr=False)  # of a repeated measurement, the last
+    missing: dict[str, str] = field(default_factory=dict)  # by shard what other shards still have to measure
 
     @cached_property
     def results(self) -> Results:

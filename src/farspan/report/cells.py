@@ -151,7 +151,7 @@ def _score(row: Row, score: str) -> float:
     if value is None:
         raise ValueError(
             f"the row of {row.model} {row.method}, length {row.length:,}, repeat {row.repeat} has no score "
-            f"{score!r}: delete it from rows.jsonl to measure it again"
+            f"{score!r}: delete it from rows*.jsonl to measure it again"
         )
     return value
 

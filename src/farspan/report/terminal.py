@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from farspan.record import Row
+from farspan.record.rows import writers_files
 from farspan.report.cells import as_data, as_plain, cells_of, failures
 from farspan.report.figures import PRICES, cost_figure
 from farspan.report.kinds import MEMBERS, reports
@@ -58,7 +59,8 @@ class Results:
             for part in self.parts:
                 part.print(console)
         self._print_failures(Terminal(stderr=True))
-        console.print_line(f"rows: {self.folder / 'rows.jsonl'}")
+        files = writers_files(self.folder, ".jsonl")
+        console.print_line(f"rows: {files[0] if len(files) == 1 else self.folder / 'rows*.jsonl'}")
         for path in pictures:
             console.print_line(f"picture: {path}")
 

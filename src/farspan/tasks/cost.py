@@ -34,7 +34,6 @@ class BoundCost(Bound[np.ndarray]):
     new_tokens: int = NEW_TOKENS  # generated after the context; at least 2
 
     task: ClassVar[str] = "cost"
-    needs_nats: ClassVar[bool] = False
     version: ClassVar[int] = 1
 
     @property

@@ -57,8 +57,8 @@ class ServedLM(LM):
         return 1
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
-        """Return 0: the server does not tell the model's size."""
-        return 0.0
+        """Return the tokens, by which shards divide the work: the server does not tell the model's size."""
+        return float(num_tokens)
 
     def first_not_finite(self) -> AbstractContextManager[Callable[[], str]]:
         return nullcontext(lambda: "on the server")

@@ -1,0 +1,152 @@
+"""What a run measures: its tasks, lengths and repeats, bound to each model."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from typing import Any, Literal
+
+from farspan.lengths import check_lengths
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
+from farspan.measuring.adaptive import prepared
+from farspan.measuring.loop import Watch
+from farspan.tasks import Bound, Task, task
+from farspan.tasks.cost import BoundCost
+from farspan.tasks.curve import BoundCurve, Curve
+from farspan.tasks.perplexity import Perplexity
+
+DEFAULT_REPEATS = 10
+COST_REPEATS = 3  # of which a table takes the median
+Lengths = Sequence[int] | Literal["auto"] | None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One task, as it is measured on one model."""
+
+    bound: Bound[Any]
+    what: str  # its name in plans, notices and with its first example
+    lengths: tuple[int, ...] | None  # in the task's unit; None: adaptive
+    repeats: int | None
+    longest: int = 0  # tokens, of adaptive lengths
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The tasks, lengths and repeats of a run, the same for all its models and methods."""
+
+    tasks: tuple[Task, ...]
+    text: str
+    lengths: Lengths
+    repeats: int | None
+    seed: int
+    cost: bool
+    compared: bool  # lines are compared with the first; refusals are recorded
+    trained: tuple[int, ...]  # tokens, of each model
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether lengths are chosen while measuring."""
+        return self.lengths == "auto" and any(isinstance(one, Curve) and one.protocol != "paper" for one in self.tasks)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """Return its record for run.json."""
+        tasks = {
+            str(one): {"task": one.row_task, "unit": one.unit, "quality": asdict(one.quality), "details": one.details}
+            for one in self.tasks
+        }
+        same = {"text": self.text, "lengths": self.lengths, "repeats": self.repeats, "seed": self.seed}
+        return {"tasks": tasks, **same, "cost": self.cost, "compared": self.compared}
+
+    def setups(self, lm: LM, watch: Watch) -> list[Setup]:
+        """Bind the tasks to one model.
+
+        Raises:
+            ValueError: a text that cannot be read, or tasks whose rows cannot be told apart.
+        """
+        setups = [self._setup(one, lm, watch) for one in self.tasks]
+        for a, b in combinations(setups, 2):
+            if (a.bound.task, a.bound.settings) == (b.bound.task, b.bound.settings):
+                raise ValueError(
+                    f"{a.what} and {b.what} measure the same rows of the task {a.bound.task}: measure them in two runs"
+                )
+        if self.cost and lm.own_reader() is None:  # the rows of a served model count its requests and tokens
+            # the contexts of the tasks that count tokens
+            contexts = {n for one, asked in zip(setups, self.tasks, strict=True) if asked.unit == "tokens"
+                        for n in one.lengths or ()}  # fmt: skip
+            lengths = tuple(sorted(contexts)) or Perplexity().lengths(self.trained)
+            setups.append(Setup(BoundCost(), BoundCost.task, lengths, COST_REPEATS))
+        return setups
+
+    def _setup(self, one: Task, lm: LM, watch: Watch) -> Setup:
+        bound = one.on(lm, self.text)
+        if isinstance(bound, BoundCurve) and bound.adaptive and self.lengths == "auto":
+            longest = bound.longest(lm, 2)
+            bound, possible = prepared(bound, longest, self.repeats)
+            if possible < longest:
+                watch.notice(f"the text is too short for lengths of {longest:,}: they end at {possible:,} tokens")
+            return Setup(bound, str(one), None, self.repeats, possible)
+        repeats = self.repeats or DEFAULT_REPEATS
+        chosen = bound.auto_lengths(lm, repeats) if self.lengths == "auto" else self.lengths
+        lengths = tuple(int(n) for n in chosen or one.lengths(self.trained))
+        return Setup(bound, str(one), lengths, repeats)
+
+
+def grid(
+    models: Sequence[str | LM],
+    tasks: Sequence[str | Task],
+    *,
+    text: str = "builtin",
+    lengths: Lengths = None,
+    repeats: int | None = None,
+    seed: int = 0,
+    cost: bool = False,
+    refusals: bool = False,
+    loader: Load | None = None,
+) -> Grid:
+    """Return the grid of `measure` with these arguments and all defaults resolved.
+
+    Raises:
+        ValueError: unknown tasks, the same task twice, or impossible lengths or repeats.
+    """
+    loader = loader or Load()
+    if repeats is not None and repeats < 1:
+        raise ValueError(f"repeats = {repeats}; at least 1 is needed (--repeats)")
+    chosen = [task(one) if isinstance(one, str) else one for one in tasks]
+    given = None if lengths is None or isinstance(lengths, str) else tuple(lengths)
+    for one in chosen:
+        if given is not None:
+            # a length of 0 passages or demonstrations is the control of the tasks that count them
+            control = one.unit != "tokens" and given[:1] == (0,)
+            if not control or given[1:]:
+                check_lengths(given[1:] if control else given)
+    trained = tuple(loader.trained(model) or DEFAULT_TRAINED_LENGTH for model in models)
+    resolved = tuple(one.resolved(given, trained) for one in chosen)
+    for one in resolved:
+        if given is not None and not refusals:
+            one.check(given)
+    if twice := [str(a) for a, b in combinations(resolved, 2) if str(a) == str(b)]:
+        raise ValueError(f"task {twice[0]} is given twice: name each once (--task)")
+    return Grid(resolved, text, given or lengths, repeats, seed, cost, refusals, trained)
+
+
+def possible_lengths(lm: LM, one: Setup, seed: int) -> tuple[Setup, dict[int, str]]:
+    """Return the setup with the lengths for which examples can be made, and the reason for each of the others.
+
+    Lengths are tried one by one only if all together fail: one may be too short for the targets or too long.
+    """
+    reasons: dict[int, str] = {}
+
+    def made(lengths: tuple[int, ...]) -> bool:
+        try:
+            one.bound.examples(lm, lengths, one.repeats or DEFAULT_REPEATS, seed)
+        except ValueError as error:
+            reasons.update(dict.fromkeys(lengths, str(error)))
+            return False
+        return True
+
+    if one.lengths is None or made(one.lengths):
+        return one, {}
+    reasons.clear()
+    rest = tuple(length for length in one.lengths if made((length,)))
+    return replace(one, lengths=rest if rest and made(rest) else ()), reasons

@@ -1,0 +1,254 @@
+"""Measure one run with several processes, shards, on one machine or over a shared file system.
+
+Each shard computes the same dealing of the run's work from its arguments (`farspan.measuring.dealing`), measures its
+part, and writes rows to a file of its own. Shards do not talk to each other and can start and end at different times.
+"""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from farspan.lm import LM, Load
+from farspan.measuring.adaptive import round_one
+from farspan.measuring.dealing import LONG, Cell, Dealing, Unit, deal
+from farspan.measuring.loop import Mine, Watch, within_positions
+from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, possible_lengths
+from farspan.methods import Method
+from farspan.reader import Reader
+from farspan.record import Row, Shard
+from farspan.tasks import Bound, Example
+from farspan.tasks.base import Work
+from farspan.tasks.curve import BoundCurve
+
+MOST = 100_000  # shards
+Place = tuple[str, int, float]  # of a row in a cell: example, length and depth
+
+
+def parse_shard(text: str) -> Shard:
+    """Return the shard written as I/N, such as 2/8.
+
+    Raises:
+        ValueError: not two numbers, or not 1 <= I <= N.
+    """
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
+    return _checked(int(found[1]), int(found[2]), text) if found else _checked(0, 0, text)
+
+
+def chosen_shard(given: Shard | None) -> Shard | None:
+    """Return the shard to measure: the given one, else that of a Slurm array's task; None: the whole run.
+
+    Raises:
+        ValueError: not a shard, or variables of Slurm that do not number the array's tasks.
+    """
+    if given is not None:
+        number, count = given
+        shard = _checked(number, count, f"{number}/{count}")
+    elif {"SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"} <= os.environ.keys():
+        shard = _slurm_shard(os.environ)
+    else:
+        return None
+    return None if shard[1] == 1 else shard
+
+
+def _checked(number: int, count: int, text: str) -> Shard:
+    if not 1 <= number <= count <= MOST:
+        raise ValueError(
+            f"shard: got {text!r}, expected I/N with 1 <= I <= N <= {MOST:,}, such as 2/8 for the second of 8 (--shard)"
+        )
+    return number, count
+
+
+def _slurm_shard(variables: Mapping[str, str]) -> Shard:
+    names = ("ID", "COUNT", "MIN", "STEP")
+    given = {name: variables[f"SLURM_ARRAY_TASK_{name}"] for name in names if f"SLURM_ARRAY_TASK_{name}" in variables}
+    text = ", ".join(f"SLURM_ARRAY_TASK_{name}={value}" for name, value in given.items())
+    if all(re.fullmatch(r"\d{1,9}", value, re.ASCII) for value in given.values()):
+        task, count, least, step = (int(given.get(name, default)) for name, default in zip(names, "0001", strict=True))
+        number, rest = divmod(task - least, max(1, step))
+        if not rest and 0 <= number < count <= MOST:
+            return number + 1, count
+    raise ValueError(
+        f"{text} do not number the tasks of an array from the first on: give --shard I/N, or --shard 1/1 to measure "
+        "everything in this process"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What a cell consists of: its cost, and its rows."""
+
+    cell: Cell
+    settings: str  # of its task, as JSON
+    places: Sequence[Sequence[tuple[str, tuple[int, ...], tuple[float, ...]]]]  # of each repeat: its examples
+
+    def rows(self, unit: Unit) -> set[Place]:
+        """Return the rows of a unit."""
+        wanted = set(self.cell.lengths[slice(*unit.lengths)])
+        return {
+            (example, length, depth)
+            for examples in self.places[slice(*unit.repeats)]
+            for example, lengths, depths in examples
+            for length in lengths
+            if length in wanted
+            for depth in depths
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Sharding:
+    """The part of a run that one shard measures."""
+
+    shard: Shard
+    models: Sequence[str]  # names, in the order of the command
+    contents: Sequence[Content]
+
+    @cached_property
+    def dealing(self) -> Dealing:
+        return deal([one.cell for one in self.contents], self.shard[1])
+
+    @cached_property
+    def _units(self) -> dict[tuple[str, str, str], list[Unit]]:
+        """The units of this shard by model, method and task."""
+        found: dict[tuple[str, str, str], list[Unit]] = {}
+        for unit in self.dealing.owned(self.shard[0] - 1):
+            found.setdefault(self.contents[unit.cell].cell.name, []).append(unit)
+        return found
+
+    def measures(self, model: str) -> bool:
+        """Return whether this shard measures anything on a model."""
+        return any(name == model for name, _, _ in self._units)
+
+    def methods(self, lm: LM, methods: Sequence[Method], one: Setup) -> list[Method]:
+        """Return the methods under which this shard measures something of a task on a model."""
+        return [how for how in methods if (lm.name, str(how), one.what) in self._units]
+
+    def mine(self, model: str, method: str, task: str) -> Mine:
+        """Return which repeats and lengths this shard measures of a cell, one that it measures something of."""
+        units = self._units[model, method, task]
+        lengths = self.contents[units[0].cell].cell.lengths
+        parts = [(range(*unit.repeats), set(lengths[slice(*unit.lengths)])) for unit in units]
+        return lambda repeat, length: any(repeat in repeats and length in chosen for repeats, chosen in parts)
+
+    def __str__(self) -> str:
+        dealing, (number, count) = self.dealing, self.shard
+        total, units = sum(dealing.loads), sum(map(len, self._units.values()))
+        share = dealing.loads[number - 1] / total if total else 0.0
+        line = f"shard {number}/{count}: {units} of {len(dealing.units)} units of work, {share:.1%} of the operations"
+        if len(dealing.units) < count:
+            line += f"; {count - len(dealing.units)} of {count} shards have nothing to measure"
+        elif total:
+            line += f"; the longest shard has {dealing.imbalance:.0%} more than the mean"
+        if not all(one.cell.divisible for one in self.contents):
+            line += ". A curve with --lengths auto is not divided: its lengths depend on the rows before. Give lengths"
+        return line
+
+    def missing(self, rows: Sequence[Row], sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Return what a run lacks, by shard, such as {"2/8": "40 rows"}.
+
+        Args:
+            rows: all of the run.
+            sessions: as run.json lists them. A curve with --lengths auto is there when its shard has ended.
+        """
+        found = {(row.model, row.method, row.example, row.length, row.depth) for row in rows}
+        refused = {(r.model, r.method, _as_json(r.settings), r.length) for r in rows if r.status == "refused"}
+        count = self.shard[1]
+        ended = {tuple(one["shard"]): "ended" in one for one in sessions if one.get("shard")}  # the last of each
+        left, curves = Counter[int](), Counter[int]()
+        for unit, owner in zip(self.dealing.units, self.dealing.owners, strict=True):
+            content = self.contents[unit.cell]
+            model, method, _ = content.cell.name
+            if not content.cell.divisible:
+                curves[owner] += not ended.get((owner + 1, count), False)
+                continue
+            for example, length, depth in content.rows(unit):
+                is_there = (model, method, example, length, depth) in found
+                left[owner] += not (is_there or (model, method, content.settings, length) in refused)
+        lines = {}
+        for owner in sorted(left.keys() | curves.keys()):
+            parts = [f"{left[owner]:,} rows"] * bool(left[owner])
+            parts += [f"{curves[owner]:,} curves with --lengths auto"] * bool(curves[owner])
+            if parts:
+                lines[f"{owner + 1}/{count}"] = " and ".join(parts)
+        return lines
+
+
+def sharding(
+    models: Sequence[str | LM],
+    methods: Sequence[Method],
+    what: Grid,
+    shard: Shard,
+    loader: Load,
+) -> Sharding:
+    """Return the part of a shard. Models are loaded without weights, one after another.
+
+    Raises:
+        ValueError: texts or models that cannot be used; lengths or methods that are refused, unless `what.compared`.
+    """
+    names, contents = list[str](), dict[tuple[str, str, str], Content]()
+    for model in models:
+        lm = loader(model, weights=False)
+        names.append(lm.name)
+        for one in what.setups(lm, Watch()):
+            for content in _contents(lm, methods, one, what):
+                contents.setdefault(content.cell.name, content)  # a model may be given twice
+    return Sharding(shard, names, list(contents.values()))
+
+
+def _contents(lm: LM, methods: Sequence[Method], one: Setup, what: Grid) -> list[Content]:
+    """Return the contents of one task on one model under each method."""
+    adaptive = one.lengths is None
+    if isinstance(one.bound, BoundCurve) and adaptive:
+        lengths, repeats = round_one(one.bound, one.longest, one.repeats)
+        one = replace(one, lengths=lengths, repeats=repeats)
+    elif what.compared:
+        one, _ = possible_lengths(lm, one, what.seed)
+    lengths, repeats = one.lengths or (), one.repeats or DEFAULT_REPEATS
+    examples = one.bound.examples(lm, lengths, repeats, what.seed) if lengths else []
+    by_repeat = [[example for example in examples if example.repeat == repeat] for repeat in range(repeats)]
+    places = [[(example.id, example.lengths, example.depths) for example in some] for some in by_repeat]
+    fitting = [within_positions(one.bound, lm, some) for some in by_repeat]
+    contents = []
+    for how in methods:
+        name, settings = (lm.name, str(how), one.what), _as_json(one.bound.settings)
+        try:
+            with how.on(lm) as reader:
+                costs = _costs(reader, one.bound, fitting, lengths)
+        except ValueError:
+            if not what.compared:
+                raise
+            costs = (0.0,) * repeats, (), ()  # the shard that has it records the refusal
+        contents.append(Content(Cell(name, costs[0], lengths, *costs[1:], divisible=not adaptive), settings, places))
+    return contents
+
+
+def _costs(
+    reader: Reader, bound: Bound[Any], examples: Sequence[Sequence[Example[Any]]], lengths: Sequence[int]
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """Return the operations of each repeat, and of the first repeat at each length alone and up to each length."""
+    known: dict[Work, float] = {}
+
+    def flops(example: Example[Any], chosen: Sequence[int]) -> float:
+        asked = tuple(length for length in example.lengths if length in chosen)
+        stops = tuple(length for length in example.lengths if asked and length <= asked[-1])
+        total = 0.0
+        for work in bound.work(reader.lm, replace(example, lengths=asked, stops=stops)) if asked else ():
+            if work not in known:
+                known[work] = work.num_rows * reader.flops(work.num_before, work.num_tokens, work.num_scored)
+            total += known[work]
+        return total
+
+    repeats = tuple(sum(flops(example, lengths) for example in some) for some in examples)
+    if not lengths or lengths[-1] <= LONG:
+        return repeats, (), ()  # never cut into bands
+    alone = tuple(sum(flops(example, (length,)) for example in examples[0]) for length in lengths)
+    up_to = tuple(sum(flops(example, lengths[: at + 1]) for example in examples[0]) for at in range(len(lengths)))
+    return repeats, alone, up_to
+
+
+def _as_json(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True)

@@ -1,0 +1,29 @@
+"""Rows (see `farspan.schema.Row`), appended to disk as they are measured; and the folder of the run they belong to.
+
+runs/NAME/run.json     settings, models, versions, hardware, one entry for each start
+runs/NAME/rows.jsonl   a line an example; a kill loses at most the line being written
+runs/NAME/rows-2-of-8.jsonl   the same, of the second of 8 processes that measure the run together
+runs/NAME/rows.lock, rows-2-of-8.lock    held by the process that writes these rows
+runs/NAME/run.lock     held while run.json or examples.jsonl is changed
+runs/NAME/examples.jsonl   the first example of each model and question, as text
+"""
+
+from farspan.record.provenance import environment
+from farspan.record.rows import UNFINISHED, Shard, latest, read_examples, read_header, read_rows, refuse_file
+from farspan.record.run import Run, default_folder, refuse_differences
+from farspan.schema import Row
+
+__all__ = [
+    "UNFINISHED",
+    "Row",
+    "Run",
+    "Shard",
+    "default_folder",
+    "environment",
+    "latest",
+    "read_examples",
+    "read_header",
+    "read_rows",
+    "refuse_differences",
+    "refuse_file",
+]

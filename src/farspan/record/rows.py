@@ -1,0 +1,160 @@
+"""The files of a run, read: run.json, the rows of all its writers, the examples."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from farspan.files import parse_json, read_json
+from farspan.schema import Row, check_example, check_header, check_row
+
+T = TypeVar("T")
+Shard = tuple[int, int]  # the number of a shard, from 1, and of how many
+REPAIR = "Restore it, or choose another folder (--out)"  # of a damaged run.json
+UNFINISHED = ("oom", "budget")  # statuses of measurements that are repeated: more memory or time may be free then
+WRITER = re.compile(r"rows(?:-([1-9]\d*)-of-([1-9]\d*))?")
+
+
+def writer(shard: Shard | None) -> str:
+    """Return the name, without its ending, of the files that a process writes: of a shard, or of a whole run."""
+    return "rows" if shard is None else "rows-{}-of-{}".format(*shard)
+
+
+def written_by(name: str) -> Shard | None:
+    """Return the shard whose files have this name, without its ending; None for a process that measures a whole run.
+
+    Raises:
+        ValueError: not the name of a writer.
+    """
+    found = WRITER.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name!r} is not the name of a writer")
+    number, count = found.groups()
+    return None if number is None else (int(number), int(count))
+
+
+def writers_files(folder: Path, ending: str) -> list[Path]:
+    """Return the files of all writers of a run with this ending: first that of whole runs, then those of shards."""
+    found = [file for file in folder.glob(f"rows*{ending}") if WRITER.fullmatch(file.name.removesuffix(ending))]
+
+    def order(file: Path) -> Shard:
+        number, count = written_by(file.name.removesuffix(ending)) or (0, 0)
+        return count, number
+
+    return sorted(found, key=order)
+
+
+def read_header(folder: str | Path) -> dict[str, Any]:
+    """Return the content of a run's run.json.
+
+    Raises:
+        ValueError: the folder holds no run, or its run.json is damaged.
+    """
+    path = Path(folder) / "run.json"
+    refuse_file(Path(folder))
+    try:
+        header = read_json(path)
+    except FileNotFoundError as error:
+        raise ValueError(f"{folder} holds no run (no run.json). Name the folder of a run") from error
+    except ValueError as error:
+        raise ValueError(f"{error}. {REPAIR}") from error
+    if not isinstance(header, dict) or not {"settings", "models", "sessions"} <= header.keys():
+        raise ValueError(f"{path} was not written by farspan: choose another folder")
+    try:
+        check_header(header)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}. {REPAIR}") from error
+    return header
+
+
+def read_rows(folder: str | Path) -> list[Row]:
+    """Return all rows of a run, of each writer in the order they were measured; a torn last line is left out.
+
+    Raises:
+        ValueError: the folder holds no run, or a line that is not a row.
+    """
+    read_header(folder)
+    return merged([read_file(file)[0] for file in writers_files(Path(folder), ".jsonl")])
+
+
+def merged(parts: Sequence[list[Row]]) -> list[Row]:
+    """Return the rows of several writers. A measurement in the rows of more than one counts once: those of the first
+    writer whose last row of it is finished are kept, else those of the first writer."""
+    parts = [rows for rows in parts if rows]
+    if len(parts) == 1:
+        return parts[0]
+    owners: dict[tuple[Any, ...], tuple[bool, int]] = {}  # by measurement: unfinished or not, and the writer
+    for number, rows in enumerate(parts):
+        for row in latest(rows):
+            mine = row.status in UNFINISHED, number
+            owners[row.key] = min(owners.get(row.key, mine), mine)
+    return [row for number, rows in enumerate(parts) for row in rows if owners[row.key][1] == number]
+
+
+def read_examples(folder: str | Path) -> list[dict[str, Any]]:
+    """Return the examples of a run; a torn last line is left out.
+
+    Raises:
+        ValueError: a line that is not an example.
+    """
+    path = Path(folder) / "examples.jsonl"
+    return [one for one, _ in _lines(path, check_example, "an example", "Delete the file to do without examples")]
+
+
+def latest(rows: Iterable[Row]) -> list[Row]:
+    """Return the last row of each measurement: one that ran out of memory may have been repeated with more."""
+    return list({row.key: row for row in rows}.values())
+
+
+def read_file(path: Path) -> tuple[list[Row], int]:
+    """Return the rows of one writer and the end of the last whole one, in bytes; none if there is no file.
+
+    Raises:
+        ValueError: a line that is not a row, or no regular file.
+    """
+    rows: list[Row] = []
+    known: dict[str, Any] = {}
+    end = 0
+    repair = "Delete the line to measure it again, or choose another folder (--out)"
+    for row, after in _lines(path, lambda values: Row(**check_row(values, known)), "a row", repair):
+        rows.append(row)
+        end = after
+    return rows, end
+
+
+def _lines(path: Path, read: Callable[[Any], T], what: str, repair: str) -> Iterator[tuple[T, int]]:
+    """Yield the value of `read` for each line of JSON, and the line's end in bytes, without a last line torn by a kill.
+
+    Raises:
+        ValueError: another line that is not JSON, or that `read` refuses; or no regular file.
+    """
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise ValueError(f"{path} is not a regular file: got a folder, pipe or device. Replace it by a file")
+    end, size = 0, path.stat().st_size
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if end + len(line) >= size and not _whole(line):
+                return
+            try:
+                found = read(parse_json(line, "the line"))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number} is not {what}: {error}. {repair}") from error
+            end += len(line)
+            yield found, end
+
+
+def _whole(line: bytes) -> bool:
+    try:
+        parse_json(line, "")
+    except ValueError:
+        return False
+    return line.endswith(b"\n")
+
+
+def refuse_file(folder: Path) -> None:
+    """Raise ValueError if a file is where a folder, or one above it, should be."""
+    place = next(place for place in (folder, *folder.parents) if place.exists())
+    if not place.is_dir():
+        raise ValueError(f"{place} is a file: got {folder} as a folder. Name a folder, such as with --out")

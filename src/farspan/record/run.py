@@ -1,0 +1,344 @@
+"""A run folder opened for writing, by one process or by several shards beside each other."""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import cached_property
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from farspan.files import appending, locked, remove_leftovers, write
+from farspan.record.provenance import environment
+from farspan.record.rows import (
+    Shard,
+    merged,
+    read_examples,
+    read_file,
+    read_header,
+    refuse_file,
+    writer,
+    writers_files,
+    written_by,
+)
+from farspan.schema import Row
+
+HEADER_LOCK = "run.lock"
+HEADER_WAIT = 600.0  # seconds: a thousand shards that start together write run.json one after another
+
+
+class Run:
+    """A run folder opened for writing; a context manager.
+
+    The files it made are removed if the block ends with an error before anything was measured.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        header: dict[str, Any],
+        rows: list[Row],
+        file: FileIO,
+        lock: ExitStack,
+        made: list[Path],
+        shard: Shard | None,
+    ) -> None:
+        self.folder = folder
+        self.header = header
+        self.rows = rows  # of all writers before it was opened, then its own
+        self.shard = shard
+        self._file = file
+        self._lock = lock
+        self._made = made  # files and folders that did not exist before, the innermost first
+        self._session = len(header["sessions"]) - 1
+        self._latest: dict[tuple[str, str], dict[tuple[Any, ...], Row]] = {}
+        for row in rows:
+            self._keep(row)
+
+    @classmethod
+    def open(cls, folder: str | Path, settings: dict[str, Any], shard: Shard | None = None) -> Self:
+        """Create the run, or continue it if it was made with the same settings.
+
+        A torn last line, as a kill leaves it, is dropped. A run without rows starts again with the new settings, unless
+        other shards are writing it.
+
+        Args:
+            shard: its number and how many there are, for one of several processes that write the run at the same time,
+                each a file of its own.
+
+        Raises:
+            ValueError: the folder holds another run or something else, is damaged, or is being written by another
+                process: one that measures the whole run, the same shard, or one of another number of shards.
+        """
+        folder = Path(folder)
+        refuse_file(folder)
+        name = writer(shard)
+        path, own_lock = folder / f"{name}.jsonl", folder / f"{name}.lock"
+        outer = [place for place in (folder / HEADER_LOCK, folder, *folder.parents) if not place.exists()]
+        made = list[Path]()
+        lock = ExitStack()
+        try:
+            with _header_locked(folder):
+                if not (folder / "run.json").exists() and not _only_begun(folder):
+                    raise ValueError(
+                        f"{folder} is not empty and holds no run (no run.json): choose another folder with --out"
+                    )
+                new = [place for place in (path, own_lock, folder / "run.json") if not place.exists()]
+                lock.enter_context(locked(own_lock, _who(folder, shard)))
+                made = new  # not before: another process of the same shard may have made them
+                _refuse_other_layout(folder, shard)
+            file = lock.enter_context(appending(path))
+            rows, end = read_file(path)
+            others = [other for other in writers_files(folder, ".jsonl") if other != path]
+            every = {other: read_file(other)[0] for other in others} | {path: rows}
+            session = {"command": sys.argv, "started": datetime.now(UTC).isoformat(), **environment()}
+            with _header_locked(folder):
+                header = _begun(folder, _plain(settings), shard)
+                file.truncate(end)
+                header["sessions"].append(session if shard is None else session | {"shard": list(shard)})
+                write(folder / "run.json", json.dumps(header, indent=2) + "\n")
+            rows = merged([every[one] for one in writers_files(folder, ".jsonl") if one in every])
+            return cls(folder, header, rows, file, lock, [*made, *outer], shard)
+        except (ValueError, OSError):
+            _remove([*made, *outer], folder)  # while it is locked
+            lock.close()
+            raise
+
+    def of(self, model: str, method: str) -> list[Row]:
+        """Return the last row of each measurement of one model under one method."""
+        return list(self._latest.get((model, method), {}).values())
+
+    def add_model(self, identity: dict[str, Any], order: Sequence[str] = ()) -> None:
+        """Record a model, or check that it is the model that the run started with.
+
+        Args:
+            order: names of models, in which they are recorded; the first is what a comparison compares with.
+
+        Raises:
+            ValueError: another model of that name, or a text that has changed.
+        """
+        identity = _plain(identity)
+
+        def add(header: dict[str, Any]) -> None:
+            before = header["models"].setdefault(identity["name"], identity)
+            old, new = before.get("texts", []), identity.get("texts", [])
+            if old != new:
+                raise ValueError(
+                    f"{self.folder}: the text has changed since this run started: its hash was {', '.join(old)}, "
+                    f"now {', '.join(new)}. Restore the text to continue the run, or choose another folder (--out)"
+                )
+            refuse_differences(self.folder, "run", before, identity, may_change=("device",))
+            places = {name: place for place, name in enumerate(order)}
+            names = sorted(header["models"], key=lambda name: places.get(name, len(places)))
+            header["models"] = {name: header["models"][name] for name in names}
+
+        self._change_header(add)
+
+    def refuse_other_version(self, task: str, version: int) -> None:
+        """Raise ValueError if the run holds rows of the task in another version, whose numbers cannot be compared."""
+        versions = {row.version for by_key in self._latest.values() for row in by_key.values() if row.task == task}
+        if other := sorted(versions - {version}):
+            raise ValueError(
+                f"{self.folder} holds rows of version {other[0]} of the task {task}: this farspan measures version "
+                f"{version}, whose numbers differ. Choose another folder (--out); `farspan report` reads both"
+            )
+
+    def has_example(self, model: str, what: str) -> bool:
+        """Return whether there is an example as text of this model and question."""
+        return (model, what) in self._in_words
+
+    def add_example(self, example: dict[str, Any]) -> None:
+        """Write an example as text, unless there is one of its model and question ("what") already."""
+        with _header_locked(self.folder):
+            self.__dict__.pop("_in_words", None)  # another shard may have written since
+            if not self.has_example(example["model"], example["what"]):
+                self._in_words[example["model"], example["what"]] = example
+                lines = (json.dumps(one) + "\n" for one in self._in_words.values())
+                write(self.folder / "examples.jsonl", "".join(lines))
+
+    @cached_property
+    def _in_words(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """The first example of each model and question."""
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for one in read_examples(self.folder):
+            found.setdefault((one["model"], one["what"]), one)
+        return found
+
+    def _keep(self, row: Row) -> None:
+        self._latest.setdefault((row.model, row.method), {})[row.key] = row
+
+    def _change_header(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Change run.json as it is now: other shards may have changed it since."""
+        with _header_locked(self.folder):
+            self.header = read_header(self.folder)
+            before = json.dumps(self.header)
+            change(self.header)
+            if json.dumps(self.header) != before:
+                write(self.folder / "run.json", json.dumps(self.header, indent=2) + "\n")
+
+    def append(self, row: Row) -> None:
+        """Write the row; the operating system has it when this returns. A shard also syncs it to the disk, so that$
+        other machines see it there.
+
+        Raises:
+            OSError: for example a full disk; the file then ends with the row before.
+        """
+        written = json.dumps(asdict(row), allow_nan=False)
+        line = (written + "\n").encode()
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+            if self.shard is not None:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            self._file.truncate(end)
+            raise OSError(
+                error.errno,
+                f"{error.strerror}; the {len(self.rows):,} rows before it are safe: free space and repeat the command",
+                str(self.folder / f"{writer(self.shard)}.jsonl"),
+            ) from error
+        row = Row(**json.loads(written))  # as it will be read: tuples become lists
+        self.rows.append(row)
+        self._keep(row)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if error is not None and not self.rows:
+            _remove(self._made, self.folder)  # while it is locked
+        elif error is None and self.shard is not None:
+            ended = datetime.now(UTC).isoformat()
+            self._change_header(lambda header: header["sessions"][self._session].update(ended=ended))
+        self._lock.close()
+
+
+def default_folder(command: str, models: Sequence[str], settings: Any) -> Path:
+    """Return runs/NAME, the same for the same command, so that repeating it continues it."""
+    digest = hashlib.sha256(json.dumps([list(models), settings]).encode()).hexdigest()[:8]
+    return Path("runs") / f"{command}-{Path(models[0]).name.replace(':', '-') or 'model'}-{digest}"
+
+
+@contextmanager
+def _header_locked(folder: Path) -> Iterator[None]:
+    """Make the folder, and keep other processes from changing run.json and examples.jsonl in the block."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # another shard, which ended without a row, has just removed the folder
+            lock = locked(folder / HEADER_LOCK, wait=HEADER_WAIT)
+            break
+    with lock:
+        yield
+
+
+def _who(folder: Path, shard: Shard | None) -> str:
+    return str(folder) if shard is None else "shard {}/{} of {}".format(*shard, folder)
+
+
+def _refuse_other_layout(folder: Path, shard: Shard | None) -> None:
+    """Raise ValueError if a process is writing the run that divides it differently, and so measures the same rows."""
+    for file in writers_files(folder, ".lock"):
+        other = written_by(file.stem)
+        if (other and other[1]) != (shard and shard[1]):
+            with locked(file, _who(folder, other)):
+                pass
+
+
+def _others_write(folder: Path, shard: Shard) -> bool:
+    """Return whether other shards are writing the run."""
+    for file in writers_files(folder, ".lock"):
+        if written_by(file.stem) != shard:
+            try:
+                with locked(file):
+                    pass
+            except ValueError:
+                return True
+    return False
+
+
+def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None) -> dict[str, Any]:
+    """Return the content of run.json that a process continues, or that of a new run.
+
+    Raises:
+        ValueError: run.json is damaged, or its rows, or those that other shards will write, have other settings.
+    """
+    header: dict[str, Any] = {"settings": settings, "models": {}, "sessions": []}
+    if (folder / "run.json").exists():
+        before = read_header(folder)  # also without rows: a file of others is not overwritten
+        if (
+            any(file.stat().st_size for file in writers_files(folder, ".jsonl"))
+            or (shard is not None and before["settings"] == settings)
+            or (shard is not None and _others_write(folder, shard))
+        ):
+            refuse_differences(folder, "run", _by_name(before["settings"]), _by_name(settings))
+            header = before
+    return header
+
+
+def _only_begun(folder: Path) -> bool:
+    """Return whether a folder holds only the files of a run that ended before its run.json was written."""
+    remove_leftovers(folder)
+    locks = {"run.json.part", HEADER_LOCK, *(file.name for file in writers_files(folder, ".lock"))}
+    empty = {file.name for file in writers_files(folder, ".jsonl") if file.stat().st_size == 0}
+    return all(file.name in locks | empty for file in folder.iterdir())
+
+
+def _remove(made: Sequence[Path], folder: Path) -> None:
+    """Remove the files that a process without rows made, and its folders if they are then empty. Files of the whole run
+    are left if other shards have begun."""
+    with _header_locked(folder):
+        for place in made:
+            if place.name in ("run.json", HEADER_LOCK) and any(writers_files(folder, ".jsonl")):
+                return
+            if not place.is_dir():
+                with suppress(PermissionError):  # a lock that is held cannot be removed on Windows
+                    place.unlink(missing_ok=True)
+            elif any(place.iterdir()):
+                return
+            else:
+                place.rmdir()
+
+
+def _plain(value: Any) -> Any:
+    """Return the value after a round trip through JSON, for comparison with values read from a file."""
+    return json.loads(json.dumps(value))
+
+
+def refuse_differences(
+    folder: Path, what: str, before: dict[str, Any], now: dict[str, Any], may_change: Sequence[str] = ()
+) -> None:
+    """Raise ValueError, with both values, if two nested settings differ in a key that must not change."""
+    old, new = dict(_flat(before)), dict(_flat(_plain(now)))
+    found = [
+        f"{name} was {old.get(name)!r}, now {new.get(name)!r}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name) and name not in may_change
+    ]
+    if found:
+        raise ValueError(
+            f"{folder} holds another {what}, made with other settings: {'; '.join(found)}. "
+            f"Repeat that {what}'s settings to continue it, or choose another folder (--out, or out in a config)"
+        )
+
+
+def _by_name(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run with its tasks as written, which identifies them."""
+    return settings | ({"tasks": ", ".join(settings["tasks"])} if isinstance(settings.get("tasks"), dict) else {})
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(item, f"{name}.{key}" if name else key)
+    else:
+        yield name, value
