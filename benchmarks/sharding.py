@@ -88,6 +88,8 @@ def dealing(quick: bool) -> dict[str, float]:
                     flush=True,
                 )
                 figures[f"imbalance, {name}, {count}"] = dealt.imbalance
+            print(f"{name}: {whole:.3g} floating-point operations in all", flush=True)
+            figures[f"operations, {name}"] = whole
     return figures
 
 
