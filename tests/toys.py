@@ -114,6 +114,7 @@ def toy_lm(position_limit: int | None = None) -> Any:
         key_bytes_per_token=0,
         position_limit=position_limit,
         has_weights=True,
+        rows_at_once=None,
         trained_length=None,
         device=torch.device("cpu"),
         identity={"name": "toy"},
