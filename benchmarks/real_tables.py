@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from farspan.record import Row, read_header, read_rows
 from farspan.report.attention import series as attention_series
 from farspan.report.cells import Cell, cells
@@ -137,10 +139,11 @@ def quality_by_method(part: str) -> Callable[[str], str]:
 
     def made(model: str) -> str:
         found = quality(model, part)
+        most = max(cell.n for cell in found)
         lines: dict[str, dict[int, str]] = {}
         for cell in found:
-            lines.setdefault(member(cell.model, cell.method), {})[cell.length] = written(cell)
-        most = max(cell.n for cell in found)
+            fewer = f" ({cell.n})" if cell.n < most and cell.value is not None else ""
+            lines.setdefault(member(cell.model, cell.method), {})[cell.length] = written(cell) + fewer
         return by_length(f"{found[0].quality}; {most} examples", lines, "" if found[0].unit == "tokens" else " shown")
 
     return made
@@ -155,6 +158,40 @@ def written(cell: Cell) -> str:
     if cell.low is not None and cell.high is not None:
         text += f" [{cell.low:.{digits}f}, {cell.high:.{digits}f}]"
     return text + {"win": " ▲", "loss": " ▼"}.get(cell.verdict, "")
+
+
+def nats(model: str, method: str, length: int) -> dict[int, float]:
+    """Return the nats per token of the perplexity runs by repeat; the method "SMT" is the model trained by it."""
+    rows = [row for end in ("", *EXTENDED) for row in recorded(f"{model}{end}", "perplexity")[1]]
+    wanted = (f"{model}{EXTENDED[0]}", "full") if method == "SMT" else (model, method)
+    return {r.repeat: r.scores["nats"] for r in rows if (r.model, r.method) == wanted and r.length == length}
+
+
+def more_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> tuple[float, float, float]:
+    """Return how many nats per token more `one` takes than `other`, each a method and a length, on the same targets:
+    the mean and its 95 % interval over texts."""
+    first, second = (nats(model, *which) for which in (one, other))
+    difference = np.array([[first[repeat] - second[repeat]] for repeat in sorted(first.keys() & second.keys())])
+    low, high = interval(difference)
+    return float(difference.mean()), float(low[0]), float(high[0])
+
+
+def nats_differences(model: str) -> str:
+    """Return paired differences of nats per token that the page speaks of."""
+    yarn, sinks = "rope:type=yarn,factor=4", "sinks:window=8188,sinks=4"
+    pairs = [
+        *((("full", 8192), ("full", 2048)), (("full", 16384), ("full", 8192)), ((sinks, 32768), ("full", 8192))),
+        *(((yarn, n), ("full", 8192)) for n in (8192, 16384, 32768)),
+        *((("SMT", n), (yarn, n)) for n in (8192, 16384, 32768)),
+        *((("SMT", n), ("full", 8192)) for n in (8192, 16384, 32768)),
+    ]
+    lines = []
+    for one, other in pairs:
+        if nats(model, *one):
+            mean, low, high = more_nats(model, one, other)
+            named = (f"`{how}` at {n:,}" if how != "SMT" else f"SMT at {n:,}" for how, n in (one, other))
+            lines.append([*named, f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"])
+    return table(["", "less", "nats per token"], lines)
 
 
 def costs(model: str) -> str:
@@ -200,6 +237,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "methods": curve_by_member("methods"),
     "methods-lengths": lengths_by_member("methods"),
     "costs": costs,
+    "nats": nats_differences,
     "attention": attention,
     "depths": recall_map,
     **{
@@ -259,6 +297,16 @@ def claims() -> dict[str, bool]:
         "SmolLM2: float32 has the half-life of bfloat16": _same_half_life(weights["bfloat16"], weights["float32"]),
         "SmolLM2: Q8_0 has the half-life of bfloat16": _same_half_life(weights["bfloat16"], weights["Q8_0"]),
         "SmolLM2: Q4_0 has a shorter one": not _same_half_life(weights["bfloat16"], weights["Q4_0"]),
+        "SmolLM2: perplexity at 8,192 tokens, where nothing is copied, is that at 2,048": _within_nats(
+            smollm2, ("full", 8192), ("full", 2048), 0.05
+        ),
+        "SmolLM2: sinks at four windows keep the perplexity of one": _within_nats(
+            smollm2, ("sinks:window=8188,sinks=4", 32768), ("full", 8192), 0.05
+        ),
+        "SMT has fewer nats than YaRN at two windows": more_nats(
+            smollm2, ("SMT", 16384), ("rope:type=yarn,factor=4", 16384)
+        )[2]
+        < 0,
         "Gemma 3: the half-life on shuffled books is inside the window": _within(large, "half_life", 0.25),
     }
 
@@ -271,6 +319,12 @@ def _within(one: CurveMember, name: str, share: float) -> bool:
         return False
     error = max(found.high - found.value, found.value - found.low)
     return bool(error <= share * found.value and found.high < one.trained_length)
+
+
+def _within_nats(model: str, one: tuple[str, int], other: tuple[str, int], bound: float) -> bool:
+    """Return whether the interval of a paired difference lies within a bound on both sides."""
+    _, low, high = more_nats(model, one, other)
+    return bool(max(-low, high) < bound)
 
 
 def _gap(one: CurveMember, length: int) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from farspan.methods.rope import scaled
 from farspan.report.training import draw_losses, last_of_each_length
 from farspan.train import engines
 from farspan.train.config import read_config
-from farspan.train.smt import SmtSettings, opened, train
+from farspan.train.smt import SmtSettings, opened, rows_of, train
 from farspan.train.terms_trainer import TermsTrainer
 
 from tiny import tiny_model
@@ -188,7 +188,7 @@ def test_workers_change_nothing(settings: Make) -> None:
 @pytest.mark.parametrize("kind", ["linear", "ntk", "yarn"])
 def test_scaled_rope_is_trained_with_and_stays_in_the_model(settings: Make, kind: str) -> None:
     chosen = settings("a", f"model.rope=rope:type={kind},factor=4", "trainer.steps=6", "lengths.by=48")
-    inv_freq, scale = scaled(kind, 10_000.0, 8, 4.0, 32)
+    inv_freq, scale = scaled(kind, 10_000.0, 8, 4.0, 512)
     rotary = opened(chosen).model.model.rotary_emb
     torch.testing.assert_close(rotary.inv_freq, inv_freq, rtol=1e-6, atol=0)
     assert rotary.attention_scaling == pytest.approx(scale)
@@ -396,3 +396,11 @@ def test_the_defaults_are_those_of_the_paper() -> None:
     assert (paper.lengths.target, paper.lengths.every, paper.trainer.steps) == (65536, 1000, 30_000)
     assert (paper.trained.what, paper.smt.draw, paper.smt.mixed) == ("qk", "sparse", "concat")
     assert (paper.trainer.bf16, paper.trainer.engine, paper.trainer.micro_batch) == (True, "deepspeed", 1)
+
+
+def test_rows_shorter_than_the_window_leave_the_trained_length_as_it_is(settings: Make) -> None:
+    chosen = settings("model.rope=rope:type=yarn,factor=2", "lengths.target=1024", "data.short=join")
+    lm = opened(chosen)
+    assert lm.trained_length == 512
+    assert lm.model.config.rope_parameters["original_max_position_embeddings"] == 512
+    assert rows_of(lm, chosen).row == 32

@@ -31,7 +31,7 @@ def train_smt(
 ) -> None:
     """Extend a model's context by Sparse Memory Training. Repeating the command continues one that was stopped."""
     if not plan_only:
-        _train("smt", config, overrides, as_json, "{window:,} to {settings[lengths][target]:,} tokens")
+        _train("smt", config, overrides, as_json, "rows of {window:,} tokens, to {settings[lengths][target]:,}")
         return
     with one_line_errors():
         from farspan.train.config import read_config

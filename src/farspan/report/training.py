@@ -136,7 +136,7 @@ library_name: transformers
 ---
 # {name}, extended to {target:,} tokens
 
-Made by farspan from {name}, which was trained on {window:,} tokens, by Sparse Memory Training: rows of {window:,}
+Made by farspan from {name}, which was trained on {before:,} tokens, by Sparse Memory Training: rows of {window:,}
 tokens drawn from documents of up to {target:,}, each token at its own position. {trained:,} of {parameters:,}
 parameters were trained, for {steps:,} steps of {batch:,} rows. It opens in plain transformers.
 {repeats}{measured}
@@ -157,6 +157,7 @@ def model_card(summary: Mapping[str, Any], log: Log) -> str:
     steps, draw = settings["trainer"]["steps"], settings["smt"]["draw"]
     return CARD.format(
         **base_of(settings["model"]["name"]),
+        before=summary["from"]["trained_length"] or summary["window"],
         target=settings["lengths"]["target"],
         steps=steps,
         batch=summary["rows"] // steps,

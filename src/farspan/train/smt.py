@@ -10,6 +10,7 @@ contradicts it, means instead of sums, and first checks for conditions under whi
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -168,12 +169,14 @@ def opened(settings: SmtSettings, device: str | None = None) -> LM:
         ValueError: no such model, or one whose trained length is unknown.
     """
     chosen = settings.model
-    options: dict[str, Any] = {"trained_length": chosen.window, "revision": chosen.revision, "device": device}
+    options: dict[str, Any] = {"revision": chosen.revision, "device": device}
     lm = load_finite(chosen.name, "model", settings.trainer, dtype="float32", **options)
     if settings.trainer.activation_checkpointing:
         hf.checkpoint_activations(lm.model)
     if lm.trained_length is None:
-        raise ValueError(f"the trained length of {lm.name} is unknown: give model.window")
+        if chosen.window is None:
+            raise ValueError(f"the trained length of {lm.name} is unknown: give model.window")
+        lm = replace(lm, trained_length=chosen.window)
     if chosen.rope is not None:
         scale_rope(lm, chosen.rope, settings.lengths.target)
     return lm
@@ -215,7 +218,7 @@ def scale_rope(lm: LM, text: str, longest: int) -> None:
 
 def rows_of(lm: LM, settings: SmtSettings) -> SparseRows:
     """Return the samples of the training."""
-    trainer, window = settings.trainer, lm.trained_length
+    trainer, window = settings.trainer, settings.model.window or lm.trained_length
     assert window is not None
     return SparseRows(
         load(settings.data.text, lm.tokenizer),
@@ -234,10 +237,11 @@ def rows_of(lm: LM, settings: SmtSettings) -> SparseRows:
 
 def prepared(lm: LM, settings: SmtSettings) -> tuple[Any, Count]:
     """Choose the trained parameters, and check the model as it will be trained."""
-    assert lm.trained_length is not None
+    row = settings.model.window or lm.trained_length
+    assert row is not None
     usable(lm.model, settings.lengths.target)  # first, as it names the reason where queries and keys are not found
     model, count = choose(lm.model, settings.trained)
-    preflight(model, lm.model, lm.trained_length, settings.lengths.target)
+    preflight(model, lm.model, row, settings.lengths.target)
     return model, count
 
 
