@@ -251,10 +251,11 @@ def watching(lm: LM, settings: SmtSettings) -> list[MeasuringCallback]:
     Perplexity of the same tokens after more and more text: the lengths inside the window show what the training costs,
     the others what it gains. And a forgetting curve, up to the target.
     """
-    window, target = lm.trained_length, settings.lengths.target
-    assert window is not None
-    doubled = [window // 2 << i for i in range(target.bit_length()) if window // 2 << i < target]
-    return measuring(settings, Full(), trained_length=window, lengths=(*doubled, target), longest=target)
+    target, trained = settings.lengths.target, lm.trained_length
+    assert trained is not None
+    row = settings.model.window or trained
+    doubled = [row // 2 << i for i in range(target.bit_length()) if row // 2 << i < target]
+    return measuring(settings, Full(), trained_length=trained, lengths=(*doubled, target), longest=target)
 
 
 def notes_on(rows: SparseRows) -> Iterator[str]:
