@@ -285,7 +285,7 @@ def record(out: Path) -> None:
 
 def _without_folders(command: list[str]) -> list[str]:
     """Return a command without the options that name folders of this machine."""
-    values = {i + 1 for i, word in enumerate(command) if word in ("--out", "--data")}
+    values = {i + 1 for i, word in enumerate(command) if word in ("--out", "--data", "--model")}
     return [word for i, word in enumerate(command) if i not in values and i + 1 not in values]
 
 

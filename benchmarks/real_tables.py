@@ -27,6 +27,7 @@ PAGE = RECORDED.parents[1] / "docs" / "real_models.md"
 PICTURES = PAGE.parent / "pictures"
 MODELS = {"SmolLM2-135M-Instruct.Q4_1": "SmolLM2", "gemma-3-270m-q4_k_m": "Gemma 3"}
 EXTENDED = (" SMT",)  # after a model's name: that of a model that a recipe made of it
+PLAIN = "as it is"  # how the tables call a model under full attention, in bfloat16
 NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 TEXTS = {"natural": "books", "shuffled": "books, shuffled", "python": "Python", "nested": "books, `nested`"}
 MISSING = "–"
@@ -75,13 +76,13 @@ def by_length(head: str, lines: Mapping[str, Mapping[int, str]], unit: str = "")
 
 
 def label(one: CurveMember) -> str:
-    """Return what tells a curve from the others of its run: its method, or the type of its weights."""
-    return one.model.partition(" ")[2] or (f"`{one.method}`" if one.method != "full" else "bfloat16")
+    """Return what tells a curve from the others of its run: the type of its weights, its recipe, or its method."""
+    return one.model.partition(" ")[2] or (PLAIN if one.method == "full" else f"`{one.method}`")
 
 
 def member(model: str, method: str) -> str:
     """Return what tells a line of a comparison from the others: its method, or the recipe that made its model."""
-    return model.partition(" ")[2] or f"`{method}`"
+    return model.partition(" ")[2] or (PLAIN if method == "full" else f"`{method}`")
 
 
 def halves(one: CurveMember) -> dict[int, str]:
@@ -189,7 +190,7 @@ def nats_differences(model: str) -> str:
     for one, other in pairs:
         if nats(model, *one):
             mean, low, high = more_nats(model, one, other)
-            named = (f"`{how}` at {n:,}" if how != "SMT" else f"SMT at {n:,}" for how, n in (one, other))
+            named = (f"{how if how == 'SMT' else member(model, how)} at {n:,}" for how, n in (one, other))
             lines.append([*named, f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"])
     return table(["", "less", "nats per token"], lines)
 
@@ -283,6 +284,8 @@ def claims() -> dict[str, bool]:
     natural, shuffled, nested = (curves(smollm2, part)[0] for part in ("natural", "shuffled", "nested"))
     (depths,), (large,) = curves(smollm2, "depths"), curves(gemma, "shuffled")
     weights = {label(one): one for one in curves(smollm2, "weights")}
+    methods = {label(one): one for one in curves(smollm2, "methods")}
+    (span,) = (d for d in differences(methods[PLAIN].curve, methods["SMT"].curve) if d.name == "span")
     lost, kept = depths.everywhere.memory_index[-1, :2].tolist()  # at depths 0 and 0.25
     (attention_of,) = attention_series(recorded(smollm2, "attention")[1])
     heaviest = [at.as_data() for at in attention_of.at]
@@ -294,9 +297,9 @@ def claims() -> dict[str, bool]:
         "SmolLM2: in 7,680 tokens the beginning is lost and a quarter further on is not": lost < 0.1 < 0.5 < kept,
         "SmolLM2: 6,144 tokens are copied in a context beyond the window": _gap(nested, 6144)[0] > 0.1,
         "SmolLM2: a quarter of the keys holds 90 % of the weight": all(one["pareto_low"] > 0.9 for one in heaviest),
-        "SmolLM2: float32 has the half-life of bfloat16": _same_half_life(weights["bfloat16"], weights["float32"]),
-        "SmolLM2: Q8_0 has the half-life of bfloat16": _same_half_life(weights["bfloat16"], weights["Q8_0"]),
-        "SmolLM2: Q4_0 has a shorter one": not _same_half_life(weights["bfloat16"], weights["Q4_0"]),
+        "SmolLM2: float32 has the half-life of bfloat16": _same_half_life(weights[PLAIN], weights["float32"]),
+        "SmolLM2: Q8_0 has the half-life of bfloat16": _same_half_life(weights[PLAIN], weights["Q8_0"]),
+        "SmolLM2: Q4_0 has a shorter one": not _same_half_life(weights[PLAIN], weights["Q4_0"]),
         "SmolLM2: perplexity at 8,192 tokens, where nothing is copied, is that at 2,048": _within_nats(
             smollm2, ("full", 8192), ("full", 2048), 0.05
         ),
@@ -307,6 +310,8 @@ def claims() -> dict[str, bool]:
             smollm2, ("SMT", 16384), ("rope:type=yarn,factor=4", 16384)
         )[2]
         < 0,
+        "SMT copies at two windows": _gap(methods["SMT"], 16384)[0] > 0.1,
+        "SMT has a longer span than the model as it is": span.low is not None and span.low > 0,
         "Gemma 3: the half-life on shuffled books is inside the window": _within(large, "half_life", 0.25),
     }
 
