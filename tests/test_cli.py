@@ -386,10 +386,10 @@ def test_a_number_out_of_range_is_refused_with_the_range(option: str, value: obj
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["curve"], "error: Missing argument 'MODEL...'. See farspan curve --help\n"),
+        (["curve"], "error: no model: give a folder, a GGUF file, a hub id, demo, or the server of one (--base-url)\n"),
         (["nope"], "error: No such command 'nope'. See farspan --help\n"),
         (["train", "lm", "a", "b"], "error: Got unexpected extra argument(s) (b). See farspan train lm --help\n"),
-        (["curve", "m", "--nothere"], "error: No such option: --nothere. See farspan curve --help\n"),
+        (["curve", "m", "--zzzz"], "error: No such option: --zzzz. See farspan curve --help\n"),
     ],
 )
 def test_a_wrong_command_line_is_refused_in_one_line(arguments: list[str], line: str) -> None:

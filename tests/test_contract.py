@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 
 from farspan.lm import LM, wrap
 from farspan.methods import METHODS, Composed, Method, method
-from farspan.methods.base import ATTENTION, ORDER, ROPE
+from farspan.methods.base import ATTENTION, PASSAGES, ROPE, TEMPERATURE
 from farspan.reader import dense_reader
 
 from tiny import VOCABULARY, tiny_model
@@ -22,14 +22,19 @@ READ, ASKED = 52, 18  # tokens
 
 
 EXAMPLES = [one for kind in METHODS.values() if not kind.own_model for one in kind.examples()]
-FEW = list({type(one): one for one in reversed(EXAMPLES) if ATTENTION in one.changes}.values())
+FEW = list({type(one): one for one in reversed(EXAMPLES) if {*one.changes} & {ATTENTION, TEMPERATURE}}.values())
 
 
 def composed() -> Iterator[Method]:
-    """Each method of attention with one of RoPE, every other one with one of passages as well."""
-    ropes, attentions, passages = ([one for one in EXAMPLES if one.changes == (what,)] for what in ORDER)
+    """Each method of attention with one of RoPE and one of temperature, every other one with one of passages as well;
+    and each of temperature with one of RoPE."""
+    ropes, attentions, temperatures, passages = (
+        [one for one in EXAMPLES if one.changes == (what,)] for what in (ROPE, ATTENTION, TEMPERATURE, PASSAGES)
+    )
     for number, one in enumerate(one for one in FEW if one in attentions):
-        yield Composed((ropes[number % len(ropes)], one, *passages[: number % 2]))
+        yield Composed((ropes[number % len(ropes)], one, *temperatures[: number // 2 % 2], *passages[: number % 2]))
+    for number, one in enumerate(temperatures):
+        yield Composed((ropes[number % len(ropes)], one))
 
 
 ALL = [*EXAMPLES, *composed()]
@@ -263,7 +268,7 @@ def test_a_left_padded_batch_equals_its_rows_or_is_refused(how: Method, architec
             torch.testing.assert_close(together[1], alone[1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("how", [how for how in ALL if {*how.changes} & {ROPE, ATTENTION}], ids=str)
+@pytest.mark.parametrize("how", [how for how in ALL if {*how.changes} - {PASSAGES}], ids=str)
 def test_a_memory_cannot_be_used_outside_of_its_method(how: Method, open_lm: Any) -> None:
     lm, ids = open_lm("llama"), some_ids(1, READ)
     with how.on(lm) as reader:

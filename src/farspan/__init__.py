@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from farspan.lm import LM, load, wrap
     from farspan.measuring.grid import measure
     from farspan.methods import method
+    from farspan.reader.served import served
     from farspan.record import Row, Run, read_rows
     from farspan.tasks import task
 
@@ -23,6 +24,7 @@ _HOMES = {
     "measure": "measuring.grid",
     "method": "methods",
     "read_rows": "record",
+    "served": "reader.served",
     "task": "tasks",
     "wrap": "lm",
 }
@@ -36,6 +38,7 @@ __all__ = [
     "measure",
     "method",
     "read_rows",
+    "served",
     "task",
     "wrap",
 ]

@@ -103,6 +103,15 @@ class LM:
         )
         return per_token * num_tokens + attention + per_scored * num_scored
 
+    @property
+    def rows_at_once(self) -> int | None:
+        """The most repeats to read together; None: as many as memory allows."""
+        return None
+
+    def own_reader(self) -> Any:
+        """Return the reader of a model that runs on a server; None: it runs in this process."""
+        return None
+
     def first_not_finite(self) -> AbstractContextManager[Callable[[], str]]:
         """Watch the outputs of every module inside the `with`; see `hf.first_not_finite`."""
         return hf.first_not_finite(self.model)
@@ -196,10 +205,18 @@ class Load:
     attention: str | None = None
     trained_length: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    served: dict[str, Any] = field(default_factory=dict)  # of `farspan.served`, for models given as URLs
+    _served: dict[str, LM] = field(default_factory=dict, repr=False, compare=False)  # each is asked once what it is
 
     def __call__(self, model: str | LM, *, weights: bool = True) -> LM:
         if isinstance(model, LM):
             return model
+        if is_url(model):
+            if model not in self._served:
+                from farspan.reader.served import served
+
+                self._served[model] = served(model, trained_length=self.trained_length, **self.served)
+            return self._served[model]
         return load(
             model,
             dtype=self.dtype,
@@ -218,10 +235,15 @@ class Load:
         Raises:
             ValueError: no such model.
         """
-        if isinstance(model, LM):
-            return model.trained_length
+        if isinstance(model, LM) or is_url(model):
+            return self(model).trained_length
         found = trained_length_of(model, **self.options)
         return self.trained_length or found
+
+
+def is_url(model: str) -> bool:
+    """Return whether a model is named by the address of the server that runs it."""
+    return model.startswith(("http://", "https://"))
 
 
 def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = None) -> LM:

@@ -11,7 +11,7 @@ from farspan.terminal import Terminal
 
 
 def ask(
-    model: Model,
+    model: Model = None,
     question: Annotated[str | None, typer.Argument(help="The question; not needed with --interactive.")] = None,
     *,
     context: Annotated[list[Path] | None, option(TASK, "A text file to ask about. Repeatable.")] = None,
@@ -36,6 +36,9 @@ def ask(
         from farspan.methods import method as parsed
         from farspan.reader import check_sampling
 
+        if loading.base_url is not None and model is not None:
+            model, question = None, model  # the only argument is the question
+        (model,) = loading.models([model] if model else None)
         if question is None and not interactive and not plan:
             raise ValueError("no question was given: write it after the model, or use --interactive")
         check_sampling(temperature, top_p)

@@ -18,7 +18,7 @@ from farspan.cli.options import (
 
 
 def attention(
-    models: Models,
+    models: Models = None,
     *,
     sampling: Sampling,
     repeats: Repeats = 10,

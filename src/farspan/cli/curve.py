@@ -28,7 +28,7 @@ Protocol = Literal["nested", "probe", "paper"]
 
 
 def curve(
-    models: Models,
+    models: Models = None,
     *,
     target_text: TargetTexts = None,
     prefix_text: PrefixTexts = None,
@@ -97,7 +97,7 @@ def pairs_of(targets: list[str] | None, prefixes: list[str] | None) -> list[tupl
 
 
 def recall(
-    models: Models,
+    models: Models = None,
     *,
     text: Text = "builtin",
     target_text: TargetTexts = None,

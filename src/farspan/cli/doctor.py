@@ -9,23 +9,39 @@ from farspan.terminal import Terminal
 
 
 def doctor(
-    model: Model, method: OneMethod = "full", text: Text = "builtin", *, loading: Loading, as_json: AsJson = False
+    model: Model = None,
+    method: OneMethod = "full",
+    text: Text = "builtin",
+    *,
+    loading: Loading,
+    as_json: AsJson = False,
 ) -> None:
-    """Check that a method does on this model what it promises, in under a minute; exit with 1 if a check fails."""
+    """Check that a method does on this model what it promises, in under a minute; exit with 1 if a check fails.
+
+    Of a served model: that the server gives the same numbers each time, about the tokens sent.
+    """
     with one_line_errors():
         from dataclasses import asdict
 
         from farspan.doctor import beginning, diagnose, print_checks
+        from farspan.doctor.served import diagnose_server
         from farspan.methods import method as parsed
+        from farspan.reader.served import ServedLM
 
-        wanted = parsed(method)
+        (model,), wanted = loading.models([model] if model else None), parsed(method)
         loader = loading.loader()
         excerpt, console = beginning(text), err if as_json else Terminal()
         with console.status(f"loading {model}") as status:
             lm = loader(model)
-            checks = diagnose(
-                lm, wanted, excerpt, watch=lambda name, done, total: status.update(f"{done + 1}/{total}: {name}")
-            )
+
+            def watch(name: str, done: int, total: int) -> None:
+                status.update(f"{done + 1}/{total}: {name}")
+
+            if isinstance(lm, ServedLM):
+                with wanted.on(lm):  # which refuses methods that need the model itself
+                    checks = diagnose_server(lm, excerpt, watch=watch)
+            else:
+                checks = diagnose(lm, wanted, excerpt, watch=watch)
         failed = print_checks(checks, f"{wanted} on {model}", console)
         if as_json:
             about = {"model": model, "method": str(wanted), "failed": failed}

@@ -21,7 +21,7 @@ SHARDS_SHOWN = 8
 
 
 def run_measurement(
-    models: list[str],
+    models: list[str] | None,
     methods: list[str] | None,
     tasks: "Sequence[str | Task]",
     running: Running,
@@ -46,6 +46,7 @@ def run_measurement(
     from farspan.report.progress import Display
 
     running.check()
+    models = loading.models(models)
     methods, loader = methods or ["full"], loading.loader()
     shard = chosen_shard(parse_shard(running.shard) if running.shard is not None else None)
     settings |= {"refusals": refusals, "loader": loader}

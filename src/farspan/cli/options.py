@@ -35,13 +35,11 @@ def count(panel: str, help: str, least: int = 1, most: int | None = None, metava
 
 
 TEXTS, LENGTHS, TASK = "Texts", "Lengths and examples", "Task"
-MODEL, RUN = "Model", "Run"
+MODEL, SERVED, RUN = "Model", "Served model", "Run"
 
-Model = Annotated[str, typer.Argument(help="Folder, GGUF file or hub id of a causal model, or demo.")]
-Models = Annotated[
-    list[str],
-    typer.Argument(metavar="MODEL...", help="Folders, GGUF files or hub ids of causal models, or demo."),
-]
+NAMED = "Folder, GGUF file or hub id of a causal model, demo, or http://... of a server."
+Model = Annotated[str | None, typer.Argument(help=f"{NAMED} Not needed with --base-url.")]
+Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help=f"{NAMED} Not needed with --base-url.")]
 Methods = Annotated[
     list[str] | None,
     option(MODEL, "Method of reading, such as sinks:window=508; default full. Repeatable.", metavar="METHOD"),
@@ -96,6 +94,30 @@ class Loading:
     trust_remote_code: Annotated[bool, option(MODEL, "Run Python code that comes with the model.")] = False
     allow_pickle: Annotated[bool, option(MODEL, "Also read .bin weights, which can run code.")] = False
 
+    base_url: Annotated[
+        str | None, option(SERVED, "A model behind vLLM, SGLang or llama-server: http://127.0.0.1:8000.", metavar="URL")
+    ] = None
+    served_model: Annotated[str | None, option(SERVED, "Its name on the server; default: the only one.")] = None
+    tokenizer: Annotated[
+        str | None, option(SERVED, "Its tokenizer: folder, GGUF file or hub id; default: the one the server names.")
+    ] = None
+    concurrency: Annotated[int | None, count(SERVED, "Requests at once; default 8, for llama-server 1.", 1, 1024)] = (
+        None
+    )
+    wait: Annotated[float, option(SERVED, "Seconds to wait for a server that went away.", min=0.0)] = 60.0
+    insecure: Annotated[bool, option(SERVED, "Allow http to another machine.", "--insecure")] = False
+
+    def models(self, given: list[str] | None) -> list[str]:
+        """Return the models to measure: those given, then the served one.
+
+        Raises:
+            ValueError: none at all.
+        """
+        models = [*(given or ()), *([self.base_url] if self.base_url else ())]
+        if not models:
+            raise ValueError("no model: give a folder, a GGUF file, a hub id, demo, or the server of one (--base-url)")
+        return models
+
     def loader(self) -> "Load":
         """Return what loads the models."""
         from farspan.lm import Load
@@ -110,7 +132,15 @@ class Loading:
         }
         if self.device_map is not None:
             options["device_map"] = self.device_map
-        return Load(self.dtype, self.device, self.attention, self.trained_length, options)
+        served = {
+            "model": self.served_model,
+            "tokenizer": self.tokenizer,
+            "concurrency": self.concurrency,
+            "wait": self.wait,
+            "insecure": self.insecure,
+            "trust_remote_code": self.trust_remote_code,
+        }
+        return Load(self.dtype, self.device, self.attention, self.trained_length, options, served)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from farspan.cli.options import (
 
 
 def perplexity(
-    models: Models,
+    models: Models = None,
     *,
     sampling: Sampling,
     repeats: Repeats = 10,

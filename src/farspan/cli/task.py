@@ -12,7 +12,7 @@ def task(
     name: Annotated[
         str, typer.Argument(metavar="TASK", help="A task with its settings, such as qa:data=nq.jsonl,shots=2.")
     ],
-    models: Models,
+    models: Models = None,
     *,
     sampling: Sampling,
     repeats: Repeats = 10,
@@ -33,7 +33,7 @@ def task(
 
 
 def compare(
-    models: Models,
+    models: Models = None,
     *,
     task: Annotated[
         list[str] | None,

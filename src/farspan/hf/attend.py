@@ -11,10 +11,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from farspan.hf.flash import Part, flash, hidden_mask, joined, takes
+
 SCORES_AT_ONCE = {"cpu": 1 << 20}  # values of one block of queries: those that fit into a CPU's cache
 SCORES_AT_ONCE_ELSEWHERE = 1 << 26
 Position = TypeVar("Position", int, Tensor)
 SMALLEST_BLOCK = 16  # queries; below that each block's overhead outweighs what it frees
+FUSED_QUERIES = 512  # of a block of the fused kernel: fewer have more overhead, more compute more hidden pairs
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,7 @@ class Call:
         size = time
         while size > SMALLEST_BLOCK and size * num_keys(size) > limit:
             size = max(SMALLEST_BLOCK, size // 2)
-        for first in range(0, time, size):
-            yield slice(first, min(time, first + size))
+        yield from slices(time, size)
 
     def scores(self, query: Tensor, key: Tensor) -> Float[Tensor, "batch heads groups some keys"]:
         """Return scaled (and capped) scores of queries [batch, heads, groups, some, dim] and keys, in their dtype."""
@@ -87,6 +89,11 @@ class Call:
 
     def capped(self, scores: Tensor) -> Tensor:
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
+
+
+def slices(num: int, size: int) -> Iterator[slice]:
+    for first in range(0, num, size):
+        yield slice(first, min(num, first + size))
 
 
 Attend = Callable[[Call], Float[Tensor, "batch heads groups time value_dim"]]
@@ -195,37 +202,78 @@ def sink_window(call: Call, shape: SinkWindow) -> Tensor:
     """Attend with one softmax to near and re-rotated first tokens, within the layer's own window if it is narrower."""
     if keeps_to_its_own(call.layer, shape):
         return dense(call)
-    keys, device = call.key.shape[2], call.query.device
-    missing, inv_freq = call.num_missing, call.layer.inv_freq
-    sinks = min(shape.sinks, keys)
-    out = call.query.new_empty(*call.query.shape[:4], call.value.shape[-1])
-    far_key = call.key[:, :, :sinks]
+    keys, missing, inv_freq = call.key.shape[2], call.num_missing, call.layer.inv_freq
+    sinks = slice(0, min(shape.sinks, keys))
+    first_keys = call.key[:, :, sinks]
     if inv_freq is not None:
         # sinks are held as rotated at the beginning; where nothing is missing yet, so is everything
-        whose = torch.arange(sinks, device=device)
-        far_key = turned(far_key, angles(whose, inv_freq), angles(shape.far_key(whose), inv_freq))
-    for block in call.blocks(lambda size: min(keys, shape.window + size)):
-        first_query, last_query = call.start + block.start, call.start + block.stop - 1
-        low = max(shape.first_near(first_query) - missing, sinks if missing else 0)
-        high = last_query + 1 - missing
-        query = call.query[..., block, :]
-        here = torch.arange(first_query, last_query + 1, device=device)
-        there = torch.arange(low + missing, last_query + 1, device=device)
-        first = shape.first_near(here)[:, None]
-        near = call.scores(query, call.key[:, :, low:high])
-        near = near.masked_fill_((there > here[:, None]) | (there < first), -torch.inf)
-        if sinks == 0 or shape.first_near(last_query) <= 0:
-            weights = near.softmax(-1, dtype=torch.float32).to(out.dtype)
-            out[..., block, :] = mixed(weights, call.value[:, :, low:high])
-            continue
-        if inv_freq is not None:
-            met = shape.far_query(here)
-            query = turned(query, angles(here, inv_freq), angles(met, inv_freq))
-        far = call.scores(query, far_key).masked_fill_(torch.arange(sinks, device=device) >= first, -torch.inf)
-        weights = torch.cat([far, near], -1).softmax(-1, dtype=torch.float32).to(out.dtype)
-        out[..., block, :] = mixed(weights[..., :sinks], call.value[:, :, :sinks])
-        out[..., block, :] += mixed(weights[..., sinks:], call.value[:, :, low:high])
+        whose = torch.arange(sinks.stop, device=call.key.device)
+        first_keys = turned(first_keys, angles(whose, inv_freq), angles(shape.far_key(whose), inv_freq))
+    out = call.query.new_empty(*call.query.shape[:4], call.value.shape[-1])
+    fused = call.softcap is None and takes(call.query, call.key, call.value)
+    blocks = call.blocks(lambda size: min(keys, shape.window + size))
+    for block in slices(call.query.shape[3], FUSED_QUERIES) if fused else blocks:
+        last_query = call.start + block.stop - 1
+        low = max(shape.first_near(call.start + block.start) - missing, sinks.stop if missing else 0)
+        near = slice(low, last_query + 1 - missing)
+        far_query = None
+        if sinks.stop and shape.first_near(last_query) > 0:
+            here = torch.arange(call.start + block.start, last_query + 1, device=call.query.device)
+            far_query = call.query[..., block, :]
+            if inv_freq is not None:
+                far_query = turned(far_query, angles(here, inv_freq), angles(shape.far_query(here), inv_freq))
+        attend = _fused_block if fused else _block
+        out[..., block, :] = attend(call, shape, block, near, far_query, first_keys)
     return out
+
+
+def _block(
+    call: Call, shape: SinkWindow, block: slice, near: slice, far_query: Tensor | None, first_keys: Tensor
+) -> Float[Tensor, "batch heads groups some value_dim"]:
+    """Attend with the queries of a block to the keys in `near` and, with other queries, to the first ones."""
+    here = torch.arange(call.start + block.start, call.start + block.stop, device=call.query.device)[:, None]
+    there = torch.arange(near.start, near.stop, device=here.device) + call.num_missing
+    first = shape.first_near(here)
+    scores = call.scores(call.query[..., block, :], call.key[:, :, near])
+    scores = scores.masked_fill_((there > here) | (there < first), -torch.inf)
+    values = call.value[:, :, near]
+    if far_query is None:
+        return mixed(scores.softmax(-1, dtype=torch.float32).to(values.dtype), values)
+    sinks = first_keys.shape[2]
+    far = call.scores(far_query, first_keys).masked_fill_(torch.arange(sinks, device=here.device) >= first, -torch.inf)
+    weights = torch.cat([far, scores], -1).softmax(-1, dtype=torch.float32).to(values.dtype)
+    return mixed(weights[..., :sinks], call.value[:, :, :sinks]).add_(mixed(weights[..., sinks:], values))
+
+
+def _fused_block(
+    call: Call, shape: SinkWindow, block: slice, near: slice, far_query: Tensor | None, first_keys: Tensor
+) -> Float[Tensor, "batch heads groups some value_dim"]:
+    """Return the same as `_block`, from parts: keys that all queries see need no mask."""
+    here = torch.arange(call.start + block.start, call.start + block.stop)[:, None]
+    own = near.stop - (block.stop - block.start)  # the first key of the block itself
+    all_see = min(max(shape.first_near(call.start + block.stop - 1) - call.num_missing, near.start), own)
+    query = call.query[..., block, :].flatten(1, 2)
+
+    def part(query: Tensor, key: Tensor, keys: slice, hidden: Tensor | None = None, causal: bool = False) -> Part:
+        mask = None if hidden is None else hidden_mask(hidden, query.dtype)[None, None]
+        return flash(query, key, call.value[:, :, keys], 0.0, causal, attn_mask=mask, scale=call.scale)
+
+    first = shape.first_near(here)
+    positions = torch.arange(own, near.stop) + call.num_missing
+    narrow = shape.first_near(call.start + block.stop - 1) - call.num_missing > own  # than the block
+    hidden = (positions > here) | (positions < first) if narrow else None
+    parts = [part(query, call.key[:, :, own : near.stop], slice(own, near.stop), hidden, causal=not narrow)]
+    if all_see < own:
+        parts.append(part(query, call.key[:, :, all_see:own], slice(all_see, own)))
+    if near.start < all_see:
+        some = slice(near.start, all_see)
+        parts.append(
+            part(query, call.key[:, :, some], some, torch.arange(some.start, some.stop) + call.num_missing < first)
+        )
+    if far_query is not None:
+        some = slice(0, first_keys.shape[2])
+        parts.append(part(far_query.flatten(1, 2), first_keys, some, torch.arange(some.stop) >= first))
+    return joined(parts).unflatten(1, call.query.shape[1:3])
 
 
 def keeps_to_its_own(layer: Layer, shape: SinkWindow) -> bool:

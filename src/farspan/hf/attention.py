@@ -1,6 +1,6 @@
 """Attention that replaces a model's own, through transformers' interface."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -49,6 +49,7 @@ class CustomAttention(Scope):
         self.padding = padding  # whether a padded batch can be read when the model is called directly
         self.now: StreamAttentionState | None = None  # of the stream that reads; None: the model is called directly
         self.offset: int | None = None  # position of the first query by the model's masks, when called directly
+        self.factor: Callable[[Tensor], Tensor] | None = None  # of queries by their positions; None: all are 1
 
     @contextmanager
     def reading(self, now: StreamAttentionState) -> Iterator[None]:
@@ -57,6 +58,16 @@ class CustomAttention(Scope):
             yield
         finally:
             self.now = None
+
+    @contextmanager
+    def scaled_queries(self, factor: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Multiply queries by `factor`, of their positions [time], before all else inside the `with`."""
+        before = self.factor, self.padding
+        self.factor, self.padding = factor, False  # positions are those of rows without padding
+        try:
+            yield
+        finally:
+            self.factor, self.padding = before
 
     def mask(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """Return the padding mask [batch, keys] of a model called directly; None without padding."""
@@ -80,6 +91,10 @@ class CustomAttention(Scope):
         if now is None:
             self._check_call(attention_mask, kwargs.get("position_ids"), layer, query, key)
         batch, heads, time, dim = query.shape
+        start = self._start(key.shape[2] - time) if now is None else now.start
+        if self.factor is not None:
+            here = torch.arange(start, start + time, device=query.device)
+            query = (query * self.factor(here)[:, None]).to(query.dtype)
         call = Call(
             query=query.view(batch, key.shape[1], heads // key.shape[1], time, dim),
             key=key,
@@ -87,7 +102,7 @@ class CustomAttention(Scope):
             scale=dim**-0.5 if scaling is None else scaling,
             softcap=softcap,
             layer=layer,
-            start=self._start(key.shape[2] - time) if now is None else now.start,
+            start=start,
             real=attention_mask,
             positions=None if now is None else now.positions.get(layer.index),
         )

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-# returns the log-sum-exp beside the output, and takes fewer key heads than query heads; `scaled_dot_product_attention`
-# itself calls it
-flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+from farspan.hf.flash import flash, hidden_mask, joined, takes
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Parts:
             return cls(before, None)
         if mask.dtype != torch.bool:
             return cls(before, mask[..., before:].to(dtype))
-        return cls(before, torch.zeros_like(own, dtype=dtype).masked_fill_(~own, torch.finfo(dtype).min))
+        return cls(before, hidden_mask(~own, dtype))
 
 
 class _Reading(threading.local):
@@ -84,13 +82,11 @@ def sdpa(
         return _whole(module, query, key, value, attention_mask, **options)
     scale = options.get("scaling")
     cut = slice(None, parts.before), slice(parts.before, None)
-    (first, first_sum), (own, own_sum) = (
+    both = [
         flash(query, key[:, :, keys], value[:, :, keys], 0.0, causal, attn_mask=mask, scale=scale)
         for keys, causal, mask in zip(cut, (False, parts.own is None), (None, parts.own), strict=True)
-    )
-    share = torch.sigmoid(first_sum - own_sum)[..., None]
-    joined = own.float().lerp_(first.float(), share).to(query.dtype)
-    return joined.transpose(1, 2).contiguous(), None
+    ]
+    return joined(both).transpose(1, 2).contiguous(), None
 
 
 def _parts(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Parts | None:
@@ -100,11 +96,7 @@ def _parts(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, optio
     others = ("position_bias", "softcap", "cache")
     if options.get("dropout") or any(options.get(name) is not None for name in others):
         return None
-    if query.device.type != "cpu" or not query.shape[-1] == key.shape[-1] == value.shape[-1]:
-        return None
-    if not query.dtype == key.dtype == value.dtype:  # SDPA itself casts inside autocast, its kernel does not
-        return None
-    if torch.is_grad_enabled() or query.shape[0] != key.shape[0] or mask.shape[-1] != key.shape[2]:
+    if not takes(query, key, value) or query.shape[0] != key.shape[0] or mask.shape[-1] != key.shape[2]:
         return None
     if id(mask) not in _reading.masks:
         _reading.masks[id(mask)] = mask, Parts.of(mask, query.dtype)

@@ -170,6 +170,11 @@ def measure_cell(
         return ledger.rows
     with method.on(lm) as reader:
         fitting = within_positions(bound, lm, ledger.examples)
+        if bound.needs_nats and not reader.gives_nats:
+            raise ValueError(
+                f"{bound.task} needs the log-probability of given tokens, and {lm.name} only returns new ones: measure "
+                "a forgetting curve or recall, or serve the model with vLLM or SGLang"
+            )
         if reader.fallback:
             watch.notice(f"{lm.name} is read with plain forwards, slower and without a cache: {reader.fallback}")
         else:
@@ -249,6 +254,7 @@ def _measure_batch(
         if len(ready) == len(batch) * len(batch[0].depths):
             now = time.perf_counter()
             reading = how | {"cuts": [cut for cut in cuts if cut <= result.length]}
+            reading |= {key: count // len(ready) for key, count in reader.usage().items()}
             for finished in ready:
                 ledger.write(finished, (now - started) / len(ready), reading)
             ready, started = [], now
@@ -328,6 +334,8 @@ def batch_that_fits(bound: Bound[Any], method: Method, lm: LM, examples: Sequenc
     work = {w for example in examples for w in bound.work(lm, example)}  # thousands of repeats have the same
     if not work:
         return 1
+    if lm.rows_at_once is not None:
+        return lm.rows_at_once
     longest = max(w.num_before + w.num_tokens for w in work)
     keys = max(key_bytes(method, lm, w, CHUNK) for w in work)
     free = free_bytes(lm.device) - (0 if lm.has_weights else lm.num_bytes)  # the weights of a plan are still to come

@@ -2,18 +2,37 @@
 
 from farspan.methods.base import Composed, Method
 from farspan.methods.cepe import Cepe
+from farspan.methods.dca import Dca
 from farspan.methods.full import Full
+from farspan.methods.knorm import Knorm
 from farspan.methods.lambda_mask import LambdaMask
 from farspan.methods.replug import Replug
 from farspan.methods.rope import Rope
+from farspan.methods.selfextend import SelfExtend
 from farspan.methods.sinks import Sinks
 from farspan.methods.snapkv import SnapKV
+from farspan.methods.temperature import Temperature
 from farspan.methods.topk import TopK
+from farspan.methods.tova import Tova
 from farspan.specs import one_of
 
 __all__ = ["METHODS", "Composed", "Method", "method"]
 
-KINDS: tuple[type[Method], ...] = (Full, Sinks, LambdaMask, Rope, TopK, SnapKV, Replug, Cepe)
+KINDS: tuple[type[Method], ...] = (
+    Full,
+    Sinks,
+    LambdaMask,
+    SelfExtend,
+    Dca,
+    Rope,
+    TopK,
+    SnapKV,
+    Tova,
+    Knorm,
+    Temperature,
+    Replug,
+    Cepe,
+)
 METHODS: dict[str, type[Method]] = {kind.name: kind for kind in KINDS}
 
 

@@ -11,8 +11,8 @@ from farspan.lm import LM
 from farspan.reader import DenseReader, Reader
 from farspan.specs import written
 
-ROPE, ATTENTION, PASSAGES = "RoPE", "attention", "passages"  # the parts a method can change, from the inside out
-ORDER = (ROPE, ATTENTION, PASSAGES)
+ROPE, ATTENTION, TEMPERATURE, PASSAGES = "RoPE", "attention", "temperature", "passages"  # the parts a method can change
+ORDER = (ROPE, ATTENTION, TEMPERATURE, PASSAGES)  # from the inside out
 
 
 @runtime_checkable
@@ -99,7 +99,7 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class Composed(Method):
-    """Nested methods: RoPE, then attention, then passages; at most one of each."""
+    """Nested methods: RoPE, then attention, then temperature, then passages; at most one of each."""
 
     parts: tuple[Method, ...]
 
@@ -111,7 +111,8 @@ class Composed(Method):
             same = [str(part) for part in self.parts if what in part.changes]
             if len(same) > 1:
                 raise ValueError(
-                    f"{' and '.join(same)} cannot be composed: both change how {what} works; use one of them"
+                    f"{' and '.join(same)} cannot be composed: both change how {what} works; use one of them, "
+                    f"with methods of the other kinds: {', '.join(ORDER)}"
                 )
         order = sorted(self.parts, key=lambda part: ORDER.index(part.changes[0]))
         object.__setattr__(self, "parts", tuple(order))

@@ -28,4 +28,4 @@ class Full(Method):
         return self
 
     def on(self, lm: LM) -> AbstractContextManager[Reader]:
-        return nullcontext(dense_reader(lm))
+        return nullcontext(lm.own_reader() or dense_reader(lm))

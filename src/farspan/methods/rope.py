@@ -1,14 +1,24 @@
-"""RoPE with other frequencies: linear (position interpolation), NTK-aware, dynamic NTK, YaRN.
+"""RoPE with other frequencies: linear (position interpolation), NTK-aware, dynamic NTK, YaRN, truncated, any factors.
 
     f_m = theta^(-2m / d)                        angle per position of pair m of d / 2
     linear:  f_m / s                             Chen et al. 2023, arXiv 2306.15595, equation 4
     ntk:     theta · s^(d / (d - 2)) for theta   bloc97 2023; as in Peng et al. 2023, arXiv 2309.00071, definition 1
     dynamic: ntk with s(i) = max(1, factor · (i + 1) / original - (factor - 1)) for the query at i
     yarn:    ramp(m) · f_m / s + (1 - ramp(m)) · f_m, queries and keys times 0.1 ln s + 1        ibid., section 3
+    truncated:  f_m where the pair rotates at least `turns` times in `original` tokens, else 0
+                                                 Barbero et al. 2024, arXiv 2410.06205, section 6 (p-RoPE)
+    factors: f_m / λ_m, λ from `file`, queries and keys times sqrt(1 + ln s / ln original)
+                                                 LongRoPE, Ding et al. 2024, arXiv 2402.13753, section 3.2
 
 s is `factor`, d the rotary dimension. The ramp rises from 0 to 1 between the pairs that rotate 32 times and once in
 `original` tokens, linear in m and with rounded ends as in YaRN's own code. All but dynamic change the frequencies and
 nothing else. Keeps every key. Not trained.
+
+The paper of p-RoPE trains with a fixed share of pairs without position; ours chooses them by their rotations in the
+trained length and trains nothing. LongRoPE also leaves the first tokens of a text unscaled; ours, as transformers, does
+not. `file` is JSON: a list of one factor per pair, or `rope_parameters` of transformers' longrope, alone or in a
+config.json. Of the latter `long_factor` is read, `attention_factor`, which replaces the root, and if given
+`original_max_position_embeddings` and `rope_theta`, which must be the model's.
 
 Dynamic: each query rotates all keys by the frequencies of the length up to itself, as token-by-token generation with
 keys cached before RoPE does. A forward in transformers rotates a whole text by the frequencies of its end, so that a
@@ -19,21 +29,22 @@ query beyond `original` rotates every key again.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from farspan import hf
+from farspan.files import expanded, read_json
 from farspan.hf.attend import Call, angles, dense, frequencies, turned
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, ROPE, Method
 from farspan.reader import Reader, attending, dense_reader
 from farspan.specs import check_known
 
-TYPES = ("linear", "ntk", "dynamic", "yarn")
+TYPES = ("linear", "ntk", "dynamic", "yarn", "truncated", "factors")
 BETA_FAST, BETA_SLOW = 32, 1  # rotations within the original length, the ends of YaRN's ramp
 LARGEST_FACTOR = 1_000_000
 
@@ -43,8 +54,10 @@ class Rope(Method):
     """RoPE for texts `factor` times as long as the model was trained on."""
 
     type: str  # one of TYPES
-    factor: float = 0.0  # for dynamic: how fast the scale grows with the length; default the paper's 1. Others need one
+    factor: float | None = None  # for dynamic: how fast the scale grows with the length; default the paper's 1
     original: int | None = None  # tokens; default: the model's trained length
+    turns: float = field(default=1.0, metadata={"quiet": True})  # rotations in `original`, below which truncated cuts
+    file: str | None = None  # of factors, JSON
 
     name: ClassVar[str] = "rope"
 
@@ -52,14 +65,22 @@ class Rope(Method):
         check_known("rope type", self.type, TYPES)
         if self.original is not None and self.original < 1:
             raise ValueError(f"{self}: original must be at least 1 token")
-        if self.factor == 0.0 and self.type == "dynamic":
+        if (self.type == "factors") != (self.file is not None):
+            raise ValueError("rope:type=factors needs a file, and no other type takes one: write file=FACTORS.json")
+        if self.turns != 1.0 and self.type != "truncated":
+            raise ValueError(f"{self}: turns belongs to rope:type=truncated")
+        if not 0.0 <= self.turns < math.inf:
+            raise ValueError(f"{self}: turns must be at least 0")
+        if self.factor is None and self.type in ("dynamic", "factors"):
             object.__setattr__(self, "factor", 1.0)
-        if self.factor == 0.0:
+        if self.type == "truncated" and self.factor is not None:
+            raise ValueError(f"{self}: truncated RoPE has no factor: leave it out")
+        if self.type != "truncated" and not self.factor:
             raise ValueError(
                 f"rope:type={self.type} needs a factor, without which it changes nothing: write for example "
                 f"rope:type={self.type},factor=4 for texts 4 times as long as the model was trained on"
             )
-        if not 1.0 <= self.factor <= LARGEST_FACTOR:
+        if not 1.0 <= self._factor <= LARGEST_FACTOR:
             raise ValueError(f"{self}: factor must be at least 1 and at most {LARGEST_FACTOR:,}")
 
     @property
@@ -68,7 +89,7 @@ class Rope(Method):
 
     @classmethod
     def examples(cls) -> tuple["Rope", ...]:
-        static = cls("linear", 4.0), cls("ntk", 4.0), cls("yarn", 4.0, original=128)
+        static = cls("linear", 4.0), cls("ntk", 4.0), cls("yarn", 4.0, original=128), cls("truncated", original=64)
         return *static, cls("dynamic", original=40)
 
     def small(self, num_tokens: int) -> "Rope":
@@ -77,6 +98,10 @@ class Rope(Method):
         return replace(self, original=min(self.original or num_tokens, num_tokens // 5))
 
     def neutral(self, num_tokens: int) -> "Rope":
+        if self.type == "factors":  # those of the file cannot be changed
+            return replace(self, type="linear", factor=1.0, file=None)
+        if self.type == "truncated":
+            return replace(self, turns=0.0)
         if self.type != "dynamic":
             return replace(self, factor=1.0)
         return replace(self, original=max(self.original or num_tokens, num_tokens))
@@ -89,7 +114,13 @@ class Rope(Method):
         if self.type == "dynamic":
             return None
         theta, own = hf.plain_rope(lm.model, name=str(self))
-        return scaled(self.type, theta, 2 * len(own), self.factor, self._original(lm))
+        dim, original = 2 * len(own), self._original(lm)
+        if self.type == "truncated":
+            return truncated(theta, dim, self.turns, original), 1.0
+        if self.type == "factors":
+            factors, scale = self._factors(lm, theta, len(own))
+            return frequencies(theta, dim) / factors, scale
+        return scaled(self.type, theta, dim, self._factor, original)
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
@@ -99,20 +130,76 @@ class Rope(Method):
             raise ValueError(
                 f"{self}: the RoPE of {lm.name} does not have the frequencies that its theta = {theta:g} gives"
             )
-        if self.type == "dynamic":
-            scores = partial(scores_by_length, theta=theta, factor=self.factor, original=original)
+        if (other := self.frequencies(lm)) is None:
+            scores = partial(scores_by_length, theta=theta, factor=self._factor, original=original)
             with attending(lm, partial(dense, scores=scores), name=str(self)) as reader:
                 yield reader
             return
-        inv_freq, scale = scaled(self.type, theta, 2 * len(own), self.factor, original)
-        with hf.rope(lm.model, inv_freq, scale, name=str(self)) as scope:
-            longer = replace(lm, trained_length=int(original * self.factor))
+        with hf.rope(lm.model, *other, name=str(self)) as scope:
+            reach = lm.trained_length if self.factor is None else int(original * self.factor)
+            longer = replace(lm, trained_length=reach)
             yield replace(dense_reader(longer), scope=scope)
+
+    @property
+    def _factor(self) -> float:
+        return 1.0 if self.factor is None else self.factor
 
     def _original(self, lm: LM) -> int:
         if (original := self.original or lm.trained_length) is None:
             raise ValueError(f"{self}: the config of {lm.name} has no trained length. Write original=TOKENS")
         return original
+
+    def _factors(self, lm: LM, theta: float, pairs: int) -> tuple[Tensor, float]:
+        """Return the factors [pairs] of the file, in float32, and the factor of cos and sin.
+
+        Raises:
+            ValueError: no such file, one without factors, or factors of another model.
+        """
+        assert self.file is not None
+        found = read_factors(self.file)
+        factors, original = torch.tensor(found["long_factor"], dtype=torch.float32), self._original(lm)
+        of_another = (
+            (len(factors), pairs, "factors"),
+            (found.get("rope_theta", theta), theta, "rope_theta"),
+            (found.get("original_max_position_embeddings", original), original, "original length"),
+        )
+        for given, own, what in of_another:
+            if given != own:
+                raise ValueError(
+                    f"{self.file} has factors of another model: got {what} = {given:g}, expected {own:g} for {lm.name}"
+                )
+        root = math.sqrt(1 + math.log(self._factor) / math.log(max(original, 2)))
+        return factors, float(found.get("attention_factor") or root)
+
+
+def read_factors(file: str) -> dict[str, Any]:
+    """Return the parameters of transformers' longrope in a JSON file, `long_factor` among them.
+
+    Raises:
+        ValueError: no such file, not JSON, or no `long_factor` of positive numbers in it.
+    """
+    try:
+        content = read_json(expanded(file))
+    except FileNotFoundError as error:
+        raise ValueError(f"file of factors {file!r} does not exist: write file=FACTORS.json") from error
+    found = {"long_factor": content} if isinstance(content, list) else content
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(found, dict) and isinstance(found.get(name), dict):
+            found = found[name]
+    factors = found.get("long_factor") if isinstance(found, dict) else None
+    numbers = isinstance(factors, list) and all(type(one) in (int, float) and 0 < one < math.inf for one in factors)
+    if not (factors and numbers):
+        raise ValueError(
+            f"{file} has no factors: expected a JSON list of positive numbers, one for each pair, or an object with "
+            "such a list as long_factor"
+        )
+    return found
+
+
+def truncated(theta: float, dim: int, turns: float, original: int) -> Tensor:
+    """Return the frequencies [dim / 2] of pairs that rotate `turns` times in `original` tokens, 0 for the others."""
+    inv_freq = frequencies(theta, dim)
+    return torch.where(original * inv_freq / (2 * math.pi) < turns, 0.0, inv_freq)
 
 
 def scaled(type: str, theta: float, dim: int, factor: float, original: int) -> tuple[Tensor, float]:

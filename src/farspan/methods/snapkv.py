@@ -27,6 +27,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d
 from farspan.hf.attend import Call, dense
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
+from farspan.methods.budget import largest_votes
 from farspan.reader import Reader, attending
 from farspan.specs import check_known
 
@@ -85,6 +86,6 @@ class SnapKV(Method):
             votes += scores.softmax(-1, dtype=torch.float32).sum(-2).mean(2)
         before = votes[..., : keys - self.window]
         pooled = (max_pool1d if self.pool == "max" else avg_pool1d)(before, self.kernel, 1, self.kernel // 2)
-        best = pooled.sort(dim=-1, descending=True, stable=True).indices[..., : self.capacity - self.window]
+        best = largest_votes(pooled, self.capacity - self.window)
         last = torch.arange(keys - self.window, keys, device=best.device).expand(*best.shape[:2], -1)
-        return torch.cat([best.sort(-1).values, last], -1)
+        return torch.cat([best, last], -1)

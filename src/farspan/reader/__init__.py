@@ -71,6 +71,15 @@ class Reader(Protocol):
         """Whether the model's own attention reads the text as one sequence, so that its weights can be measured."""
         return False
 
+    @property
+    def gives_nats(self) -> bool:
+        """Whether it knows the log-probability of every token, not only whether the model would choose it."""
+        return True
+
+    def usage(self) -> dict[str, int]:
+        """Return what a server counted since the last call, for the rows: requests, prompt tokens, cached tokens."""
+        return {}
+
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
         """Return the multiplications and additions of one row that feeds `num_tokens` after `num_before` others, with
         the output head at `num_scored` positions."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from farspan import hf
@@ -24,10 +24,15 @@ LOWEST_TEMPERATURE = 1e-3  # logits divided by much less overflow in float32
 class Scores:
     """The model's scores of tokens, each given the memory and the tokens before it."""
 
-    nats: Float[Tensor, "batch kept"]  # -log p(token); NaN at padding, and if the model gave none
+    nats: Float[Tensor, "batch kept"]  # -log p(token); NaN at padding, and if the model or its server gave none
     # 0: the greedy choice (of equal largest logits, the smallest id); otherwise the number of larger logits, but at
-    # least 1; -1 where nats is NaN
+    # least 1; -1 at padding, and if the model gave numbers that are not finite
     rank: Int[Tensor, "batch kept"]
+
+    @property
+    def failed(self) -> Bool[Tensor, "batch kept"]:
+        """Where the model gave no finite number. A server that returns only its choice gives ranks without nats."""
+        return ~self.nats.isfinite() & ~(self.nats.isnan() & (self.rank >= 0))
 
 
 class NotFiniteError(ValueError):

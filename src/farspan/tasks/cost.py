@@ -34,6 +34,7 @@ class BoundCost(Bound[np.ndarray]):
     new_tokens: int = NEW_TOKENS  # generated after the context; at least 2
 
     task: ClassVar[str] = "cost"
+    needs_nats: ClassVar[bool] = False
     version: ClassVar[int] = 1
 
     @property
@@ -60,6 +61,10 @@ class BoundCost(Bound[np.ndarray]):
             yield from (Work(1, length + i, 1, 1) for i in range(self.new_tokens - 1))
 
     def run(self, reader: Reader, batch: Sequence[Example[np.ndarray]]) -> Iterator[Result]:
+        if reader.lm.own_reader() is not None:
+            raise ValueError(
+                "what a server takes is in the rows of the other tasks: requests, prompt and cached tokens"
+            )
         weights = reader.lm.num_bytes
         for length in batch[0].lengths:
             reader.capacity = length + self.new_tokens - 1  # no more than this length needs

@@ -127,6 +127,7 @@ class BoundCurve(Curve, Bound[Texts]):
     pool: int | None = None  # repeats sampled, of which the first are used; None: the number measured
 
     task: ClassVar[str] = "curve"
+    needs_nats: ClassVar[bool] = False
     version: ClassVar[int] = 3
 
     @property
@@ -349,8 +350,8 @@ def _judged(scores: Scores, copy: int, control: int) -> tuple[dict[str, Any], in
     failed = 0
     for name, row in (("copy", copy), ("control", control)):
         nats, rank = scores.nats[row], scores.rank[row]
-        missing = int((~nats.isfinite()).sum())
-        failed += missing
+        failed += int(scores.failed[row].sum())
+        missing = not bool(nats.isfinite().all())
         hits = (rank == 0).cpu().numpy()
         values[name] = float(hits.mean())
         values[f"{name}_nats"] = None if missing else float(nats.cpu().double().mean())

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -63,6 +63,8 @@ class DocumentPrompt:
 @dataclass(frozen=True)
 class BoundDocuments(Bound[DocumentPrompt]):
     """Answers to questions about the documents of one set."""
+
+    needs_nats: ClassVar[bool] = False  # answers are generated
 
     set: str
     items: tuple[Item, ...] = field(repr=False)

@@ -124,6 +124,7 @@ class BoundQa(Qa, Bound[QaPrompt]):
     opened: Index | None = None  # the index; None: the passages come with the data
 
     task: ClassVar[str] = "qa"
+    needs_nats: ClassVar[bool] = False
     version: ClassVar[int] = 2
 
     @cached_property

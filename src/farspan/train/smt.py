@@ -193,7 +193,7 @@ def scale_rope(lm: LM, text: str, longest: int) -> None:
         ValueError: no RoPE method, one that depends on the length, or a model whose RoPE is scaled already.
     """
     chosen = method(text)
-    if not isinstance(chosen, Rope) or chosen.type == "dynamic":
+    if not isinstance(chosen, Rope) or chosen.type not in ("linear", "ntk", "yarn"):
         raise ValueError(
             f"model.rope = {text!r} is not supported: expected rope:type=linear, ntk or yarn, with factor=..."
         )
@@ -201,6 +201,7 @@ def scale_rope(lm: LM, text: str, longest: int) -> None:
     config = lm.model.config.get_text_config(decoder=True)
     original = chosen.original or lm.trained_length
     assert original is not None
+    assert chosen.factor is not None
     parameters = dict(config.rope_parameters)
     if chosen.type == "ntk":
         parameters["rope_theta"] = ntk(theta, 2 * len(own), chosen.factor)

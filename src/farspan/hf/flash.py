@@ -1,0 +1,34 @@
+"""torch's fused attention on CPUs over parts of the keys, joined into one softmax."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+# returns the log-sum-exp beside the output, and takes fewer key heads than query heads; `scaled_dot_product_attention`
+# itself calls it
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+Part = tuple[Float[Tensor, "batch heads time dim"], Float[Tensor, "batch heads time"]]  # output and log-sum-exp
+
+
+def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether the kernel takes these tensors; it has no gradient of the log-sum-exp, and casts nothing."""
+    same = query.dtype == key.dtype == value.dtype and query.shape[-1] == key.shape[-1] == value.shape[-1]
+    return same and query.device.type == "cpu" and not torch.is_grad_enabled()
+
+
+def hidden_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the additive mask of a boolean one (True: hidden), finite, so that a row of nothing visible has no NaN."""
+    return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, torch.finfo(dtype).min)
+
+
+def joined(parts: Sequence[Part]) -> Float[Tensor, "batch heads time dim"]:
+    """Return the attention over all keys: the outputs of the parts, weighted by their sums of exponentials."""
+    (out, total), *others = parts
+    dtype, out = out.dtype, out.float()
+    for other, log_sum in others:
+        out = out.lerp_(other.float(), torch.sigmoid(log_sum - total)[..., None])
+        total = torch.logaddexp(total, log_sum)
+    return out.to(dtype)

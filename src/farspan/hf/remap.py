@@ -1,0 +1,147 @@
+"""Attention at other positions than the text's: pieces of the keys under one softmax, each met by its own queries."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from farspan.hf.attend import FUSED_QUERIES, Call, angles, mixed, slices, turned
+from farspan.hf.flash import flash, hidden_mask, joined, takes
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of keys that a block of queries sees, and where the two meet. Positions are those in the text."""
+
+    start: int  # position of the first key
+    stop: int  # position after the last one
+    nearest: int = 0  # a query sees those of the keys that are at least so many tokens before it,
+    farthest: int | None = None  # and fewer than so many; None: all earlier ones
+    query: Int[Tensor, "some"] | None = None  # positions of the queries of the block when they meet these keys
+    moved: bool = False  # whether the keys are then where `Remap.key` has them
+
+
+@runtime_checkable
+class Remap(Protocol):
+    """Positions at which queries meet keys."""
+
+    @property
+    def block(self) -> int | None: ...  # no block of queries goes over a multiple of it; None: any may
+
+    def key(self, position: Int[Tensor, "keys"]) -> Int[Tensor, "keys"]:
+        """Return the positions of moved keys."""
+
+    def pieces(self, here: Int[Tensor, "some"]) -> list[Piece]:
+        """Return the pieces for consecutive queries at these positions; every key that one sees is in one of them."""
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """The positions of the text."""
+
+    block: ClassVar[int | None] = None
+
+    def key(self, position: Int[Tensor, "keys"]) -> Int[Tensor, "keys"]:
+        return position
+
+    def pieces(self, here: Int[Tensor, "some"]) -> list[Piece]:
+        return [Piece(0, int(here[-1]) + 1)]
+
+
+def remapped(call: Call, remap: Remap) -> Float[Tensor, "batch heads groups time value_dim"]:
+    """Attend with one softmax to all pieces, within the layer's own window; layers without RoPE stay as they are."""
+    if (inv_freq := call.layer.inv_freq) is None:
+        remap, inv_freq = InPlace(), torch.empty(0)
+    missing, end = call.num_missing, call.start + call.query.shape[3]
+    held = torch.arange(missing, end, device=call.key.device)
+    fused = call.softcap is None and takes(call.query, call.key, call.value)
+
+    @cache
+    def moved_keys() -> Tensor:
+        return turned(call.key, angles(held, inv_freq), angles(remap.key(held), inv_freq))
+
+    out = call.query.new_empty(*call.query.shape[:4], call.value.shape[-1])
+    for block in _blocks(call, remap.block, fused):
+        here = torch.arange(call.start + block.start, call.start + block.stop, device=call.query.device)
+        parts = []
+        for piece in remap.pieces(here):
+            query = call.query[..., block, :]
+            if piece.query is not None:
+                query = turned(query, angles(here, inv_freq), angles(piece.query, inv_freq))
+            for one in _visible(call, piece, here, fused):
+                keys = slice(one.start - missing, one.stop - missing)
+                key = moved_keys()[:, :, keys] if piece.moved else call.key[:, :, keys]
+                causal = fused and _is_causal(one, here)
+                hidden = None if causal else _hidden(one, here)
+                parts.append((query, key, call.value[:, :, keys], hidden, causal))
+        out[..., block, :] = (_fused if fused else _plain)(call, parts)
+    return out
+
+
+Part = tuple[Tensor, Tensor, Tensor, Tensor | None, bool]  # queries, keys, values, what is hidden [some, keys], causal
+
+
+def _blocks(call: Call, multiple: int | None, fused: bool) -> Iterator[slice]:
+    keys, time = call.key.shape[2], call.query.shape[3]
+    for block in slices(time, FUSED_QUERIES) if fused else call.blocks(lambda size: keys):
+        first = block.start
+        while first < block.stop:
+            left = block.stop - first if multiple is None else multiple - (call.start + first) % multiple
+            yield slice(first, min(block.stop, first + left))
+            first += left
+
+
+def _visible(call: Call, piece: Piece, here: Tensor, split: bool) -> Iterator[Piece]:
+    """Yield the part of a piece that is held and in reach, as one; or split into keys that all queries see and others,
+    for a kernel that is faster without a mask."""
+    first, last = int(here[0]), int(here[-1])
+    limits = [limit for limit in (piece.farthest, call.layer.window) if limit is not None]
+    farthest = min(limits, default=last + 1)  # no key is so far away
+    start = max(piece.start, call.num_missing, first - farthest + 1)
+    stop = min(piece.stop, last - piece.nearest + 1)
+    all_from, all_to = max(start, last - farthest + 1), min(stop, first - piece.nearest)  # the rest is causal
+    cuts = [start, all_from, all_to, stop] if split and start <= all_from < all_to <= stop else [start, stop]
+    for low, high in pairwise(cuts):
+        if low < high:
+            yield replace(piece, start=low, stop=high, farthest=farthest)
+
+
+def _hidden(piece: Piece, here: Tensor) -> Bool[Tensor, "some keys"] | None:
+    """Return which keys of the piece each query does not see; None: it sees all."""
+    assert piece.farthest is not None
+    if int(here[0]) - piece.stop + 1 >= piece.nearest and int(here[-1]) - piece.start < piece.farthest:
+        return None
+    far = here[:, None] - torch.arange(piece.start, piece.stop, device=here.device)
+    return (far < piece.nearest) | (far >= piece.farthest)
+
+
+def _is_causal(piece: Piece, here: Tensor) -> bool:
+    """Return whether the first query sees the first key, and each one more than the one before."""
+    assert piece.farthest is not None
+    start, stop = int(here[0]) - piece.nearest, int(here[-1]) - piece.nearest + 1
+    return (piece.start, piece.stop) == (start, stop) and piece.farthest >= piece.nearest + len(here)
+
+
+def _plain(call: Call, parts: list[Part]) -> Float[Tensor, "batch heads groups some value_dim"]:
+    scores = []
+    for query, key, _, hidden, _ in parts:
+        some = call.scores(query, key)
+        scores.append(some if hidden is None else some.masked_fill_(hidden, -torch.inf))
+    weights = torch.cat(scores, -1).softmax(-1, dtype=torch.float32).to(call.query.dtype)
+    each = weights.split([key.shape[2] for _, key, *_ in parts], -1)
+    first, *others = (mixed(weight, value) for weight, (_, _, value, *_) in zip(each, parts, strict=True))
+    return sum(others, first)
+
+
+def _fused(call: Call, parts: list[Part]) -> Float[Tensor, "batch heads groups some value_dim"]:
+    """Return the same as `_plain`."""
+    outputs = []
+    for query, key, value, hidden, causal in parts:
+        mask = None if hidden is None or causal else hidden_mask(hidden, query.dtype)[None, None]
+        outputs.append(flash(query.flatten(1, 2), key, value, 0.0, causal, attn_mask=mask, scale=call.scale))
+    return joined(outputs).unflatten(1, call.query.shape[1:3])

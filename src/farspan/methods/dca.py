@@ -1,0 +1,95 @@
+"""Dual chunk attention (DCA): distances within chunks, to the chunk before, and one limit for all earlier chunks.
+
+    distance(i, j) = i - j                                      j in the chunk of i
+                     min(i mod chunk + chunk, chunk + local) - j mod chunk    in the chunk before it
+                     chunk + local - j mod chunk                in an earlier one
+
+An et al. 2024, arXiv 2402.17463, section 3, with the defaults of its code: a chunk of 3/4 of the trained length and a
+`local` of 1/8, within which tokens beyond a chunk's beginning keep their exact distances. vLLM has the same as
+`dual_chunk_attention_config`, with chunk_size = chunk + local and local_size = local. No distance is larger than that
+chunk_size, however long the text. One softmax covers all. A layer with its own sliding window hides what it always
+hides.
+
+A query is rotated once for each earlier chunk, and no key again. Keeps every key. Not trained.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from farspan.hf.remap import Piece, remapped
+from farspan.lm import LM
+from farspan.methods.base import ATTENTION, Method
+from farspan.reader import Reader, attending
+
+
+@dataclass(frozen=True)
+class Dca(Method):
+    """Chunks of `chunk` tokens, of which `local` at a chunk's beginning are at their distances to the one before."""
+
+    chunk: int | None = None  # tokens; default: 3/4 of the trained length
+    local: int | None = None  # tokens; default: 1/8 of it, or of 4/3 of the chunk
+
+    name: ClassVar[str] = "dca"
+    changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None and self.chunk < 1:
+            raise ValueError(f"{self}: chunk must be at least 1 token")
+        if self.local is not None and not 0 <= self.local < (self.chunk or self.local + 1):
+            raise ValueError(f"{self}: local must be at least 0 tokens and less than chunk")
+
+    @classmethod
+    def examples(cls) -> tuple["Dca", ...]:
+        return (cls(chunk=13, local=3),)
+
+    def small(self, num_tokens: int) -> "Dca":
+        chunk = min(self.chunk or num_tokens, num_tokens // 5)
+        return replace(self, chunk=chunk, local=min(chunk // 6 if self.local is None else self.local, num_tokens // 16))
+
+    def neutral(self, num_tokens: int) -> "Dca":
+        return replace(self, chunk=max(self.chunk or num_tokens, num_tokens), local=0)
+
+    @contextmanager
+    def on(self, lm: LM) -> Iterator[Reader]:
+        trained = lm.trained_length
+        if (chunk := self.chunk or (trained and max(1, trained * 3 // 4))) is None:
+            raise ValueError(f"{self}: the config of {lm.name} has no trained length. Write chunk=TOKENS")
+        local = chunk // 6 if self.local is None else self.local
+        if trained is not None and chunk + local > trained:
+            raise ValueError(
+                f"{self}: chunk + local = {chunk + local:,} tokens is more than the {trained:,} {lm.name} was trained "
+                f"on; use chunk <= {trained - local:,}"
+            )
+        if local >= chunk:
+            raise ValueError(f"{self}: local must be less than chunk, which is {chunk:,} tokens for {lm.name}")
+        with attending(lm, partial(remapped, remap=Chunked(chunk, local)), name=str(self)) as reader:
+            yield reader
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """The positions of dual chunk attention, shifted for each chunk so that its keys stay where they are."""
+
+    block: int  # tokens of a chunk
+    local: int
+
+    def key(self, position: Int[Tensor, "keys"]) -> Int[Tensor, "keys"]:
+        return position
+
+    def pieces(self, here: Int[Tensor, "some"]) -> list[Piece]:
+        begin = int(here[0]) // self.block * self.block  # of the queries' chunk
+        pieces = [Piece(begin, int(here[-1]) + 1)]
+        if begin:
+            before = begin - self.block
+            pieces.append(Piece(before, begin, query=here.clamp_max(before + self.block + self.local)))
+        for earlier in range(0, begin - self.block, self.block):
+            query = torch.full_like(here, earlier + self.block + self.local)
+            pieces.append(Piece(earlier, earlier + self.block, query=query))
+        return pieces

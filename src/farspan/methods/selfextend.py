@@ -1,0 +1,116 @@
+"""Self-Extend: exact positions within a neighbour window, positions floored to groups beyond it.
+
+    distance(i, j) = i - j                                          for i - j < window
+                     ⌊i / group⌋ + window - ⌊window / group⌋ - ⌊j / group⌋    otherwise
+
+Jin et al. 2024, arXiv 2401.01325, section 3.2 and algorithm 1; one softmax covers both. A window counts the current
+token. No distance beyond the trained length is met up to (trained - window) · group + window tokens; a longer text is
+refused. A layer with its own sliding window hides what it always hides.
+
+Keys are held as the model rotated them, and those beyond the window are rotated again for every chunk of queries:
+little in a chunk of many, about as much as attention itself in a step of one token. Keeps every key. Not trained.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from jaxtyping import Int
+from torch import Tensor
+
+from farspan.hf.attend import Call
+from farspan.hf.remap import Piece, remapped
+from farspan.lm import LM
+from farspan.methods.base import ATTENTION, Method
+from farspan.reader import Reader, attending
+
+
+@dataclass(frozen=True)
+class SelfExtend(Method):
+    """The last `window` tokens at their distances, earlier ones in groups of `group`."""
+
+    group: int  # tokens that share a position
+    window: int | None = None  # tokens, the current one included; default: half the trained length
+
+    name: ClassVar[str] = "selfextend"
+    changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
+
+    def __post_init__(self) -> None:
+        if self.group < 1 or (self.window is not None and self.window < 1):
+            raise ValueError(f"{self}: group and window must be at least 1 token")
+
+    @classmethod
+    def examples(cls) -> tuple["SelfExtend", ...]:
+        return (cls(group=3, window=14),)
+
+    def small(self, num_tokens: int) -> "SelfExtend":
+        window = min(self.window or num_tokens, num_tokens // 5)
+        return replace(self, group=max(self.group, 2), window=window)
+
+    def neutral(self, num_tokens: int) -> "SelfExtend":
+        return replace(self, window=max(self.window or num_tokens, num_tokens))
+
+    @contextmanager
+    def on(self, lm: LM) -> Iterator[Reader]:
+        trained = lm.trained_length
+        if (window := self.window or (trained and max(1, trained // 2))) is None:
+            raise ValueError(f"{self}: the config of {lm.name} has no trained length. Write window=TOKENS")
+        if trained is not None and window > trained:
+            raise ValueError(
+                f"{self}: window = {window:,} tokens is more than the {trained:,} {lm.name} was trained on; "
+                f"use window <= {trained:,}"
+            )
+        remap = Grouped(self.group, window)
+
+        def attend(call: Call) -> Tensor:
+            end = call.start + call.query.shape[3]
+            if trained is not None and remap.largest_distance(end - 1) >= trained:
+                covered = (trained - window) * self.group + window
+                fix = (
+                    f"use group >= {needed_group(end, window, trained)}" if window < trained else "use a smaller window"
+                )
+                raise ValueError(
+                    f"{self} covers {covered:,} tokens with the {trained:,} that {lm.name} was trained on, and not "
+                    f"{end:,}; {fix}"
+                )
+            return remapped(call, remap)
+
+        with attending(lm, attend, name=str(self)) as reader:
+            yield reader
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """The positions of Self-Extend."""
+
+    group: int
+    window: int
+
+    @property
+    def block(self) -> int:
+        return max(64, self.window // 2)  # larger ones compute many pairs that are hidden on either side of the window
+
+    def key(self, position: Int[Tensor, "keys"]) -> Int[Tensor, "keys"]:
+        return position // self.group
+
+    def pieces(self, here: Int[Tensor, "some"]) -> list[Piece]:
+        first, last = int(here[0]), int(here[-1])
+        near = Piece(max(0, first - self.window + 1), last + 1, farthest=self.window)
+        if last < self.window:
+            return [near]
+        beyond = here // self.group + self.window - self.window // self.group
+        return [near, Piece(0, last - self.window + 1, nearest=self.window, query=beyond, moved=True)]
+
+    def largest_distance(self, position: int) -> int:
+        if position < self.window:
+            return position
+        return position // self.group + self.window - self.window // self.group
+
+
+def needed_group(num_tokens: int, window: int, trained: int) -> int:
+    """Return the smallest group with which no distance in so many tokens is beyond the trained length."""
+    group = 1
+    while Grouped(group, window).largest_distance(num_tokens - 1) >= trained:
+        group += 1
+    return group

@@ -1,0 +1,41 @@
+"""TOVA: the keys that the last token attends to most, the same ones for all heads of a layer.
+
+    votes(j) = mean over the query heads of a layer of softmax_j(q_n · k_j),  n: the last token of the text
+    kept     = the last key, and the others with the largest votes
+
+Oren et al. 2024, arXiv 2401.06104, section 3.2. The paper drops the key with the smallest weight at every token, once
+the budget is full; ours chooses once, when the text has been read, so that the choice is comparable with that of other
+evictions. Keys keep their positions in the text. Of equal votes the earliest are kept. A layer with its own sliding
+window chooses among the keys that it still holds.
+
+Holds every key while it reads, then the budget per head and layer. A `read` after a question reads the text again. Not
+trained.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from farspan.hf.attend import Call
+from farspan.methods.budget import Budget
+
+
+@dataclass(frozen=True)
+class Tova(Budget):
+    """The keys of each layer that the last token of the text attends to most."""
+
+    name: ClassVar[str] = "tova"
+
+    @classmethod
+    def examples(cls) -> tuple["Tova", ...]:
+        return cls(capacity=12), cls(share=0.2)
+
+    def votes(self, call: Call) -> Float[Tensor, "batch heads keys"]:
+        keys = call.key.shape[2]
+        scores = call.scores(call.query, call.key).masked_fill_(call.hidden(slice(0, 1), slice(0, keys)), -torch.inf)
+        votes = scores.softmax(-1, dtype=torch.float32).mean((1, 2))  # [batch, one query, keys]
+        votes[..., -1] = torch.inf
+        return votes.expand(-1, call.key.shape[1], -1)

@@ -1,0 +1,216 @@
+"""Models behind an inference server (vLLM, SGLang, llama-server, ...) as an LM."""
+
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from farspan.files import expanded
+from farspan.lm import LM, choose_separator
+from farspan.loading import load_tokenizer
+from farspan.reader.served.client import Client, NotServedError, ServerError
+from farspan.reader.served.memory import Elsewhere, ServedReader
+from farspan.reader.served.transports import Transport, probe
+from farspan.text.corpora import tokenizer_hash
+
+__all__ = ["Client", "NotServedError", "ServedLM", "ServedReader", "ServerError", "served"]
+
+SENTENCE = "The quick brown fox jumps over the lazy dog. The quick brown fox jumps over the lazy dog."
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ServedLM(LM):
+    """A causal model behind a server. The tokenizer runs here, the model there."""
+
+    transport: Transport
+    client: Client
+    num_entries: int  # of the vocabulary, as far as the server tells, else the tokenizer's
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def vocabulary(self) -> int:
+        return self.num_entries
+
+    @property
+    def stop_tokens(self) -> list[int]:
+        return [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
+
+    @property
+    def key_bytes_per_token(self) -> int:
+        """0: the keys are the server's."""
+        return 0
+
+    @property
+    def num_bytes(self) -> int:
+        return 0
+
+    @property
+    def rows_at_once(self) -> int | None:
+        """One repeat after the other: interleaved prefixes evict each other from the server's cache."""
+        return 1
+
+    def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
+        """Return 0: the server does not tell the model's size."""
+        return 0.0
+
+    def first_not_finite(self) -> AbstractContextManager[Callable[[], str]]:
+        return nullcontext(lambda: "on the server")
+
+    def own_reader(self) -> ServedReader:
+        return ServedReader(self)
+
+    def usage(self) -> dict[str, int]:
+        """Return requests, prompt tokens, and how many of these the server had in its cache, since the last call."""
+        return self.client.usage.take()
+
+
+def served(
+    base_url: str,
+    *,
+    model: str | None = None,
+    tokenizer: str | None = None,
+    trained_length: int | None = None,
+    concurrency: int | None = None,
+    wait: float = 60.0,
+    insecure: bool = False,
+    trust_remote_code: bool | None = False,
+) -> LM:
+    """Return a model behind a server on which curves, recall, perplexity and tasks can be measured.
+
+    A probe of some tokens finds how the server can be asked: vLLM's `prompt_logprobs`, SGLang's `input_logprobs`, or
+    one new token for each scored one. Keys come from the environment variable FARSPAN_API_KEY (or OPENAI_API_KEY).
+
+    Args:
+        base_url: such as http://127.0.0.1:8000.
+        model: the name on the server; default: the only one it serves.
+        tokenizer: folder, GGUF file or hub id; default: the one that the server names.
+        trained_length: tokens; default: the server's context.
+        concurrency: requests at once; default 1 for llama-server, which has one cache for each, else 8.
+        wait: seconds to wait for a server that was there and cannot be reached.
+        insecure: allow http to another machine than this one.
+
+    Raises:
+        ValueError: no server, no such model, no way to score tokens, or a tokenizer that does not match.
+    """
+    client = Client(base_url, wait=wait, insecure=insecure)
+    about = _about(client, model)
+    name = str(about["id"])
+    source = tokenizer or str(about.get("root") or name)
+    if tokenizer is None and "/" not in source and not expanded(source).is_dir():
+        raise ValueError(
+            f"{client.base_url} names its model {source!r}, which is neither a folder nor a hub id: give the folder, "
+            "GGUF file or hub id of its tokenizer (--tokenizer)"
+        )
+    words = load_tokenizer(source, what="tokenizer", trust_remote_code=trust_remote_code)
+    separator = choose_separator(words)
+    ids = [*separator.ids, *words(SENTENCE, add_special_tokens=False)["input_ids"]]
+    entries = _vocabulary(about)
+    if entries is not None and len(words) > entries:
+        raise ValueError(
+            f"tokenizer {source!r} has {len(words):,} entries, the model on {client.base_url} only {entries:,}: they "
+            "do not belong together (--tokenizer)"
+        )
+    _check_tokens(client, name, words, source)
+    transport = probe(client, name, words, ids, concurrency)
+    limit = _context(client, about)
+    shown = f"{_short(name)} ({transport.engine})"
+    client.usage.take()
+    identity = {
+        "name": shown,
+        "revision": None,
+        "architecture": None,
+        "parameters": (about.get("meta") or {}).get("n_params"),
+        "dtype": None,
+        "attention": transport.name,
+        "device": client.base_url,
+        "trained_length": trained_length or limit,
+        "config_trained_length": limit,
+        "separator": {"kind": separator.kind, "ids": list(separator.ids)},
+        "tokenizer": tokenizer_hash(words),
+        "fingerprint": hashlib.sha256(f"{name} {entries} {limit}".encode()).hexdigest()[:16],
+    }
+    return ServedLM(
+        Elsewhere(shown),
+        words,
+        shown,
+        separator,
+        trained_length or limit,
+        None if limit is None else limit - 1,  # one new token is asked for after the text
+        identity,
+        transport=transport,
+        client=client,
+        num_entries=entries or len(words),
+    )
+
+
+def _short(name: str) -> str:
+    """Return a model's name on a server, without folders where it is the path of a file."""
+    return Path(name).name if name.endswith(".gguf") or name.startswith("/") else name
+
+
+def _about(client: Client, model: str | None) -> dict[str, Any]:
+    """Return what the server says about a model.
+
+    Raises:
+        ValueError: no such model, or several without a name.
+    """
+    try:
+        listed = client.get("/v1/models")
+    except NotServedError as error:
+        raise ServerError(f"{client.base_url} lists no models: is it the server's base URL? ({error})") from error
+    models = listed.get("data") if isinstance(listed, dict) else None
+    if not isinstance(models, list) or not models:
+        raise ServerError(f"{client.base_url} serves no model: got {str(listed)[:200]}")
+    names = [str(one.get("id")) for one in models]
+    if model is None and len(models) > 1:
+        raise ValueError(f"{client.base_url} serves {', '.join(names)}: name one (--served-model)")
+    if model is not None and model not in names:
+        raise ValueError(f"{client.base_url} serves no model {model!r}: it has {', '.join(names)} (--served-model)")
+    return dict(models[0 if model is None else names.index(model)])
+
+
+def _vocabulary(about: dict[str, Any]) -> int | None:
+    found = (about.get("meta") or {}).get("n_vocab")
+    return int(found) if found else None
+
+
+def _context(client: Client, about: dict[str, Any]) -> int | None:
+    """Return the tokens that the server takes; None if it does not say."""
+    if about.get("max_model_len"):
+        return int(about["max_model_len"])
+    for path, *keys in (("/props", "default_generation_settings", "n_ctx"), ("/get_server_info", "context_length")):
+        try:
+            found = client.get(path)
+        except ServerError:
+            continue
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        if found:
+            return int(found)
+    return None
+
+
+def _check_tokens(client: Client, model: str, tokenizer: Any, source: str) -> None:
+    """Raise ValueError if the server can tokenise, and does it differently."""
+    ours = list(tokenizer(SENTENCE, add_special_tokens=False)["input_ids"])
+    bodies = {"prompt": SENTENCE, "add_special_tokens": False}, {"content": SENTENCE, "add_special": False}
+    for body in bodies:
+        try:
+            answer = client.post("/tokenize", {"model": model, **body})
+        except ServerError:
+            continue
+        theirs = answer.get("tokens") if isinstance(answer, dict) else None
+        if isinstance(theirs, list) and theirs and theirs != ours:
+            raise ValueError(
+                f"tokenizer {source!r} does not match the server's: a sentence is {ours[:6]} ... here and "
+                f"{theirs[:6]} ... there. Give the model's own (--tokenizer)"
+            )
+        if theirs:
+            return

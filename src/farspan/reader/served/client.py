@@ -1,0 +1,165 @@
+"""Requests to an inference server: what is refused, what is tried again, and what every error says."""
+
+import os
+import random
+import time
+import uuid
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+from urllib.parse import urlsplit
+
+from farspan.extras import optional_import
+
+KEYS = ("FARSPAN_API_KEY", "OPENAI_API_KEY")  # environment variables of the key; it is never recorded
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+TRIED_AGAIN = (408, 425, 429, 500, 502, 503, 504)  # statuses of a server that may answer later
+FIRST_WAIT = 5.0  # seconds, for the first answer
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds
+TIMEOUTS = 10.0, 600.0  # seconds: to connect, and of one answer; a prompt of 128K tokens takes minutes on a CPU
+
+
+class ServerError(ValueError):
+    """A server that does not answer as its protocol says."""
+
+
+class NotServedError(ServerError):
+    """A server without the path that was asked for, or that refuses its arguments."""
+
+    status = 0  # of HTTP
+
+
+class OtherTokensError(ServerError):
+    """An answer about other tokens than those that were sent."""
+
+
+@dataclass
+class Usage:
+    """What the server did since the last `take`."""
+
+    requests: int = 0
+    prompt_tokens: int = 0  # of all requests
+    cached_tokens: int = 0  # of these, taken from the server's cache, as far as it reports them
+
+    def take(self) -> dict[str, int]:
+        """Return the counts and begin again at 0."""
+        counts = dict(vars(self))
+        self.requests = self.prompt_tokens = self.cached_tokens = 0
+        return counts
+
+
+@dataclass
+class Client:
+    """Sends JSON to one server. Threads may share it.
+
+    Args:
+        base_url: such as http://127.0.0.1:8000, with or without /v1.
+        wait: seconds to wait for a server that has answered before, and cannot be reached or is busy.
+        insecure: allow http to other machines than this one.
+    """
+
+    base_url: str
+    wait: float = 60.0
+    insecure: bool = False
+    usage: Usage = field(default_factory=Usage)
+    answered: bool = False  # once; before that, a server that cannot be reached is waited for a short time only
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        self.base_url = self.base_url.rstrip("/").removesuffix("/v1")
+        address = urlsplit(self.base_url)
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise ValueError(f"base URL {self.base_url!r} is no address: expected such as http://127.0.0.1:8000")
+        if address.username or address.password:
+            raise ValueError(f"the base URL holds a password: remove it, and set {KEYS[0]} instead")
+        local = address.hostname in LOOPBACK or address.hostname.startswith("127.")
+        if address.scheme == "http" and not local and not self.insecure:
+            raise ValueError(
+                f"{self.base_url} would send texts and key unencrypted to another machine: use https, or allow it "
+                "(--insecure)"
+            )
+        key = next((os.environ[name] for name in KEYS if os.environ.get(name)), None)
+        self._requests: Any = optional_import("requests", "served")
+        self._session = self._requests.Session()
+        self._session.trust_env = not local  # a proxy cannot reach this machine's own addresses
+        self._session.headers.update({"Authorization": f"Bearer {key}"} if key else {})
+
+    def get(self, path: str) -> Any:
+        """Return the JSON at a path.
+
+        Raises:
+            NotServedError: the server has no such path.
+            ServerError: no server, or another answer than JSON.
+        """
+        return self._send("GET", path, None)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Send JSON and return the JSON of the answer. The errors are those of `get`."""
+        return self._send("POST", path, body)
+
+    def count(self, prompt: int, cached: int) -> None:
+        """Add the tokens of one answered prompt to the usage."""
+        with self._lock:
+            self.usage.prompt_tokens += prompt
+            self.usage.cached_tokens += cached
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        url, pause = f"{self.base_url}{path}", FIRST_PAUSE
+        end = time.monotonic() + (self.wait if self.answered else min(FIRST_WAIT, self.wait))
+        options = {"json": body, "timeout": TIMEOUTS, "allow_redirects": False}
+        while True:
+            try:
+                answer = self._session.request(method, url, headers={"X-Request-Id": uuid.uuid4().hex}, **options)
+            except self._requests.RequestException as error:
+                problem: ServerError = ServerError(self._unreachable(error))
+                again = not isinstance(error, self._requests.exceptions.SSLError)
+            else:
+                if answer.status_code < 300:
+                    with self._lock:
+                        self.answered = True
+                        self.usage.requests += method == "POST"
+                    return self._parsed(answer)
+                kind = ServerError if answer.status_code in (401, 403, *TRIED_AGAIN) else NotServedError
+                problem = kind(f"{url} answers {answer.status_code}: {_reason(answer)}")
+                if isinstance(problem, NotServedError):
+                    problem.status = answer.status_code
+                again = answer.status_code in TRIED_AGAIN
+            left = end - time.monotonic()
+            if not again or left <= 0:
+                raise problem
+            time.sleep(min(left, pause * random.uniform(0.5, 1.0)))  # so that many clients do not return together
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _unreachable(self, error: Exception) -> str:
+        while error.args and isinstance(error.args[0], Exception):  # the cause is wrapped several times
+            error = error.args[0]
+        what = str(getattr(error, "reason", error)).rpartition(">: ")[2] or type(error).__name__
+        if "CERTIFICATE" in what.upper():
+            return (
+                f"the certificate of {self.base_url} cannot be verified ({what}): name the file of its authority in "
+                "REQUESTS_CA_BUNDLE"
+            )
+        proxy = next((name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "all_proxy")), None)
+        through = f" through the proxy of {proxy}" if proxy and self._session.trust_env else ""
+        hint = (
+            "it was waited for (--wait)" if self.answered else "is it running, and is the address right (--base-url)?"
+        )
+        return f"no answer from {self.base_url}{through} ({what}): {hint}"
+
+    def _parsed(self, answer: Any) -> Any:
+        try:
+            return answer.json()
+        except ValueError as error:
+            kind = "a page of HTML" if "<html" in answer.text[:500].lower() else "no JSON"
+            raise ServerError(f"{answer.url} answers with {kind}: is {self.base_url} an inference server?") from error
+
+
+def _reason(answer: Any) -> str:
+    """Return what a server says of an error, on one line."""
+    try:
+        found = answer.json()
+    except ValueError:
+        return "a page of HTML" if "<html" in answer.text[:500].lower() else answer.text.strip()[:200] or "no reason"
+    for key in ("error", "message", "detail"):
+        found = found.get(key, found) if isinstance(found, dict) else found
+    return " ".join(str(found).split())[:300]

@@ -1,0 +1,130 @@
+"""The reader of a model that a server runs: token ids stay here, and each score is a request."""
+
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import torch
+from torch import Tensor
+
+from farspan.reader import Reader
+from farspan.reader.logits import Head, Scores, check_sampling
+from farspan.reader.memory import BaseMemory, Ids
+from farspan.reader.served.transports import Sampling, Transport
+
+if TYPE_CHECKING:
+    from farspan.reader.served import ServedLM
+
+
+@dataclass
+class ServedReader(Reader):
+    """Reads by keeping token ids; the server sees them when they are scored. It has a prefix cache, or reads again."""
+
+    lm: "ServedLM"
+    chunk: int = 1024  # without effect: the server chooses its own
+    capacity: int = 0
+    incremental: ClassVar[bool] = True
+
+    @property
+    def gives_nats(self) -> bool:
+        return self.lm.transport.gives_nats
+
+    def usage(self) -> dict[str, int]:
+        return self.lm.usage()
+
+    def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> "ServedMemory":
+        memory = ServedMemory(self.lm, self.lm.transport)
+        for part in ([head] if head is not None else []) + list(passages):
+            memory.read(part)
+        return memory
+
+
+class ServedMemory(BaseMemory):
+    """Token ids [batch, time], which every request begins with."""
+
+    def __init__(self, lm: "ServedLM", transport: Transport) -> None:
+        super().__init__(lm)
+        self.transport = transport
+        self.ids = torch.empty(0, 0, dtype=torch.long)
+
+    @property
+    def num_kept(self) -> int:
+        return self.num_seen
+
+    @property
+    def num_bytes(self) -> int:
+        return self.ids.numel() * self.ids.element_size()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        yield  # requests of several threads do not disturb each other
+
+    def read(self, ids: Ids) -> None:
+        ids = self._to_read(ids)
+        self.ids = torch.cat([self.ids, ids], 1) if self.batch else ids
+        self.batch, self.num_seen = ids.shape[0], self.ids.shape[1]
+
+    def _score_groups(self, ids: Tensor, kept: range) -> list[Scores]:
+        return [self._score_group(group, kept) for group in ids]
+
+    def _score_group(self, ids: Tensor, kept: range) -> Scores:
+        """Return the scores of rows [batch, time], asked one after another: they share no prefix."""
+        nats, rank = torch.full((len(ids), len(kept)), math.nan), torch.full((len(ids), len(kept)), -1)
+        for row, (before, target) in enumerate(zip(self.ids.tolist(), ids.tolist(), strict=True)):
+            own = range(
+                kept.start, min(kept.stop, next((i for i, token in enumerate(target) if token < 0), len(target)))
+            )
+            for column, (one, place) in enumerate(self.transport.expect(before, target, own) if own else ()):
+                nats[row, column], rank[row, column] = one, place
+        return Scores(nats, rank)
+
+    def generate(
+        self,
+        ids: Ids,
+        max_new_tokens: int,
+        *,
+        stop: Sequence[int] = (),
+        on_token: Callable[[Tensor], None] | None = None,
+        seed: int | None = None,
+        min_new_tokens: int = 0,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+    ) -> list[Tensor]:
+        """Return new tokens as `BaseMemory.generate`. `on_token` is called with each after the last has arrived."""
+        check_sampling(temperature, top_p)
+        groups = self._to_ask(ids)
+        if len(groups) != 1:
+            raise ValueError(f"generate continues {self.batch} rows; {len(ids)} were given")
+        how = Sampling(max_new_tokens, min_new_tokens, tuple(stop), seed, temperature, top_p)
+        prompts = torch.cat([self.ids, groups[0]], 1).tolist()
+        rows = [self.transport.generate(prompt, how) if max_new_tokens else [] for prompt in prompts]
+        for i in range(max(map(len, rows)) if on_token is not None else 0):
+            on_token(torch.tensor([row[i] if i < len(row) else -1 for row in rows]))  # type: ignore[misc]
+        return [torch.tensor(row, dtype=torch.long) for row in rows]
+
+    def fork(self) -> AbstractContextManager[Callable[[Tensor], Tensor]]:
+        self._no_logits()
+
+    def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
+        self._no_logits()
+
+    def _no_logits(self) -> NoReturn:
+        raise ValueError(f"{self.lm.name} is served: its logits stay on the server, so only full attention can read it")
+
+
+class Elsewhere(torch.nn.Module):
+    """Stands in place of a model that runs on a server: what a method or check asks of it is refused."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        raise ValueError(
+            f"{self.name} runs on a server: this needs the model itself in this process. A served model is read by "
+            "the method full, and measured by curve, recall, perplexity and tasks"
+        )

@@ -1,0 +1,360 @@
+"""How servers are asked for the scores of given tokens: three ways, and the probe that chooses one.
+
+    prompt_logprobs   vLLM: one request returns log-probability and rank of every token of its prompt
+    input_logprobs    SGLang: the same from a position on, so that what lies before is taken from its cache
+    one_token         llama-server, and completions in general: a request for each scored token asks for the next one
+
+`one_token` sends the text again each time, which costs one token where the server keeps a prefix cache. Its hits are
+the server's own choices. Log-probabilities are known for the likeliest tokens, which it returns, and are never guessed.
+"""
+
+import math
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from farspan.reader.served.client import Client, NotServedError, OtherTokensError, ServerError
+
+Expected = tuple[float, int]  # nats of a token (NaN: not known), and its rank (0: the server's choice; -1: not known)
+TOP = 10  # likeliest tokens asked for with each new one
+TOKEN_ID = "token_id:"  # begins a token as vLLM names it by its id
+UNREADABLE = "\ufffd"  # stands for a part of a character
+CHAT = "/v1/chat/completions"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How new tokens are chosen."""
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    stop: Sequence[int] = ()
+    seed: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The settings that all engines call the same."""
+        seed = {} if self.seed is None else {"seed": self.seed}
+        return {"temperature": self.temperature, "top_p": self.top_p, **seed}
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """One way to ask one server."""
+
+    client: Client
+    model: str  # its name on the server
+    name: str
+    engine: str
+    gives_nats: bool  # of every token; otherwise of the likeliest
+
+    def expect(self, prefix: Sequence[int], target: Sequence[int], keep: range) -> list[Expected]:
+        """Return what the server expects at the positions `keep` of `target`, which follows `prefix`.
+
+        Raises:
+            ServerError: an answer that is not about the tokens sent.
+        """
+
+    def generate(self, prompt: Sequence[int], how: Sampling) -> list[int]:
+        """Return the tokens that the server writes after `prompt`, without the one that stopped it."""
+
+
+@dataclass
+class PromptLogprobs:
+    """vLLM's completions with `prompt_logprobs`."""
+
+    client: Client
+    model: str
+    name: str = "prompt_logprobs"
+    engine: str = "vLLM"
+    gives_nats: bool = True
+
+    def expect(self, prefix: Sequence[int], target: Sequence[int], keep: range) -> list[Expected]:
+        prompt = [*prefix, *target[: keep.stop]]
+        first = len(prefix) + keep.start
+        for salt in ({}, {"cache_salt": uuid.uuid4().hex}):
+            found, cached = self._logprobs(prompt, salt)
+            # entries of tokens from the cache are not computed: some versions leave whatever their memory held
+            if cached <= first:
+                return [_entry(found[i], prompt[i], i) for i in range(first, len(prompt))]
+        raise ServerError(
+            f"{self.client.base_url} takes {cached:,} tokens from its cache and gives no log-probabilities of them: "
+            "start it with --no-enable-prefix-caching"
+        )
+
+    def _logprobs(self, prompt: Sequence[int], salt: dict[str, str]) -> tuple[list[Any], int]:
+        body = {"model": self.model, "prompt": list(prompt), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1}
+        answer = self.client.post("/v1/completions", body | salt)
+        found = _first(answer, "choices").get("prompt_logprobs")
+        if not isinstance(found, list) or len(found) != len(prompt):
+            raise ServerError(
+                f"{self.client.base_url} gave log-probabilities of {len(found or ())} tokens, {len(prompt)} were sent"
+            )
+        return found, _counted(self.client, answer, len(prompt))
+
+    def generate(self, prompt: Sequence[int], how: Sampling) -> list[int]:
+        body = {
+            "model": self.model,
+            "prompt": list(prompt),
+            "max_tokens": how.max_new_tokens,
+            "min_tokens": how.min_new_tokens,
+            "stop_token_ids": list(how.stop),
+            "return_token_ids": True,
+            **how.named,
+        }
+        answer = self.client.post("/v1/completions", body)
+        _counted(self.client, answer, len(prompt))
+        tokens = _first(answer, "choices").get("token_ids")
+        if not isinstance(tokens, list):
+            raise ServerError(f"{self.client.base_url} returns no ids of new tokens: use a later version of the server")
+        return _before_stop(tokens, how.stop)
+
+
+def _entry(entry: Any, token: int, position: int) -> Expected:
+    found = entry.get(str(token)) if isinstance(entry, dict) else None
+    if not isinstance(found, dict) or not isinstance(found.get("logprob"), int | float):
+        raise OtherTokensError(
+            f"the server answered about another token than {token} at position {position:,}: its tokenizer or its "
+            "cache is not what it says"
+        )
+    rank = found.get("rank")
+    return -float(found["logprob"]), int(rank) - 1 if rank else _rank(found, entry)
+
+
+def _rank(found: dict[str, Any], entry: dict[str, Any]) -> int:
+    """Return a rank from the likeliest tokens alone: 0, or at least 1."""
+    return sum(one.get("logprob", -math.inf) > found["logprob"] for one in entry.values() if isinstance(one, dict))
+
+
+@dataclass
+class InputLogprobs:
+    """SGLang's /generate with `logprob_start_len`."""
+
+    client: Client
+    model: str
+    name: str = "input_logprobs"
+    engine: str = "SGLang"
+    gives_nats: bool = True
+
+    def expect(self, prefix: Sequence[int], target: Sequence[int], keep: range) -> list[Expected]:
+        prompt = [*prefix, *target[: keep.stop]]
+        first = len(prefix) + keep.start
+        body = {
+            "input_ids": prompt,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": first - 1,  # the first entry has no log-probability
+            "top_logprobs_num": 1,
+        }
+        about = self._about(self.client.post("/generate", body), len(prompt))
+        found, top = about.get("input_token_logprobs"), about.get("input_top_logprobs")
+        wanted = len(prompt) - first
+        if not isinstance(found, list) or not isinstance(top, list) or min(len(found), len(top)) < wanted:
+            raise ServerError(f"{self.client.base_url} gave fewer log-probabilities than the {wanted} asked for")
+        expected = []
+        pairs = zip(prompt[first:], found[len(found) - wanted :], top[len(top) - wanted :], strict=True)
+        for position, (token, one, best) in enumerate(pairs, first):
+            if one[1] != token or one[0] is None or not best:
+                raise OtherTokensError(
+                    f"the server answered about token {one[1]}, not {token}, at position {position:,}"
+                )
+            expected.append((-float(one[0]), int(best[0][1] != token)))
+        return expected
+
+    def generate(self, prompt: Sequence[int], how: Sampling) -> list[int]:
+        settings = {
+            "max_new_tokens": how.max_new_tokens,
+            "min_new_tokens": how.min_new_tokens,
+            "stop_token_ids": list(how.stop),
+            "temperature": how.temperature,
+            "top_p": how.top_p,
+        }
+        answer = self.client.post("/generate", {"input_ids": list(prompt), "sampling_params": settings})
+        self._about(answer, len(prompt))
+        if not isinstance(answer.get("output_ids"), list):
+            raise ServerError(f"{self.client.base_url} returns no ids of new tokens: use a later version of the server")
+        return _before_stop(answer["output_ids"], how.stop)
+
+    def _about(self, answer: Any, sent: int) -> dict[str, Any]:
+        about = answer.get("meta_info") if isinstance(answer, dict) else None
+        if not isinstance(about, dict):
+            raise ServerError(f"{self.client.base_url}/generate answers without meta_info")
+        self.client.count(sent, int(about.get("cached_tokens") or 0))
+        return about
+
+
+@dataclass
+class LlamaServer:
+    """llama-server's /completion, one new token at a time."""
+
+    client: Client
+    model: str
+    concurrency: int = 1
+    name: str = "one_token"
+    engine: str = "llama-server"
+    gives_nats: bool = False
+
+    def expect(self, prefix: Sequence[int], target: Sequence[int], keep: range) -> list[Expected]:
+        def one(i: int) -> Expected:
+            return self._next([*prefix, *target[:i]], target[i])
+
+        return _in_order(one, keep, self.concurrency)
+
+    def _next(self, prompt: Sequence[int], token: int) -> Expected:
+        answer = self._post(prompt, {"n_predict": 1, "temperature": 0.0, "n_probs": TOP})
+        tokens, listed = answer.get("tokens"), _likeliest(answer)
+        if not isinstance(tokens, list) or len(tokens) != 1:
+            raise ServerError(f"{self.client.base_url} returned {len(tokens or ())} new tokens, 1 was asked for")
+        ranked = {one["id"]: (-float(one["logprob"]), i) for i, one in enumerate(listed)}
+        nats, place = ranked.get(token, (math.nan, len(ranked)))
+        return nats, 0 if tokens[0] == token else max(1, place)
+
+    def generate(self, prompt: Sequence[int], how: Sampling) -> list[int]:
+        if how.min_new_tokens:
+            raise ServerError(
+                "llama-server takes no smallest number of new tokens: measure this task on another engine"
+            )
+        return _before_stop(self._post(prompt, {"n_predict": how.max_new_tokens, **how.named})["tokens"], how.stop)
+
+    def _post(self, prompt: Sequence[int], more: dict[str, Any]) -> dict[str, Any]:
+        body = {"prompt": list(prompt), "cache_prompt": True, "return_tokens": True, **more}
+        answer = self.client.post("/completion", body)
+        if not isinstance(answer, dict) or "tokens" not in answer:
+            raise NotServedError(f"{self.client.base_url}/completion returns no tokens")
+        timings = answer.get("timings") or {}
+        computed = timings.get("prompt_n")
+        self.client.count(len(prompt), 0 if computed is None else max(0, len(prompt) - int(computed)))
+        return answer
+
+
+def _likeliest(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the likeliest tokens of llama-server's answer, best first."""
+    listed = answer.get("completion_probabilities") or [{}]
+    return list(listed[0].get("top_logprobs") or [])
+
+
+@dataclass
+class Completions:
+    """Any /v1/completions that takes token ids, one new token at a time."""
+
+    client: Client
+    model: str
+    tokenizer: Any
+    concurrency: int = 8
+    name: str = "one_token"
+    engine: str = "completions"
+    gives_nats: bool = False
+    _texts: dict[tuple[int, int], str] = field(default_factory=dict, repr=False)
+
+    def expect(self, prefix: Sequence[int], target: Sequence[int], keep: range) -> list[Expected]:
+        def one(i: int) -> Expected:
+            prompt = [*prefix, *target[:i]]
+            choice = self._post(prompt, Sampling(1), {"logprobs": TOP, "return_tokens_as_token_ids": True})
+            logprobs = choice.get("logprobs") or {}
+            listed, new = ((logprobs.get(name) or [{}])[0] for name in ("top_logprobs", "tokens"))
+            if str(new).startswith(TOKEN_ID):  # the server names ids
+                written = f"{TOKEN_ID}{target[i]}"
+            elif isinstance(choice.get("text"), str):
+                written, new = self._text(prompt[-1], target[i]), choice["text"]
+            else:
+                raise ServerError(f"{self.client.base_url}/v1/completions returns no text")
+            nats = -float(listed[written]) if written in (listed or ()) else math.nan
+            if not written or UNREADABLE in written:  # other tokens have the same text
+                return math.nan, -1
+            return nats, int(new != written)
+
+        return _in_order(one, keep, self.concurrency)
+
+    def _text(self, before: int, token: int) -> str:
+        """Return the text that a token adds after another one."""
+        if (before, token) not in self._texts:
+            both, alone = self.tokenizer.decode([before, token]), self.tokenizer.decode([before])
+            self._texts[before, token] = both[len(alone) :]
+        return self._texts[before, token]
+
+    def generate(self, prompt: Sequence[int], how: Sampling) -> list[int]:
+        if how.min_new_tokens:
+            raise ServerError("/v1/completions takes no smallest number of new tokens: measure this task elsewhere")
+        stop = [self.tokenizer.decode([token]) for token in how.stop][:4]  # as many as the interface takes
+        text = self._post(prompt, how, {"stop": stop} if stop else {}).get("text") or ""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])[: how.max_new_tokens]
+
+    def _post(self, prompt: Sequence[int], how: Sampling, more: dict[str, Any]) -> dict[str, Any]:
+        body = {"model": self.model, "prompt": list(prompt), "max_tokens": how.max_new_tokens, **how.named, **more}
+        answer = self.client.post("/v1/completions", body)
+        _counted(self.client, answer, len(prompt))
+        return _first(answer, "choices")
+
+
+def _in_order(one: Any, keep: range, concurrency: int) -> list[Expected]:
+    """Return `one` of every position, at most `concurrency` at a time. The first goes alone: it fills the cache."""
+    if concurrency == 1 or len(keep) < 2:
+        return [one(i) for i in keep]
+    with ThreadPoolExecutor(concurrency) as pool:
+        return [one(keep[0]), *pool.map(one, keep[1:])]
+
+
+def _first(answer: Any, key: str) -> dict[str, Any]:
+    found = answer.get(key) if isinstance(answer, dict) else None
+    if not isinstance(found, list) or not found or not isinstance(found[0], dict):
+        raise ServerError(f"the server's answer has no {key}: {str(answer)[:200]}")
+    return found[0]
+
+
+def _counted(client: Client, answer: Any, sent: int) -> int:
+    """Count the tokens of an answered prompt; return how many of them the server took from its cache."""
+    details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+    cached = int(details.get("cached_tokens") or 0)
+    client.count(sent, cached)
+    return cached
+
+
+def _before_stop(tokens: Sequence[int], stop: Sequence[int]) -> list[int]:
+    end = next((i for i, token in enumerate(tokens) if token in set(stop)), len(tokens))
+    return [int(token) for token in tokens[:end]]
+
+
+def probe(client: Client, model: str, tokenizer: Any, prompt: Sequence[int], concurrency: int | None) -> Transport:
+    """Return the best way to ask this server, found with a prompt of a few tokens.
+
+    Raises:
+        ServerError: no way works; the message says why.
+    """
+    tried: list[Transport] = [
+        PromptLogprobs(client, model),
+        InputLogprobs(client, model),
+        LlamaServer(client, model, concurrency or 1),
+        Completions(client, model, tokenizer, concurrency or 8),
+    ]
+    reasons = []
+    for one in tried:
+        try:
+            one.expect(prompt[:-4], prompt[-4:], range(4))
+        except OtherTokensError:
+            raise
+        except ServerError as error:
+            if not client.answered:
+                raise
+            reasons.append(f"{one.engine}: {error}")
+        else:
+            return one
+    if _has_chat(client):
+        raise ServerError(
+            f"{client.base_url} serves chats only: it puts its own tokens around a text and takes no token ids, so "
+            "that nothing can be scored. Serve the model with /v1/completions"
+        )
+    raise ServerError(f"{client.base_url} cannot score tokens. {'; '.join(reasons)}")
+
+
+def _has_chat(client: Client) -> bool:
+    try:
+        client.post(CHAT, {})
+    except NotServedError as error:
+        return error.status != 404
+    except ServerError:
+        return False
+    return True

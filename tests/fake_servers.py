@@ -1,0 +1,185 @@
+"""Fake servers: the answers of vLLM, SGLang, llama-server and others from a model in this process, and their faults."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+
+MODEL = "tiny"
+BLOCK = 16  # tokens of vLLM's cache
+
+
+class Fake:
+    """An engine's answers. `faults` names what it does wrong; `requests` counts what it was asked."""
+
+    def __init__(self, engine: str, lm: Any, limit: int = 512, **faults: Any) -> None:
+        self.engine, self.lm, self.limit, self.faults = engine, lm, limit, faults
+        self.requests: list[tuple[str, dict[str, Any], dict[str, str]]] = []
+        self.seen: list[list[int]] = []  # prompts in the prefix cache
+        self.lock = threading.Lock()
+        self.failures = faults.get("failures", 0)
+        self.closed = False
+
+    def cached(self, prompt: list[int], salt: str = "") -> int:
+        """Return the tokens of a prompt that were there already; the last is always computed."""
+        key = [hash(salt) if salt else 0, *prompt]
+        longest = max((_common(key, one) for one in self.seen), default=0) - 1
+        self.seen.append(key)
+        return max(0, min(longest, len(prompt) - 1))
+
+    def logits(self, prompt: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            return self.lm.model(input_ids=torch.tensor([prompt])).logits[0].float().log_softmax(-1)
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """Return status and JSON."""
+        if path == "/v1/models":
+            about = {"id": MODEL, "max_model_len": self.limit} if self.engine == "vLLM" else {"id": MODEL}
+            if self.engine == "llama-server":
+                about["meta"] = {"n_vocab": self.faults.get("n_vocab", self.lm.vocabulary)}
+            return 200, {"object": "list", "data": [about] * self.faults.get("models", 1)}
+        if path == "/props" and self.engine == "llama-server":
+            return 200, {"default_generation_settings": {"n_ctx": self.limit}}
+        if path == "/get_server_info" and self.engine == "SGLang":
+            return 200, {"context_length": self.limit}
+        if path == "/tokenize" and self.engine in ("vLLM", "llama-server"):
+            ids = self.lm.tokenizer(body.get("prompt") or body.get("content"), add_special_tokens=False)["input_ids"]
+            return 200, {"tokens": [(id + self.faults.get("shift", 0)) % self.lm.vocabulary for id in ids]}
+        if self.engine == "vLLM" and path == "/v1/completions":
+            return 200, self.vllm(body)
+        if self.engine == "SGLang" and path == "/generate":
+            return 200, self.sglang(body)
+        if self.engine == "llama-server" and path == "/completion":
+            return 200, self.llama(body)
+        if self.engine in ("completions", "llama-server") and path == "/v1/completions":
+            return 200, self.completions(body)
+        if self.engine == "chat" and path == "/v1/chat/completions":
+            return 400, {"error": {"message": "messages: field required"}}
+        return 404, {"error": {"message": f"no {path}"}}
+
+    def vllm(self, body: dict[str, Any]) -> dict[str, Any]:
+        prompt = body["prompt"]
+        cached = self.cached(prompt, body.get("cache_salt", "")) // BLOCK * BLOCK if self.faults.get("forced") else 0
+        found = self.logits(prompt)
+        entries: list[Any] = [None]
+        for i, token in enumerate(prompt[1:]):
+            if i + 1 < cached:  # what its memory held
+                entries.append({str(token): {"logprob": -1000.0 * torch.rand(()).item(), "rank": 1}})
+                continue
+            value, best = float(found[i, token]), int(found[i].argmax())
+            rank = int((found[i] > found[i, token]).sum()) + 1
+            named = token if not self.faults.get("other_ids") else token + 1
+            entries.append({str(best): {"logprob": float(found[i].max()), "rank": 1}})
+            entries[-1][str(named)] = {"logprob": value, "rank": rank}
+        if self.faults.get("echo") == "ignored":
+            entries = entries[-1:]
+        new = self.new(prompt, body)
+        choice = {"text": "", "prompt_logprobs": entries, "token_ids": new}
+        if not body.get("prompt_logprobs"):
+            del choice["prompt_logprobs"]
+        usage: dict[str, Any] = {"prompt_tokens": len(prompt)}
+        if not self.faults.get("silent"):
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        return {"choices": [choice], "usage": usage}
+
+    def new(self, prompt: list[int], body: dict[str, Any]) -> list[int]:
+        tokens = list(prompt)
+        most = body.get("max_tokens", body.get("n_predict", 1))
+        stop = set(body.get("stop_token_ids", ()))
+        while len(tokens) < len(prompt) + most:
+            tokens.append(int(self.logits(tokens)[-1].argmax()))
+            if tokens[-1] in stop:
+                break
+        return tokens[len(prompt) :]
+
+    def sglang(self, body: dict[str, Any]) -> dict[str, Any]:
+        prompt, first = body["input_ids"], body.get("logprob_start_len", 0)
+        cached = min(self.cached(prompt), first)
+        meta: dict[str, Any] = {"prompt_tokens": len(prompt), "cached_tokens": cached}
+        if body.get("return_logprob"):
+            found = self.logits(prompt)
+            entries: list[Any] = [[None, prompt[first], None]]
+            top: list[Any] = [None]
+            for i in range(first + 1, len(prompt)):
+                entries.append([float(found[i - 1, prompt[i]]), prompt[i] + self.faults.get("other_ids", 0), None])
+                best = int(found[i - 1].argmax())
+                top.append([[float(found[i - 1, best]), best, None]])
+            meta |= {"input_token_logprobs": entries, "input_top_logprobs": top}
+        new = self.new(prompt, {"max_tokens": body["sampling_params"]["max_new_tokens"], **body["sampling_params"]})
+        return {"text": "", "output_ids": new, "meta_info": meta}
+
+    def llama(self, body: dict[str, Any]) -> dict[str, Any]:
+        prompt = body["prompt"]
+        cached, found = self.cached(prompt), self.logits(prompt)[-1]
+        top = [{"id": int(i), "logprob": float(found[i])} for i in found.topk(body.get("n_probs", 0)).indices]
+        probabilities = {"completion_probabilities": [{"id": top[0]["id"], "top_logprobs": top}]} if top else {}
+        timings = {"prompt_n": len(prompt) - cached, "cache_n": cached}
+        return {"content": "", "tokens": self.new(prompt, body), "timings": timings, **probabilities}
+
+    def completions(self, body: dict[str, Any]) -> dict[str, Any]:
+        prompt, decode = body["prompt"], self.lm.tokenizer.decode
+        new = self.new(prompt, body)
+        text = decode([prompt[-1], *new])[len(decode([prompt[-1]])) :]
+        choice = {"text": text}
+        if self.faults.get("named_ids"):
+            choice["logprobs"] = {"tokens": [f"token_id:{new[0]}"], "top_logprobs": [{}]}
+        return {"choices": [choice], "usage": {"prompt_tokens": len(prompt)}}
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+@contextmanager
+def serving(fake: Fake) -> Iterator[str]:
+    """Yield the base URL of a fake server on loopback."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.reply({})
+
+        def do_POST(self) -> None:
+            self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def reply(self, body: dict[str, Any]) -> None:
+            with fake.lock:
+                if fake.closed:
+                    self.close_connection = True
+                    return
+                fake.requests.append((self.path, body, dict(self.headers)))
+                if fake.failures and self.path not in ("/v1/models",):
+                    fake.failures -= 1
+                    status, found = fake.faults.get("failure", (429, {"error": "too many requests"}))
+                elif "page" in fake.faults:
+                    status, found = fake.faults["page"]
+                else:
+                    status, found = fake.answer(self.path, body)
+            kind, sent = ("application/json", json.dumps(found)) if not isinstance(found, str) else ("text/html", found)
+            cut = fake.faults.get("cut") and status == 200 and "completion" in self.path
+            if cut:
+                fake.faults["cut"] -= 1
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(sent)))
+            self.end_headers()
+            self.wfile.write(sent.encode()[: len(sent) // 2 if cut else None])
+            if cut:
+                self.close_connection = True
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        fake.closed = True  # also for connections that are still open
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,72 @@
+"""TOVA and Knorm against keys chosen one by one; budgets as a number and as a share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from farspan.lm import LM, wrap
+from farspan.methods import method
+
+import naive
+from tiny import VOCABULARY, tiny_model
+
+FIVE = ["llama", "qwen3", "gemma3", "gpt_neox", "mistral"]
+READ, TIME = 50, 60
+
+
+def some_ids(rows: int, length: int) -> Tensor:
+    return torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(0))
+
+
+def nats_of(logits: Tensor, ids: Tensor) -> Tensor:
+    return -logits[:-1].float().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+
+
+@pytest.mark.parametrize("architecture", FIVE)
+@pytest.mark.parametrize(("name", "twin"), [("tova", naive.tova), ("knorm", naive.knorm)])
+def test_it_keeps_the_keys_chosen_one_by_one(
+    name: str, twin: Callable[..., Any], architecture: str, tokenizer: Any
+) -> None:
+    lm = wrap(tiny_model(architecture, attn_implementation="eager"), tokenizer, architecture)
+    ids = some_ids(2, TIME)
+    for budget, capacity in (("capacity=17", 17), ("share=0.21", 11), ("capacity=1", 1)):
+        each = [twin(lm.model, row[None], READ, capacity) for row in ids]
+        expected = torch.stack([nats_of(logits, row[READ - 1 :]) for (logits, _), row in zip(each, ids, strict=True)])
+        with method(f"{name}:{budget}").on(lm) as reader:
+            for chunk in (1024, 9):
+                reader.chunk = chunk
+                memory = reader.read(ids[:, :READ])
+                torch.testing.assert_close(memory.score(ids[:, READ:]).nats, expected, rtol=0, atol=1e-5)
+                for layer, kept in memory.stream.reading.positions.items():
+                    whole = [[*heads[layer] * (kept.shape[1] // len(heads[layer]))] for _, heads in each]
+                    assert kept.tolist() == whole
+        assert memory.num_kept == capacity
+
+
+def test_a_share_grows_with_the_text(lm: LM) -> None:
+    ids = some_ids(1, 120)
+    with method("knorm:share=0.21").on(lm) as reader:
+        for length, kept in ((10, 3), (50, 11), (119, 25)):
+            memory = reader.read(ids[:, :length])
+            memory.score(ids[:, length : length + 1])
+            assert memory.num_kept == kept == method("knorm:share=0.21").kept_to_answer(length)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("tova", "tova needs one budget of keys: write tova:capacity=KEYS, or tova:share=0.25 of the text"),
+        ("knorm:capacity=5,share=0.5", "knorm needs one budget"),
+        ("tova:capacity=0", "capacity must be at least 1 key"),
+        ("knorm:share=0", "share must be above 0 and at most 1"),
+        ("knorm:share=1.1", "share must be above 0 and at most 1"),
+        ("knorm:share=nan", "share must be above 0 and at most 1"),
+        ("tova:share=0.5+knorm:share=0.5", "both change how attention works"),
+    ],
+)
+def test_a_budget_that_keeps_nothing_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        method(text)

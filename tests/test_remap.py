@@ -1,0 +1,169 @@
+"""Self-Extend and dual chunk attention against their equations, pair by pair; what they refuse."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from farspan.hf import attend, remap
+from farspan.lm import LM, wrap
+from farspan.methods import method
+
+from naive import by_pairs
+from tiny import VOCABULARY, tiny_model
+
+FIVE = ["llama", "qwen3", "gemma3", "gpt_neox", "mistral"]
+Positions = Callable[[int, int], tuple[int, int]]
+
+
+def open_lm(architecture: str, tokenizer: Any, **changes: object) -> LM:
+    return wrap(tiny_model(architecture, **changes), tokenizer, f"tiny-{architecture}")
+
+
+def some_ids(rows: int, length: int) -> Tensor:
+    return torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(0))
+
+
+def nats_of(logits: Tensor, ids: Tensor) -> Tensor:
+    return -logits[:-1].float().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+
+
+def nats_by(text: str, lm: LM, ids: Tensor, chunk: int = 9) -> Tensor:
+    with method(text).on(lm) as reader:
+        reader.chunk = chunk
+        return reader.read(ids[:, :1]).score(ids[:, 1:]).nats
+
+
+def same(given: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(given, expected, rtol=0, atol=1e-5)
+
+
+def grouped(group: int, window: int) -> Positions:
+    return lambda i, j: (i, j) if i - j < window else (i // group + window - window // group, j // group)
+
+
+def chunked(chunk: int, local: int) -> Positions:
+    """As vLLM publishes it: keys at j mod chunk, and three kinds of queries."""
+
+    def positions(i: int, j: int) -> tuple[int, int]:
+        size, between = chunk + local, i // chunk - j // chunk
+        query = [i % chunk, min(i % chunk + chunk, size), min(2 * chunk - 1, size)][min(between, 2)]
+        return query, j % chunk
+
+    return positions
+
+
+CASES = [
+    ("selfextend:group=3,window=14", grouped(3, 14)),
+    ("selfextend:group=4,window=1", grouped(4, 1)),
+    ("selfextend:group=5,window=33", grouped(5, 33)),
+    ("dca:chunk=13,local=3", chunked(13, 3)),
+    ("dca:chunk=7,local=0", chunked(7, 0)),
+    ("dca:chunk=30,local=20", chunked(30, 20)),
+]
+
+
+@pytest.mark.parametrize("architecture", FIVE)
+@pytest.mark.parametrize(("text", "positions"), CASES, ids=[text for text, _ in CASES])
+def test_every_pair_is_at_the_distance_of_the_equation(
+    text: str, positions: Positions, architecture: str, tokenizer: Any
+) -> None:
+    lm, ids = open_lm(architecture, tokenizer), some_ids(1, 70)
+    expected = nats_of(by_pairs(lm.model, ids, parts=positions), ids[0])
+    for chunk in (9, 1024):
+        same(nats_by(text, lm, ids, chunk)[0], expected)
+
+
+@pytest.mark.parametrize(("text", "positions"), CASES[::3], ids=[text for text, _ in CASES[::3]])
+def test_the_kernel_and_the_plain_scores_give_the_same(
+    text: str, positions: Positions, lm: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = some_ids(1, 130)
+    expected = nats_by(text, lm, ids, 1024)
+    monkeypatch.setattr(remap, "FUSED_QUERIES", 16)  # of which several blocks make a chunk
+    same(nats_by(text, lm, ids, 1024), expected)
+    monkeypatch.setattr(remap, "takes", lambda *given: False)
+    monkeypatch.setitem(attend.SCORES_AT_ONCE, "cpu", 4 * 32 * 130)
+    sizes: list[int] = []
+    original = attend.Call.scores
+
+    def measured(self: attend.Call, query: Tensor, key: Tensor) -> Tensor:
+        sizes.append(query.shape[3] * key.shape[2] * 4)
+        return original(self, query, key)
+
+    monkeypatch.setattr(attend.Call, "scores", measured)
+    same(nats_by(text, lm, ids, 1024), expected)
+    assert max(sizes) <= 4 * 32 * 130
+
+
+@pytest.mark.parametrize("text", ["selfextend:group=2,window=256", "dca:chunk=384,local=64"])
+def test_the_defaults_are_shares_of_the_trained_length(text: str, tokenizer: Any) -> None:
+    lm, ids = open_lm("llama", tokenizer, max_position_embeddings=512), some_ids(1, 600)
+    default = "selfextend:group=2" if "group" in text else "dca"
+    assert torch.equal(nats_by(default, lm, ids, 256), nats_by(text, lm, ids, 256))
+
+
+@pytest.mark.parametrize("text", ["selfextend:group=3,window=14", "dca:chunk=13,local=3"])
+def test_it_goes_together_with_rope_and_temperature(text: str, lm: LM) -> None:
+    ids, own = some_ids(1, 60), lm.model.model.rotary_emb.inv_freq
+    positions = dict(CASES)[text]
+    expected = by_pairs(lm.model, ids, parts=positions, inv_freq=own / 2, factor=lambda i: max(1.0, _log(i + 1, 7)))
+    given = nats_by(f"rope:type=linear,factor=2+{text}+temperature:original=7", lm, ids)
+    same(given[0], nats_of(expected, ids[0]))
+
+
+def _log(x: int, base: int) -> float:
+    return float(torch.tensor(x).log() / torch.tensor(base).log())
+
+
+def test_a_text_that_the_group_does_not_cover_is_refused_with_one_that_does(tokenizer: Any) -> None:
+    lm = open_lm("llama", tokenizer, max_position_embeddings=32)
+    ids = some_ids(1, 200)
+    with method("selfextend:group=2,window=12").on(lm) as reader:
+        reader.read(ids[:, :52]).score(ids[:, 52:53])  # 12 + 20 · 2, and the last token is not fed
+        with pytest.raises(ValueError, match=r"covers 52 tokens with the 32 .* and not 53; use group >= 3$"):
+            reader.read(ids[:, :53])
+    with method("selfextend:group=2,window=32").on(lm) as reader, pytest.raises(ValueError, match="a smaller window"):
+        reader.read(ids[:, :33])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("selfextend:group=0", "group and window must be at least 1"),
+        ("selfextend:group=2,window=0", "group and window must be at least 1"),
+        ("selfextend", "needs group: write selfextend:group="),
+        ("dca:chunk=0", "chunk must be at least 1"),
+        ("dca:chunk=5,local=5", "local must be at least 0 tokens and less than chunk"),
+        ("dca:local=-1", "local must be at least 0"),
+        ("dca+selfextend:group=2", "both change how attention works; use one of them, with methods of the other kinds"),
+        ("dca+sinks:window=9", "both change how attention works"),
+        ("rope:type=dynamic+dca", "both change how attention works"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        method(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("selfextend:group=2,window=513", "window = 513 tokens is more than the 512 .* use window <= 512"),
+        ("dca:chunk=500,local=20", r"chunk \+ local = 520 tokens is more than the 512 .* use chunk <= 492"),
+        ("dca:local=400", r"chunk \+ local = 784"),
+    ],
+)
+def test_windows_larger_than_trained_are_refused(text: str, reason: str, lm: LM) -> None:
+    with pytest.raises(ValueError, match=reason), method(text).on(lm):
+        pass
+
+
+@pytest.mark.parametrize("text", ["selfextend:group=2", "dca"])
+def test_a_model_without_a_trained_length_needs_a_window(text: str, lm: LM) -> None:
+    unknown = replace(lm, trained_length=None)
+    with pytest.raises(ValueError, match=r"has no trained length\. Write"), method(text).on(unknown):
+        pass

@@ -1,0 +1,148 @@
+"""Truncated RoPE and factors from a file against the model with those frequencies, pair by pair."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from farspan import doctor
+from farspan.lm import LM, wrap
+from farspan.methods import method
+
+from naive import by_pairs
+from tiny import VOCABULARY, tiny_model
+
+SINGLE = ["llama", "qwen3", "gpt_neox", "mistral"]  # Gemma 3 has several RoPEs, which every type refuses
+FACTORS = [1.0, 1.25, 3.0, 8.0]
+
+
+def open_lm(architecture: str, tokenizer: Any, **changes: object) -> LM:
+    return wrap(tiny_model(architecture, **changes), tokenizer, f"tiny-{architecture}")
+
+
+def some_ids(rows: int, length: int) -> Tensor:
+    return torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(0))
+
+
+def nats_of(logits: Tensor, ids: Tensor) -> Tensor:
+    return -logits[:-1].float().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+
+
+def nats_by(text: str, lm: LM, ids: Tensor) -> Tensor:
+    with method(text).on(lm) as reader:
+        reader.chunk = 9
+        return reader.read(ids[:, :1]).score(ids[:, 1:]).nats
+
+
+def same(given: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(given, expected, rtol=0, atol=1e-5)
+
+
+def own_frequencies(lm: LM) -> Tensor:
+    return next(value for name, value in lm.model.named_buffers() if name.endswith("inv_freq")).clone()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "factors.json").write_text(json.dumps(FACTORS))
+    return tmp_path / "factors.json"
+
+
+@pytest.mark.parametrize("architecture", SINGLE)
+def test_truncated_pairs_carry_no_position(architecture: str, tokenizer: Any) -> None:
+    lm, ids = open_lm(architecture, tokenizer), some_ids(1, 60)
+    inv_freq = own_frequencies(lm)
+    for original, turns, cut in ((512, 1.0, 2), (100, 0.9, 3), (512, 0.0, 4)):
+        left = torch.tensor([0.0 if original * f / (2 * math.pi) < turns else float(f) for f in inv_freq])
+        if len(inv_freq) == 4:
+            assert int((left > 0).sum()) == {2: 2, 3: 2, 4: 4}[cut]
+        expected = nats_of(by_pairs(lm.model, ids, inv_freq=left), ids[0])
+        same(nats_by(f"rope:type=truncated,original={original},turns={turns}", lm, ids)[0], expected)
+
+
+@pytest.mark.parametrize("architecture", SINGLE)
+def test_factors_divide_the_frequencies_pair_by_pair(architecture: str, tokenizer: Any, tmp_path: Path) -> None:
+    lm, ids = open_lm(architecture, tokenizer), some_ids(1, 60)
+    inv_freq = own_frequencies(lm)
+    factors = FACTORS[: len(inv_freq)]
+    (tmp_path / "f.json").write_text(json.dumps(factors))
+    for factor in (1, 4):
+        scale = math.sqrt(1 + math.log(factor) / math.log(512))
+        expected = by_pairs(lm.model, ids, inv_freq=inv_freq / torch.tensor(factors), rotary_scale=scale)
+        text = f"rope:type=factors,factor={factor},file={tmp_path}/f.json"
+        same(nats_by(text, lm, ids)[0], nats_of(expected, ids[0]))
+        with method(text).on(lm) as reader:
+            assert reader.lm.trained_length == 512 * factor
+
+
+def test_a_config_with_longrope_gives_what_transformers_makes_of_it(tokenizer: Any, tmp_path: Path) -> None:
+    parameters = {"rope_type": "longrope", "long_factor": FACTORS, "short_factor": [1.0] * 4, "rope_theta": 10_000.0}
+    parameters |= {"original_max_position_embeddings": 40, "factor": 16.0}
+    theirs = tiny_model("llama", rope_parameters=parameters, max_position_embeddings=640)
+    theirs.config.save_pretrained(tmp_path)
+    lm, ids = open_lm("llama", tokenizer, max_position_embeddings=40), some_ids(1, 60)
+    with torch.no_grad():
+        expected = nats_of(theirs(input_ids=ids).logits[0], ids[0])
+    same(nats_by(f"rope:type=factors,factor=16,file={tmp_path}/config.json", lm, ids)[0], expected)
+    own = json.loads((tmp_path / "config.json").read_text())["rope_parameters"] | {"attention_factor": 1.5}
+    (tmp_path / "own.json").write_text(json.dumps(own))
+    expected = by_pairs(lm.model, ids, inv_freq=own_frequencies(lm) / torch.tensor(FACTORS), rotary_scale=1.5)
+    same(nats_by(f"rope:type=factors,factor=16,file={tmp_path}/own.json", lm, ids)[0], nats_of(expected, ids[0]))
+
+
+@pytest.mark.parametrize("other", ["", "+temperature:original=20", "+sinks:window=20,sinks=3"])
+def test_the_doctor_passes_factors_from_a_file(other: str, file: Path, lm: LM) -> None:
+    text = "the quick brown fox jumps over the lazy dog, and 31 foxes 41 dogs; " * 20
+    checks = doctor.diagnose(lm, method(f"rope:type=factors,file={file}{other}"), text)
+    assert not [check for check in checks if check.passed is False]
+    assert all(check.passed for check in checks if check.name in ("no-op", "at work", "cuts", "rope", "causality"))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ([1.0, 2.0], "factors of another model: got factors = 2, expected 4 for"),
+        ({"long_factor": FACTORS, "rope_theta": 5e5}, "another model: got rope_theta = 500000, expected 10000 for"),
+        ({"long_factor": FACTORS, "original_max_position_embeddings": 99}, "got original length = 99, expected 512"),
+        ([1.0, 2.0, 0.0, 4.0], "has no factors: expected a JSON list of positive numbers"),
+        ([1.0, 2.0, True, 4.0], "has no factors"),
+        ([], "has no factors"),
+        ({"rope_parameters": {"factor": 4}}, "has no factors"),
+        (7, "has no factors"),
+    ],
+)
+def test_factors_of_another_model_and_files_without_any_are_refused(
+    content: Any, reason: str, lm: LM, tmp_path: Path
+) -> None:
+    (tmp_path / "f.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=reason), method(f"rope:type=factors,file={tmp_path}/f.json").on(lm):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("rope:type=factors", r"rope:type=factors needs a file, .* write file=FACTORS\.json"),
+        ("rope:type=yarn,factor=2,file=f.json", "no other type takes one"),
+        ("rope:type=yarn,factor=2,turns=2", "turns belongs to rope:type=truncated"),
+        ("rope:type=truncated,factor=2", "truncated RoPE has no factor"),
+        ("rope:type=truncated,turns=-1", "turns must be at least 0"),
+        ("rope:type=truncated,turns=nan", "turns must be at least 0"),
+        ("rope:type=factors,file=f.json+rope:type=truncated", "both change how RoPE works"),
+    ],
+)
+def test_settings_of_another_type_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        method(text)
+
+
+def test_a_file_that_is_not_there_is_named(lm: LM) -> None:
+    with (
+        pytest.raises(ValueError, match=r"'/no/f\.json' does not exist"),
+        method("rope:type=factors,file=/no/f.json").on(lm),
+    ):
+        pass

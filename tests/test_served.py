@@ -1,0 +1,321 @@
+"""Models behind a server: the same hits and log-probabilities as in this process, on fake servers of each engine."""
+
+import json
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_servers import MODEL, Fake, serving
+from typer.testing import CliRunner
+
+from farspan import measure, served
+from farspan.cli import app
+from farspan.lm import LM, Load
+from farspan.lm import load as load_model
+from farspan.methods import method
+from farspan.reader import dense_reader
+from farspan.reader.served import ServerError
+from farspan.reader.served.client import Client
+from farspan.record import read_rows
+
+ENGINES = ("vLLM", "SGLang", "llama-server", "completions")
+
+
+@pytest.fixture
+def own(folder: Path) -> LM:
+    return load_model(folder)
+
+
+@pytest.fixture
+def ids(tokenizer: Any) -> torch.Tensor:
+    """Tokens of whole characters: parts of them look alike as text."""
+    whole = torch.tensor([id for id in range(3, len(tokenizer)) if tokenizer.decode([id]).isascii()])
+    return whole[torch.randint(len(whole), (1, 60), generator=torch.Generator().manual_seed(0))]
+
+
+def asked(fake: Fake) -> int:
+    return sum(path.endswith(("completions", "completion", "generate")) for path, *_ in fake.requests)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_hits_and_nats_are_those_of_this_process(engine: str, own: LM, folder: Path, ids: torch.Tensor) -> None:
+    text, more = ids[:, :40], torch.cat([ids[:, 40:], ids[:, :20]])
+    expected = dense_reader(own).read(text).score(more, slice(5, None))
+    greedy = dense_reader(own).read(text).generate(ids[:, 40:45], 6)[0].tolist()
+    with serving(Fake(engine, own)) as url:
+        lm = served(url, tokenizer=str(folder))
+        with method("full").on(lm) as reader:
+            memory = reader.read(text[:, :30], text[:, 30:])
+            scores = memory.score(more, slice(5, None))
+            new = memory.generate(ids[:, 40:45], 6)[0].tolist()
+    assert lm.name == f"{MODEL} ({engine})"
+    assert torch.equal(scores.rank == 0, expected.rank == 0)
+    known = scores.nats.isfinite()
+    torch.testing.assert_close(scores.nats[known], expected.nats[known], rtol=1e-4, atol=1e-4)
+    assert bool(known.all()) == (engine in ("vLLM", "SGLang")) == reader.gives_nats
+    assert not bool(scores.failed.any())
+    if engine != "completions":  # whose new tokens are text, which may be other tokens
+        assert new == greedy
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_curve_has_the_same_hits(engine: str, own: LM, folder: Path, tmp_path: Path) -> None:
+    task = "curve:protocol=probe,warmup=4,scored=8"
+    arguments: dict[str, Any] = {"tasks": [task], "lengths": [16, 40], "repeats": 2}
+    here = measure([own], **arguments, out=tmp_path / "here").rows
+    with serving(Fake(engine, own)) as url:
+        there = measure([served(url, tokenizer=str(folder))], **arguments, out=tmp_path / "there").rows
+    assert len(there) == 4
+    for one, other in zip(
+        *(sorted(rows, key=lambda row: (row.repeat, row.length)) for rows in (here, there)), strict=True
+    ):
+        assert (one.example, one.length) == (other.example, other.length)
+        for half in ("copy_hits", "control_hits"):
+            assert one.scores[half] == other.scores[half]
+        assert other.reading["requests"] == (2 if engine in ("vLLM", "SGLang") else 16)
+
+
+def test_llama_server_computes_new_tokens_only(own: LM, folder: Path, tmp_path: Path) -> None:
+    with serving(Fake("llama-server", own)) as url:
+        lm = served(url, tokenizer=str(folder))
+        rows = measure([lm], tasks=["curve"], lengths=[64, 128], repeats=2, out=tmp_path / "run").rows
+    sent, cached = (sum(row.reading[name] for row in rows) for name in ("prompt_tokens", "cached_tokens"))
+    assert cached > 0.9 * sent
+
+
+def test_cached_positions_of_vllm_are_never_read(own: LM, folder: Path, ids: torch.Tensor) -> None:
+    expected = dense_reader(own).read(ids[:, :40]).score(ids[:, 40:])
+    with serving(Fake("vLLM", own, forced=True)) as url:
+        memory = served(url, tokenizer=str(folder)).own_reader().read(ids[:, :40])
+        for _ in range(3):  # from the second on, all of it is in the cache
+            torch.testing.assert_close(memory.score(ids[:, 40:]).nats, expected.nats, rtol=1e-4, atol=1e-4)
+
+
+def test_a_task_that_needs_nats_is_refused_without_them(own: LM, folder: Path, tmp_path: Path) -> None:
+    with serving(Fake("llama-server", own)) as url:
+        lm = served(url, tokenizer=str(folder))
+        with pytest.raises(ValueError, match=r"perplexity needs the log-probability .* vLLM or SGLang"):
+            measure([lm], tasks=["perplexity"], lengths=[300], repeats=2, out=tmp_path / "run")
+    with serving(Fake("vLLM", own)) as url:
+        arguments: dict[str, Any] = {"tasks": ["perplexity"], "lengths": [300], "repeats": 2}
+        there = measure([served(url, tokenizer=str(folder))], **arguments, out=tmp_path / "there").rows
+    here = measure([own], **arguments, out=tmp_path / "here").rows
+    assert [row.scores["nats"] for row in there] == pytest.approx([row.scores["nats"] for row in here], rel=1e-4)
+
+
+def test_a_method_needs_the_model_itself(own: LM, folder: Path) -> None:
+    with serving(Fake("vLLM", own)) as url:
+        lm = served(url, tokenizer=str(folder))
+        for text in ("sinks:window=20", "topk:k=4", "rope:type=yarn,factor=2", "snapkv:capacity=40"):
+            with pytest.raises(ValueError, match="runs on a server"), method(text).on(lm) as reader:
+                reader.read(torch.zeros(1, 30, dtype=torch.long)).score(torch.zeros(1, 3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("failure", [(429, {"error": "slow down"}), (503, "<html>busy</html>")])
+def test_a_busy_server_is_asked_again(failure: Any, own: LM, folder: Path, ids: torch.Tensor) -> None:
+    fake = Fake("vLLM", own, failure=failure)
+    expected = dense_reader(own).read(ids[:, :40]).score(ids[:, 40:])
+    with serving(fake) as url:
+        lm = served(url, tokenizer=str(folder))
+        fake.failures, before = 2, asked(fake)
+        scores = lm.own_reader().read(ids[:, :40]).score(ids[:, 40:])
+    torch.testing.assert_close(scores.nats, expected.nats, rtol=1e-4, atol=1e-4)
+    assert asked(fake) == before + 3
+    assert lm.usage()["requests"] == 1
+    identities = [headers["X-Request-Id"] for *_, headers in fake.requests]
+    assert len(set(identities)) == len(identities)
+
+
+def test_without_log_probabilities_of_the_prompt_new_tokens_are_asked_for(own: LM, folder: Path) -> None:
+    with serving(Fake("vLLM", own, echo="ignored")) as url:
+        assert served(url, tokenizer=str(folder)).identity["attention"] == "one_token"
+
+
+def test_a_server_that_names_ids_is_asked_by_them(own: LM, folder: Path) -> None:
+    ids = torch.randint(3, 289, (1, 60), generator=torch.Generator().manual_seed(0))  # parts of characters among them
+    expected = dense_reader(own).read(ids[:, :40]).score(ids[:, 40:])
+    for named, exact in ((True, True), (False, False)):
+        with serving(Fake("completions", own, named_ids=named)) as url:
+            scores = served(url, tokenizer=str(folder)).own_reader().read(ids[:, :40]).score(ids[:, 40:])
+        assert bool(scores.failed.any()) != exact
+        assert torch.equal((scores.rank == 0)[~scores.failed], (expected.rank == 0)[~scores.failed])
+
+
+def test_a_truncated_answer_is_asked_again(own: LM, folder: Path, ids: torch.Tensor) -> None:
+    fake = Fake("vLLM", own, cut=0)
+    with serving(fake) as url:
+        lm = served(url, tokenizer=str(folder))
+        fake.faults["cut"] = 1
+        assert bool(lm.own_reader().read(ids[:, :40]).score(ids[:, 40:]).nats.isfinite().all())
+
+
+FAULTS = {
+    "ids": ("vLLM", {"other_ids": 1}, "answered about another token than"),
+    "ids of SGLang": ("SGLang", {"other_ids": 1}, "answered about token"),
+    "tokenizer": ("vLLM", {"shift": 1}, "does not match the server's: a sentence is"),
+    "vocabulary": ("llama-server", {"n_vocab": 100}, "289 entries, the model on .* only 100"),
+    "several models": ("vLLM", {"models": 2}, r"serves tiny, tiny: name one \(--served-model\)"),
+    "chat": ("chat", {}, "serves chats only"),
+    "HTML": ("vLLM", {"page": (200, "<html>hello</html>")}, "a page of HTML: is .* an inference server"),
+    "wrong path": ("nothing", {}, "cannot score tokens. vLLM: .*404: no /v1/completions"),
+    "no key": ("vLLM", {"page": (401, {"error": {"message": "no key"}})}, "answers 401: no key"),
+}
+
+
+@pytest.mark.parametrize(("engine", "faults", "message"), FAULTS.values(), ids=FAULTS)
+def test_a_server_that_cannot_be_measured_is_refused(
+    engine: str, faults: dict[str, Any], message: str, own: LM, folder: Path
+) -> None:
+    with serving(Fake(engine, own, **faults)) as url, pytest.raises(ValueError, match=message) as error:
+        served(url, tokenizer=str(folder), wait=0.2)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://example.com:8000", r"unencrypted to another machine: use https, or allow it \(--insecure\)"),
+        ("ftp://127.0.0.1", "is no address"),
+        ("http://user:secret@127.0.0.1", "holds a password: remove it, and set FARSPAN_API_KEY"),
+        ("http://127.0.0.1:9", r"no answer from http://127.0.0.1:9 .*is it running"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        Client(url, wait=0.1).get("/v1/models")
+    assert "secret" not in str(error.value)
+
+
+def test_a_tokenizer_is_asked_for_where_the_server_names_none(own: LM) -> None:
+    with (
+        serving(Fake("vLLM", own)) as url,
+        pytest.raises(ValueError, match=r"names its model 'tiny', .*\(--tokenizer\)"),
+    ):
+        served(url)
+
+
+def test_a_wrong_model_name_is_refused_with_the_right_one(own: LM, folder: Path) -> None:
+    with serving(Fake("vLLM", own)) as url, pytest.raises(ValueError, match="serves no model 'other': it has tiny"):
+        served(url, model="other", tokenizer=str(folder))
+
+
+def test_the_key_is_sent_and_never_recorded(
+    own: LM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARSPAN_API_KEY", "sesame")
+    fake = Fake("vLLM", own)
+    with serving(fake) as url:
+        lm = served(url, tokenizer=str(folder))
+        run = measure([lm], tasks=["curve"], lengths=[32], repeats=2, out=tmp_path / "run").folder
+    assert {headers["Authorization"] for *_, headers in fake.requests} == {"Bearer sesame"}
+    assert not any("sesame" in path.read_text() for path in run.glob("*.json*"))
+
+
+def test_a_proxy_is_not_asked_for_this_machine(own: LM, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with serving(Fake("vLLM", own)) as url:
+        assert served(url, tokenizer=str(folder)).trained_length == 512
+
+
+def test_more_tokens_than_the_server_takes_are_a_row(own: LM, folder: Path, tmp_path: Path) -> None:
+    with serving(Fake("vLLM", own, limit=100)) as url:
+        lm = served(url, tokenizer=str(folder))
+        rows = measure([lm], tasks=["curve"], lengths=[32, 64], repeats=2, out=tmp_path / "run").rows
+    assert [row.status for row in rows] == ["ok", "ok", "too_long", "too_long"] or {
+        row.length: row.status for row in rows
+    } == {32: "ok", 64: "too_long"}
+    assert "the model has 99 positions" in next(row.reason for row in rows if row.status == "too_long")
+
+
+@pytest.fixture
+def runner() -> CliRunner:
+    return CliRunner()
+
+
+def test_the_command_line_measures_compares_and_resumes(
+    own: LM, folder: Path, tmp_path: Path, runner: CliRunner
+) -> None:
+    fake = Fake("vLLM", own)
+    with serving(fake) as url:
+        common = ["--lengths", "16,32", "--repeats", "2", "--out", str(tmp_path / "run"), "--tokenizer", str(folder)]
+        done = runner.invoke(app, ["curve", "--base-url", url, *common])
+        assert done.exit_code == 0, done.output
+        before = asked(fake)
+        assert runner.invoke(app, ["curve", url, *common]).exit_code == 0
+        assert asked(fake) == before + 1  # the probe: all rows are there
+        task = ["--task", "curve", "--lengths", "16", "--repeats", "2", "--out", str(tmp_path / "both")]
+        both = runner.invoke(app, ["compare", str(folder), "--base-url", url, "--tokenizer", str(folder), *task])
+        assert both.exit_code == 0, both.output
+    rows = [row for row in read_rows(tmp_path / "both") if row.task == "curve"]
+    by_model = {name: [r.scores["copy_hits"] for r in rows if r.model == name] for name in {r.model for r in rows}}
+    assert len(by_model) == 2
+    assert len({json.dumps(hits) for hits in by_model.values()}) == 1
+
+
+def test_no_model_at_all_is_one_line(runner: CliRunner) -> None:
+    done = runner.invoke(app, ["curve"])
+    assert done.exit_code == 2
+    assert "no model: give a folder" in done.output
+
+
+def test_a_server_is_asked_once_what_it_is(own: LM, folder: Path) -> None:
+    fake = Fake("vLLM", own)
+    with serving(fake) as url:
+        loader = Load(served={"tokenizer": str(folder)})
+        assert loader.trained(url) == 512
+        assert loader(url) is loader(url)
+        assert [path for path, *_ in fake.requests].count("/v1/models") == 1
+
+
+def test_nothing_is_guessed_of_tokens_outside_the_likeliest(own: LM, folder: Path, ids: torch.Tensor) -> None:
+    with serving(Fake("llama-server", own)) as url:
+        lm = served(url, tokenizer=str(folder))
+        scores = lm.own_reader().read(ids[:, :40]).score(ids[:, 40:])
+    expected = dense_reader(own).read(ids[:, :40]).score(ids[:, 40:])
+    assert torch.equal(scores.nats.isnan(), expected.rank >= 10)
+    assert bool((scores.rank >= 0).all())
+    assert math.isnan(float(scores.nats.mean()))
+
+
+def test_a_server_that_dies_and_returns_is_waited_for(own: LM, folder: Path, ids: torch.Tensor) -> None:
+    fake = Fake("vLLM", own)
+    with serving(fake) as url:
+        lm = served(url, tokenizer=str(folder))
+        fake.closed = True
+        threading.Timer(0.6, setattr, (fake, "closed", False)).start()
+        scores = lm.own_reader().read(ids[:, :40]).score(ids[:, 40:])
+    assert bool(scores.nats.isfinite().all())
+    assert lm.usage()["requests"] == 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_doctor_finds_nothing_wrong_with_a_server(engine: str, own: LM, folder: Path, runner: CliRunner) -> None:
+    with serving(Fake(engine, own)) as url:
+        done = runner.invoke(app, ["doctor", "--base-url", url, "--tokenizer", str(folder), "--json"])
+        assert done.exit_code == 0, done.output
+        checks = {one["name"]: one["passed"] for one in json.loads(done.output.splitlines()[-1])["checks"]}
+        assert all(passed is not False for passed in checks.values())
+        assert checks["log-probabilities"] is (True if engine in ("vLLM", "SGLang") else None)
+        assert checks["prefix cache"] is (True if engine in ("SGLang", "llama-server") else None)
+        refused = runner.invoke(app, ["doctor", url, "--tokenizer", str(folder), "--method", "sinks:window=20"])
+        assert refused.exit_code == 2
+        assert "runs on a server" in refused.output
+
+
+def test_the_doctor_finds_leftovers_at_cached_positions(own: LM, folder: Path, runner: CliRunner) -> None:
+    with serving(Fake("vLLM", own, forced=True, silent=True)) as url:
+        done = runner.invoke(app, ["doctor", url, "--tokenizer", str(folder), "--json"])
+    assert done.exit_code == 1
+    checks = {one["name"]: one["passed"] for one in json.loads(done.output.splitlines()[-1])["checks"]}
+    assert checks["repeats"] is checks["order of requests"] is False
+
+
+def test_errors_are_server_errors(own: LM, folder: Path) -> None:
+    fake = Fake("vLLM", own)
+    with serving(fake) as url:
+        lm = served(url, tokenizer=str(folder), wait=0.1)
+    with pytest.raises(ServerError, match=r"no answer from .* it was waited for \(--wait\)"):
+        lm.own_reader().read(torch.zeros(1, 4, dtype=torch.long)).score(torch.zeros(1, 2, dtype=torch.long))
