@@ -226,7 +226,7 @@ class Run:
 def default_folder(command: str, models: Sequence[str], settings: Any) -> Path:
     """Return runs/NAME, the same for the same command, so that repeating it continues it."""
     digest = hashlib.sha256(json.dumps([list(models), settings]).encode()).hexdigest()[:8]
-    return Path("runs") / f"{command}-{Path(models[0]).name or 'model'}-{digest}"
+    return Path("runs") / f"{command}-{Path(models[0]).name.replace(':', '-') or 'model'}-{digest}"
 
 
 @contextmanager
