@@ -288,7 +288,7 @@ class _Driver:
         if any(worker.ready for worker in self._workers.values()):
             self._since = time.monotonic()
         elif time.monotonic() - self._since > ANSWER:
-            self._notice("waiting for a free device: all devices of the cluster are in use, or no machine is there")
+            self._notice("waiting for the first worker: devices of the cluster may be in use, or its machines gone")
 
     def _start_worker(self, slot: Slot, number: int) -> None:
         strategies = optional_import("ray.util.scheduling_strategies", "cluster")

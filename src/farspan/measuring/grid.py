@@ -92,16 +92,38 @@ def measure(
 
         job = Job(folder.absolute(), header, tuple(methods), what, tuple(map(str, models)), loader, batch, chunk)
         return Measured(folder, measure_on_cluster(job, Devices(ray, gpus_per_model), watch))
+    if ray is not None:
+        from farspan.measuring.cluster import Devices, Job, measure_on_cluster
+
+        job = Job(folder.absolute(), header, tuple(methods), what, tuple(map(str, models)), loader, batch, chunk)
+        return Measured(folder, measure_on_cluster(job, Devices(ray, gpus_per_model), watch))
+    return _measure_here(models, chosen, what, folder, header, shard, loader, minutes, batch, chunk, watch)
+
+
+def _measure_here(
+    models: Sequence[str | LM],
+    methods: Sequence[Method],
+    what: Grid,
+    folder: Path,
+    header: dict[str, Any],
+    shard: Shard | None,
+    loader: Load,
+    minutes: float | None,
+    batch: int | None,
+    chunk: int | None,
+    watch: Watch,
+) -> Measured:
+    """Measure a run, or the part of a shard, in this process."""
     budget = Budget() if minutes is None else Budget(60 * minutes)
-    part = None if shard is None else sharding(models, chosen, what, shard, loader)
+    part = None if shard is None else sharding(models, methods, what, shard, loader)
     if part is not None:
         watch.notice(str(part))
-        models = [model for model, name in zip(models, part.models, strict=True) if part.measures(name)]
+        models = part.measured(models)
     with Run.open(folder, header, shard) as run:
         for done, model in enumerate(models):
             share = Budget(budget.left / (len(models) - done))
             # a separate call, so that a model is freed before the next is loaded
-            _measure_model(loader(model), chosen, what, run, part, share, batch, chunk, watch)
+            _measure_model(loader(model), methods, what, run, part, share, batch, chunk, watch)
     if part is None:
         return Measured(folder, latest(run.rows))
     rows = latest(read_rows(folder))

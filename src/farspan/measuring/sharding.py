@@ -149,9 +149,10 @@ class Sharding:
         content = replace(self.contents[unit.cell], places=())
         return Sharding(self.shard, self.models, [content], [replace(unit, cell=0)])
 
-    def measures(self, model: str) -> bool:
-        """Return whether this shard measures anything on a model."""
-        return any(name == model for name, _, _ in self._units)
+    def measured(self, models: Sequence[str | LM]) -> list[str | LM]:
+        """Return those of the command's models on which this shard measures anything."""
+        names = {name for name, _, _ in self._units}
+        return [model for model, name in zip(models, self.models, strict=True) if name in names]
 
     def methods(self, lm: LM, methods: Sequence[Method], one: Setup) -> list[Method]:
         """Return the methods under which this shard measures something of a task on a model."""
