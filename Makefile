@@ -39,7 +39,7 @@ test-floor: $(FLOOR)/.installed
 	$(FLOOR)/bin/python -m pytest -n 2 tests/test_reader.py tests/test_curve.py tests/test_callback.py \
 		tests/test_train_robust.py tests/test_smt.py tests/test_train.py
 
-# training on two processes of this machine
+# training on two processes of this machine, and runs on Ray clusters of several nodes
 test-distributed: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/distributed
 

@@ -122,6 +122,10 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(place, ignore_errors=True)
 
 
+class HeldError(ValueError):
+    """Another process holds a lock."""
+
+
 def locked(path: Path, what: str = "", wait: float = 0.0) -> AcquireReturnProxy:
     """Hold a lock file, made if missing, until the block of the returned context manager ends or the process does.
 
@@ -130,14 +134,15 @@ def locked(path: Path, what: str = "", wait: float = 0.0) -> AcquireReturnProxy:
         wait: seconds to wait for a process that holds it.
 
     Raises:
-        ValueError: another process holds it, or `path` is no regular file, such as a symbolic link.
+        HeldError: another process holds it.
+        ValueError: `path` is no regular file, such as a symbolic link.
         OSError: the file cannot be opened or made.
     """
     _refuse_irregular(path)
     try:
         return FileLock(path).acquire(timeout=wait)
     except Timeout as error:
-        raise ValueError(
+        raise HeldError(
             f"{what or path.parent} is being written by another process. Wait until it ends, or choose another folder"
         ) from error
 

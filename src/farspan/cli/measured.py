@@ -48,7 +48,8 @@ def run_measurement(
     running.check()
     models = loading.models(models)
     methods, loader = methods or ["full"], loading.loader()
-    shard = chosen_shard(parse_shard(running.shard) if running.shard is not None else None)
+    given = parse_shard(running.shard) if running.shard is not None else None
+    shard = chosen_shard(given) if running.ray is None else given
     settings |= {"refusals": refusals, "loader": loader}
     sizes: dict[str, Any] = {"batch": running.batch, "chunk": running.chunk}
     if running.plan:
@@ -63,7 +64,8 @@ def run_measurement(
     console = err if running.as_json else Terminal()
     with Display(console) as display:
         watch = Watch(display.start, display.row, display.notice)
-        settings |= sizes | {"shard": shard or (1, 1)}
+        whole = (1, 1) if running.ray is None else None
+        settings |= sizes | {"shard": shard or whole, "ray": running.ray, "gpus_per_model": running.gpus_per_model}
         measured = measure(models, methods, tasks, out=running.out, minutes=minutes, watch=watch, **settings)
     if shard is not None and measured.missing:
         if print_missing(measured, shard, console, running.as_json):

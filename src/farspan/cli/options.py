@@ -195,6 +195,13 @@ class Running:
         str | None,
         option(RUN, "Measure part I of N, beside other processes; default: a Slurm array's task.", metavar="I/N"),
     ] = None
+    ray: Annotated[
+        str | None,
+        option(RUN, "Measure on a Ray cluster: HOST:PORT, auto, or local: this machine alone.", metavar="ADDRESS"),
+    ] = None
+    gpus_per_model: Annotated[
+        int | None, count(RUN, "With --ray: GPUs of one worker, over which a model is spread; default 1.")
+    ] = None
     plan: Annotated[
         bool, option(RUN, "Print tokens, FLOPs and memory of the run, by config.json alone, and stop.", "--plan")
     ] = False

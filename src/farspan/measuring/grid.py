@@ -38,6 +38,8 @@ def measure(
     batch: int | None = None,
     chunk: int | None = None,
     shard: Shard | None = None,
+    ray: str | None = None,
+    gpus_per_model: int | None = None,
     watch: Watch | None = None,
 ) -> Measured:
     """Measure every task on every model under every method, on the same tokens, into the run folder `out`.
@@ -61,12 +63,19 @@ def measure(
         shard: (i, n) measures the i-th of n parts of the run, with i from 1, beside other processes that measure the
             others into the same folder; default: the number and count of a Slurm array's task, where its variables
             are set, else the whole run, as (1, 1).
+        ray: measure with one worker on each device of a Ray cluster (extra `cluster`): its address HOST:PORT, "auto"
+            for the cluster that this machine is part of, "local" for all devices of this machine. A connection that
+            `ray.init` has opened before is used instead. Models are folders, hub ids or URLs.
+        gpus_per_model: GPUs of one worker, over which a model is spread; default 1. On CPUs a worker has a machine.
 
     Raises:
-        ValueError: settings, texts or models that cannot be used; a folder with another run; too small a budget.
+        ValueError: settings, texts or models that cannot be used; a folder with another run; too small a budget; a
+            Ray cluster that does not answer within a minute.
         OSError: the disk is full.
     """
-    watch, loader, shard = watch or Watch(), loader or Load(), chosen_shard(shard)
+    watch, loader = watch or Watch(), loader or Load()
+    _check_division(models, shard, ray, gpus_per_model, minutes)
+    shard = chosen_shard(shard) if ray is None else None
     chosen = [method(one) for one in methods]
     options: dict[str, Any] = {"text": text, "lengths": lengths, "repeats": repeats, "seed": seed, "cost": cost}
     what = grid(models, tasks, refusals=refusals, loader=loader, **options)
@@ -78,20 +87,71 @@ def measure(
     names = [model if isinstance(model, str) else model.name for model in models]
     command = what.tasks[0].name if len(what.tasks) == 1 and not cost else "compare"
     folder = Path(out) if out is not None else default_folder(command, names, header)
+    if ray is not None:
+        from farspan.measuring.cluster import Devices, Job, measure_on_cluster
+
+        job = Job(folder.absolute(), header, tuple(methods), what, tuple(map(str, models)), loader, batch, chunk)
+        return Measured(folder, measure_on_cluster(job, Devices(ray, gpus_per_model), watch))
+    if ray is not None:
+        from farspan.measuring.cluster import Devices, Job, measure_on_cluster
+
+        job = Job(folder.absolute(), header, tuple(methods), what, tuple(map(str, models)), loader, batch, chunk)
+        return Measured(folder, measure_on_cluster(job, Devices(ray, gpus_per_model), watch))
+    return _measure_here(models, chosen, what, folder, header, shard, loader, minutes, batch, chunk, watch)
+
+
+def _measure_here(
+    models: Sequence[str | LM],
+    methods: Sequence[Method],
+    what: Grid,
+    folder: Path,
+    header: dict[str, Any],
+    shard: Shard | None,
+    loader: Load,
+    minutes: float | None,
+    batch: int | None,
+    chunk: int | None,
+    watch: Watch,
+) -> Measured:
+    """Measure a run, or the part of a shard, in this process."""
     budget = Budget() if minutes is None else Budget(60 * minutes)
-    part = None if shard is None else sharding(models, chosen, what, shard, loader)
+    part = None if shard is None else sharding(models, methods, what, shard, loader)
     if part is not None:
         watch.notice(str(part))
-        models = [model for model, name in zip(models, part.models, strict=True) if part.measures(name)]
+        models = part.measured(models)
     with Run.open(folder, header, shard) as run:
         for done, model in enumerate(models):
             share = Budget(budget.left / (len(models) - done))
             # a separate call, so that a model is freed before the next is loaded
-            _measure_model(loader(model), chosen, what, run, part, share, batch, chunk, watch)
+            _measure_model(loader(model), methods, what, run, part, share, batch, chunk, watch)
     if part is None:
         return Measured(folder, latest(run.rows))
     rows = latest(read_rows(folder))
     return Measured(folder, rows, part.missing(rows, read_header(folder)["sessions"]))
+
+
+def _check_division(
+    models: Sequence[str | LM],
+    shard: Shard | None,
+    ray: str | None,
+    gpus_per_model: int | None,
+    minutes: float | None,
+) -> None:
+    """Raise ValueError for arguments that exclude each other."""
+    if ray is None:
+        if gpus_per_model is not None:
+            raise ValueError("gpus_per_model belongs to ray: give both, or omit it (--gpus-per-model, --ray)")
+        return
+    if gpus_per_model is not None and gpus_per_model < 1:
+        raise ValueError(f"gpus_per_model: got {gpus_per_model}, expected at least 1 (--gpus-per-model)")
+    if shard is not None:
+        raise ValueError("shard and ray both divide a run: use one of them (--shard, --ray)")
+    if minutes is not None:
+        raise ValueError("a budget in minutes belongs to one process: omit it with ray (--minutes, --ray)")
+    if loaded := [model.name for model in models if not isinstance(model, str)]:
+        raise ValueError(
+            f"with ray each worker loads the models: got the loaded model {loaded[0]}, expected its folder"
+        )
 
 
 def _measure_model(
@@ -105,15 +165,45 @@ def _measure_model(
     chunk: int | None,
     watch: Watch,
 ) -> None:
+    setups = begin_model(lm, what, run, part.models if part is not None else (), watch)
+    measure_setups(setups, lm, methods, what, run, part, budget, batch, chunk, watch)
+
+
+def begin_model(lm: LM, what: Grid, run: Run, order: Sequence[str], watch: Watch) -> list[Setup]:
+    """Record a model in a run, or check that it is the run's, and return the tasks bound to it.
+
+    Args:
+        order: names of models, in which they are recorded.
+
+    Raises:
+        ValueError: another model of that name, a text that has changed, or rows of another version of a task.
+    """
     setups = what.setups(lm, watch)
     tasks = {one.what: one.bound.settings for one in setups if one.what != BoundCost.task}
-    identity = lm.identity | about(*(text for one in setups for text in one.bound.texts)) | {"tasks": tasks}
-    run.add_model(identity, part.models if part is not None else ())
+    run.add_model(lm.identity | about(*(text for one in setups for text in one.bound.texts)) | {"tasks": tasks}, order)
     for one in setups:
         run.refuse_other_version(one.bound.task, one.bound.version)
+    return setups
+
+
+def measure_setups(
+    setups: Sequence[Setup],
+    lm: LM,
+    methods: Sequence[Method],
+    what: Grid,
+    run: Run,
+    part: Sharding | None,
+    budget: Budget,
+    batch: int | None,
+    chunk: int | None,
+    watch: Watch,
+) -> None:
+    """Measure the tasks on a model under each method, or the part of a shard."""
     cells = [(one, methods if part is None else part.methods(lm, methods, one)) for one in setups]
     left = sum(len(some) for _, some in cells)
     for one, some in cells:
+        if part is not None and not some:
+            continue
         if one.what != BoundCost.task:
             watch.notice(f"{one.what}, separator: {lm.separator.kind} {list(one.bound.separator(lm))}")
         if what.compared:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,6 +27,7 @@ from farspan.tasks.curve import BoundCurve
 
 MOST = 100_000  # shards
 Place = tuple[str, int, float]  # of a row in a cell: example, length and depth
+Found = tuple[str, str, str, int, float]  # of a row in a run: model, method, and its place
 
 
 def parse_shard(text: str) -> Shard:
@@ -100,12 +101,36 @@ class Content:
 
 
 @dataclass(frozen=True, eq=False)
+class There:
+    """The rows that a run has."""
+
+    found: set[Found]
+    refused: set[tuple[str, str, str, int]]  # model, method, settings of the task and length
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> "There":
+        """Return what there is among rows."""
+        found, refused = set[Found](), set[tuple[str, str, str, int]]()
+        for row in rows:
+            found.add(found_at(row))
+            if row.status == "refused":
+                refused.add((row.model, row.method, _as_json(row.settings), row.length))
+        return cls(found, refused)
+
+
+def found_at(row: Row) -> Found:
+    """Return what tells a row from all others of its run."""
+    return row.model, row.method, row.example, row.length, row.depth
+
+
+@dataclass(frozen=True, eq=False)
 class Sharding:
     """The part of a run that one shard measures."""
 
     shard: Shard
     models: Sequence[str]  # names, in the order of the command
     contents: Sequence[Content]
+    units: Sequence[Unit] | None = None  # None: those that the dealing gives to the shard
 
     @cached_property
     def dealing(self) -> Dealing:
@@ -115,13 +140,19 @@ class Sharding:
     def _units(self) -> dict[tuple[str, str, str], list[Unit]]:
         """The units of this shard by model, method and task."""
         found: dict[tuple[str, str, str], list[Unit]] = {}
-        for unit in self.dealing.owned(self.shard[0] - 1):
+        for unit in self.dealing.owned(self.shard[0] - 1) if self.units is None else self.units:
             found.setdefault(self.contents[unit.cell].cell.name, []).append(unit)
         return found
 
-    def measures(self, model: str) -> bool:
-        """Return whether this shard measures anything on a model."""
-        return any(name == model for name, _, _ in self._units)
+    def only(self, unit: Unit) -> "Sharding":
+        """Return a part that consists of one unit, small enough to be sent to another machine."""
+        content = replace(self.contents[unit.cell], places=())
+        return Sharding(self.shard, self.models, [content], [replace(unit, cell=0)])
+
+    def measured(self, models: Sequence[str | LM]) -> list[str | LM]:
+        """Return those of the command's models on which this shard measures anything."""
+        names = {name for name, _, _ in self._units}
+        return [model for model, name in zip(models, self.models, strict=True) if name in names]
 
     def methods(self, lm: LM, methods: Sequence[Method], one: Setup) -> list[Method]:
         """Return the methods under which this shard measures something of a task on a model."""
@@ -147,6 +178,17 @@ class Sharding:
             line += ". A curve with --lengths auto is not divided: its lengths depend on the rows before. Give lengths"
         return line
 
+    def lacking(self, unit: Unit, there: "There") -> set[Found]:
+        """Return the rows of a unit that are not there and not refused."""
+        content = self.contents[unit.cell]
+        model, method, _ = content.cell.name
+        return {
+            (model, method, *place)
+            for place in content.rows(unit)
+            if (model, method, *place) not in there.found
+            and (model, method, content.settings, place[1]) not in there.refused
+        }
+
     def missing(self, rows: Sequence[Row], sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return what a run lacks, by shard, such as {"2/8": "40 rows"}.
 
@@ -154,20 +196,15 @@ class Sharding:
             rows: all of the run.
             sessions: as run.json lists them. A curve with --lengths auto is there when its shard has ended.
         """
-        found = {(row.model, row.method, row.example, row.length, row.depth) for row in rows}
-        refused = {(r.model, r.method, _as_json(r.settings), r.length) for r in rows if r.status == "refused"}
+        there = There.of(rows)
         count = self.shard[1]
         ended = {tuple(one["shard"]): "ended" in one for one in sessions if one.get("shard")}  # the last of each
         left, curves = Counter[int](), Counter[int]()
         for unit, owner in zip(self.dealing.units, self.dealing.owners, strict=True):
-            content = self.contents[unit.cell]
-            model, method, _ = content.cell.name
-            if not content.cell.divisible:
+            if self.contents[unit.cell].cell.divisible:
+                left[owner] += len(self.lacking(unit, there))
+            else:
                 curves[owner] += not ended.get((owner + 1, count), False)
-                continue
-            for example, length, depth in content.rows(unit):
-                is_there = (model, method, example, length, depth) in found
-                left[owner] += not (is_there or (model, method, content.settings, length) in refused)
         lines = {}
         for owner in sorted(left.keys() | curves.keys()):
             parts = [f"{left[owner]:,} rows"] * bool(left[owner])

@@ -9,7 +9,7 @@ runs/NAME/examples.jsonl   the first example of each model and question, as text
 """
 
 from farspan.record.provenance import environment
-from farspan.record.rows import UNFINISHED, Shard, latest, read_examples, read_header, read_rows, refuse_file
+from farspan.record.rows import UNFINISHED, Shard, Tail, latest, read_examples, read_header, read_rows, refuse_file
 from farspan.record.run import Run, default_folder, refuse_differences
 from farspan.schema import Row
 
@@ -18,6 +18,7 @@ __all__ = [
     "Row",
     "Run",
     "Shard",
+    "Tail",
     "default_folder",
     "environment",
     "latest",

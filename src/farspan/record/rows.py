@@ -122,6 +122,34 @@ def read_file(path: Path) -> tuple[list[Row], int]:
     return rows, end
 
 
+class Tail:
+    """The rows that processes append to a run, as they arrive.
+
+    Args:
+        folder: of the run. Rows that it has already are new at the first call.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ends: dict[Path, int] = {}  # bytes that were read of each file
+
+    def new(self) -> list[Row]:
+        """Return the rows added since the last call.
+
+        Raises:
+            ValueError: a line that is not a row.
+        """
+        rows, known = list[Row](), dict[str, Any]()
+        for path in writers_files(self._folder, ".jsonl"):
+            with path.open("rb") as file:
+                file.seek(self._ends.get(path, 0))
+                lines = file.read()
+            whole = lines[: lines.rfind(b"\n") + 1]
+            self._ends[path] = self._ends.get(path, 0) + len(whole)
+            rows += [Row(**check_row(parse_json(line, "the line"), known)) for line in whole.splitlines()]
+        return rows
+
+
 def _lines(path: Path, read: Callable[[Any], T], what: str, repair: str) -> Iterator[tuple[T, int]]:
     """Yield the value of `read` for each line of JSON, and the line's end in bytes, without a last line torn by a kill.
 

@@ -110,6 +110,13 @@ class Run:
             lock.close()
             raise
 
+    def read_others(self) -> None:
+        """Read the rows of all writers again: another one may have ended after it began the same work."""
+        self.rows = merged([read_file(file)[0] for file in writers_files(self.folder, ".jsonl")])
+        self._latest.clear()
+        for row in self.rows:
+            self._keep(row)
+
     def of(self, model: str, method: str) -> list[Row]:
         """Return the last row of each measurement of one model under one method."""
         return list(self._latest.get((model, method), {}).values())
