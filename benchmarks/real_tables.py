@@ -268,6 +268,8 @@ def draw() -> Iterator[Path]:
         name = "real_" + short.lower().replace(" ", "_")
         if members := curves(model, "natural", "shuffled", "python"):
             yield _png(draw_curves(members, PICTURES, f"Forgetting curves of {short}", name))
+        if members := curves(model, "methods"):
+            yield _png(draw_curves(members, PICTURES, f"Forgetting curves of {short} by method", f"{name}_methods"))
         for one in curves(model, "depths"):
             yield _png(draw_figure(map_figure(one, f"Memory index of {short}"), PICTURES, f"{name}_map"))
 
