@@ -663,6 +663,8 @@ def test_a_card_tells_of_a_training_on_the_task_of_the_forgetting_curve(
 ) -> None:
     settings = read_config(base / "smt.toml", smt.SmtSettings, [f"out={tmp_path}", f"smt.draw={draw}"])
     summary = {"settings": settings.model_dump(mode="json"), "window": 32, "trained": 1, "parameters": 2, "rows": 8}
+    summary["from"] = {"trained_length": 4096}
+    assert "which was trained on 4,096 tokens" in model_card(summary, [])
     assert ("do not compare this\nmodel's forgetting curve" in model_card(summary, [])) == told
 
 
