@@ -5,24 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from farspan.lm import LM, wrap
 from farspan.methods import method
 
 import naive
-from tiny import VOCABULARY, tiny_model
+from tiny import nats_of, some_ids, tiny_model
 
 FIVE = ["llama", "qwen3", "gemma3", "gpt_neox", "mistral"]
 READ, TIME = 50, 60
-
-
-def some_ids(rows: int, length: int) -> Tensor:
-    return torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(0))
-
-
-def nats_of(logits: Tensor, ids: Tensor) -> Tensor:
-    return -logits[:-1].float().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
 
 
 @pytest.mark.parametrize("architecture", FIVE)

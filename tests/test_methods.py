@@ -19,7 +19,7 @@ from farspan.methods.topk import largest
 from farspan.text import retrieval
 
 from naive import naive_llama, snapkv, streaming
-from tiny import VOCABULARY, tiny_model
+from tiny import nats_by, nats_of, open_lm, some_ids, tiny_model
 
 FAMILIES = [
     "llama",
@@ -37,26 +37,6 @@ FAMILIES = [
     "phi",
     "granite",
 ]
-
-
-def open_lm(architecture: str, tokenizer: Any, **changes: object) -> LM:
-    return wrap(tiny_model(architecture, **changes), tokenizer, f"tiny-{architecture}")
-
-
-def some_ids(rows: int, length: int, seed: int = 0) -> Tensor:
-    return torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-def nats_of(logits: Tensor, ids: Tensor) -> Tensor:
-    """-log p of ids[1:] under logits [time, vocabulary]."""
-    return -logits[:-1].float().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
-
-
-def nats_by(text: str, lm: LM, ids: Tensor, chunk: int = 9) -> Tensor:
-    """-log p of ids[:, 1:]."""
-    with method(text).on(lm) as reader:
-        reader.chunk = chunk
-        return reader.read(ids[:, :1]).score(ids[:, 1:]).nats
 
 
 def same(given: Tensor, expected: Tensor) -> None:

@@ -10,36 +10,14 @@ import torch
 from torch import Tensor
 
 from farspan import doctor
-from farspan.lm import LM, wrap
+from farspan.lm import LM
 from farspan.methods import method
 
 from naive import by_pairs
-from tiny import VOCABULARY, tiny_model
+from tiny import nats_by, nats_of, open_lm, same, some_ids, tiny_model
 
 SINGLE = ["llama", "qwen3", "gpt_neox", "mistral"]  # Gemma 3 has several RoPEs, which every type refuses
 FACTORS = [1.0, 1.25, 3.0, 8.0]
-
-
-def open_lm(architecture: str, tokenizer: Any, **changes: object) -> LM:
-    return wrap(tiny_model(architecture, **changes), tokenizer, f"tiny-{architecture}")
-
-
-def some_ids(rows: int, length: int) -> Tensor:
-    return torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(0))
-
-
-def nats_of(logits: Tensor, ids: Tensor) -> Tensor:
-    return -logits[:-1].float().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
-
-
-def nats_by(text: str, lm: LM, ids: Tensor) -> Tensor:
-    with method(text).on(lm) as reader:
-        reader.chunk = 9
-        return reader.read(ids[:, :1]).score(ids[:, 1:]).nats
-
-
-def same(given: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(given, expected, rtol=0, atol=1e-5)
 
 
 def own_frequencies(lm: LM) -> Tensor:

@@ -1,11 +1,16 @@
-"""Tiny models of random weights, one for each way of reading that transformers has, and a tiny tokenizer."""
+"""Tiny models of random weights, one for each way of reading that transformers has, their nats, and a tokenizer."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+
+from farspan.lm import LM, wrap
+from farspan.methods import method
 
 VOCABULARY = 300
 
@@ -23,6 +28,30 @@ def tiny_model(architecture: str = "llama", **changes: object) -> torch.nn.Modul
             if name.endswith("k_norm.weight"):  # with equal weights all keys have one norm
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
     return model
+
+
+def open_lm(architecture: str, tokenizer: Any, **changes: object) -> LM:
+    return wrap(tiny_model(architecture, **changes), tokenizer, f"tiny-{architecture}")
+
+
+def some_ids(rows: int, length: int, seed: int = 0) -> Tensor:
+    return torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def nats_of(logits: Tensor, ids: Tensor) -> Tensor:
+    """-log p of ids[1:] under logits [time, vocabulary]."""
+    return -logits[:-1].float().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+
+
+def nats_by(text: str, lm: LM, ids: Tensor, chunk: int = 9) -> Tensor:
+    """-log p of ids[:, 1:], read by a method."""
+    with method(text).on(lm) as reader:
+        reader.chunk = chunk
+        return reader.read(ids[:, :1]).score(ids[:, 1:]).nats
+
+
+def same(given: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(given, expected, rtol=0, atol=1e-5)
 
 
 def tiny_config(architecture: str, **changes: object) -> transformers.PreTrainedConfig:

@@ -92,11 +92,6 @@ def measure(
 
         job = Job(folder.absolute(), header, tuple(methods), what, tuple(map(str, models)), loader, batch, chunk)
         return Measured(folder, measure_on_cluster(job, Devices(ray, gpus_per_model), watch))
-    if ray is not None:
-        from farspan.measuring.cluster import Devices, Job, measure_on_cluster
-
-        job = Job(folder.absolute(), header, tuple(methods), what, tuple(map(str, models)), loader, batch, chunk)
-        return Measured(folder, measure_on_cluster(job, Devices(ray, gpus_per_model), watch))
     return _measure_here(models, chosen, what, folder, header, shard, loader, minutes, batch, chunk, watch)
 
 

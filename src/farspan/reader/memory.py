@@ -128,6 +128,13 @@ class BaseMemory(ABC):
             raise ValueError(f"{ids.shape[0]} rows cannot be scored on a memory of {self.batch}: give a multiple of it")
         return ids.reshape(ids.shape[0] // self.batch, self.batch, ids.shape[1])
 
+    def _to_continue(self, ids: Ids) -> Ids:
+        """Return the ids as one row for each of the memory."""
+        groups = self._to_ask(ids)
+        if len(groups) != 1:
+            raise ValueError(f"generate continues {self.batch} rows; {len(ids)} were given")
+        return groups[0]
+
     def _checked(self, ids: Ids, *, after: int) -> Ids:
         if not self.lm.has_weights:
             raise ValueError(f"{self.lm.name} was loaded without weights, for plans: load it with them to read a text")
@@ -206,12 +213,10 @@ class BaseMemory(ABC):
             NotFiniteError: logits from which no token can be chosen.
         """
         check_sampling(temperature, top_p)
-        groups = self._to_ask(ids)
-        if len(groups) != 1:
-            raise ValueError(f"generate continues {self.batch} rows; {len(ids)} were given")
+        ids = self._to_continue(ids)
         chosen: list[Tensor] = []
         with self._alone(), self.fork() as expect:
-            logits = expect(groups[0])
+            logits = expect(ids)
             generator = None if seed is None else torch.Generator(logits.device).manual_seed(seed)
             done = torch.zeros(self.batch, dtype=torch.bool, device=logits.device)
             stops = torch.tensor(list(stop), dtype=torch.long, device=logits.device)

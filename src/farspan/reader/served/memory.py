@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
@@ -66,9 +67,6 @@ class ServedMemory(BaseMemory):
         self.ids = torch.cat([self.ids, ids], 1) if self.batch else ids
         self.batch, self.num_seen = ids.shape[0], self.ids.shape[1]
 
-    def _score_groups(self, ids: Tensor, kept: range) -> list[Scores]:
-        return [self._score_group(group, kept) for group in ids]
-
     def _score_group(self, ids: Tensor, kept: range) -> Scores:
         """Return the scores of rows [batch, time], asked one after another: they share no prefix."""
         nats, rank = torch.full((len(ids), len(kept)), math.nan), torch.full((len(ids), len(kept)), -1)
@@ -94,14 +92,12 @@ class ServedMemory(BaseMemory):
     ) -> list[Tensor]:
         """Return new tokens as `BaseMemory.generate`. `on_token` is called with each after the last has arrived."""
         check_sampling(temperature, top_p)
-        groups = self._to_ask(ids)
-        if len(groups) != 1:
-            raise ValueError(f"generate continues {self.batch} rows; {len(ids)} were given")
         how = Sampling(max_new_tokens, min_new_tokens, tuple(stop), seed, temperature, top_p)
-        prompts = torch.cat([self.ids, groups[0]], 1).tolist()
+        prompts = torch.cat([self.ids, self._to_continue(ids)], 1).tolist()
         rows = [self.transport.generate(prompt, how) if max_new_tokens else [] for prompt in prompts]
-        for i in range(max(map(len, rows)) if on_token is not None else 0):
-            on_token(torch.tensor([row[i] if i < len(row) else -1 for row in rows]))  # type: ignore[misc]
+        if on_token is not None:
+            for tokens in zip_longest(*rows, fillvalue=-1):
+                on_token(torch.tensor(tokens))
         return [torch.tensor(row, dtype=torch.long) for row in rows]
 
     def fork(self) -> AbstractContextManager[Callable[[Tensor], Tensor]]:

@@ -108,10 +108,7 @@ class PromptLogprobs:
         }
         answer = self.client.post("/v1/completions", body)
         _counted(self.client, answer, len(prompt))
-        tokens = _first(answer, "choices").get("token_ids")
-        if not isinstance(tokens, list):
-            raise ServerError(f"{self.client.base_url} returns no ids of new tokens: use a later version of the server")
-        return _before_stop(tokens, how.stop)
+        return _before_stop(self.client, _first(answer, "choices").get("token_ids"), how.stop)
 
 
 def _entry(entry: Any, token: int, position: int) -> Expected:
@@ -175,9 +172,7 @@ class InputLogprobs:
         }
         answer = self.client.post("/generate", {"input_ids": list(prompt), "sampling_params": settings})
         self._about(answer, len(prompt))
-        if not isinstance(answer.get("output_ids"), list):
-            raise ServerError(f"{self.client.base_url} returns no ids of new tokens: use a later version of the server")
-        return _before_stop(answer["output_ids"], how.stop)
+        return _before_stop(self.client, answer.get("output_ids"), how.stop)
 
     def _about(self, answer: Any, sent: int) -> dict[str, Any]:
         about = answer.get("meta_info") if isinstance(answer, dict) else None
@@ -218,7 +213,8 @@ class LlamaServer:
             raise ServerError(
                 "llama-server takes no smallest number of new tokens: measure this task on another engine"
             )
-        return _before_stop(self._post(prompt, {"n_predict": how.max_new_tokens, **how.named})["tokens"], how.stop)
+        answer = self._post(prompt, {"n_predict": how.max_new_tokens, **how.named})
+        return _before_stop(self.client, answer["tokens"], how.stop)
 
     def _post(self, prompt: Sequence[int], more: dict[str, Any]) -> dict[str, Any]:
         body = {"prompt": list(prompt), "cache_prompt": True, "return_tokens": True, **more}
@@ -313,7 +309,9 @@ def _counted(client: Client, answer: Any, sent: int) -> int:
     return cached
 
 
-def _before_stop(tokens: Sequence[int], stop: Sequence[int]) -> list[int]:
+def _before_stop(client: Client, tokens: Any, stop: Sequence[int]) -> list[int]:
+    if not isinstance(tokens, list):
+        raise ServerError(f"{client.base_url} returns no ids of new tokens: use a later version of the server")
     end = next((i for i, token in enumerate(tokens) if token in set(stop)), len(tokens))
     return [int(token) for token in tokens[:end]]
 
