@@ -356,6 +356,24 @@ def test_states_of_their_own_for_each_layer_are_counted_from_the_last() -> None:
     same(read.of_layer(2), flat.hidden_states[1].view(2, 24, 16))
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
+def test_an_encoder_of_the_first_layers_of_a_decoder(architecture: str, tmp_path: Path) -> None:
+    decoder = tiny_model(architecture)
+    decoder.save_pretrained(tmp_path / "encoder")
+    model = cepe.from_base(tiny_model(), tmp_path / "encoder", encoder_layers=1).eval()
+    ids = some_ids(2, 1, 9)
+    with torch.no_grad():
+        whole = cepe.from_base(tiny_model(), tmp_path / "encoder").encoder.eval()
+        between = whole(input_ids=ids[:, 0], output_hidden_states=True).hidden_states[1]
+        norm = whole.ln_f if architecture == "gpt2" else whole.norm
+        same(model.encode_context(ids).states[0], norm(between))
+        model.save_pretrained(tmp_path / "whole")
+        again = cepe.from_pretrained(tmp_path / "whole")
+        same(again.encode_context(ids).states[0], norm(between))
+    with pytest.raises(ValueError, match="3 layers of an encoder that has 2: give 1 to 2"):
+        cepe.from_base(tiny_model(), tiny_encoder(), encoder_layers=3)
+
+
 def test_only_the_last_layers_read_the_context() -> None:
     model = cepe.from_base(tiny_model("llama"), tiny_encoder(), num_cross_attn_layers=1)
     assert [hasattr(layer, "cross_attn") for layer in surgery.layers_of(model)] == [False, True]

@@ -215,6 +215,9 @@ def test_an_encoder_can_begin_with_the_blocks_of_a_decoder(
     assert state["embed_tokens.weight"].shape == (len(tokenizer) + 1, 32)
     assert torch.allclose(state["layers.1.mlp.up_proj.weight"], given["layers.1.mlp.up_proj.weight"], atol=1e-6)
     cepe.from_base(tiny_model(), chosen.out)  # refuses what does not look both ways
+    chosen = settings("b", f"encoder.start={tmp_path / 'model'}", "encoder.layers=1", "trainer.steps=1")
+    train(chosen)
+    assert not any("layers.1." in name for name in load_file(Path(chosen.out) / "model.safetensors"))
 
 
 def test_a_training_stopped_and_repeated_ends_with_the_same_weights(

@@ -30,6 +30,7 @@ def from_base(
     *,
     num_cross_attn_layers: int | None = None,
     num_cross_attn_hidden_states: int = 1,
+    encoder_layers: int | None = None,
     dtype: torch.dtype | None = None,
     tokenizer: Any = None,
     encoder_tokenizer: Any = None,
@@ -46,6 +47,7 @@ def from_base(
         encoder: a model, a config (random weights), or a folder or hub id, such as one of masked-language training.
         num_cross_attn_layers: layers, counted from the last, that read the context; default all.
         num_cross_attn_hidden_states: 1: all read the encoder's last states; else each reads a different layer's.
+        encoder_layers: of the encoder, counted from the first; the others are left out. Default all.
         dtype: of the added weights; default the base's. torch.float32 with a base in bfloat16 trains well.
         tokenizer, encoder_tokenizer: compared if both are known; default those in the folders of base and encoder.
         revision, hub: of the base, as in transformers' `from_pretrained`.
@@ -65,7 +67,8 @@ def from_base(
     if isinstance(base, CepeModel):
         raise ValueError(f"{_name(base)} is a CEPE model already: give the decoder it was made from")
     dtype = dtype or base.dtype
-    encoder = encoders.load(encoder, dtype=dtype, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
+    common: dict[str, Any] = {"trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle}
+    encoder = encoders.load(encoder, dtype=dtype, layers=encoder_layers, **common)
     name = {"name": _name(base), "revision": getattr(base.config, "_commit_hash", None) or revision}
     model = _extended(base, encoder, num_cross_attn_layers, num_cross_attn_hidden_states, dtype)
     model.config.cepe_base = name

@@ -11,6 +11,7 @@ from transformers import AutoModel, PreTrainedConfig
 
 from farspan.cepe.config import encoder_config
 from farspan.cepe.context import BUDGET, Context, Mode
+from farspan.cepe.surgery import layers_of
 from farspan.hf.modes import evaluating
 from farspan.loading import load_config, load_weights
 
@@ -121,6 +122,7 @@ def load(
     encoder: Any,
     *,
     dtype: torch.dtype,
+    layers: int | None = None,
     revision: str | None = None,
     trust_remote_code: bool | None = None,
     allow_pickle: bool = False,
@@ -128,8 +130,11 @@ def load(
     """Return an encoder from a config (random weights), a model, or a folder or hub id, such as one of a
     masked-language model.
 
+    Args:
+        layers: of the model, counted from the first; the others are left out. Default all.
+
     Raises:
-        ValueError: one that cannot be loaded, or that is not bidirectional.
+        ValueError: one that cannot be loaded, has fewer layers, or is not bidirectional.
     """
     if isinstance(encoder, PreTrainedConfig):
         model = AutoModel.from_config(encoder_config(encoder.to_dict())).to(dtype)
@@ -142,8 +147,20 @@ def load(
     else:
         model = encoder.base_model.to(dtype)  # of a masked-language model, its body
         model.config.is_causal, model.config.use_cache = False, False
+    if layers is not None:
+        _keep_first(model, layers)
     _check_both_ways(model)
     return model
+
+
+def _keep_first(encoder: Any, layers: int) -> None:
+    found = layers_of(encoder)
+    if not 1 <= layers <= len(found):
+        raise ValueError(f"{layers:,} layers of an encoder that has {len(found):,}: give 1 to {len(found):,}")
+    del found[layers:]
+    encoder.config.num_hidden_layers = layers
+    if getattr(encoder.config, "layer_types", None):
+        encoder.config.layer_types = encoder.config.layer_types[:layers]
 
 
 @torch.no_grad()

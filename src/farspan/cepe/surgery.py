@@ -58,8 +58,8 @@ class ContextHolder:
             self.context = before
 
 
-def layers_of(model: Any) -> list[Any]:
-    """Return the decoder's layers, in order.
+def layers_of(model: Any) -> Any:
+    """Return the decoder's layers, in order, a ModuleList.
 
     Raises:
         ValueError: none are found.
@@ -67,7 +67,7 @@ def layers_of(model: Any) -> list[Any]:
     decoder = decoder_of(model)
     for name in ("layers", "h"):
         if isinstance(found := getattr(decoder, name, None), nn.ModuleList):
-            return list(found)
+            return found
     raise ValueError(f"{type(model).__name__} cannot be extended: {type(decoder).__name__} has no list `layers` or `h`")
 
 

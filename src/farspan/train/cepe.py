@@ -54,6 +54,7 @@ class CepeModelSettings(Settings):
     name: str  # the decoder: a folder or hub id, or `demo`, the embedded one
     encoder: str | None = None  # a folder, such as one of `farspan train mlm`, or hub id; `demo`: the embedded model's
     warmed_up: str | None = None  # a folder of the warm-up, encoder included; empty: none
+    encoder_layers: int | None = Field(None, gt=0)  # of `encoder`, counted from the first; default all
     random_encoder: bool = False  # of the shape of `encoder`, without its weights, and without a warm-up
     train_encoder: bool = True
     initial: Literal["copied", "random", "zero"] = "copied"  # q, k, v of the cross-attention, from the self-attention
@@ -196,7 +197,7 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
             "decoder's tokenizer, or model.warmed_up"
         )
     config = load_config(folder_of(chosen.encoder), what="encoder")
-    has = getattr(config, "num_hidden_layers", None)
+    has = chosen.encoder_layers or getattr(config, "num_hidden_layers", None)
     if has is not None and chosen.states > has:
         raise ValueError(
             f"model.states = {chosen.states} is more than the layers of encoder {chosen.encoder!r}, at most {has}"
@@ -206,6 +207,7 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
         config if chosen.random_encoder else folder_of(chosen.encoder),
         num_cross_attn_layers=chosen.layers,
         num_cross_attn_hidden_states=chosen.states,
+        encoder_layers=chosen.encoder_layers,
         dtype=torch.float32,
         tokenizer=lm.tokenizer,
     )

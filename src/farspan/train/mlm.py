@@ -44,7 +44,7 @@ class EncoderSettings(Settings):
     layers: int = Field(24, gt=0)
     heads: int = Field(16, gt=0)
     rope_theta: float = Field(10_000.0, gt=0)
-    start: str | None = None  # a causal model that gives its blocks and shape, with bidirectional attention
+    start: str | None = None  # a causal model whose blocks, the first `layers` or all, begin it and look both ways
 
 
 class MlmOptimizer(OptimizerSettings):
@@ -160,7 +160,8 @@ def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attenti
     from transformers import LlamaConfig, LlamaModel
 
     if settings.start is not None:
-        encoder = load_encoder(folder_of(settings.start), dtype=torch.float32)
+        layers = settings.layers if "layers" in settings.model_fields_set else None
+        encoder = load_encoder(folder_of(settings.start), dtype=torch.float32, layers=layers)
         refuse_not_finite(encoder, f"encoder.start = {settings.start!r}")
         encoder.resize_token_embeddings(vocabulary)
         return encoder
