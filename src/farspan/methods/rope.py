@@ -8,7 +8,7 @@
     truncated:  f_m where the pair rotates at least `turns` times in `original` tokens, else 0
                                                  Barbero et al. 2024, arXiv 2410.06205, section 6 (p-RoPE)
     factors: f_m / λ_m, λ from `file`, queries and keys times sqrt(1 + ln s / ln original)
-                                                 LongRoPE, Ding et al. 2024, arXiv 2402.13753, section 3.2
+                                                 LongRoPE, Ding et al. 2024, arXiv 2402.13753
 
 s is `factor`, d the rotary dimension. The ramp rises from 0 to 1 between the pairs that rotate 32 times and once in
 `original` tokens, linear in m and with rounded ends as in YaRN's own code. All but dynamic change the frequencies and
