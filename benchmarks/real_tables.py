@@ -26,7 +26,7 @@ RECORDED = Path(__file__).resolve().parent / "real_models"
 PAGE = RECORDED.parents[1] / "docs" / "real_models.md"
 PICTURES = PAGE.parent / "pictures"
 MODELS = {"SmolLM2-135M-Instruct.Q4_1": "SmolLM2", "gemma-3-270m-q4_k_m": "Gemma 3"}
-EXTENDED = (" SMT",)  # after a model's name: that of a model that a recipe made of it
+EXTENDED = (" SMT", " CEPE")  # after a model's name: that of a model that a recipe made of it
 PLAIN = "as it is"  # how the tables call a model under full attention, in bfloat16
 NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 TEXTS = {"natural": "books", "shuffled": "books, shuffled", "python": "Python", "nested": "books, `nested`"}
@@ -58,7 +58,7 @@ def quality(model: str, part: str) -> list[Cell]:
     """Return the quality of a run by model, method and length."""
     header, rows = recorded(model, part)
     for other, more in (recorded(f"{model}{end}", part) for end in EXTENDED):
-        header = {**header, "models": header["models"] | other["models"]} if more else header
+        header = {**other, **header, "models": header.get("models", {}) | other["models"]} if more else header
         rows = rows + more
     return cells(rows, header) if rows else []
 
@@ -77,12 +77,14 @@ def by_length(head: str, lines: Mapping[str, Mapping[int, str]], unit: str = "")
 
 def label(one: CurveMember) -> str:
     """Return what tells a curve from the others of its run: the type of its weights, its recipe, or its method."""
-    return one.model.partition(" ")[2] or (PLAIN if one.method == "full" else f"`{one.method}`")
+    return member(one.model, one.method)
 
 
 def member(model: str, method: str) -> str:
-    """Return what tells a line of a comparison from the others: its method, or the recipe that made its model."""
-    return model.partition(" ")[2] or (PLAIN if method == "full" else f"`{method}`")
+    """Return what tells a line of a comparison from the others: the recipe that made its model, or its method. A model
+    of CEPE is its base under every method but `cepe`."""
+    made = model.partition(" ")[2].removeprefix("CEPE")
+    return made or (PLAIN if method == "full" else f"`{method}`")
 
 
 def halves(one: CurveMember) -> dict[int, str]:
@@ -237,13 +239,14 @@ TABLES: dict[str, Callable[[str], str]] = {
     "weights-lengths": lengths_by_member("weights"),
     "methods": curve_by_member("methods"),
     "methods-lengths": lengths_by_member("methods"),
+    "encoded-curve": curve_by_member("encoded-curve"),
     "costs": costs,
     "nats": nats_differences,
     "attention": attention,
     "depths": recall_map,
     **{
         part: quality_by_method(part)
-        for part in ("perplexity", "own", "topk", "sst2", "trec", "banking77", "qmsum", "ralm")
+        for part in ("perplexity", "encoded", "own", "topk", "sst2", "trec", "banking77", "qmsum", "ralm")
     },
 }
 
