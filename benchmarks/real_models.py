@@ -16,8 +16,6 @@ embedded model, in about a minute.
 """
 
 import argparse
-import gzip
-import json
 import os
 import re
 import shutil
@@ -31,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import real_tables
+import recorded as kept
 import torch
 from common import end
 from gguf import GGMLQuantizationType, quants
@@ -295,25 +294,10 @@ def first(folder: Path, out: Path) -> None:
 
 def record(out: Path) -> None:
     """Keep the rows of all runs below a folder, compressed, each after the settings of its run."""
-    for run in sorted(out.glob("*/*/rows.jsonl")):
-        header = json.loads((run.parent / "run.json").read_text())
-        for session in header["sessions"]:
-            session["command"] = _without_folders(session["command"])
-        kept = real_tables.RECORDED / run.parent.parent.name / f"{run.parent.name}.jsonl.gz"
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(header), *run.read_text().splitlines()]
-        # without the time, so that equal rows make equal files
-        kept.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
-    size = sum(path.stat().st_size for path in real_tables.RECORDED.rglob("*.gz"))
+    size = kept.record(out, real_tables.RECORDED)
     print(f"{size:,} bytes in {real_tables.RECORDED}")
     if size > MOST_BYTES:
         sys.exit(f"recorded rows have {size:,} bytes, expected at most {MOST_BYTES:,}")
-
-
-def _without_folders(command: list[str]) -> list[str]:
-    """Return a command without the options that name folders of this machine."""
-    values = {i + 1 for i, word in enumerate(command) if word in ("--out", "--data", "--model")}
-    return [word for i, word in enumerate(command) if i not in values and i + 1 not in values]
 
 
 def main() -> None:

@@ -3,17 +3,15 @@
 A table stands on the page between `<!-- table: NAME MODEL -->` and `<!-- end -->`.
 """
 
-import gzip
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import recorded as kept
 
-from farspan.record import Row, read_header, read_rows
+from farspan.record import Row
 from farspan.report.attention import series as attention_series
 from farspan.report.cells import Cell, cells
 from farspan.report.curve_figures import map_figure
@@ -22,7 +20,7 @@ from farspan.report.curves import CurveMember, series
 from farspan.report.picture import draw_figure
 from farspan.stats import Difference, MemoryLength, differences, interval, measured_mean
 
-RECORDED = Path(__file__).resolve().parent / "real_models"
+RECORDED = kept.BENCHMARKS / "real_models"
 PAGE = RECORDED.parents[1] / "docs" / "real_models.md"
 PICTURES = PAGE.parent / "pictures"
 MODELS = {"SmolLM2-135M-Instruct.Q4_1": "SmolLM2", "gemma-3-270m-q4_k_m": "Gemma 3"}
@@ -33,17 +31,9 @@ TEXTS = {"natural": "books", "shuffled": "books, shuffled", "python": "Python", 
 MISSING = "–"
 
 
-@cache
 def recorded(model: str, part: str) -> tuple[dict[str, Any], list[Row]]:
     """Return run.json and the rows of one run; two empty ones where it was not recorded."""
-    path = RECORDED / model / f"{part}.jsonl.gz"
-    if not path.is_file():
-        return {}, []
-    header, rows = gzip.decompress(path.read_bytes()).decode().split("\n", 1)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "run.json").write_text(header)
-        (Path(folder) / "rows.jsonl").write_text(rows)
-        return read_header(folder), read_rows(folder)
+    return kept.recorded(RECORDED, model, part)
 
 
 def curves(model: str, *parts: str) -> list[CurveMember]:
