@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
-from farspan.record import Row
+from farspan.record import ABSENT, Row
 from farspan.report.runs import Group, Member, Source, cost_rows, grouped
 from farspan.stats import LEVEL, bands, holm, interval, student_mean
 
@@ -124,9 +124,10 @@ def _numbers(rows: Sequence[Row], entry: Mapping[str, Any], is_comparison: bool)
     quality = entry["quality"]
     good = [row for row in rows if row.status == "ok"]
     bad = [row for row in rows if row.status != "ok"]
-    failed = [row for row in bad if row.status != "refused" or not good]
+    failed = [row for row in bad if row.status not in ("refused", *ABSENT) or not good]
     context, seconds = _mean(_number(row, "context") for row in good), sum(row.seconds for row in good)
-    details = {name: _mean(_number(row, name) for row in good) for name in entry.get("details", ())}
+    complete = [row for row in rows if row.status in ("ok", *ABSENT)]
+    details = {name: _mean(_number(row, name) for row in complete) for name in entry.get("details", ())}
     found: dict[str, Any] = {
         "n": len(good),
         "failed": failed[0].status if failed else "",

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from farspan.record import Row
+from farspan.record import ABSENT, Row
 from farspan.record.rows import writers_files
 from farspan.report.cells import as_data, as_plain, cells_of, failures
 from farspan.report.figures import PRICES, cost_figure
@@ -16,7 +16,7 @@ from farspan.report.tables import print_comparison, write_comparison
 from farspan.report.task_report import TaskReport
 from farspan.terminal import Terminal
 
-LEFT_OUT = ("ok", "budget")  # statuses of rows that did not fail
+LEFT_OUT = ("ok", "budget", *ABSENT)  # statuses of rows that did not fail
 
 
 class Results:
@@ -72,10 +72,14 @@ class Results:
         console.print_line(f"page: farspan report {self.folder}")
 
     def _print_failures(self, errors: Terminal) -> None:
-        failed = [row for row in self.source.rows if row.status not in LEFT_OUT]
+        rows = self.source.rows
+        if absent := [row for row in rows if row.status in ABSENT]:
+            first = f"first at length {absent[0].length:,}, repeat {absent[0].repeat}: {absent[0].reason}"
+            errors.print_line(f"{len(absent)} of {len(rows)} rows have no number, {first}", style="dim")
+        failed = [row for row in rows if row.status not in LEFT_OUT]
         if not failed:
             return
-        counted = f"{len(failed)} of {len(self.source.rows)} rows failed"
+        counted = f"{len(failed)} of {len(rows)} rows failed"
         if self.source.is_comparison:
             lines = [f"{counted}:", *failures([cell for cells in self.cells for cell in cells])]
         else:
@@ -99,7 +103,7 @@ class Results:
     def num_failed(self) -> int:
         """How many cells of a comparison, else how many rows, have no result."""
         if self.source.is_comparison:
-            return sum(bool(cell.failed) for cells in self.cells for cell in cells)
+            return sum(cell.failed not in ("", *ABSENT) for cells in self.cells for cell in cells)
         return sum(row.status not in LEFT_OUT for row in self.source.rows)
 
     def as_data(self) -> dict[str, Any]:
