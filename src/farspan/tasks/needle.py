@@ -133,10 +133,8 @@ class Needle(Task):
 
     kind: str = "single"  # one of KINDS
     ask: str = "forced"  # one of WAYS
-    depths: tuple[float, ...] = field(
-        default=DEPTHS, metadata={"quiet": True}
-    )  # of the hay: 0 its beginning, 1 its end
-    together: bool = field(default=True, metadata={"quiet": True})  # whether the needles of all depths are in one text
+    depths: tuple[float, ...] = field(default=DEPTHS, metadata={"quiet": True})  # of the hay: 0 to 1, its end
+    together: bool = field(default=True, metadata={"quiet": True})  # the needles of all depths are in one text
     keys: str | None = None  # words or numbers
     values: str | None = None  # words or numbers
     digits: int | None = None  # of all numbers
@@ -205,8 +203,9 @@ class Needle(Task):
         return NEW_TOKENS if self.new_tokens is None else self.new_tokens
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Return powers of two from a quarter of the smallest trained length to twice the largest, but at least 512."""
-        first = max(512, min(trained) // 4)
+        """Return powers of two from a quarter of the smallest trained length to twice the largest, but at least 512, or
+        1,024 where a depth has several needles."""
+        first = max(1024 if self.used("spread") else 512, min(trained) // 4)
         return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
 
     def on(self, lm: LM, text: str) -> "BoundNeedle":
@@ -456,6 +455,12 @@ def _query(
         ids, *parts = pieces(lm.tokenizer, beginning, *listed)
         ids = np.concatenate([encoded(lm.tokenizer, f"\n\n{question}"), end, ids])
     whole, ends = joined(parts)
+    for text, part in zip(answers, parts[::2], strict=True):
+        if part.tolist() != following(lm.tokenizer, f" {text}", before="is").tolist():
+            raise ValueError(
+                f"answer {text!r} does not tokenise apart from the text around it for the tokenizer of {lm.name}: its "
+                "tokens differ from those it has alone; use values of the other form, or kind=single"
+            )
     spans = tuple((int(last) - len(part), int(last)) for part, last in zip(parts, ends, strict=True))[::2]
     return Query(facts, ids, whole, spans, question, tuple(answers))
 
