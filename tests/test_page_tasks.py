@@ -35,6 +35,7 @@ RUNS = {
     "attention": ("attention model --lengths 32,64 --map-bins 8", "pareto"),
     "own": ("task own:pairs=2 model --lengths 300,400", "right"),
     "passkey": ("task passkey:depths=2 model --lengths 300,400", "right"),
+    "needle": ("task needle:depths=0+1 model --lengths 500,640", "right"),
     "icl": ("task icl:data=classes,text=text,label=label model --lengths 0,3", "accuracy"),
     "qa": ("task qa:data=nq.jsonl,shots=1,new_tokens=3 model --lengths 0,2", "exact_match"),
     "ralm": ("task ralm:index=index,window=60,query=20,passage_tokens=25 model --lengths 0,2", "nats"),
