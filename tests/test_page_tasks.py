@@ -44,6 +44,7 @@ RUNS = {
         "task longbench:set=qasper,data=longbench,new_tokens=3,view=answers model --lengths 800,900",
         "score",
     ),
+    "longbench2": ("task longbench2:data=longbench2.jsonl,truncate=middle model --lengths 340,900", "score"),
 }
 TITLES = {
     "curve": "Forgetting curve",
@@ -84,6 +85,13 @@ def place(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeniz
         folder / "longbench" / "qasper.jsonl",
         [{"context": c, "input": q, "answers": [a], "_id": str(i)} | about for i, (c, q, a) in enumerate(documents)],
     )
+    asked = [
+        {"_id": str(i), "domain": "d", "sub_domain": "s", "difficulty": "easy", "length": "short"}
+        | {"question": f"Who is {i}?", "answer": "ABCD"[i], "context": f"The fox {i} and the lazy dog. " * 5}
+        | {f"choice_{letter}": f"fox {letter}" for letter in "ABCD"}
+        for i in range(4)
+    ]
+    lines(folder / "longbench2.jsonl", asked)
     return folder
 
 
