@@ -49,7 +49,6 @@ METHODS = (
     "lambda_mask:window={trained}",
     "rope:type=linear,factor=4",
     "rope:type=ntk,factor=4",
-    "rope:type=dynamic",
     "rope:type=yarn,factor=4",
     "rope:type=yarn,factor=4+temperature",
     "rope:type=truncated",

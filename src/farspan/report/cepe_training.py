@@ -38,8 +38,8 @@ library_name: farspan
 Made by farspan: an encoder and cross-attention, {trained:,} parameters, were trained beside {name}, which is
 unchanged and not in this folder. {steps:,} steps of {batch:,} windows: {decoder:,} tokens in the decoder after
 {chunks:,} chunks of {chunk:,}, of the text `{text}`. Open it with `farspan.load(FOLDER)` and read with the method
-`cepe:chunk={chunk},decoder_window={window}`. The licence of the decoder may hold for weights trained beside it, as Meta's
-for Llama does.
+`cepe:chunk={chunk},decoder_window={window}`. The licence of the decoder may hold for weights trained beside it, as
+Meta's for Llama does.
 {measured}
 ![losses](losses.png)
 
