@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from farspan import __version__
-from farspan.cli import ask, attention, curve, demo, doctor, index, perplexity, report, task, train
+from farspan.cli import ask, attention, curve, demo, doctor, export, index, perplexity, report, task, train
 from farspan.cli.options import err, spread
 
 UsageError: Any = typer.BadParameter.__base__  # of click, or of the copy of it that typer brings
@@ -57,6 +57,7 @@ COMMANDS: Commands = {
     "index": (index.index, "--text books/ --out books.index"),
     "doctor": (doctor.doctor, "demo --method sinks:window=508"),
     "report": (report.report, "runs/* --out report"),
+    "export": (export.export, "runs/demo --to csv"),
     "import": (report.import_file, "results.json --out runs/published"),
 }
 TRAININGS: Commands = {
