@@ -18,12 +18,21 @@ from farspan.report.runs import Source, grouped, read_sources
 from farspan.specs import check_known
 
 Notice = Callable[[str], None]
+
+
+def _write_lm_eval(source: Source, folder: Path) -> list[Path]:
+    from farspan.measuring.lm_eval import write_lm_eval  # needs the model's tokenizer, and torch
+
+    return write_lm_eval(source, folder)
+
+
 FORMATS: dict[str, Callable[..., list[Path]]] = {
     "parquet": write_rows_parquet,
     "csv": write_rows_csv,
     "every-eval-ever": write_every_eval_ever,
     "hf-eval-results": write_eval_results,
     "model-card": write_model_card,
+    "lm-eval": _write_lm_eval,
 }
 ROWS = ("parquet", "csv")  # formats of rows, which also hold those that failed
 
