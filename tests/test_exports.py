@@ -1,13 +1,19 @@
 """Runs in the formats of other tools: each is read back, or judged by the schema or reader of its tool."""
 
 import json
+import os
+import runpy
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import ModelCard, parse_eval_result_entries
 from jsonschema import Draft7Validator
@@ -18,10 +24,10 @@ import farspan as library
 from farspan.record import Row, read_header, read_rows
 from farspan.report.curves import series
 from farspan.report.export import number as written
-from farspan.report.exports import FORMATS, export, num_missing, read_run
+from farspan.report.exports import FORMATS, export, num_missing
 from farspan.report.exports.numbers import numbers_of
 from farspan.report.exports.rows import METADATA, rows_table
-from farspan.report.runs import Source
+from farspan.report.runs import Source, read_run
 from farspan.stats import summarise
 
 SCHEMA = Path(__file__).parent / "data" / "every_eval_ever" / "eval.schema.json"
@@ -297,3 +303,88 @@ def test_a_task_without_a_direction_is_left_out(tmp_path: Path) -> None:
     (record,) = records(tmp_path / "run", notice=notices.append)
     assert {one["metric_config"]["metric_kind"] for one in record["evaluation_results"]} == {"perplexity"}
     assert any("attention" in line for line in notices)
+
+
+# lm-evaluation-harness
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("curves") / "curve"
+    settings: dict[str, Any] = {"lengths": (32, 64), "repeats": 3, "out": folder, "shard": (1, 1)}
+    library.measure([library.load("demo", dtype="float32", device="cpu")], ["full"], ["curve"], **settings)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tasks(curve: Path) -> Path:
+    """The folder of tasks of that run."""
+    done = farspan("export", curve, "--to", "lm-eval")
+    assert done.exit_code == 0, done.output
+    return curve / "export" / "lm_eval"
+
+
+def recorded(folder: Path, half: str, length: int, score: str) -> float:
+    rows = [row for row in read_rows(folder) if row.length == length]
+    return sum(row.scores[f"{half}{score}"] for row in rows) / len(rows)
+
+
+@pytest.mark.parametrize("half", ["copy", "control"])
+@pytest.mark.parametrize("length", [32, 64])
+def test_the_requests_have_the_log_likelihoods_of_the_rows(half: str, length: int, curve: Path, tasks: Path) -> None:
+    """What the harness does with a request, done naively: the model's log-probabilities of the target's tokens."""
+    code = runpy.run_path(str(tasks / "farspan_curve.py"))
+    lm = library.load("demo", dtype="float32", device="cpu")
+    nats, right = [], []
+    for document in code["dataset"](half=half, length=length, version=3)["test"]:
+        before, whole = (
+            lm.tokenizer(text, add_special_tokens=False)["input_ids"]
+            for text in (document["context"], document["context"] + document["target"])
+        )
+        with torch.no_grad():
+            found = lm.model(torch.tensor([whole])).logits[0].log_softmax(-1)[len(before) - 1 : -1]
+        target = torch.tensor(whole[len(before) :])
+        likelihood = float(found.gather(1, target[:, None]).sum()), bool((found.argmax(-1) == target).all())
+        for name, value in code["results"](document, [likelihood]).items():
+            (nats if name == "nats" else right).append(value)
+    assert len(nats) == 3
+    assert sum(nats) / 3 == pytest.approx(recorded(curve, half, length, "_nats"), rel=0.02)
+    assert sum(right) / len(right) == pytest.approx(recorded(curve, half, length, ""), abs=0.25)
+
+
+def test_the_harness_measures_the_curve(curve: Path, tasks: Path, tmp_path: Path) -> None:
+    """Needs lm-evaluation-harness, in this environment or in that of the interpreter named by FARSPAN_LM_EVAL."""
+    python = os.environ.get("FARSPAN_LM_EVAL") or (sys.executable if find_spec("lm_eval") else None)
+    if python is None:
+        pytest.skip("lm_eval is not installed, and FARSPAN_LM_EVAL names no interpreter that has it")
+    model = f"pretrained={folder_of('demo')},max_length=256,dtype=float32"
+    command = [python, "-m", "lm_eval", "--include_path", str(tasks), "--tasks", "farspan_curve", "--model", "hf"]
+    command += ["--model_args", model, "--device", "cpu", "--batch_size", "8", "--output_path", str(tmp_path)]
+    subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, timeout=280)
+    (path,) = tmp_path.rglob("results_*.json")
+    found = json.loads(path.read_text())["results"]
+    for half in ("copy", "control"):
+        for length in (32, 64):
+            of = found[f"farspan_curve_{half}_{length}"]
+            assert of["nats,none"] == pytest.approx(recorded(curve, half, length, "_nats"), rel=0.02)
+            assert of["acc,none"] == pytest.approx(recorded(curve, half, length, ""), abs=0.25)
+
+
+def test_lm_eval_takes_one_curve_whose_text_is_there(curve: Path, tmp_path: Path) -> None:
+    def copied(name: str, old: str, new: str) -> Path:
+        shutil.copytree(curve, tmp_path / new)
+        path = tmp_path / new / name
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+        return tmp_path / new
+
+    known = read_rows(curve)[0].settings["target_hash"]
+    assert "target_hash was '1111'" in refused(farspan("export", copied("run.json", known, "1111"), "--to", "lm-eval"))
+    target = read_rows(curve)[0].scores["target"]
+    other = copied("rows.jsonl", target, "2222")
+    assert "the text of repeat 0 at 32 tokens is not made again" in refused(farspan("export", other, "--to", "lm-eval"))
+
+
+def test_lm_eval_needs_a_curve(changed: Callable[[Change], Path]) -> None:
+    folder = changed(lambda rows: [row for row in rows if row.task == "perplexity"])
+    assert "holds 0 forgetting curves" in refused(farspan("export", folder, "--to", "lm-eval"))

@@ -32,12 +32,18 @@ def export(
 ) -> None:
     """Write a run in the format of another tool."""
     with one_line_errors():
+        from farspan.report.exports import FORMATS
         from farspan.report.exports import export as exported
 
         def notice(line: str) -> None:
             err.print_line(line, style="yellow")
 
-        written = exported(run, to, out, model=model, dataset=dataset, notice=notice)
+        formats = FORMATS
+        if to == "lm-eval":
+            from farspan.measuring.lm_eval import write_lm_eval  # needs torch, for the tokenizer
+
+            formats = {to: write_lm_eval}
+        written = exported(run, to, out, model=model, dataset=dataset, formats=formats, notice=notice)
         for path in written:
             (err if as_json else Terminal()).print_line(str(path))
         if as_json:

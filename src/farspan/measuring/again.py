@@ -10,9 +10,8 @@ from farspan.measuring.loop import Watch
 from farspan.measuring.result import Measured
 from farspan.measuring.setups import grid
 from farspan.record import default_folder
-from farspan.report.exports import read_run
 from farspan.report.header import COST
-from farspan.report.runs import Source
+from farspan.report.runs import Source, read_run
 
 SETTINGS = ("text", "lengths", "repeats", "seed", "cost")
 FROM_CONTEXT = (None, "auto")  # lengths that follow from the trained length

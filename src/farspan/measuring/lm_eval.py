@@ -14,6 +14,7 @@ import numpy as np
 
 from farspan.files import write
 from farspan.lm import LM, Load
+from farspan.loading.places import folder_of
 from farspan.measuring.again import SETTINGS, refuse_difference, repeatable
 from farspan.measuring.loop import Watch
 from farspan.measuring.setups import DEFAULT_REPEATS, grid
@@ -80,7 +81,7 @@ def results(document, results):
 ABOUT = """# The forgetting curve of {model} in lm-evaluation-harness
 
 ```sh
-lm_eval --include_path {folder} --tasks {group} --model hf --model_args pretrained={model},max_length={tokens}
+lm_eval --include_path {folder} --tasks {group} --model hf --model_args pretrained={place},max_length={tokens}
 ```
 
 `{group}_copy_N` asks for the last part of N tokens after the same text, `{group}_control_N` after an irrelevant one.
@@ -113,6 +114,7 @@ def write_lm_eval(source: Source, folder: Path) -> list[Path]:
         files[f"{task}.yaml"] = TASK.format(task=task, half=half, length=length, version=bound.version)
     files["README.md"] = ABOUT.format(
         model=model,
+        place=folder_of(model),
         folder="lm_eval",
         group=GROUP,
         tokens=max(contexts),

@@ -1,8 +1,7 @@
 """Runs in the formats of other tools. A format is a function of one run that writes files into a folder."""
 
 import shutil
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,25 +13,17 @@ from farspan.report.exports.every_eval_ever import write_every_eval_ever
 from farspan.report.exports.model_card import write_model_card
 from farspan.report.exports.numbers import UNMEASURED
 from farspan.report.exports.rows import write_rows_csv, write_rows_parquet
-from farspan.report.runs import Source, grouped, read_sources
+from farspan.report.runs import Source, grouped, read_run
 from farspan.specs import check_known
 
 Notice = Callable[[str], None]
-
-
-def _write_lm_eval(source: Source, folder: Path) -> list[Path]:
-    from farspan.measuring.lm_eval import write_lm_eval  # needs the model's tokenizer, and torch
-
-    return write_lm_eval(source, folder)
-
-
-FORMATS: dict[str, Callable[..., list[Path]]] = {
+Writer = Callable[..., list[Path]]  # of a run and a folder; returns the files that it wrote there
+FORMATS: dict[str, Writer] = {
     "parquet": write_rows_parquet,
     "csv": write_rows_csv,
     "every-eval-ever": write_every_eval_ever,
     "hf-eval-results": write_eval_results,
     "model-card": write_model_card,
-    "lm-eval": _write_lm_eval,
 }
 ROWS = ("parquet", "csv")  # formats of rows, which also hold those that failed
 
@@ -44,23 +35,25 @@ def export(
     *,
     model: str | None = None,
     dataset: str | None = None,
+    formats: Mapping[str, Writer] = FORMATS,
     notice: Notice = lambda line: None,
 ) -> list[Path]:
     """Write a run in the format of another tool and return the paths of the files.
 
     Args:
         run: its folder.
-        to: one of FORMATS.
+        to: one of `formats`.
         out: a folder; default: `export` in the run's, where earlier exports are replaced.
         model: one of the run's models, to export it alone.
         dataset: id of a data set on the Hub under which `hf-eval-results` files the numbers; default: the run's text.
+        formats: by name; those that need a model are in `farspan.measuring`.
         notice: called with a line for each thing left out.
 
     Raises:
         ValueError: an unknown format or model, no run, a run without rows, one of which every row failed (but for
             formats of rows), a file in the place of one to write, or a missing package of an extra.
     """
-    check_known("format", to, FORMATS)
+    check_known("format", to, formats)
     if dataset is not None and to != "hf-eval-results":
         raise ValueError(f"--dataset belongs to --to hf-eval-results: got --to {to}. Omit it")
     source = read_run(run, model)
@@ -70,7 +63,7 @@ def export(
     refuse_file(folder)
     with_dataset: dict[str, Any] = {} if dataset is None else {"dataset": dataset}
     with TemporaryDirectory() as place:
-        made = {folder / path.relative_to(place): path for path in FORMATS[to](source, Path(place), **with_dataset)}
+        made = {folder / path.relative_to(place): path for path in formats[to](source, Path(place), **with_dataset)}
         if out is not None and (taken := [path for path in made if path.exists()]):
             raise ValueError(f"{taken[0]} exists: delete it, or choose another folder (--out)")
         for path, new in made.items():
@@ -78,22 +71,6 @@ def export(
             with written(path) as beside:
                 shutil.copyfile(new, beside)
     return list(made)
-
-
-def read_run(run: str | Path, model: str | None = None) -> Source:
-    """Read a run, or its part of one model.
-
-    Raises:
-        ValueError: no run, a run without rows, or no such model in it.
-    """
-    (source,) = read_sources([run])
-    if model is None:
-        return source
-    names = list(dict.fromkeys(row.model for row in source.rows))
-    check_known(f"model of {run}", model, names)
-    models = {name: about for name, about in source.header["models"].items() if name == model}
-    rows = [row for row in source.rows if row.model == model]
-    return replace(source, header=source.header | {"models": models}, rows=rows)
 
 
 def measured_part(source: Source, notice: Notice) -> Source:
