@@ -21,6 +21,7 @@ from markdown_it import MarkdownIt
 from test_cli import farspan, last_line, refused
 
 import farspan as library
+from farspan.loading.places import folder_of
 from farspan.record import Row, read_header, read_rows
 from farspan.report.curves import series
 from farspan.report.export import number as written
