@@ -271,7 +271,7 @@ def test_a_run_that_failed_is_refused(to: str, changed: Callable[[Change], Path]
 def test_an_empty_run_is_refused(to: str, changed: Callable[[Change], Path]) -> None:
     folder = changed(lambda rows: [])
     said = refused(farspan("export", folder, "--to", to))
-    assert "no run holds rows yet" in said
+    assert "holds no rows yet" in said
     assert not (folder / "export").exists()
 
 

@@ -58,7 +58,7 @@ COMMANDS: Commands = {
     "index": (index.index, "--text books/ --out books.index"),
     "doctor": (doctor.doctor, "demo --method sinks:window=508"),
     "report": (report.report, "runs/* --out report"),
-    "export": (export.export, "runs/demo --to csv"),
+    "export": (export.export, "runs/demo/natural --to csv"),
     "import": (report.import_file, "results.json --out runs/published"),
 }
 TRAININGS: Commands = {

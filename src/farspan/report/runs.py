@@ -146,7 +146,11 @@ def read_run(run: str | Path, model: str | None = None) -> Source:
     Raises:
         ValueError: no run, a run without rows, or no such model in it.
     """
-    (source,) = read_sources([run])
+    path = Path(run)
+    header, rows = read_header(path), read_rows(path)
+    if not rows:
+        raise ValueError(f"{path} holds no rows yet: repeat the command that made it")
+    source = Source.of(path.resolve().name, path, header, rows)
     if model is None:
         return source
     names = list(dict.fromkeys(row.model for row in source.rows))
