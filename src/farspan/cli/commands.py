@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from farspan import __version__
-from farspan.cli import ask, attention, curve, demo, doctor, index, perplexity, report, task, train
+from farspan.cli import ask, attention, check, curve, demo, doctor, export, index, perplexity, report, task, train
 from farspan.cli.options import err, spread
 
 UsageError: Any = typer.BadParameter.__base__  # of click, or of the copy of it that typer brings
@@ -53,10 +53,12 @@ COMMANDS: Commands = {
     "attention": (attention.attention, "demo --lengths 256,512 --layers 0,-1"),
     "task": (task.task, "passkey demo --lengths 256,512 --repeats 5"),
     "compare": (task.compare, "demo --method full --method sinks:window=508 --task perplexity --task curve"),
+    "check": (check.check, "runs/baseline demo --tolerance perplexity=0.01"),
     "ask": (ask.ask, "demo 'Who is Watson?' --context book.txt"),
     "index": (index.index, "--text books/ --out books.index"),
     "doctor": (doctor.doctor, "demo --method sinks:window=508"),
     "report": (report.report, "runs/* --out report"),
+    "export": (export.export, "runs/demo/natural --to csv"),
     "import": (report.import_file, "results.json --out runs/published"),
 }
 TRAININGS: Commands = {
