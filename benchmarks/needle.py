@@ -1,6 +1,6 @@
 """What all needles cost on a real model to a length of 8,192 tokens, and how many it finds at which depth.
 
-    python benchmarks/needle.py MODEL [--text FOLDER] [--repeats 4] [--out FOLDER] [--check]
+    python benchmarks/needle.py MODEL [--text FOLDER] [--repeats 2] [--out FOLDER] [--check]
     python benchmarks/needle.py demo --quick
 
 The four kinds of the task `needle`, forced, at five depths of 2,048, 4,096 and 8,192 tokens (--quick: 1,024 and 2,048).
@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--text", default=str(BOOKS) if BOOKS.is_dir() else "builtin")
-    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--generated", action="store_true", help="also measure generated answers")
     parser.add_argument("--out", type=Path, help="folder for rows and pictures; default a temporary one")
     parser.add_argument("--quick", action="store_true", help="shorter lengths")

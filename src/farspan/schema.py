@@ -186,6 +186,9 @@ class OtherScores(Checked):
     cloze: Share | None = None
     accuracy: Share | None = None
     exact_match: Share | None = None
+    exact: Share | None = None
+    token_hits: Share | None = None
+    others: Count | None = None
     nats: Number | Words | list[Number | None] | None = None  # a list: one for each option
 
 
