@@ -183,7 +183,7 @@ def search_rope(
     space = Space(shape, theta, len(own), lm.trained_length, float(factor))
     task = Curve("probe", warmup, scored, target_text=target_text)
     task = task.resolved(lengths or (int(factor * lm.trained_length),), (lm.trained_length,))
-    chosen = tuple(lengths) if lengths else windows(task, lm, text, factor)
+    chosen = tuple(lengths) if lengths else windows(task, lm, factor)
     task.check(chosen)
     tasks = task, Perplexity("all")
     what = Grid(tasks, text, chosen, repeats, seed, cost=False, compared=False, trained=(lm.trained_length,))
@@ -198,9 +198,9 @@ def search_rope(
         return search.results(evaluations)
 
 
-def windows(task: Curve, lm: LM, text: str, factor: float) -> tuple[int, ...]:
+def windows(task: Curve, lm: LM, factor: float) -> tuple[int, ...]:
     """Return the lengths whose whole contexts are 1, 2, 4, ... trained lengths, the last `factor` of them."""
-    bound, trained = task.on(lm, text), lm.trained_length
+    bound, trained = replace(task, target_text=None).on(lm, "random"), lm.trained_length  # the same for every text
     assert isinstance(bound, BoundCurve)
     assert trained is not None
     whole = [trained << i for i in range(int(math.log2(factor)) + 1)]
@@ -216,8 +216,8 @@ def _check_beyond(memory: Setup, lm: LM, what: Grid) -> None:
     context = memory.bound.num_tokens(lm, example, memory.lengths[-1])
     if context <= lm.trained_length:
         raise ValueError(
-            f"lengths to {memory.lengths[-1]:,} tokens are inside the window: the longest context is {context:,} tokens "
-            f"of {lm.trained_length:,}. Give a length of {lm.trained_length:,} or more (--lengths)"
+            f"lengths to {memory.lengths[-1]:,} tokens are inside the window: the longest context has {context:,} of its "
+            f"{lm.trained_length:,} tokens. Give a length of {lm.trained_length:,} or more (--lengths)"
         )
 
 
