@@ -3,9 +3,10 @@
     python benchmarks/search_rope.py [--shape yarn] [--factor 4] [--out runs/search_rope] [--quick] [--check]
 
 `search_rope` measures 200 candidates on texts of `builtin:train` and keeps the one with the highest memory index that
-costs at most 0.05 nats per token inside the window. The factors found, untrained YaRN of the same factor and the model's
-own RoPE are then measured on texts of `builtin:held-out`: memory lengths over lengths up to a whole context of `factor`
-windows (probe of 32 + 96 tokens), and nats per token on windows of the trained length. Differences are paired by text.
+costs at most 0.05 nats per token inside the window. The factors found, untrained YaRN of the same factor and the
+model's own RoPE are then measured on texts of `builtin:held-out`: memory lengths over lengths up to a whole context of
+`factor` windows (probe of 32 + 96 tokens), and nats per token on windows of the trained length. Differences are paired
+by text.
 Judged with --check: the CPU time of the search, and that the difference of the half-lives is significant. Resumable;
 the CPU seconds of all sessions are added. Last line: the figures as JSON.
 """
@@ -34,21 +35,25 @@ LENGTHS = (64, 128, 256, 382, 512, 638, 766, 894, 1150, 1406, 1662, 1918)
 PROBE = Curve("probe", warmup=32, scored=96)
 
 
-class Clock(Watch):
+class Clock:
     """CPU seconds of all sessions, in a file that survives a kill."""
 
     def __init__(self, file: Path) -> None:
-        before = float(file.read_text()) if file.exists() else 0.0
-        started = time.process_time()
-        self.total = lambda: float(file.read_text())
+        self.file = file
+        self.before = float(file.read_text()) if file.exists() else 0.0
+        self.started = time.process_time()
+
+    @property
+    def seconds(self) -> float:
+        return self.before + time.process_time() - self.started
+
+    def watch(self) -> Watch:
+        """Return what writes the seconds with each row, and prints the lines of the search."""
 
         def row(*_: object) -> None:
-            write(file, f"{before + time.process_time() - started:.1f}")
+            write(self.file, f"{self.seconds:.1f}")
 
-        def notice(line: str) -> None:
-            print(line, flush=True)
-
-        super().__init__(row=row, notice=notice)
+        return Watch(row=row, notice=lambda line: print(line, flush=True))
 
 
 def main() -> None:
@@ -69,8 +74,9 @@ def main() -> None:
     lm, clock = load("demo"), Clock(options.out / "cpu_seconds")
     shape = {"shape": options.shape, "factor": options.factor}
     found = search_rope(
-        lm, **shape, evaluations=evaluations, repeats=search_texts, out=options.out / "search", watch=clock
+        lm, **shape, evaluations=evaluations, repeats=search_texts, out=options.out / "search", watch=clock.watch()
     )
+    seconds = clock.seconds
     draw_search(found)
     if found.best is None:
         raise SystemExit("no candidate keeps the bound")
@@ -93,7 +99,7 @@ def main() -> None:
         print(f"{how}\n  half-life {numbers.half_life}, reach {numbers.reach}, span {numbers.span}\n  m {index}")
     print("lengths", *curves["full"].lengths)
     figures: dict[str, float | int | None] = {
-        "cpu_seconds_of_the_search": clock.total(),
+        "cpu_seconds_of_the_search": seconds,
         "evaluations": len(found.tried),
         "best": found.best.number,
     }
@@ -109,8 +115,8 @@ def main() -> None:
     figures |= {"half_life_p": p["half_life"], "extra_nats": float((nats[searched] - nats["full"]).mean())}
     missed = []
     if not options.quick:
-        if clock.total() > SECONDS:
-            missed.append(f"the search took {clock.total():,.0f} CPU seconds, bound {SECONDS:,}")
+        if seconds > SECONDS:
+            missed.append(f"the search took {seconds:,.0f} CPU seconds, bound {SECONDS:,}")
         if figures["half_life_difference"] <= 0 or p["half_life"] is None or p["half_life"] >= 0.05:
             missed.append(f"half-life {figures['half_life_difference']:+,.0f} tokens, p = {p['half_life']}")
     end(figures, missed, options.check)
