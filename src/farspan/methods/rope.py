@@ -45,7 +45,7 @@ from farspan.reader import Reader, attending, dense_reader
 from farspan.specs import check_known
 
 TYPES = ("linear", "ntk", "dynamic", "yarn", "truncated", "factors")
-BETA_FAST, BETA_SLOW = 32, 1  # rotations within the original length, the ends of YaRN's ramp
+BETA_FAST, BETA_SLOW = 32.0, 1.0  # rotations within the original length, the ends of YaRN's ramp
 LARGEST_FACTOR = 1_000_000
 
 
