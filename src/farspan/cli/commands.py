@@ -9,7 +9,21 @@ import typer
 from typer.core import TyperGroup
 
 from farspan import __version__
-from farspan.cli import ask, attention, check, curve, demo, doctor, export, index, perplexity, report, task, train
+from farspan.cli import (
+    ask,
+    attention,
+    check,
+    curve,
+    demo,
+    doctor,
+    export,
+    index,
+    perplexity,
+    report,
+    search,
+    task,
+    train,
+)
 from farspan.cli.options import err, spread
 
 UsageError: Any = typer.BadParameter.__base__  # of click, or of the copy of it that typer brings
@@ -68,6 +82,9 @@ TRAININGS: Commands = {
     "cepe": (train.train_cepe, "configs/cepe-warmup-demo.toml"),
     "distill": (train.train_distill, "configs/distill-demo.toml"),
 }
+SEARCHES: Commands = {
+    "rope": (search.search_rope, "demo --factor 4 --evaluations 20"),
+}
 
 
 def _add(to: typer.Typer, group: str, commands: Commands) -> None:
@@ -79,6 +96,9 @@ _add(app, "farspan", COMMANDS)
 train_app = typer.Typer(no_args_is_help=True, help="Train or extend a model. A config is one TOML file.")
 _add(train_app, "farspan train", TRAININGS)
 app.add_typer(train_app, name="train")
+search_app = typer.Typer(no_args_is_help=True, help="Search settings of a method by what a model remembers with them.")
+_add(search_app, "farspan search", SEARCHES)
+app.add_typer(search_app, name="search")
 
 
 def _version(wanted: bool) -> None:
