@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from farspan import doctor, stats
     from farspan.callback import CurveCallback, PerplexityCallback
     from farspan.lm import LM, load, wrap
     from farspan.measuring.calls import compare, curve
@@ -34,6 +35,7 @@ _HOMES = {
     "task": "tasks",
     "wrap": "lm",
 }
+_MODULES = ("doctor", "stats")
 __all__ = [
     "LM",
     "CurveCallback",
@@ -43,12 +45,14 @@ __all__ = [
     "Run",
     "compare",
     "curve",
+    "doctor",
     "load",
     "measure",
     "method",
     "open_run",
     "read_rows",
     "served",
+    "stats",
     "task",
     "wrap",
 ]
@@ -56,6 +60,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `import farspan` does not import torch."""
+    if name in _MODULES:
+        return import_module(f"farspan.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'farspan' has no attribute {name!r}")
     return getattr(import_module(f"farspan.{_HOMES[name]}"), name)

@@ -137,7 +137,7 @@ class Measured:
         """Return tables and pictures as HTML, for notebooks."""
         from farspan.report.picture import as_png
 
-        console = Terminal(file=StringIO(), record=True, width=NOTEBOOK_COLUMNS)
+        console = Terminal(file=StringIO(), record=True, width=NOTEBOOK_COLUMNS, force_jupyter=False)
         self.results.print_tables(console)
         tables = console.export_html(code_format="<pre>{code}</pre>", inline_styles=True)
         lines = "".join(f"<p>{escape(shown(line))}</p>" for line in self.results.failures)
