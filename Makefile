@@ -8,7 +8,7 @@ FLOOR_TRANSFORMERS := 5.15.0
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo real check test lint test-attack test-floor test-distributed test-served clean
+.PHONY: demo real check test lint package notebook test-attack test-floor test-distributed test-served clean
 
 demo: $(VENV)/.installed
 	$(BIN)/farspan demo
@@ -29,6 +29,15 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# sdist and wheel in dist/, without an index; the tests install them into new environments and run them elsewhere
+package: $(VENV)/.installed
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python -m pytest tests/test_package.py
+
+# execute the tutorial and store its outputs
+notebook: $(VENV)/.installed
+	$(BIN)/python packaging/notebook.py examples/tutorial.ipynb
 
 # all wrong inputs, kills, small disks, hostile pages; an hour of fuzzing: make test-attack ATTACK="--seconds 3600"
 test-attack: $(VENV)/.installed

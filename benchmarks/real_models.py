@@ -288,7 +288,7 @@ def first(folder: Path, out: Path) -> None:
         minutes=10,
         out=out / "first",
     )
-    for path in (*measured.plot(), *write_report([measured.folder], out / "report")):
+    for path in (*measured.save(), *write_report([measured.folder], out / "report")):
         print(path)
 
 

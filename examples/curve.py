@@ -4,13 +4,10 @@ import sys
 from importlib.resources import files
 
 import farspan
-from farspan import measure
 from farspan.stats import curves, summarise
 
 model = sys.argv[1] if len(sys.argv) > 1 else str(files("farspan") / "assets" / "demo")
-measured = measure(
-    [model], tasks=["curve"], text="builtin:held-out", lengths=(32, 128, 240, 400), repeats=4, out="runs/example"
-)
+measured = farspan.curve(model, text="builtin:held-out", lengths=(32, 128, 240, 400), repeats=4, out="runs/example")
 
 for (name, method, what), curve in curves(measured.rows).items():
     numbers = summarise(curve)

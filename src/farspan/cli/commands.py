@@ -54,7 +54,6 @@ def _given(error: Any) -> str:
 app = typer.Typer(
     cls=OneLine,
     no_args_is_help=True,
-    add_completion=False,
     help="farspan measures how far back a language model remembers, and extends it.",
     pretty_exceptions_enable=False,
 )
@@ -76,11 +75,11 @@ COMMANDS: Commands = {
     "import": (report.import_file, "results.json --out runs/published"),
 }
 TRAININGS: Commands = {
-    "lm": (train.train_lm, "configs/demo.toml"),
-    "smt": (train.train_smt, "configs/smt-demo.toml --set trainer.steps=100"),
-    "mlm": (train.train_mlm, "configs/mlm-demo.toml"),
-    "cepe": (train.train_cepe, "configs/cepe-warmup-demo.toml"),
-    "distill": (train.train_distill, "configs/distill-demo.toml"),
+    "lm": (train.train_lm, "demo"),
+    "smt": (train.train_smt, "smt-demo --set trainer.steps=100"),
+    "mlm": (train.train_mlm, "mlm-demo"),
+    "cepe": (train.train_cepe, "cepe-warmup-demo"),
+    "distill": (train.train_distill, "distill-demo"),
 }
 SEARCHES: Commands = {
     "rope": (search.search_rope, "demo --factor 4 --evaluations 20"),

@@ -11,7 +11,7 @@ import typer
 from farspan.cli.options import CHECKPOINT_KEPT, AsJson, one_line_errors
 from farspan.terminal import Terminal
 
-Config = Annotated[Path, typer.Argument(help="TOML file; see configs/.")]
+Config = Annotated[Path, typer.Argument(help="TOML file, or the name of a config that comes with farspan: smt-demo.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE; repeatable.")]
 SIZE = "{parameters:,} parameters, {tokens:,} tokens"
 

@@ -19,14 +19,15 @@ from farspan.tasks import Task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING, BoundCurve
 from farspan.text.corpora import UNKNOWN_SHARE, Corpus
+from farspan.text.documents import Text
 
 
 def measure(
-    models: Sequence[str | LM],
-    methods: Sequence[str] = ("full",),
-    tasks: Sequence[str | Task] = ("perplexity",),
+    models: str | LM | Sequence[str | LM],
+    methods: str | Sequence[str] = "full",
+    tasks: str | Task | Sequence[str | Task] = "perplexity",
     *,
-    text: str = "builtin",
+    text: Text = "builtin",
     lengths: Lengths = None,
     repeats: int | None = None,
     seed: int = 0,
@@ -47,10 +48,11 @@ def measure(
     Models are loaded one after another. Repeating the call resumes a stopped run.
 
     Args:
-        models: folders, hub ids, or models that are loaded already.
-        methods: as `farspan.method` parses them.
-        tasks: as `farspan.tasks.task` parses them, or tasks.
-        text: for tasks on a text: a file, a folder, a hub data set or `builtin`.
+        models: folders, hub ids, or models that are loaded already; one, or several.
+        methods: as `farspan.method` parses them; one, or several.
+        tasks: as `farspan.tasks.task` parses them, or tasks; one, or several.
+        text: for tasks on a text: the name of a file, a folder, a hub data set or `builtin`; or documents, a list of
+            strings, which farspan's cache keeps.
         lengths: ascending, of every task, in its unit. None: each task's own, the same for all models. "auto": chosen
             for each model, adaptively for forgetting curves, up to the end of positions and text for perplexity.
         repeats: examples; default 10, for adaptive lengths as many as needed.
@@ -74,6 +76,9 @@ def measure(
         OSError: the disk is full.
     """
     watch, loader = watch or Watch(), loader or Load()
+    models = [models] if isinstance(models, str | LM) else list(models)
+    methods = [methods] if isinstance(methods, str) else list(methods)
+    tasks = [tasks] if isinstance(tasks, str | Task) else list(tasks)
     _check_division(models, shard, ray, gpus_per_model, minutes)
     shard = chosen_shard(shard) if ray is None else None
     chosen = [method(one) for one in methods]

@@ -1,37 +1,160 @@
 """The result of a measurement: its rows, tables and pictures."""
 
+import shutil
+from base64 import b64encode
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from html import escape
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from farspan.extras import optional_import
-from farspan.record import Row, read_header
-from farspan.report.terminal import Results
+from farspan.files import added
+from farspan.record import Row, latest, read_header, read_rows, refuse_file
+from farspan.record.rows import writers_files
+from farspan.specs import check_known
+from farspan.terminal import Terminal, shown
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
+    from farspan.report.terminal import Results  # scipy and matplotlib take a while, and plans need neither
+
+NOTEBOOK_COLUMNS = 120  # characters of a line of tables in a notebook
+NOTEBOOK_PICTURES = 6
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The content of a run folder."""
+    """The content of a run folder. A notebook shows its tables and pictures."""
 
     folder: Path
     rows: list[Row] = field(repr=False)  # of a repeated measurement, the last
     missing: dict[str, str] = field(default_factory=dict)  # by shard what other shards still have to measure
 
     @cached_property
-    def results(self) -> Results:
+    def results(self) -> "Results":
+        from farspan.report.terminal import Results
+
         return Results(self.rows, read_header(self.folder), self.folder)
 
-    def table(self) -> Any:
-        """Return a pandas.DataFrame: a line for each model, method, task and length.
+    def to_pandas(self) -> "DataFrame":
+        """Return the rows: a line for each, failed ones included, with a column for each field, and for each of its
+        settings and scores, such as `settings.protocol` and `scores.copy`; NaN where a row has none.
 
         Raises:
             ValueError: pandas is not installed.
         """
+        pandas = optional_import("pandas", "table")
+        return pandas.json_normalize([asdict(row) for row in self.rows], max_level=1)
+
+    def table(self, name: str = "quality") -> "DataFrame":
+        """Return a table of results with 95 % intervals, as `farspan report` writes it as CSV.
+
+        Args:
+            name: `quality`, a line for each model, method, task and length; of forgetting curves also `curves` and
+                `memory_lengths`; of perplexities also `perplexity` and, where all tokens were scored, `positions`.
+
+        Raises:
+            ValueError: no such table, or pandas is not installed.
+        """
+        tables = self.results.tables()
+        check_known("table", name, tables)
         return optional_import("pandas", "table").DataFrame(
-            [asdict(cell) for cells in self.results.cells for cell in cells]
+            list(tables[name].lines), columns=list(tables[name].columns)
         )
 
-    def plot(self) -> list[Path]:
-        """Draw the pictures of the run into its folder and return their paths."""
-        return self.results.draw()
+    def plot(self, ax: "Axes | None" = None, *, task: str | None = None) -> "Axes":
+        """Draw the results of one task on matplotlib axes and return them.
+
+        Args:
+            ax: axes to draw on; default: those of a new figure of pyplot.
+            task: one of the run's, as it is spelled or by its name; needed if there are several.
+
+        Raises:
+            ValueError: no such task, several and none named, or one without a result.
+        """
+        from farspan.report.picture import SIZE, draw_on, draw_with_legend, show_text_as_is
+
+        spec = self._task(task)
+        figure = self.results.figures()[spec]
+        if figure is None:
+            raise ValueError(f"{self.folder}: {spec} has no result to plot: {' '.join(self.results.failures)}")
+        if ax is None:
+            from matplotlib import pyplot
+
+            _, ax = pyplot.subplots(figsize=SIZE, layout="constrained")
+            draw_with_legend(ax, figure)
+        else:
+            draw_on(ax, figure)
+            if ax.get_legend_handles_labels()[0]:
+                ax.legend(fontsize=8)
+        show_text_as_is(ax)
+        return ax
+
+    def _task(self, name: str | None) -> str:
+        """Return a task of the run as it is spelled."""
+        specs = [group.spec for group in self.results.groups]
+        if not specs:
+            raise ValueError(f"{self.folder} holds no rows yet. Repeat its command to measure them")
+        found = [spec for spec in specs if name is None or name in (spec, spec.partition(":")[0])]
+        if len(found) > 1:
+            raise ValueError(f"{self.folder} has the tasks {'; '.join(found)}: name one of them, plot(task=...)")
+        if not found:
+            check_known("task", str(name), specs)
+        return found[0]
+
+    def save(self, folder: str | Path | None = None) -> list[Path]:
+        """Draw the run's pictures into its folder, or write the run with its pictures into another, which
+        `farspan.open_run` reads. Return the paths of the pictures.
+
+        Args:
+            folder: new, empty, or with the same run, whose files are replaced; default: the run's own.
+
+        Raises:
+            ValueError: the folder holds something else.
+        """
+        if folder is None or Path(folder).resolve() == self.folder.resolve():
+            return self.results.draw()
+        to = Path(folder)
+        refuse_file(to)
+        if to.exists() and any(to.iterdir()):
+            if not (to / "run.json").exists():
+                raise ValueError(f"{to} is not empty and holds no run (no run.json): choose another folder")
+            if read_header(to)["settings"] != read_header(self.folder)["settings"]:
+                raise ValueError(f"{to} holds another run: choose another folder")
+        to.mkdir(parents=True, exist_ok=True)
+        files = [*writers_files(self.folder, ".jsonl"), self.folder / "examples.jsonl", self.folder / "run.json"]
+        with added(to, last="run.json") as beside:
+            for file in files:
+                if file.exists():
+                    shutil.copyfile(file, beside / file.name)
+        return open_run(to).results.draw()
+
+    def _repr_html_(self) -> str:
+        """Return tables and pictures as HTML, for notebooks."""
+        from farspan.report.picture import as_png
+
+        console = Terminal(file=StringIO(), record=True, width=NOTEBOOK_COLUMNS, force_jupyter=False)
+        self.results.print_tables(console)
+        tables = console.export_html(code_format="<pre>{code}</pre>", inline_styles=True)
+        lines = "".join(f"<p>{escape(shown(line))}</p>" for line in self.results.failures)
+        figures = [one for one in self.results.figures().values() if one is not None]
+        pictures = "".join(
+            f'<img src="data:image/png;base64,{b64encode(as_png(one)).decode()}" alt="{escape(shown(one.title))}">'
+            for one in figures[:NOTEBOOK_PICTURES]
+        )
+        if (more := len(figures) - NOTEBOOK_PICTURES) > 0:
+            pictures += f"<p>and {more} more: plot(task=...)</p>"
+        return f"<p>{escape(shown(str(self.folder)))}: {len(self.rows):,} rows</p>{tables}{lines}{pictures}"
+
+
+def open_run(folder: str | Path) -> Measured:
+    """Return the result of a recorded run, as `farspan.measure` returned it.
+
+    Raises:
+        ValueError: the folder holds no run, or a damaged one.
+    """
+    return Measured(Path(folder), latest(read_rows(folder)))

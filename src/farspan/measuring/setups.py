@@ -13,6 +13,7 @@ from farspan.tasks import Bound, Task, task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import BoundCurve, Curve
 from farspan.tasks.perplexity import Perplexity
+from farspan.text.documents import Text, named
 
 DEFAULT_REPEATS = 10
 COST_REPEATS = 3  # of which a table takes the median
@@ -96,7 +97,7 @@ def grid(
     models: Sequence[str | LM],
     tasks: Sequence[str | Task],
     *,
-    text: str = "builtin",
+    text: Text = "builtin",
     lengths: Lengths = None,
     repeats: int | None = None,
     seed: int = 0,
@@ -127,7 +128,7 @@ def grid(
             one.check(given)
     if twice := [str(a) for a, b in combinations(resolved, 2) if str(a) == str(b)]:
         raise ValueError(f"task {twice[0]} is given twice: name each once (--task)")
-    return Grid(resolved, text, given or lengths, repeats, seed, cost, refusals, trained)
+    return Grid(resolved, named(text), given or lengths, repeats, seed, cost, refusals, trained)
 
 
 def possible_lengths(lm: LM, one: Setup, seed: int) -> tuple[Setup, dict[int, str]]:

@@ -10,6 +10,7 @@ from farspan.report.contrasts import TextTest, difference_line, group_difference
 from farspan.report.curve_figures import curve_figure, half_of, index_figure, map_figure, recall_figure, why_missing
 from farspan.report.curves import HEADLINE, CurveMember, as_data, curves_of, remarks, spoken
 from farspan.report.export import WHOSE, CsvTable, number, p_value, whose
+from farspan.report.figure import Figure, Heat
 from farspan.report.interactive import place
 from farspan.report.picture import draw_figure
 from farspan.report.runs import Group, renamed, short_names
@@ -100,9 +101,7 @@ class CurveReport(TaskReport):
         """Draw map.png for several lengths and depths, recall.png for one length, else curve.png, each also as SVG."""
         if not self.drawn:
             return []
-        what = "; ".join(sorted({one.what for one in self.drawn}))
-        names = ", ".join(sorted(short_names(one.model for one in self.drawn).values()))
-        title, paths = f"Recall of {names} ({what})", []
+        title, paths = _title("Recall", self.drawn), []
         maps = [one for one in self.drawn if one.map is not None and len(one.map.lengths) > 1]
         for place_in_order, one in enumerate(maps, 1):
             figure = map_figure(one, f"{title}\n{one.name}" if len(maps) > 1 else title)
@@ -111,8 +110,20 @@ class CurveReport(TaskReport):
             found = [one for one in self.members if len(one.measured.lengths)]
             paths += draw_figure(recall_figure(found, title), self.folder, "recall")
         if not self.at_one_length:
-            paths += draw_curves(self.drawn, self.folder, f"Forgetting curve of {names} ({what})")
+            paths += draw_curves(self.drawn, self.folder, _title("Forgetting curve", self.drawn))
         return paths
+
+    def figure(self, group: Group) -> Figure | Heat | None:
+        """Return a map of one curve at several lengths and depths, recall by distance at one length, else the
+        curves."""
+        curves = [one for one in curves_of(group.members) if one.summary is not None]
+        if not curves:
+            return None
+        if len(curves) == 1 and (found := curves[0].map) is not None and len(found.lengths) > 1:
+            return map_figure(curves[0], _title("Recall", curves))
+        if all(map(_has_recall, curves)):
+            return recall_figure(curves, _title("Recall", curves))
+        return curve_figure(curves, _title("Forgetting curve", curves))
 
     def as_data(self) -> dict[str, Any]:
         tests = [
@@ -173,6 +184,11 @@ class CurveReport(TaskReport):
             "curves.csv": CsvTable(CURVE_COLUMNS, points),
             "memory_lengths.csv": CsvTable(LENGTH_COLUMNS, lengths),
         }
+
+
+def _title(shown: str, curves: Sequence[CurveMember]) -> str:
+    names = ", ".join(sorted(short_names(one.model for one in curves).values()))
+    return f"{shown} of {names} ({'; '.join(sorted({one.what for one in curves}))})"
 
 
 def _has_recall(one: CurveMember) -> bool:

@@ -64,12 +64,7 @@ def draw_quality(groups: Sequence[Group], folder: str | Path, name: str) -> list
     a result are left out. Return the paths."""
     paths = []
     for number, group in enumerate(groups, 1):
-        if drawn := [one for one in group.members if one.good]:
-            models = ", ".join(sorted(short_names(one.model for one in drawn).values()))
-            quality = group.entry["quality"]["name"]
-            title = f"{quality[0].upper()}{quality[1:]} of {models} ({group.title})"
-            trained = [one.trained_length for one in drawn if one.trained_length]
-            figure = quality_figure(cells_of(group), title, trained)
+        if figure := group_figure(group):
             paths += draw_figure(figure, folder, name if number == 1 else f"{name}-{number}")
     return paths
 
@@ -99,6 +94,17 @@ def depth_map(
                 texts[row][column] = [f"length {length:,}, depth {depth:g}: {failed[depth, length]}"]
     names = [f"{length:,}" for length in lengths], [f"{depth:g}" for depth in depths]
     return Heat(title, "length (tokens)", "depth (0: beginning)", values, *names, scale, texts)
+
+
+def group_figure(group: Group) -> Figure | None:
+    """Return the quality of a group over length; None if it has no result."""
+    drawn = [one for one in group.members if one.good]
+    if not drawn:
+        return None
+    models = ", ".join(sorted(short_names(one.model for one in drawn).values()))
+    quality = group.entry["quality"]["name"]
+    title = f"{quality[0].upper()}{quality[1:]} of {models} ({group.title})"
+    return quality_figure(cells_of(group), title, [one.trained_length for one in drawn if one.trained_length])
 
 
 def point(cell: Cell) -> list[str]:

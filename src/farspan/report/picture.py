@@ -1,12 +1,14 @@
 """Pictures in run folders: figures, drawn with matplotlib."""
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Tick
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
@@ -23,6 +25,7 @@ from farspan.terminal import CONTROL
 LEGEND_CHARACTERS = 150  # of small print in the width of a picture
 LEGEND_LINES = 24
 TITLE_CHARACTERS = 100
+SIZE = (9.0, 6.0)  # of a picture in inches
 FEW_LABELS = 16  # on one axis
 NUMBERED = 400  # values that are also written as numbers, at most
 COLOURMAP = LinearSegmentedColormap.from_list("recall", RECALL)
@@ -33,14 +36,28 @@ STYLES = {"solid": "-", "dashed": "--", "dotted": ":", "points": "", "mark": ""}
 def draw_figure(one: Figure | Heat, folder: str | Path, name: str) -> list[Path]:
     """Draw a figure into NAME.png and NAME.svg and return the two paths. Lengths without a result are crosses at the
     bottom."""
-    canvas = Canvas(figsize=(9, 6), layout="constrained")
-    axes = canvas.subplots()
-    if isinstance(one, Heat):
-        _draw_heat(canvas, axes, one)
-    else:
-        draw_on(axes, one)
-        add_legend(canvas, axes)
-    return saved(canvas, Path(folder), name)
+    return saved(_drawn(one), Path(folder), name)
+
+
+def as_png(one: Figure | Heat) -> bytes:
+    """Return a figure as a small PNG, for pages that hold their pictures."""
+    canvas, content = _drawn(one), BytesIO()
+    show_text_as_is(canvas)
+    canvas.savefig(content, format="png", dpi=72)
+    return content.getvalue()
+
+
+def _drawn(one: Figure | Heat) -> Canvas:
+    canvas = Canvas(figsize=SIZE, layout="constrained")
+    draw_with_legend(canvas.subplots(), one)
+    return canvas
+
+
+def draw_with_legend(axes: Axes, one: Figure | Heat) -> None:
+    """Draw a figure on the only axes of a picture, with its legend below them."""
+    draw_on(axes, one)
+    if isinstance(one, Figure):
+        add_legend(_picture_of(axes), axes)
 
 
 def draw_grid(
@@ -65,10 +82,7 @@ def draw_grid(
             if one is None:
                 axes.set_axis_off()
                 continue
-            if isinstance(one, Heat):
-                _draw_heat(canvas, axes, one)
-            else:
-                draw_on(axes, one)
+            draw_on(axes, one)
             axes.set_title("")
             axes.set_title("" if titles[place] in titles[:place] else titles[place], loc="left", fontsize=10)
         labels = [axes.get_legend_handles_labels()[1] for axes in panels]
@@ -78,8 +92,17 @@ def draw_grid(
     return saved(canvas, Path(folder), name)
 
 
-def draw_on(axes: Axes, one: Figure) -> None:
+def _picture_of(axes: Axes) -> Canvas:
+    picture = axes.get_figure(root=True)
+    assert picture is not None
+    return picture
+
+
+def draw_on(axes: Axes, one: Figure | Heat) -> None:
     """Draw a figure on some axes, without a legend."""
+    if isinstance(one, Heat):
+        _draw_heat(axes, one)
+        return
     for number, line in enumerate(one.lines):
         _draw_line(axes, line, _beside(number, len(one.lines)) if one.log_x and not one.areas else 1.0)
     for area in one.areas:
@@ -175,7 +198,7 @@ def short_number(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
-def _draw_heat(canvas: Canvas, axes: Axes, one: Heat) -> None:
+def _draw_heat(axes: Axes, one: Heat) -> None:
     values = np.maximum(one.values, one.span[0]) if one.log else one.values  # NaN stays
     norm = (LogNorm if one.log else Normalize)(*one.span)
     image = axes.imshow(values, norm=norm, cmap=COLOURMAP, aspect="auto", interpolation="nearest")
@@ -191,7 +214,7 @@ def _draw_heat(canvas: Canvas, axes: Axes, one: Heat) -> None:
     if max(map(len, one.columns)) > 2:
         axes.tick_params("x", rotation=45)
     axes.set(xlabel=one.x, ylabel=one.y, title=one.title)
-    canvas.colorbar(image, ax=axes, label=one.scale)
+    _picture_of(axes).colorbar(image, ax=axes, label=one.scale)
 
 
 def add_legend(figure: Canvas, axes: Axes) -> None:
@@ -208,15 +231,19 @@ def add_legend(figure: Canvas, axes: Axes) -> None:
 
 
 def saved(figure: Canvas, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and SVG. Names in it are shown as they are: a dollar sign begins no formula."""
-    ticks = {id(text) for tick in figure.findobj(Tick) for text in tick.findobj(Text)}  # powers of ten are formulas
-    for text in figure.findobj(Text):
-        if not isinstance(text, Text) or id(text) in ticks:
-            continue
-        text.set_parse_math(False)
-        text.set_text(CONTROL.sub("\ufffd", text.get_text()))
+    """Write a figure as PNG and SVG."""
+    show_text_as_is(figure)
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:
         with written(path) as beside:
             figure.savefig(beside, dpi=140)
     return paths
+
+
+def show_text_as_is(artist: Artist) -> None:
+    """Show the names in a picture as they are: a dollar sign begins no formula, and control characters have a sign."""
+    ticks = {id(text) for tick in artist.findobj(Tick) for text in tick.findobj(Text)}  # powers of ten are formulas
+    for text in artist.findobj(Text):
+        if isinstance(text, Text) and id(text) not in ticks:
+            text.set_parse_math(False)
+            text.set_text(CONTROL.sub("\ufffd", text.get_text()))

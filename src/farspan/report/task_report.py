@@ -6,7 +6,8 @@ from typing import Any
 
 from farspan.report.cells import cells_of
 from farspan.report.export import CsvTable
-from farspan.report.figures import draw_quality
+from farspan.report.figure import Figure, Heat
+from farspan.report.figures import draw_quality, group_figure
 from farspan.report.runs import Group, Member
 from farspan.report.tables import print_quality
 from farspan.terminal import Terminal
@@ -35,6 +36,10 @@ class TaskReport:
     def draw(self) -> list[Path]:
         """Draw the pictures into the folder and return their paths."""
         return draw_quality(self.groups, self.folder, self.picture)
+
+    def figure(self, group: Group) -> Figure | Heat | None:
+        """Return the figure that shows one group; None if it has no result."""
+        return group_figure(group)
 
     def as_data(self) -> dict[str, Any]:
         """Return keys of what `--json` prints."""

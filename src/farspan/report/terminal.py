@@ -7,7 +7,9 @@ from typing import Any
 
 from farspan.record import ABSENT, Row
 from farspan.record.rows import writers_files
-from farspan.report.cells import as_data, as_plain, cells_of, failures
+from farspan.report.cells import Cell, as_data, as_plain, cells_of, failures
+from farspan.report.export import CsvTable, quality_table
+from farspan.report.figure import Figure, Heat
 from farspan.report.figures import PRICES, cost_figure
 from farspan.report.kinds import MEMBERS, reports
 from farspan.report.picture import draw_grid
@@ -50,42 +52,64 @@ class Results:
     def parts(self) -> list[TaskReport]:
         return reports(self.groups, self.folder, test=self._test)
 
+    @property
+    def _every_cell(self) -> list[Cell]:
+        return [cell for cells in self.cells for cell in cells]
+
     def print(self, console: Terminal) -> None:
         """Print the tables, what failed (to standard error), and where rows and pictures are."""
         pictures = self.draw()
+        self.print_tables(console)
         if self.source.is_comparison:
-            self._print_comparison(console)
-        else:
-            for part in self.parts:
-                part.print(console)
-        self._print_failures(Terminal(stderr=True))
+            for path in write_comparison(self._every_cell, self.folder):
+                console.print_line(f"table: {path}")
+            console.print_line(f"page: farspan report {self.folder}")
+        errors = Terminal(stderr=True)
+        if absent := self._absent():
+            errors.print_line(absent, style="dim")
+        for line in self.failures:
+            errors.print_line(line, style="red")
         files = writers_files(self.folder, ".jsonl")
         console.print_line(f"rows: {files[0] if len(files) == 1 else self.folder / 'rows*.jsonl'}")
         for path in pictures:
             console.print_line(f"picture: {path}")
 
-    def _print_comparison(self, console: Terminal) -> None:
-        every = [cell for cells in self.cells for cell in cells]
-        print_comparison(every, console)
-        for path in write_comparison(every, self.folder):
-            console.print_line(f"table: {path}")
-        console.print_line(f"page: farspan report {self.folder}")
-
-    def _print_failures(self, errors: Terminal) -> None:
-        rows = self.source.rows
-        if absent := [row for row in rows if row.status in ABSENT]:
-            first = f"first at length {absent[0].length:,}, repeat {absent[0].repeat}: {absent[0].reason}"
-            errors.print_line(f"{len(absent)} of {len(rows)} rows have no number, {first}", style="dim")
-        failed = [row for row in rows if row.status not in LEFT_OUT]
-        if not failed:
-            return
-        counted = f"{len(failed)} of {len(rows)} rows failed"
+    def print_tables(self, console: Terminal) -> None:
         if self.source.is_comparison:
-            lines = [f"{counted}:", *failures([cell for cells in self.cells for cell in cells])]
-        else:
-            lines = [f"{counted}, first: {failed[0].status}: {failed[0].reason}"]
-        for line in lines:
-            errors.print_line(line, style="red")
+            print_comparison(self._every_cell, console)
+            return
+        for part in self.parts:
+            part.print(console)
+
+    def _absent(self) -> str:
+        """Return how many rows have no number, and why, in a line; "" if all have one."""
+        absent = [row for row in self.source.rows if row.status in ABSENT]
+        if not absent:
+            return ""
+        first = f"first at length {absent[0].length:,}, repeat {absent[0].repeat}: {absent[0].reason}"
+        return f"{len(absent)} of {len(self.source.rows)} rows have no number, {first}"
+
+    @property
+    def failures(self) -> list[str]:
+        """What failed, in lines."""
+        failed = [row for row in self.source.rows if row.status not in LEFT_OUT]
+        if not failed:
+            return []
+        counted = f"{len(failed)} of {len(self.source.rows)} rows failed"
+        if self.source.is_comparison:
+            return [f"{counted}:", *failures(self._every_cell)]
+        return [f"{counted}, first: {failed[0].status}: {failed[0].reason}"]
+
+    def tables(self) -> dict[str, CsvTable]:
+        """Return the tables of numbers that the page has as CSV files, by name."""
+        files = {name: table for part in self.parts for name, table in part.csv_tables().items()}
+        return {"quality": quality_table(self._every_cell)} | {
+            name.removesuffix(".csv"): table for name, table in files.items()
+        }
+
+    def figures(self) -> dict[str, Figure | Heat | None]:
+        """Return the figure of each task as it is spelled; None of those without a result."""
+        return {group.spec: part.figure(group) for part in self.parts for group in part.groups}
 
     def draw(self) -> list[Path]:
         """Draw the pictures into the folder, once, and return their paths."""
@@ -103,20 +127,19 @@ class Results:
     def num_failed(self) -> int:
         """How many cells of a comparison, else how many rows, have no result."""
         if self.source.is_comparison:
-            return sum(cell.failed not in ("", *ABSENT) for cells in self.cells for cell in cells)
+            return sum(cell.failed not in ("", *ABSENT) for cell in self._every_cell)
         return sum(row.status not in LEFT_OUT for row in self.source.rows)
 
     def as_data(self) -> dict[str, Any]:
         """Return what `--json` prints."""
         data: dict[str, Any] = {"run": str(self.folder)}
-        every = [cell for cells in self.cells for cell in cells]
         if self.source.is_comparison:
-            data |= {"cells": [as_plain(cell) for cell in every], "failed_cells": self.num_failed}
+            data |= {"cells": [as_plain(cell) for cell in self._every_cell], "failed_cells": self.num_failed}
         else:
             for part in self.parts:
                 data |= part.as_data()
             if self.groups:
                 first = self.groups[0]
                 data |= {"task": first.spec, "quality": first.entry["quality"]["name"], "unit": first.entry["unit"]}
-            data |= {"results": as_data(every), "failed_rows": self.num_failed}
+            data |= {"results": as_data(self._every_cell), "failed_rows": self.num_failed}
         return data | {"pictures": [str(path) for path in self.draw()]}

@@ -16,11 +16,12 @@ A byte-order mark at the beginning of a file is not part of its text.
 """
 
 import hashlib
+import json
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from farspan.files import expanded
+from farspan.files import cache_folder, expanded, write
 from farspan.text import utf8
 from farspan.text.formats import FORMATS, Rows, rows_of
 from farspan.text.hub import HUB_ID, hub_rows
@@ -29,6 +30,34 @@ from farspan.text.utf8 import TextFile, refuse_surrogates
 MIN_BUILTIN_CHARACTERS = 200
 FOLDER_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 Document = str | TextFile | None  # None: a row without a text
+Text = str | Sequence[str]  # a name, or documents
+LONGEST_NAME = 4096  # characters, of a path
+
+
+def named(text: Text) -> str:
+    """Return the name of a text. Documents, given as a list of strings, are written into a file of the cache, whose
+    name is the same for the same documents.
+
+    Raises:
+        ValueError: a string that is a document and no name, or a list of something else or of nothing.
+    """
+    if isinstance(text, str):
+        if "\n" in text or len(text) > LONGEST_NAME:
+            raise ValueError(
+                f"text: got a string of {len(text):,} characters, expected a name. Give documents as a list"
+            )
+        return text
+    for number, document in enumerate(text):
+        if not isinstance(document, str):
+            raise ValueError(f"text: got {type(document).__name__} as document {number}, expected a string")
+        refuse_surrogates(document, f"text: document {number}")
+    if not any(document.strip() for document in text):
+        raise ValueError("text: got no document with text in it, expected at least one")
+    lines = "".join(json.dumps({"text": document}) + "\n" for document in text)
+    path = cache_folder() / "texts" / f"{hashlib.sha256(lines.encode()).hexdigest()[:16]}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, lines)
+    return str(path)
 
 
 def read_texts(name: str) -> Iterator[str]:

@@ -304,13 +304,13 @@ def _write_bm25(folder: Path, passages: list[str], text: str) -> None:
 
 
 def _write_vectors(folder: Path, passages: list[str], encoder: str, kind: str) -> None:
+    faiss: Any = optional_import("faiss", "faiss") if kind == "faiss" else None
     model = _encoder(encoder)
     graph: Any = None
     vectors: Any = None
     for first in range(0, len(passages), VECTORS_AT_ONCE):
         block = np.asarray(model.encode(passages[first : first + VECTORS_AT_ONCE], show_progress_bar=False), np.float32)
-        if kind == "faiss":
-            faiss = optional_import("faiss", "faiss")
+        if faiss is not None:
             graph = graph or faiss.IndexHNSWFlat(block.shape[1], NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
             graph.add(block)
             continue
@@ -319,7 +319,7 @@ def _write_vectors(folder: Path, passages: list[str], encoder: str, kind: str) -
             vectors = np.lib.format.open_memmap(folder / "vectors.npy", "w+", np.float32, shape)
         vectors[first : first + len(block)] = block
     if graph is not None:
-        optional_import("faiss", "faiss").write_index(graph, str(folder / "index.faiss"))
+        faiss.write_index(graph, str(folder / "index.faiss"))
 
 
 def _words(texts: list[str]) -> list[list[str]]:

@@ -4,6 +4,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -50,16 +51,31 @@ Out = Annotated[str, AfterValidator(_folder)]  # the folder of a training
 S = TypeVar("S", bound=Settings)
 
 
+def shipped_configs() -> dict[str, Path]:
+    """Return the configs that come with farspan, by name: in its package, or in a checkout in `configs/`."""
+    package = Path(str(resources.files("farspan")))
+    inside = package / "configs"
+    folder = inside if inside.is_dir() else package.parents[1] / "configs"
+    return {file.stem: file for file in sorted(folder.glob("*.toml"))}
+
+
 def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) -> S:
-    """Read the TOML file `path` as `kind`, with `overrides` such as `optimizer.lr=1e-3` (values are TOML, else text).
+    """Read a TOML file as `kind`, with `overrides` such as `optimizer.lr=1e-3` (values are TOML, else text).
+
+    Args:
+        path: of a file, or the name of a config that comes with farspan, such as smt-demo.
 
     Raises:
         ValueError: no such file, not TOML, an unknown key, a missing or an impossible value.
     """
     try:
-        values = tomllib.loads(Path(path).read_text("utf-8"))
+        values = tomllib.loads(_config_file(path).read_text("utf-8"))
     except FileNotFoundError as error:
-        raise ValueError(f"config {path} does not exist: give a TOML file, such as one of configs/") from error
+        known = shipped_configs()
+        raise ValueError(
+            f"config {path} does not exist{closest(Path(path).stem, known)}: give a TOML file, or the name of a config "
+            f"that comes with farspan: {', '.join(known)}"
+        ) from error
     except OSError as error:
         raise ValueError(f"config {path} cannot be read: {error.strerror}. Give a TOML file") from error
     except UnicodeDecodeError as error:
@@ -85,6 +101,10 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
             for message in [e["msg"].removeprefix("Value error, ")]  # pydantic's prefix
         )
         raise ValueError(f"config {path}: {problems}") from error
+
+
+def _config_file(path: str | Path) -> Path:
+    return Path(path) if Path(path).exists() else shipped_configs().get(str(path), Path(path))
 
 
 BEGUN = ("log.jsonl", "tokenizer.json")  # the first files that a training writes
