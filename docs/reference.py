@@ -36,6 +36,7 @@ from farspan.train.smt import SmtSettings
 CONFIGS = {"lm": LmSettings, "smt": SmtSettings, "mlm": MlmSettings, "cepe": CepeSettings, "distill": DistillSettings}
 # public names beside those of `farspan` itself
 MODULES = {
+    "farspan.callback": ("MeasuringCallback",),
     "farspan.reader": ("Reader", "Memory", "Scores"),
     "farspan.measuring.result": ("Measured",),
     "farspan.record": ("Row", "Run", "read_header", "read_examples"),
@@ -125,7 +126,9 @@ def _python() -> str:
     homes = {name: f"farspan.{farspan._HOMES[name]}" for name in sorted(farspan.__all__, key=str.lower)}
     for name, home in homes.items():
         # where it is defined: mkdocstrings does not follow names through modules that import lazily
-        parts.append(f"::: {_defined(home, name)}")
+        parts.append(
+            f"::: {_defined(home, name)}\n    options:\n      heading: farspan.{name}\n      toc_label: {name}"
+        )
     parts.append("## Further names")
     known = set(homes)
     for module, names in MODULES.items():
@@ -210,14 +213,23 @@ def _rows() -> str:
         parts.append(f"## {task}")
         for title, kind in (("settings", settings), ("scores", scores)):
             if table := _settings(kind, first="field"):
-                parts += [f"### {title} of {task}", table]
+                parts += [f"### {title} of {task}", table, *_nested(kind)]
         if needed:
             parts.append(f"Every row of status `ok` has the scores {', '.join(f'`{one}`' for one in needed)}.")
     parts += ["## Other tasks", _settings(schema.OTHER[1], first="field")]
-    for title, kind in (("run.json", schema.Header), ("A model in run.json", schema.Identity)):
-        parts += [f"## {title}", _settings(kind, first="field")]
+    for title, kind in (("run.json", schema.Header), ("Identity: a model in run.json", schema.Identity)):
+        parts += [f"## {title}", _settings(kind, first="field"), *_nested(kind)]
     parts += ["## A line of examples.jsonl", _settings(schema.ExampleLine, first="field")]
     return _joined(parts)
+
+
+def _nested(kind: Any) -> Iterator[str]:
+    """Yield the tables of a row's fields that are tables themselves, but not of those with a section of their own."""
+    for hint in _hints(kind).values():
+        for inner in (hint, *get_args(hint)):
+            if isinstance(inner, type) and issubclass(inner, schema.Checked) and inner is not schema.Identity:
+                yield f"`{inner.__name__}`:"
+                yield _settings(inner, first="field")
 
 
 def _settings(kind: Any, first: str = "setting", leave_out: Iterable[str] = ()) -> str:

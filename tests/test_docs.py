@@ -3,12 +3,14 @@
 import re
 import runpy
 import shlex
+from collections.abc import Iterator
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 from typer.testing import CliRunner
 
 import farspan
@@ -32,12 +34,14 @@ pytestmark = pytest.mark.xdist_group("docs")  # the tutorial runs once
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder in which the tutorial has run: the other pages use its second model."""
     folder = tmp_path_factory.mktemp("docs")
+    disable_progress_bar()  # the command line sets the variable for it, which is read before a test begins
     with pytest.MonkeyPatch.context() as patch:
         run_page(TUTORIAL, folder, patch)
-    return folder
+    yield folder
+    enable_progress_bar()
 
 
 def run_page(page: Path, folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -49,7 +53,8 @@ def run_page(page: Path, folder: Path, patch: pytest.MonkeyPatch) -> None:
         if title:
             Path(title).write_text(content, "utf-8")
         elif language == "sh":
-            commands = [line for line in content.splitlines() if not line.startswith(INSTALLATION)]
+            commands = content.replace("\\\n", " ").splitlines()
+            commands = [command for command in commands if not command.startswith(INSTALLATION)]
             printed = "".join(output_of(command) for command in commands)
         elif language == "text":
             shows(printed, content)
@@ -132,7 +137,7 @@ def test_the_reference_has_every_command_with_every_option(reference: dict[str, 
         for first in re.findall(r"as of \[`(.*?)`\]", shown):  # groups that several commands share
             shown += section(reference["commands"], first)
         printed = CliRunner().invoke(app, [*path.split()[1:], "--help"], env={"COLUMNS": "200"}).output
-        options = set(re.findall(r"│ +\*? +(--[a-z-]+)", printed)) - {"--help"}
+        options = set(re.findall(r"│ +(?:\* +)?(--[a-z-]+)", printed)) - {"--help"}
         assert options
         for option in options:
             assert f"`{option}`" in shown, f"{option} of {path}"
