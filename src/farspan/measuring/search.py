@@ -216,8 +216,8 @@ def _check_beyond(memory: Setup, lm: LM, what: Grid) -> None:
     context = memory.bound.num_tokens(lm, example, memory.lengths[-1])
     if context <= lm.trained_length:
         raise ValueError(
-            f"lengths to {memory.lengths[-1]:,} tokens are inside the window: the longest context is {context:,} of its "
-            f"{lm.trained_length:,} tokens. Give a length of {lm.trained_length:,} or more (--lengths)"
+            f"lengths to {memory.lengths[-1]:,} tokens are inside the window: the longest context is {context:,} of "
+            f"its {lm.trained_length:,} tokens. Give a length of {lm.trained_length:,} or more (--lengths)"
         )
 
 
