@@ -1,5 +1,6 @@
 """Execute a notebook and store its outputs: python packaging/notebook.py examples/tutorial.ipynb (extra notebook)."""
 
+import atexit
 import os
 import sys
 from pathlib import Path
@@ -30,9 +31,13 @@ def executed(path: Path, folder: Path) -> Any:
         raise ValueError(f"{path} is not a notebook: {error}") from error
     os.environ |= QUIET
     client = nbclient.NotebookClient(
-        notebook, timeout=CELL_SECONDS, record_timing=False, resources={"metadata": {"path": str(folder)}}
+        notebook,
+        timeout=CELL_SECONDS,
+        startup_timeout=CELL_SECONDS,
+        record_timing=False,
+        resources={"metadata": {"path": str(folder)}},
     )
-    kernel = client.kernel_name
+    kernel = notebook.metadata.get("kernelspec", {}).get("name", "python3")
     try:
         client.execute()
     except nbclient.exceptions.CellExecutionError as error:
@@ -48,6 +53,8 @@ def executed(path: Path, folder: Path) -> Any:
             f"{path}: kernel {kernel!r} does not start or died ({error}). Repair it: "
             f"{sys.executable} -m ipykernel install --sys-prefix"
         ) from error
+    finally:
+        atexit.unregister(client._cleanup_kernel)  # of a kernel that never ran it would print a traceback
     for cell in notebook.cells:
         cell.metadata.clear()
     notebook.metadata = {"kernelspec": notebook.metadata.kernelspec, "language_info": {"name": "python"}}

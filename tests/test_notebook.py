@@ -20,7 +20,8 @@ MOST_SECONDS = 60  # of CPU
 def outputs(path: Path) -> list[Any]:
     cells = [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
-    return [output for cell in cells for output in cell["outputs"]]
+    every = [output for cell in cells for output in cell["outputs"]]
+    return [output for output in every if output["output_type"] != "stream"]  # lines of progress, where it is slow
 
 
 def html(path: Path) -> str:
