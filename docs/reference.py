@@ -6,6 +6,7 @@
 import ast
 import inspect
 import json
+import math
 import re
 import sys
 import textwrap
@@ -239,8 +240,8 @@ def _settings(kind: Any, first: str = "setting", leave_out: Iterable[str] = ()) 
         if name in leave_out:
             continue
         alias = getattr(getattr(kind, "model_fields", {}).get(name), "alias", None) or name
-        rows.append((f"`{alias}`", _words(hints[name]), default, notes.get(name, "")))
-    return _table((first, "type", "default", "meaning"), rows)
+        rows.append((f"`{alias}`", notes.get(name, ""), _words(hints[name]), default))
+    return _table((first, "meaning", "type", "default"), rows)
 
 
 def _hints(kind: Any) -> dict[str, Any]:
@@ -349,7 +350,11 @@ def _words(hint: Any) -> str:
 
 def _number(value: float) -> str:
     value = int(value) if value == int(value) else value
-    return f"10^{len(str(int(value))) - 1}" if value >= 10**9 and str(int(value)).strip("0") == "1" else f"{value:,}"
+    for base in (10, 2):
+        power = round(math.log(value, base)) if value >= 10**9 else 0
+        if power and base**power == value:
+            return f"{base}^{power}"
+    return f"{value:,}"
 
 
 def _prose(text: str) -> str:
