@@ -29,7 +29,7 @@ from farspan.terminal import Terminal
 from tiny import nats_by, nats_of, open_lm, same, some_ids, tiny_model
 
 WINDOW = 48  # tokens, of the tiny models here
-SMALL: dict[str, Any] = {"lengths": (12, 60), "repeats": 3, "warmup": 2, "scored": 4, "evaluations": 8, "max_nats": 9.0}
+SMALL: dict[str, Any] = {"lengths": (12, 60), "repeats": 3, "warmup": 2, "scored": 4, "evaluations": 4, "max_nats": 9.0}
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def factors(folder: Path | str) -> list[str]:
 @pytest.mark.parametrize("shape", ["yarn", "factors"])
 def test_a_candidate_has_the_numbers_that_measure_gives_its_method(shape: str, lm: LM) -> None:
     found = searched(lm, shape=shape)
-    one = found.tried[4]
+    one = found.tried[2]
     what = Curve("probe", warmup=2, scored=4)
     common: dict[str, Any] = {"text": "text.txt", "repeats": 3}
     for how, tried in (("full", found.own), ("rope:type=yarn,factor=4", found.yarn), (one.method, one)):
@@ -75,16 +75,16 @@ def test_a_candidate_has_the_numbers_that_measure_gives_its_method(shape: str, l
     assert one.nats is not None
     assert found.own.nats is not None
     assert one.increase == one.nats - found.own.nats
-    assert len({one.nats for one in found.tried}) > 4
+    assert len({one.nats for one in found.tried}) > 2
 
 
 def test_the_best_is_the_candidate_within_the_bound_that_remembers_most(lm: LM) -> None:
     found = searched(lm)
     costs = sorted(one.increase or 0.0 for one in found.tried)
-    bounded = searched(lm, max_nats=max(0.0, costs[4]), out="bounded")
+    bounded = searched(lm, max_nats=max(0.0, costs[2]), out="bounded")
     assert bounded.best is not None
     possible = [one for one in (bounded.yarn, *bounded.tried) if (one.increase or 0.0) <= bounded.max_nats]
-    assert 0 < len(possible) < 9
+    assert 0 < len(possible) < 5
     assert bounded.best.memory == max(one.memory for one in possible)
     assert bounded.file is not None
     held = json.loads(bounded.file.read_text())
@@ -165,7 +165,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("rows", [2, 29])
 def test_a_killed_search_ends_with_the_same_candidates(rows: int, lm: LM) -> None:
     whole = searched(lm, out="whole")
 
@@ -180,13 +180,13 @@ def test_a_killed_search_ends_with_the_same_candidates(rows: int, lm: LM) -> Non
     assert Path("run/rows.jsonl").read_bytes().startswith(before)
     assert numbers(again) == numbers(whole)
     assert factors("run") == factors("whole")
-    assert len(read_rows("run")) == len({row.key for row in read_rows("run")}) == 10 * (3 + 6)
+    assert len(read_rows("run")) == len({row.key for row in read_rows("run")}) == 6 * (3 + 6)
 
 
 def test_more_evaluations_continue_a_search(lm: LM) -> None:
     whole = searched(lm, out="whole")
-    first = searched(lm, evaluations=3)
-    assert numbers(first) == numbers(whole)[:5]
+    first = searched(lm, evaluations=2)
+    assert numbers(first) == numbers(whole)[:4]
     assert numbers(searched(lm)) == numbers(whole)
 
 
