@@ -88,7 +88,7 @@ def main() -> None:
     methods = ["full", yarn, searched]
     held_out = {"text": "builtin:held-out", "repeats": texts}
     largest = options.factor * 512 - 130
-    lengths = [n for n in (*LENGTHS, *(2 * n for n in LENGTHS[4:])) if n <= largest]
+    lengths = [n for n in (*LENGTHS, *(2 * n for n in LENGTHS if 2 * n > LENGTHS[-1])) if n <= largest]
     rows = measure([lm], methods, [PROBE], lengths=sorted(set(lengths)), out=options.out / "curve", **held_out).rows
     inside = measure([lm], methods, ["perplexity:targets=all"], lengths=[512], out=options.out / "nats", **held_out)
     curves = {how: curve([row for row in rows if row.method == how]) for how in methods}

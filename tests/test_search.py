@@ -18,7 +18,7 @@ from farspan.cli import app
 from farspan.hf import plain_rope
 from farspan.lm import LM
 from farspan.measuring.loop import Watch
-from farspan.measuring.search import KNOTS, NOT_FINITE, Space, cma_es, loss, search_rope
+from farspan.measuring.search import KNOTS, NOT_FINITE, Space, _Search, cma_es, loss, search_rope
 from farspan.methods import method
 from farspan.record import read_rows
 from farspan.report.search import Searched, Tried, print_search, search_figure
@@ -29,7 +29,7 @@ from farspan.terminal import Terminal
 from tiny import nats_by, nats_of, open_lm, same, some_ids, tiny_model
 
 WINDOW = 48  # tokens, of the tiny models here
-SMALL: dict[str, Any] = {"lengths": (12, 60), "repeats": 3, "warmup": 2, "scored": 4, "evaluations": 8, "max_nats": 9.0}
+SMALL: dict[str, Any] = {"lengths": (12, 60), "repeats": 3, "warmup": 2, "scored": 4, "evaluations": 4, "max_nats": 9.0}
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def factors(folder: Path | str) -> list[str]:
 @pytest.mark.parametrize("shape", ["yarn", "factors"])
 def test_a_candidate_has_the_numbers_that_measure_gives_its_method(shape: str, lm: LM) -> None:
     found = searched(lm, shape=shape)
-    one = found.tried[4]
+    one = found.tried[2]
     what = Curve("probe", warmup=2, scored=4)
     common: dict[str, Any] = {"text": "text.txt", "repeats": 3}
     for how, tried in (("full", found.own), ("rope:type=yarn,factor=4", found.yarn), (one.method, one)):
@@ -75,22 +75,31 @@ def test_a_candidate_has_the_numbers_that_measure_gives_its_method(shape: str, l
     assert one.nats is not None
     assert found.own.nats is not None
     assert one.increase == one.nats - found.own.nats
-    assert len({one.nats for one in found.tried}) > 4
+    assert len({one.nats for one in found.tried}) > 2
 
 
-def test_the_best_is_the_candidate_within_the_bound_that_remembers_most(lm: LM) -> None:
-    found = searched(lm)
-    costs = sorted(one.increase or 0.0 for one in found.tried)
-    bounded = searched(lm, max_nats=max(0.0, costs[4]), out="bounded")
-    assert bounded.best is not None
-    possible = [one for one in (bounded.yarn, *bounded.tried) if (one.increase or 0.0) <= bounded.max_nats]
-    assert 0 < len(possible) < 9
-    assert bounded.best.memory == max(one.memory for one in possible)
-    assert bounded.file is not None
-    held = json.loads(bounded.file.read_text())
-    expected = nats_by(bounded.best.method, lm, some_ids(1, 60))
-    same(nats_by(f"rope:type=factors,file={bounded.file}", lm, some_ids(1, 60)), expected)
-    assert held["original_max_position_embeddings"] == WINDOW
+@pytest.mark.parametrize(("bound", "best"), [(0.0, 1), (0.05, 3), (0.1, 0), (0.3, 2), (-1.0, None)])
+def test_the_best_is_the_candidate_within_the_bound_that_remembers_most(
+    bound: float, best: int | None, lm: LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, cost = (0.8, 0.1, 0.9, 0.5, 0.3), (0.06, 0.0, 0.2, 0.04, 0.05)  # of YaRN, then of the candidates
+    low = 2.0 * (bound < 0)  # nothing is within
+
+    def measured(self: Any, number: int, how: Any, own_nats: float | None) -> Tried:
+        extra = 0.0 if own_nats is None else cost[number] + low
+        return Tried(number, str(how), (memory[number],), 3.0 + extra, extra)
+
+    monkeypatch.setattr(_Search, "_measured", measured)
+    found = searched(lm, max_nats=abs(bound))
+    assert (found.best and found.best.number) == best
+    if best is None:
+        assert found.file is None
+        assert found.nearest.number == 1
+        return
+    assert found.file is not None
+    held = json.loads(found.file.read_text())
+    place = Path(f"run/candidates/{best:04}.json")
+    assert held == (json.loads(place.read_text()) if best else Space("yarn", 10_000.0, 4, WINDOW, 4.0).untrained())
 
 
 def test_candidates_within_the_bound_come_before_those_beyond_it() -> None:
@@ -165,7 +174,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("rows", [2, 29])
 def test_a_killed_search_ends_with_the_same_candidates(rows: int, lm: LM) -> None:
     whole = searched(lm, out="whole")
 
@@ -180,13 +189,13 @@ def test_a_killed_search_ends_with_the_same_candidates(rows: int, lm: LM) -> Non
     assert Path("run/rows.jsonl").read_bytes().startswith(before)
     assert numbers(again) == numbers(whole)
     assert factors("run") == factors("whole")
-    assert len(read_rows("run")) == len({row.key for row in read_rows("run")}) == 10 * (3 + 6)
+    assert len(read_rows("run")) == len({row.key for row in read_rows("run")}) == 6 * (3 + 6)
 
 
 def test_more_evaluations_continue_a_search(lm: LM) -> None:
     whole = searched(lm, out="whole")
-    first = searched(lm, evaluations=3)
-    assert numbers(first) == numbers(whole)[:5]
+    first = searched(lm, evaluations=2)
+    assert numbers(first) == numbers(whole)[:4]
     assert numbers(searched(lm)) == numbers(whole)
 
 
