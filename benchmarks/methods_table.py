@@ -15,7 +15,7 @@ import argparse
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -40,7 +40,6 @@ from farspan.stats import Difference, differences, holm, student_mean
 
 RECORDED = kept.BENCHMARKS / "methods_table"
 PAGE = kept.BENCHMARKS.parent / "docs" / "methods_table.md"
-PICTURE = "methods_table"
 TEXT = "builtin:held-out+tests"  # that the embedded model was not trained on
 MODELS = {"demo": "the embedded model", "SmolLM2-135M-Instruct.Q4_1": "SmolLM2"}
 METHODS = (
@@ -108,7 +107,11 @@ PARTS = {
 }
 NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 TEXTS = {"natural": "natural text", "shuffled": "shuffled text"}
-QUALITY = ("perplexity", "longppl", "needle", "own")
+NAMES = {"perplexity": "perplexity", "longppl": "LongPPL", "needle": "needles", "own": "facts"}
+PRICES = {
+    "memory": ("context_bytes", "memory of the context at four windows (MiB)", 2**20),
+    "seconds": ("prefill_seconds", "seconds to the first token after four windows", 1),
+}
 MARKS = {True: " ▲", False: " ▼"}
 
 
@@ -180,8 +183,8 @@ def costs(model: str) -> str:
 
 def best(model: str) -> str:
     """Return the best method of each measure and length, and how much better it is than the next, paired by example;
-    p after Holm over the table."""
-    found = [one for part in QUALITY for one in _best(model, part)]
+    p after Holm over the table. LongPPL is left out: each method has key tokens of its own."""
+    found = [one for part in NAMES if part != "longppl" for one in _best(model, part)]
     corrected = holm([p for *_, (_, _, _, p) in found])
     lines = [
         [what, f"{length:,}", f"`{first}`", f"`{second}`", f"{mean:.3f} [{low:.3f}, {high:.3f}]", f"{p:.2g}"]
@@ -207,7 +210,7 @@ def _best(model: str, part: str) -> Iterator[tuple[str, int, str, str, tuple[flo
         first, second = order[:2]
         gaps = np.array([by[first][one] - by[second][one] for one in by[first] if one in by[second]])
         if gaps.any():
-            yield f"{about['name']}", length, first, second, student_mean(gaps)
+            yield NAMES[part], length, first, second, student_mean(gaps)
 
 
 def measures(model: str, length: int) -> dict[str, dict[str, float]]:
@@ -218,11 +221,11 @@ def measures(model: str, length: int) -> dict[str, dict[str, float]]:
             for point in one.points():
                 if point["length"] == length and "memory_index" in point:
                     found.setdefault(f"memory, {text}", {})[how] = point["memory_index"]
-    for part in QUALITY:
+    for part in NAMES:
         for cell in quality(model, part):
             if cell.length == length and cell.value is not None:
                 better = -np.log(cell.value) if cell.exp else cell.value
-                found.setdefault(cell.quality, {})[cell.method] = float(better)
+                found.setdefault(NAMES[part], {})[cell.method] = float(better)
                 if part == "longppl":
                     found.setdefault("share of key tokens", {})[cell.method] = cell.details["share"]
     return found
@@ -256,12 +259,41 @@ def _correlation(pairs: Sequence[tuple[float, float | None]]) -> str:
     return f"{spearmanr(*values.T).statistic:+.2f} [{low:+.2f}, {high:+.2f}] ({len(values)})"
 
 
+def against_perplexity(model: str, task: str, measure: str, length: int) -> tuple[float, float, float]:
+    """Return how much more a measure correlates with a task over the methods than perplexity does, and its 95 %
+    interval by resampling methods."""
+    found = measures(model, length)
+    columns = [found[name] for name in (task, measure, "perplexity")]
+    values = np.array([[one[how] for one in columns] for how in columns[0] if all(how in one for one in columns)])
+
+    def more(drawn: np.ndarray) -> float:
+        ranks = spearmanr(drawn).statistic
+        return float(ranks[0, 1] - ranks[0, 2])
+
+    rng = np.random.default_rng(0)
+    draws = [values[rng.integers(len(values), size=len(values))] for _ in range(SAMPLES)]
+    low, high = np.quantile([more(draw) for draw in draws if (np.ptp(draw, axis=0) > 0).all()], [0.025, 0.975])
+    return more(values), float(low), float(high)
+
+
+def predictors(model: str) -> str:
+    """Return by how much the correlation of each measure with each task exceeds that of perplexity."""
+    lengths = sorted({row.length for row in rows_of(model, "perplexity")[1]})[1:]
+    lines = []
+    for task in (NAMES["needle"], NAMES["own"]):
+        for measured in (*(f"memory, {text}" for text in TEXTS.values()), "LongPPL", "share of key tokens"):
+            found = [against_perplexity(model, task, measured, length) for length in lengths]
+            lines.append([task, measured, *(f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" for value, low, high in found)])
+    return table(["task", "measure", *(f"{length:,}" for length in lengths)], lines)
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "memory": memory,
     "costs": costs,
     "best": best,
     "correlations": correlations,
-    **{part: by_quality(part) for part in QUALITY},
+    "predictors": predictors,
+    **{part: by_quality(part) for part in NAMES},
 }
 
 
@@ -277,19 +309,23 @@ def page() -> str:
     return found.sub(lambda part: f"{part[1]}{made(part[2])}\n{part[3]}", PAGE.read_text())
 
 
-def pareto(model: str) -> Figure:
-    """Return the span on shuffled text over the memory of the context at the longest length, a point a method."""
-    held = {cell.method: cell.context_bytes for cell in quality(model, "perplexity")}  # the last length's
+def pareto(model: str, price: str, unit: str, scale: float) -> Figure:
+    """Return the span on shuffled text over a cost at the longest length, a point for each method.
+
+    Args:
+        price: a field of the cells.
+        scale: what a unit of the figure is in that of the field.
+    """
+    cost = {cell.method: getattr(cell, price) for cell in quality(model, "perplexity")}  # the last length's
     lines = []
     for index, (how, one) in enumerate(curves(model, "shuffled").items()):
-        size = held.get(how)
-        if size and one.summary is not None:
+        if cost.get(how) and one.summary is not None:
             span = one.summary.span
             low, high = ([np.nan if limit is None else limit] for limit in (span.low, span.high))
-            lines.append(Line(how, [size / 2**20], [span.value], index, low, high, [[how]], "cost", "points"))
+            lines.append(Line(how, [cost[how] / scale], [span.value], index, low, high, [[how]], "cost", "points"))
     return Figure(
-        title=f"Memory against cost, {MODELS[model]}, every method",
-        x="memory of the context at four windows (MiB)",
+        title=f"What each method remembers and costs: {MODELS[model]}",
+        x=unit,
         y="span on shuffled text (tokens)",
         lines=lines,
         counts=False,
@@ -299,10 +335,41 @@ def pareto(model: str) -> Figure:
 
 def claims() -> dict[str, bool]:
     """Return the claims of the page, and whether the rows support each."""
-    return {name: holds() for name, holds in CLAIMS.items()}
+    yarn, warm = "rope:type=yarn,factor=4", "rope:type=yarn,factor=4+temperature"
+    parallel = "ape:temperature=0.9,scale=0.9,piece=256", "replug:weights=uniform,piece=256,tail=128"
+    verdicts = {(cell.method, cell.length): cell.verdict for cell in quality("demo", "perplexity")}
+    facts = [against_perplexity("demo", "facts", f"memory, {text}", 2048) for text in TEXTS.values()]
+    return {
+        "YaRN has a longer span than full on both texts": all(_change(part, "full", yarn) > 0 for part in TEXTS),
+        "YaRN has a longer span on shuffled text than every method without it": all(
+            _change("shuffled", how, yarn) > 0 for how in curves("demo", "shuffled") if "yarn" not in how
+        ),
+        "temperature lengthens YaRN's span on shuffled text, and is not shown to on natural text": (
+            _change("shuffled", yarn, warm),
+            _change("natural", yarn, warm),
+        )
+        == (1, 0),
+        "APE and RePlug predict better than full at four windows": all(
+            verdicts[how, 2048] == "win" for how in parallel
+        ),
+        "APE and RePlug are not shown to lengthen the span": all(
+            _change("shuffled", "full", how) == 0 for how in parallel
+        ),
+        "TOVA and Knorm at a quarter of the keys shorten the span": all(
+            _change("shuffled", "full", how) < 0 for how in ("tova:share=0.25", "knorm:share=0.25")
+        ),
+        "memory is not shown to predict facts better than perplexity": all(low < 0 for _, low, _ in facts),
+    }
 
 
-CLAIMS: Mapping[str, Callable[[], bool]] = {}
+def _change(part: str, one: str, other: str) -> int:
+    """Return 1 where the span of the embedded model is longer by the other method than by the one, -1 where it is
+    shorter, and 0 where the interval of the paired difference holds 0."""
+    every = curves("demo", part)
+    (span,) = (found for found in differences(every[one].curve, every[other].curve) if found.name == "span")
+    if span.low is None or span.high is None:
+        return 0
+    return int(span.low > 0) - int(span.high < 0)
 
 
 def measure_parts(options: argparse.Namespace) -> None:
@@ -339,7 +406,10 @@ def main() -> None:
         print(f"{kept.record(options.out, RECORDED):,} bytes in {RECORDED}")
     elif options.write:
         PAGE.write_text(page())
-        print(*draw_figure(pareto("demo"), PAGE.parent / "pictures", PICTURE), sep="\n")
+        for name, price in PRICES.items():
+            png, svg = draw_figure(pareto("demo", *price), PAGE.parent / "pictures", f"methods_{name}")
+            svg.unlink()
+            print(png)
     elif options.check:
         found = claims()
         end(found, [name for name, holds in found.items() if not holds], check=True)
