@@ -60,9 +60,7 @@ class Row:
     num_seen: Count = 0  # tokens the memory had read
     num_kept: Count = 0  # tokens it still held
     seconds: Cost = 0.0  # of this row
-    peak_bytes: Annotated[int, Strict(), Field(ge=0, le=MOST_BYTES)] = (
-        0  # of the device so far; of the process on a CPU
-    )
+    peak_bytes: Annotated[int, Strict(), Field(ge=0, le=MOST_BYTES)] = 0  # of the device so far; of the process on CPUs
     # how it was read: `repeats` read together, `chunk` tokens of one forward, `cuts` of the text up to this length.
     # Rows that were read alike are equal in every precision; others in float32, and on average in lower ones
     reading: Words = field(default_factory=dict)

@@ -36,6 +36,7 @@ from farspan.reader import Memory, NotFiniteError, Reader
 from farspan.specs import check_known
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.facts import Fact, inserted
+from farspan.tasks.needle_words import ADJECTIVES, FORMS, NOUNS, WORDS
 from farspan.tasks.passages import joined, places, row
 from farspan.tasks.prompts import encoded, following, pieces
 from farspan.text.corpora import load
@@ -57,41 +58,6 @@ USED = {
     "spread": (("multivalue", "tracking"), 0.2),
 }
 NEW_TOKENS = 64
-ADJECTIVES = (
-    "ancient", "bitter", "blue", "bold", "brave", "bright", "calm", "clever", "cold", "dark", "deep", "dry",
-    "early", "empty", "gentle", "golden", "green", "heavy", "hidden", "iron", "lonely", "loud", "lucky", "narrow",
-    "noble", "old", "pale", "proud", "quiet", "red", "silver", "warm",
-)  # fmt: skip
-NOUNS = (
-    "anchor", "apple", "arrow", "basket", "bell", "bird", "boat", "book", "bridge", "candle", "castle", "chair",
-    "cloud", "coin", "crown", "desert", "door", "dragon", "engine", "feather", "field", "flower", "garden", "glass",
-    "hammer", "harbor", "horse", "island", "kettle", "ladder", "mirror", "river",
-)  # fmt: skip
-FORMS = ("words", "numbers")
-
-
-@dataclass(frozen=True)
-class Words:
-    """The sentences of a kind, before their names are filled in."""
-
-    description: str
-    question: str
-    answer: str  # its beginning
-
-
-ONE = Words(
-    "Magic {noun}s are hidden in the following text. Remember them: a question about them comes after it.\n\n",
-    "What is the magic {noun} of {key}?",
-    "The magic {noun} of {key} is",
-)
-SEVERAL = Words(ONE.description, "What are the magic {noun}s of {key}?", "The magic {noun}s of {key} are")
-CHAIN = Words(
-    "Assignments of variables are hidden in the following text. Remember them: a question about them comes after it."
-    "\n\n",
-    "Which variables have the value {key}?",
-    "The variables with the value {key} are",
-)
-WORDS = {"single": ONE, "multikey": ONE, "multivalue": SEVERAL, "tracking": CHAIN}
 
 
 @dataclass(frozen=True)
@@ -157,7 +123,8 @@ class Needle(Task):
             raise ValueError(f"depth {wrong[0]:g} is outside the text: expected 0, its beginning, to 1, its end")
         for name, (kinds, _) in USED.items():
             if getattr(self, name) is not None and self.kind not in kinds:
-                raise ValueError(f"{name} has no effect on kind={self.kind}: leave it out, or use {_or(kinds)}")
+                others = " or ".join(f"kind={kind}" for kind in kinds)
+                raise ValueError(f"{name} has no effect on kind={self.kind}: leave it out, or use {others}")
         for name in ("keys", "values"):
             if getattr(self, name) is not None:
                 check_known(f"{name} =", getattr(self, name), FORMS)
@@ -485,7 +452,3 @@ def _shares(right: Sequence[bool]) -> dict[str, float]:
 def _mentions(prediction: str, answer: str) -> bool:
     """Return whether an output contains an answer that is no part of a longer word or number."""
     return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", prediction, re.IGNORECASE) is not None
-
-
-def _or(kinds: Sequence[str]) -> str:
-    return " or ".join(f"kind={kind}" for kind in kinds)
