@@ -45,8 +45,7 @@ KINDS = ("single", "multikey", "multivalue", "tracking")
 NEEDLES = KINDS[:3]
 WAYS = ("forced", "generated")
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-DIGITS = 7  # RULER's
-MOST_DIGITS = 15
+DIGITS, MOST_DIGITS = 7, 15  # 7 are RULER's
 LETTERS = 5  # of a variable, as in RULER
 # by setting: what it takes effect with, and its value if it is not given
 USED = {
@@ -285,9 +284,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         lowest = 10 ** (self.num_digits - 1)
         there = len(ADJECTIVES) * len(NOUNS) if form == "words" else 9 * lowest
         if count > there:
-            more = (
-                f"digits = {self.num_digits} makes {there:,}: give more digits" if form == "numbers" else "give fewer"
-            )
+            more = "give fewer" if form == "words" else f"digits = {self.num_digits} makes {there:,}: give more digits"
             raise ValueError(f"{count:,} different {form} are needed, for all depths and distractors; {more}")
         chosen = rng.choice(there, count, replace=False)
         if form == "numbers":
@@ -384,8 +381,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
     def _generated(
         self, lm: LM, memory: Memory, example: Example[NeedlePrompt], which: int
     ) -> tuple[dict[str, Any], str]:
-        prompt = example.payload
-        query = prompt.queries[which]
+        prompt, query = example.payload, example.payload.queries[which]
         try:
             [new] = memory.generate(row(query.ids), self.num_new, stop=lm.stop_tokens)
         except NotFiniteError as error:
@@ -399,8 +395,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
 
     def parts(self, lm: LM, example: Example[NeedlePrompt], length: int) -> Parts:
         """Return the parts at the first depth."""
-        prompt = example.payload
-        query = prompt.queries[0]
+        prompt, query = example.payload, example.payload.queries[0]
         read = "read", self.context(lm, example, length, 0)[0]
         last = "asked", np.concatenate([query.ids, query.answer])
         return [("separator", prompt.head), read, last], len(query.answer)
