@@ -124,7 +124,7 @@ def _python() -> str:
         "`import farspan` loads nothing heavy: each name is imported when it is first used.",
         "[Methods](methods.md) and [tasks](tasks.md) are named by strings, as on the command line.",
     ]
-    homes = {name: f"farspan.{farspan._HOMES[name]}" for name in sorted(farspan.__all__, key=str.lower)}
+    homes = {name: f"farspan.{farspan._HOMES[name]}" for name in sorted(farspan._HOMES, key=str.lower)}
     for name, home in homes.items():
         # where it is defined: mkdocstrings does not follow names through modules that import lazily
         parts.append(

@@ -188,7 +188,7 @@ def poisoned(base: Path, name: str, into: Path, value: float = float("nan")) -> 
     shutil.copytree(base / name, into)
     file = into / "model.safetensors"
     weights = load_file(file)
-    last = max(key for key in weights if "layers.1" in key)
+    last = max(key for key in weights if "layers.0" in key)
     weights[last].view(-1)[-1] = value
     save_file(weights, file, metadata={"format": "pt"})
     return into
@@ -210,7 +210,7 @@ def test_a_model_whose_weights_are_not_finite_is_refused_before_the_training(
     settings: Make, base: Path, tmp_path: Path, kind: str, which: str, name: str, value: float
 ) -> None:
     folder = poisoned(base, which, tmp_path / "bad", value)
-    with pytest.raises(ValueError, match=r"bad' cannot be used: its weight .*layers\.1.* holds NaN or infinity"):
+    with pytest.raises(ValueError, match=r"bad' cannot be used: its weight .*layers\.0.* holds NaN or infinity"):
         train(kind, settings(kind, f"{name}={folder}"))
     assert not (tmp_path / "out" / "log.jsonl").exists()
 

@@ -67,6 +67,12 @@ IMPORT = ("import", "authors.json", "--out", "run")
 ASK = ("ask", "models/llama", "what?", "--context", "text.txt", "--max-new-tokens", "2")
 DOCTOR = ("doctor", "models/llama", "--text", "text.txt")
 REPORT = ("report", "run")
+CHECK = ("check", "run", "models/llama", "--out", "again")
+EXPORT = ("export", "run", "--to", "csv")
+SEARCH = (
+    "search", "rope", "models/llama", "--text", "text.txt", "--factor", "2", "--evaluations", "2", "--repeats", "2",
+    "--warmup", "2", "--scored", "4", "--out", "run",
+)  # fmt: skip
 TRAIN = {kind: ("train", kind, f"{kind}.toml") for kind in CONFIGS}
 
 # what an earlier command made of the stage, by name
@@ -95,6 +101,9 @@ BASES: dict[str, tuple[tuple[str, ...], str | None]] = {
     "doctor": (DOCTOR, None),
     "report": (REPORT, "curve"),
     "import": (IMPORT, None),
+    "check": (CHECK, "curve"),
+    "export": (EXPORT, "curve"),
+    "search rope": (SEARCH, None),
     **{f"train {kind}": (argv, None) for kind, argv in TRAIN.items()},
 }
 
