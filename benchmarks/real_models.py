@@ -16,8 +16,6 @@ embedded model, in about a minute.
 """
 
 import argparse
-import gzip
-import json
 import os
 import re
 import shutil
@@ -31,12 +29,14 @@ from pathlib import Path
 from typing import Any
 
 import real_tables
+import recorded as kept
 import torch
 from common import end
 from gguf import GGMLQuantizationType, quants
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from farspan import measure
+from farspan.cepe.saving import ADAPTER
 from farspan.files import built, cache_folder
 from farspan.lm import LM, load, wrap
 from farspan.loading import gguf
@@ -59,6 +59,9 @@ METHODS = (
     "snapkv:capacity={eighth}",
     "rope:type=linear,factor=4",
 )
+WINDOW = 512  # tokens that the decoder of a CEPE model may hold
+CEPE = f"cepe:chunk=128,decoder_window={WINDOW}"
+ENCODED = ("full", CEPE, f"{CEPE},trained_chunks=8")
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Part:
     methods: tuple[str, ...] = ("full",)
     weights: tuple[str, ...] = ("bfloat16",)  # a dtype, or a type of GGUF that the weights are rounded to
     lengths: tuple[int, ...] | None = None  # instead of shares
+    encoder: bool = False  # for CEPE models only
 
     def arguments(self, trained: int, places: Mapping[str, str], quick: bool = False) -> dict[str, Any]:
         """Return the arguments of `measure` but for models and folder."""
@@ -110,6 +114,28 @@ PARTS = {
         (1 / 16, 1 / 8, 1 / 4),
         8,
         methods=("full", *(f"topk:k={1 << power}" for power in range(0, 12, 2))),
+    ),
+    "encoded": Part(
+        "perplexity:targets=fixed",
+        repeats=8,
+        text="books-scored",
+        methods=(
+            "full",
+            CEPE,
+            f"{CEPE},trained_chunks=8",
+            f"sinks:window={WINDOW - 4}",
+            f"replug:piece={WINDOW // 4},tail={WINDOW // 4}",
+        ),
+        lengths=tuple(WINDOW << power for power in range(5)),
+        encoder=True,
+    ),
+    "encoded-curve": Part(
+        "curve:protocol=probe,warmup=64,scored=128",
+        repeats=8,
+        text="shuffled:books-scored",
+        methods=ENCODED,
+        lengths=tuple(WINDOW << power for power in range(5)),
+        encoder=True,
     ),
     "sst2": Part("icl:set=sst2,data=icl/sst2", repeats=40, lengths=(2, 70, 280)),
     "trec": Part("icl:set=trec_coarse,data=icl/trec", repeats=40, lengths=(6, 110, 440)),
@@ -268,25 +294,10 @@ def first(folder: Path, out: Path) -> None:
 
 def record(out: Path) -> None:
     """Keep the rows of all runs below a folder, compressed, each after the settings of its run."""
-    for run in sorted(out.glob("*/*/rows.jsonl")):
-        header = json.loads((run.parent / "run.json").read_text())
-        for session in header["sessions"]:
-            session["command"] = _without_folders(session["command"])
-        kept = real_tables.RECORDED / run.parent.parent.name / f"{run.parent.name}.jsonl.gz"
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(header), *run.read_text().splitlines()]
-        # without the time, so that equal rows make equal files
-        kept.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
-    size = sum(path.stat().st_size for path in real_tables.RECORDED.rglob("*.gz"))
+    size = kept.record(out, real_tables.RECORDED)
     print(f"{size:,} bytes in {real_tables.RECORDED}")
     if size > MOST_BYTES:
         sys.exit(f"recorded rows have {size:,} bytes, expected at most {MOST_BYTES:,}")
-
-
-def _without_folders(command: list[str]) -> list[str]:
-    """Return a command without the options that name folders of this machine."""
-    values = {i + 1 for i, word in enumerate(command) if word in ("--out", "--data", "--model")}
-    return [word for i, word in enumerate(command) if i not in values and i + 1 not in values]
 
 
 def main() -> None:
@@ -315,7 +326,7 @@ def main() -> None:
         return end(claims, [name for name, holds in claims.items() if not holds], check=True)
     if options.quick:
         with tempfile.TemporaryDirectory() as scratch:
-            parts = [part for part in PARTS if part not in ("qmsum", "weights")]
+            parts = [part for part in PARTS if part not in ("qmsum", "weights") and not PARTS[part].encoder]
             return run_parts(Path(folder_of(DEMO)), "demo", parts, Path(scratch), data, repeats=2, quick=True)
     try:
         if options.model is not None:
@@ -326,7 +337,8 @@ def main() -> None:
         if options.part == ["first"]:
             return first(folder, out / name)
         chosen = {"repeats": options.repeats, "methods": options.method, "trained": options.trained}
-        run_parts(folder, name, options.part or list(PARTS), out, data, **chosen)
+        parts = [part for part, one in PARTS.items() if one.encoder == (folder / ADAPTER).exists()]
+        run_parts(folder, name, options.part or parts, out, data, **chosen)
     except (ValueError, OSError) as error:
         sys.exit(str(error))
 

@@ -3,17 +3,15 @@
 A table stands on the page between `<!-- table: NAME MODEL -->` and `<!-- end -->`.
 """
 
-import gzip
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import recorded as kept
 
-from farspan.record import Row, read_header, read_rows
+from farspan.record import Row
 from farspan.report.attention import series as attention_series
 from farspan.report.cells import Cell, cells
 from farspan.report.curve_figures import map_figure
@@ -22,28 +20,20 @@ from farspan.report.curves import CurveMember, series
 from farspan.report.picture import draw_figure
 from farspan.stats import Difference, MemoryLength, differences, interval, measured_mean
 
-RECORDED = Path(__file__).resolve().parent / "real_models"
+RECORDED = kept.BENCHMARKS / "real_models"
 PAGE = RECORDED.parents[1] / "docs" / "real_models.md"
 PICTURES = PAGE.parent / "pictures"
 MODELS = {"SmolLM2-135M-Instruct.Q4_1": "SmolLM2", "gemma-3-270m-q4_k_m": "Gemma 3"}
-EXTENDED = (" SMT",)  # after a model's name: that of a model that a recipe made of it
+EXTENDED = (" SMT", " CEPE")  # after a model's name: that of a model that a recipe made of it
 PLAIN = "as it is"  # how the tables call a model under full attention, in bfloat16
 NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 TEXTS = {"natural": "books", "shuffled": "books, shuffled", "python": "Python", "nested": "books, `nested`"}
 MISSING = "–"
 
 
-@cache
 def recorded(model: str, part: str) -> tuple[dict[str, Any], list[Row]]:
     """Return run.json and the rows of one run; two empty ones where it was not recorded."""
-    path = RECORDED / model / f"{part}.jsonl.gz"
-    if not path.is_file():
-        return {}, []
-    header, rows = gzip.decompress(path.read_bytes()).decode().split("\n", 1)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "run.json").write_text(header)
-        (Path(folder) / "rows.jsonl").write_text(rows)
-        return read_header(folder), read_rows(folder)
+    return kept.recorded(RECORDED, model, part)
 
 
 def curves(model: str, *parts: str) -> list[CurveMember]:
@@ -58,7 +48,7 @@ def quality(model: str, part: str) -> list[Cell]:
     """Return the quality of a run by model, method and length."""
     header, rows = recorded(model, part)
     for other, more in (recorded(f"{model}{end}", part) for end in EXTENDED):
-        header = {**header, "models": header["models"] | other["models"]} if more else header
+        header = {**other, **header, "models": header.get("models", {}) | other["models"]} if more else header
         rows = rows + more
     return cells(rows, header) if rows else []
 
@@ -77,12 +67,14 @@ def by_length(head: str, lines: Mapping[str, Mapping[int, str]], unit: str = "")
 
 def label(one: CurveMember) -> str:
     """Return what tells a curve from the others of its run: the type of its weights, its recipe, or its method."""
-    return one.model.partition(" ")[2] or (PLAIN if one.method == "full" else f"`{one.method}`")
+    return member(one.model, one.method)
 
 
 def member(model: str, method: str) -> str:
-    """Return what tells a line of a comparison from the others: its method, or the recipe that made its model."""
-    return model.partition(" ")[2] or (PLAIN if method == "full" else f"`{method}`")
+    """Return what tells a line of a comparison from the others: the recipe that made its model, or its method. A model
+    of CEPE is its base under every method but `cepe`."""
+    made = model.partition(" ")[2].removeprefix("CEPE")
+    return made or (PLAIN if method == "full" else f"`{method}`")
 
 
 def halves(one: CurveMember) -> dict[int, str]:
@@ -237,13 +229,14 @@ TABLES: dict[str, Callable[[str], str]] = {
     "weights-lengths": lengths_by_member("weights"),
     "methods": curve_by_member("methods"),
     "methods-lengths": lengths_by_member("methods"),
+    "encoded-curve": curve_by_member("encoded-curve"),
     "costs": costs,
     "nats": nats_differences,
     "attention": attention,
     "depths": recall_map,
     **{
         part: quality_by_method(part)
-        for part in ("perplexity", "own", "topk", "sst2", "trec", "banking77", "qmsum", "ralm")
+        for part in ("perplexity", "encoded", "own", "topk", "sst2", "trec", "banking77", "qmsum", "ralm")
     },
 }
 

@@ -101,12 +101,15 @@ def by_pairs(
     factor: Callable[[int], float] = lambda i: 1.0,
     inv_freq: Tensor | None = None,
     rotary_scale: float = 1.0,
+    visible: Callable[[int, int], bool] = lambda i, j: True,
+    weights: Callable[[int, list[int], Tensor], Tensor] = lambda i, seen, scores: scores.softmax(-1),
 ) -> Tensor:
     """Logits [time, vocabulary] of ids [1, time] for any family: query i and key j as if at positions `parts(i, j)`.
 
     All tokens are fed at position 0, where RoPE does nothing; every pair is then rotated on its own. A layer's own
     window hides what it always hides. `factor(i)` multiplies query i; `inv_freq` replaces the model's frequencies,
-    and `rotary_scale` multiplies what is rotated.
+    and `rotary_scale` multiplies what is rotated. Query i sees those of its keys that are `visible`, with `weights` of
+    their scores [heads, seen].
     """
     time = ids.shape[1]
     windows = [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers]
@@ -125,7 +128,7 @@ def by_pairs(
         own = own if inv_freq is None else inv_freq
         out = torch.zeros(*q.shape[:3], v.shape[-1])
         for i in range(time):
-            seen = [j for j in range(i + 1) if window is None or i - j < window]
+            seen = [j for j in range(i + 1) if (window is None or i - j < window) and visible(i, j)]
             scores = torch.zeros(q.shape[1], len(seen))
             for place, j in enumerate(seen):
                 query, key = (rotated(x, at, own) for x, at in zip((q[0, :, i], k[0, :, j]), parts(i, j), strict=True))
@@ -133,7 +136,7 @@ def by_pairs(
             scores = scores * (q.shape[-1] ** -0.5 if scaling is None else scaling)
             scores = scores if cap is None else cap * torch.tanh(scores / cap)
             values = v[0, :, seen].repeat_interleave(group, 0)
-            out[0, :, i] = (scores.softmax(-1)[..., None] * values).sum(1)
+            out[0, :, i] = (weights(i, seen, scores)[..., None] * values).sum(1)
         return out.transpose(1, 2), None
 
     before = model.config._attn_implementation

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from farspan.ask import Conversation, _template, read_texts
+from farspan.ask import Conversation, read_texts, template
 from farspan.cli import app
 from farspan.doctor import diagnose
 from farspan.lm import LM, wrap
@@ -70,10 +70,10 @@ def test_what_is_streamed_is_the_answer(lm: LM) -> None:
 
 def test_a_chat_template_holds_the_files_in_the_user_turn(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm.tokenizer, "chat_template", CHAT)
-    assert _template(lm) == ("<s>user: ", "", "\nbot:")
+    assert template(lm) == ("<s>user: ", "", "\nbot:")
     monkeypatch.setattr(lm.tokenizer, "chat_template", "{{ 'nothing' }}")
     with pytest.raises(ValueError, match="leaves out the user's message"):
-        _template(lm)
+        template(lm)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ lies far back does not matter: chunks are a set. That cuts do not matter holds f
 its place in the decoder's window, so beyond the window asking in parts is asking something else.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from test_contract import assert_unchanged, state
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from farspan.cepe import MODES
 from farspan.lm import LM, wrap
 from farspan.methods import method
 from farspan.reader import Memory, Reader
@@ -65,6 +67,38 @@ def test_the_end_of_a_document_stands_in_the_decoder(architecture: str, read: in
     expected = by_hand(lm, context, ids[:, chunks * 8 : read], ids[:, read:])
     with method(TEXT).on(lm) as reader:
         same(reader.read(ids[:, :read]).score(ids[:, read:]).nats, expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_more_chunks_than_trained_sharpen_the_cross_attention(architecture: str, mode: str, open_lm: Any) -> None:
+    lm, ids = open_lm(architecture), some_ids(2, READ + ASKED)
+    with method(f"{TEXT},mode={mode},trained_chunks=3").on(lm) as reader:
+        given = reader.read(ids[:, :READ]).score(ids[:, READ:]).nats
+        inside = reader.read(ids[:, :45]).score(ids[:, 45:57]).nats  # 4 chunks
+    crosses = lm.model.cross_attentions()
+    before = [(cross.q_proj.weight.clone(), cross.q_proj.bias) for cross in crosses]
+    with torch.no_grad():
+        for chunks, read, found in ((7, READ, given), (4, 45, inside)):
+            for cross, (weight, bias) in zip(crosses, before, strict=True):
+                cross.q_proj.weight.copy_(weight * math.log(chunks) / math.log(3))
+                cross.q_proj.bias = bias if bias is None else torch.nn.Parameter(bias * math.log(chunks) / math.log(3))
+            context, asked = ids[:, : chunks * 8].reshape(2, chunks, 8), ids[:, read : read + ASKED]
+            same(found, by_hand(lm, context, ids[:, chunks * 8 : read], asked))
+        for cross, (weight, bias) in zip(crosses, before, strict=True):
+            cross.q_proj.weight.copy_(weight)
+            cross.q_proj.bias = bias
+
+
+def test_fewer_chunks_than_trained_are_read_as_before(lm: LM) -> None:
+    ids = some_ids(2, READ + ASKED)
+    both = []
+    for text in (TEXT, TEXT + ",trained_chunks=7"):
+        with method(text).on(lm) as reader:
+            both.append(reader.read(ids[:, :READ]).score(ids[:, READ:]).nats)
+    assert torch.equal(*both)
+    with pytest.raises(ValueError, match="trained_chunks must be at least 2"):
+        method(TEXT + ",trained_chunks=1")
 
 
 def test_head_and_question_count_in_the_window(lm: LM) -> None:

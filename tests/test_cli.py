@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from farspan import __version__
 from farspan.cli import app
-from farspan.cli.commands import COMMANDS, TRAININGS
+from farspan.cli.commands import COMMANDS, SEARCHES, TRAININGS
 from farspan.record import read_header, read_rows
 from farspan.tasks.curve import BoundCurve
 
@@ -80,7 +80,9 @@ PROBE = ("--warmup", 2, "--scored", 4)
 # quick answers
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["curve", "--help"], ["--version"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["curve", "--help"], ["search", "rope", "--help"], ["--version"]], ids=" ".join
+)
 def test_quick_answers_import_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys\nfrom farspan.cli import main\n"
@@ -97,10 +99,12 @@ def test_the_version_is_said() -> None:
 
 def test_help_names_every_command() -> None:
     said = farspan("--help").stdout
-    assert all(command in said for command in ("demo", "curve", "recall", "report", "import", "train"))
+    assert all(command in said for command in ("demo", "curve", "recall", "report", "import", "search", "train"))
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, *(f"train {name}" for name in TRAININGS)])
+@pytest.mark.parametrize(
+    "name", [*COMMANDS, *(f"train {name}" for name in TRAININGS), *(f"search {name}" for name in SEARCHES)]
+)
 def test_the_help_of_every_command_ends_with_an_example_that_its_options_take(name: str) -> None:
     said = " ".join(farspan(*name.split(), "--help").stdout.split())
     example = said.rpartition("Example: ")[2]

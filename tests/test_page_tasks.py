@@ -31,9 +31,11 @@ RUNS = {
     "curve": ("curve model --lengths 16,64", "copy"),
     "recall": ("recall model --length 64 --points 3 --warmup 4 --scored 8", "copy"),
     "perplexity": ("perplexity model --lengths 32,64 --target-tokens 16", "nats"),
+    "longppl": ("task longppl:alpha=0,beta=20,target_tokens=16 model --lengths 64,128", "nats"),
     "attention": ("attention model --lengths 32,64 --map-bins 8", "pareto"),
     "own": ("task own:pairs=2 model --lengths 300,400", "right"),
     "passkey": ("task passkey:depths=2 model --lengths 300,400", "right"),
+    "needle": ("task needle:depths=0+1 model --lengths 500,640", "right"),
     "icl": ("task icl:data=classes,text=text,label=label model --lengths 0,3", "accuracy"),
     "qa": ("task qa:data=nq.jsonl,shots=1,new_tokens=3 model --lengths 0,2", "exact_match"),
     "ralm": ("task ralm:index=index,window=60,query=20,passage_tokens=25 model --lengths 0,2", "nats"),
@@ -42,6 +44,7 @@ RUNS = {
         "task longbench:set=qasper,data=longbench,new_tokens=3,view=answers model --lengths 800,900",
         "score",
     ),
+    "longbench2": ("task longbench2:data=longbench2.jsonl,truncate=middle model --lengths 340,900", "score"),
 }
 TITLES = {
     "curve": "Forgetting curve",
@@ -82,6 +85,13 @@ def place(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeniz
         folder / "longbench" / "qasper.jsonl",
         [{"context": c, "input": q, "answers": [a], "_id": str(i)} | about for i, (c, q, a) in enumerate(documents)],
     )
+    asked = [
+        {"_id": str(i), "domain": "d", "sub_domain": "s", "difficulty": "easy", "length": "short"}
+        | {"question": f"Who is {i}?", "answer": "ABCD"[i], "context": f"The fox {i} and the lazy dog. " * 5}
+        | {f"choice_{letter}": f"fox {letter}" for letter in "ABCD"}
+        for i in range(4)
+    ]
+    lines(folder / "longbench2.jsonl", asked)
     return folder
 
 

@@ -352,6 +352,8 @@ def test_a_share_of_another_task_above_one_is_refused() -> None:
     assert check_row(asdict(own), {})["scores"]["pairs"] == 1.0
     with pytest.raises(ValueError, match=r"scores\.pairs: got 3\.0, expected less than or equal to 1"):
         check_row(asdict(replace(own, scores={"pairs": 3.0})), {})
+    with pytest.raises(ValueError, match=r"scores\.token_hits: got -1\.0, expected greater than or equal to 0"):
+        check_row(asdict(replace(own, task="needle", scores={"right": 0.5, "token_hits": -1.0})), {})
 
 
 def test_a_torn_last_example_is_dropped_before_the_next_is_added(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class Conversation:
             ValueError: no text, one without tokens, or more than the model or method can read.
         """
         self.lm = reader.lm
-        before, self._between, self._after = _template(self.lm)
+        before, self._between, self._after = template(self.lm)
         if not texts:
             raise ValueError("there is no context: give at least one file with --context")
         passages = [_ids(self.lm, text.rstrip() + BETWEEN) for text in texts]
@@ -136,8 +136,9 @@ def num_tokens(lm: LM, texts: Sequence[str]) -> int:
     return sum(_ids(lm, text.rstrip() + BETWEEN).shape[1] for text in texts)
 
 
-def _template(lm: LM) -> tuple[str, str, str]:
-    """Return the text before the context, between it and the question, and after the question."""
+def template(lm: LM) -> tuple[str, str, str]:
+    """Return the text before the context, between it and the question, and after the question; of the model's chat
+    template, if it has one."""
     filled = PLAIN.format(context=MARK, question=ASKED)
     if getattr(lm.tokenizer, "chat_template", None):
         filled = _filled(lm)

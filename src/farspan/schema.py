@@ -54,7 +54,7 @@ class Row:
     seed: Annotated[int, Strict()]
     example: str  # hash of the example's tokens and settings
     depth: Share = 0.0  # position in the text: 0 its beginning, 1 its end
-    status: str = "ok"  # or "oom", "nan", "too_long", "budget": then `scores` is empty or partial
+    status: str = "ok"  # or "oom", "nan", "too_long", "budget", "no_keys": then `scores` is empty or partial
     reason: str = ""
     scores: Words = field(default_factory=dict)
     num_seen: Count = 0  # tokens the memory had read
@@ -125,6 +125,25 @@ class PerplexityScores(Checked):
     target: str = ""
 
 
+class LongPPLSettings(PerplexitySettings):
+    short: Positive
+    block: Positive
+    alpha: Cost
+    beta: Cost
+    keys: str
+
+
+class LongPPLScores(Checked):
+    nats: Number | None = None
+    nats_all: Number | None = None
+    nats_short: Number | None = None
+    keys: Count | None = None
+    share: Share | None = None
+    scored: Positive | None = None
+    key_bits: Bits | None = None
+    target: str = ""
+
+
 class AttentionSettings(Checked):
     text: str
     bin: Positive
@@ -167,6 +186,9 @@ class OtherScores(Checked):
     cloze: Share | None = None
     accuracy: Share | None = None
     exact_match: Share | None = None
+    exact: Share | None = None
+    token_hits: Share | None = None
+    others: Count | None = None
     nats: Number | Words | list[Number | None] | None = None  # a list: one for each option
 
 
@@ -175,6 +197,7 @@ Kind = tuple[type[Checked], type[Checked], tuple[str, ...]]
 KINDS: dict[str, Kind] = {
     "curve": (CurveSettings, CurveScores, ("copy", "control", "control_repeat", "scored", "context")),
     "perplexity": (PerplexitySettings, PerplexityScores, ("nats", "accuracy", "scored")),
+    "longppl": (LongPPLSettings, LongPPLScores, ("nats", "keys", "share", "scored", "key_bits")),
     "attention": (AttentionSettings, AttentionScores, ("layers", "visible", "ends", "sinks", "all", "rest")),
     "cost": (Checked, CostScores, ()),
 }
@@ -382,6 +405,10 @@ def _refined_perplexity(length: int, settings: Mapping[str, Any], scores: Mappin
             raise ValueError(f"scores.buckets: got ends {shortened(ends)}, expected ascending ones, a number for each")
 
 
+def _refined_longppl(length: int, settings: Mapping[str, Any], scores: Mapping[str, Any]) -> None:
+    _enough_bits(scores, "key_bits")
+
+
 def _refined_attention(length: int, settings: Mapping[str, Any], scores: Mapping[str, Any]) -> None:
     layers, powers = len(scores["layers"]), len(scores["ends"])
     heads = len(scores["sinks"][0]) if scores["sinks"] else 0
@@ -415,5 +442,6 @@ def _enough_bits(scores: Mapping[str, Any], name: str) -> None:
 REFINED: dict[str, Callable[[int, Mapping[str, Any], Mapping[str, Any]], None]] = {
     "curve": _refined_curve,
     "perplexity": _refined_perplexity,
+    "longppl": _refined_longppl,
     "attention": _refined_attention,
 }

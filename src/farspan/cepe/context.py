@@ -33,6 +33,7 @@ class Context:
     visible: Float[Tensor, "rows"] | None = None  # 0 for a row without any token, else 1; None: all have some
     mode: Mode = "auto"
     budget: int = BUDGET  # bytes, for `auto`
+    score_factor: float = 1.0  # of q·k, before the softmax
     kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)  # layer -> keys, values
     scales: dict[int, Tensor] = field(default_factory=dict, repr=False)  # layer -> factors of the k-norm
     elsewhere: dict[torch.device, "Context"] = field(default_factory=dict, repr=False)
@@ -75,5 +76,5 @@ class Context:
         if device not in self.elsewhere:
             mask, visible = (None if part is None else part.to(device) for part in (self.mask, self.visible))
             states = tuple(states.to(device) for states in self.states)
-            self.elsewhere[device] = Context(states, mask, visible, self.mode, self.budget)
+            self.elsewhere[device] = Context(states, mask, visible, self.mode, self.budget, self.score_factor)
         return self.elsewhere[device]

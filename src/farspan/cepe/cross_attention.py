@@ -83,7 +83,7 @@ class CrossAttention(nn.Module):
                 f"{self.k_proj.in_features}: encode it with this model"
             )
         query = self.q_proj(self.layernorm(hidden.to(weight.dtype)))
-        query = _normed(self.q_norm, query.view(batch, time, shape.heads, shape.dim))
+        query = _normed(self.q_norm, query.view(batch, time, shape.heads, shape.dim)) * context.score_factor
         # rows that share a context and heads that share keys are treated as more queries
         cut = (rows, batch // rows, time, shape.key_heads, shape.heads // shape.key_heads, shape.dim)
         query = query.reshape(cut).permute(0, 3, 1, 4, 2, 5).reshape(rows, shape.key_heads, -1, shape.dim)

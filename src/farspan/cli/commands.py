@@ -9,7 +9,21 @@ import typer
 from typer.core import TyperGroup
 
 from farspan import __version__
-from farspan.cli import ask, attention, curve, demo, doctor, index, perplexity, report, task, train
+from farspan.cli import (
+    ask,
+    attention,
+    check,
+    curve,
+    demo,
+    doctor,
+    export,
+    index,
+    perplexity,
+    report,
+    search,
+    task,
+    train,
+)
 from farspan.cli.options import err, spread
 
 UsageError: Any = typer.BadParameter.__base__  # of click, or of the copy of it that typer brings
@@ -52,10 +66,12 @@ COMMANDS: Commands = {
     "attention": (attention.attention, "demo --lengths 256,512 --layers 0,-1"),
     "task": (task.task, "passkey demo --lengths 256,512 --repeats 5"),
     "compare": (task.compare, "demo --method full --method sinks:window=508 --task perplexity --task curve"),
+    "check": (check.check, "runs/baseline demo --tolerance perplexity=0.01"),
     "ask": (ask.ask, "demo 'Who is Watson?' --context book.txt"),
     "index": (index.index, "--text books/ --out books.index"),
     "doctor": (doctor.doctor, "demo --method sinks:window=508"),
     "report": (report.report, "runs/* --out report"),
+    "export": (export.export, "runs/demo/natural --to csv"),
     "import": (report.import_file, "results.json --out runs/published"),
 }
 TRAININGS: Commands = {
@@ -64,6 +80,9 @@ TRAININGS: Commands = {
     "mlm": (train.train_mlm, "mlm-demo"),
     "cepe": (train.train_cepe, "cepe-warmup-demo"),
     "distill": (train.train_distill, "distill-demo"),
+}
+SEARCHES: Commands = {
+    "rope": (search.search_rope, "demo --factor 4 --evaluations 20"),
 }
 
 
@@ -76,6 +95,9 @@ _add(app, "farspan", COMMANDS)
 train_app = typer.Typer(no_args_is_help=True, help="Train or extend a model. A config is one TOML file.")
 _add(train_app, "farspan train", TRAININGS)
 app.add_typer(train_app, name="train")
+search_app = typer.Typer(no_args_is_help=True, help="Search settings of a method by what a model remembers with them.")
+_add(search_app, "farspan search", SEARCHES)
+app.add_typer(search_app, name="search")
 
 
 def _version(wanted: bool) -> None:

@@ -26,9 +26,14 @@ def hidden_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 
 def joined(parts: Sequence[Part]) -> Float[Tensor, "batch heads time dim"]:
     """Return the attention over all keys: the outputs of the parts, weighted by their sums of exponentials."""
+    return combined(parts)[0].to(parts[0][0].dtype)
+
+
+def combined(parts: Sequence[Part]) -> Part:
+    """Return the same in float32, with its log-sum-exp."""
     (out, total), *others = parts
-    dtype, out = out.dtype, out.float()
+    out = out.float()
     for other, log_sum in others:
         out = out.lerp_(other.float(), torch.sigmoid(log_sum - total)[..., None])
         total = torch.logaddexp(total, log_sum)
-    return out.to(dtype)
+    return out, total

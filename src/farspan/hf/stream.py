@@ -38,6 +38,7 @@ class Stream:
         self.state_name = names[0]
         self.state: Any = None if self.state_name == "state" else self._new_cache(capacity)
         self.num_seen = 0
+        self.shift = 0  # the position of the next token, less the number of those seen
         self.output: Any = None
         self.reading = StreamAttentionState()
 
@@ -52,11 +53,11 @@ class Stream:
         arguments = {self.state_name: self.state, "use_cache": True}
         if self.attention is None:
             with in_two_parts():
-                self.output = forward(self.model, ids, self.num_seen, arguments, self.parameters)
+                self.output = forward(self.model, ids, self.num_seen + self.shift, arguments, self.parameters)
         else:
             self.reading.start = self.num_seen
             with self.attention.reading(self.reading):
-                self.output = forward(self.model, ids, self.num_seen, arguments, self.parameters)
+                self.output = forward(self.model, ids, self.num_seen + self.shift, arguments, self.parameters)
         if self.state_name == "state":
             self.state = self.output.state
         self.num_seen += ids.shape[1]

@@ -1,5 +1,6 @@
 """The ways a model reads a long text, one file each. No other module lists their names."""
 
+from farspan.methods.ape import Ape
 from farspan.methods.base import Composed, Method
 from farspan.methods.cepe import Cepe
 from farspan.methods.dca import Dca
@@ -31,6 +32,7 @@ KINDS: tuple[type[Method], ...] = (
     Knorm,
     Temperature,
     Replug,
+    Ape,
     Cepe,
 )
 METHODS: dict[str, type[Method]] = {kind.name: kind for kind in KINDS}

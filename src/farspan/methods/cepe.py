@@ -12,10 +12,14 @@ scored in parts of half the window.
 Several passages are encoded separately, except for the first `decoder_passages`, which precede later tokens in the
 decoder. To the model the chunks are a set: the order of encoded passages has no effect.
 
+With `trained_chunks`, scores of the cross-attention are multiplied by max(1, ln(chunks) / ln(trained_chunks)), so that
+a softmax over more tokens than in training stays as sharp. Ours; the rule of `temperature`, by chunks.
+
 Keeps the encoder's states, and the keys and values of the tokens in the decoder. With everything in the decoder, it
 equals the base model. Trained (farspan train cepe).
 """
 
+import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from copy import copy
@@ -45,6 +49,7 @@ class Cepe(Method):
     chunk: int | None = None  # tokens of a chunk; default 256, or as many as encoder and decoder window allow
     decoder_window: int | None = None  # tokens; default 2048, or half the decoder's trained length
     decoder_passages: int = field(default=0, metadata={"quiet": True})  # of several, those put into the decoder
+    trained_chunks: int | None = None  # of a row of its training: more chunks then sharpen the cross-attention
     mode: str = field(default="auto", metadata={"quiet": True})  # of the cross-attention, one of farspan.cepe.MODES
 
     name: ClassVar[str] = "cepe"
@@ -54,7 +59,7 @@ class Cepe(Method):
 
     def __post_init__(self) -> None:
         check_known("cepe mode", self.mode, MODES)
-        for name, least in (("chunk", 1), ("decoder_window", 2), ("decoder_passages", 0)):
+        for name, least in (("chunk", 1), ("decoder_window", 2), ("decoder_passages", 0), ("trained_chunks", 2)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{self}: {name} must be at least {least}")
 
@@ -74,7 +79,10 @@ class Cepe(Method):
             )
         scope = hf.Scope("cepe")
         try:
-            yield CepeReader(dense_reader(lm), *self._sizes(lm), self.decoder_passages, self.mode, scope)
+            chunk, window = self._sizes(lm)
+            yield CepeReader(
+                dense_reader(lm), chunk, window, self.decoder_passages, self.trained_chunks, self.mode, scope
+            )
         finally:
             scope.on = False
 
@@ -99,6 +107,7 @@ class CepeReader(OuterReader):
     size: int  # tokens of a chunk of the context
     window: int  # tokens in the decoder
     decoder_passages: int
+    trained_chunks: int | None
     mode: str
     scope: hf.Scope
 
@@ -333,7 +342,10 @@ class CepeMemory(BaseMemory):
             self._encode(ids.reshape(len(ids), -1, self.reader.size))
         if end == 0 or self.states is None:
             return None
-        return Context(tuple(states[:, :end] for states in self.states), mode=self.reader.mode)  # type: ignore[arg-type]
+        trained, encoded = self.reader.trained_chunks, end / self.reader.size
+        factor = max(1.0, math.log(encoded) / math.log(trained)) if trained is not None else 1.0
+        states = tuple(states[:, :end] for states in self.states)
+        return Context(states, mode=self.reader.mode, score_factor=factor)  # type: ignore[arg-type]
 
     def _encode(self, ids: Tensor, mask: Tensor | None = None) -> None:
         further = self.model.encode_context(ids, mask).states

@@ -2,7 +2,7 @@
 
     votes(j) = -|k_j|
 
-Devoto et al. 2024, arXiv 2406.11430, section 3: keys of a small norm get much attention whatever the query, the first
+Devoto et al. 2024, arXiv 2406.11430: keys of a small norm get much attention whatever the query, the first
 tokens above all. RoPE changes no norm. The paper leaves out the first two layers; ours treats all alike, as other
 evictions do. Keys keep their positions in the text. A layer with its own sliding window chooses among the keys that it
 still holds. Of norms that agree to a thousandth the earliest are kept: in the first layer all copies of a token have

@@ -107,7 +107,7 @@ class MixtureReader(OuterReader):
             cut = max(0, whole.shape[1] - self.how.tail)
             parts, tail = [*parts, whole[:, :cut]], whole[:, cut:]
         if self.how.piece is not None:
-            parts = [piece for part in parts for piece in _pieces(part, self.how.piece)]
+            parts = [piece for part in parts for piece in pieces(part, self.how.piece)]
         parts = [part for part in parts if part.shape[1]] or parts[:1]
         passes = [self.inner.read(part, head=head) for part in parts] or [self.inner.read(head=head)]
         memory = MixtureMemory(self, passes, parts, weights)
@@ -224,7 +224,7 @@ def _mixture(heads: Sequence[Head], log_weights: Float[Tensor, "batch passes"]) 
     return head
 
 
-def _pieces(ids: Ids, size: int) -> list[Ids]:
+def pieces(ids: Ids, size: int) -> list[Ids]:
     """Return pieces cut from the end; the first is the shorter one."""
     time = ids.shape[1]
     first = time % size or size

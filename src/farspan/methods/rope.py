@@ -8,7 +8,7 @@
     truncated:  f_m where the pair rotates at least `turns` times in `original` tokens, else 0
                                                  Barbero et al. 2024, arXiv 2410.06205, section 6 (p-RoPE)
     factors: f_m / λ_m, λ from `file`, queries and keys times sqrt(1 + ln s / ln original)
-                                                 LongRoPE, Ding et al. 2024, arXiv 2402.13753, section 3.2
+                                                 LongRoPE, Ding et al. 2024, arXiv 2402.13753
 
 s is `factor`, d the rotary dimension. The ramp rises from 0 to 1 between the pairs that rotate 32 times and once in
 `original` tokens, linear in m and with rounded ends as in YaRN's own code. All but dynamic change the frequencies and
@@ -45,7 +45,7 @@ from farspan.reader import Reader, attending, dense_reader
 from farspan.specs import check_known
 
 TYPES = ("linear", "ntk", "dynamic", "yarn", "truncated", "factors")
-BETA_FAST, BETA_SLOW = 32, 1  # rotations within the original length, the ends of YaRN's ramp
+BETA_FAST, BETA_SLOW = 32.0, 1.0  # rotations within the original length, the ends of YaRN's ramp
 LARGEST_FACTOR = 1_000_000
 
 
@@ -208,13 +208,23 @@ def scaled(type: str, theta: float, dim: int, factor: float, original: int) -> t
         return frequencies(ntk(theta, dim, factor), dim), 1.0
     if type == "linear":
         return frequencies(theta, dim) / factor, 1.0
-    low, high = (
-        dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (BETA_FAST, BETA_SLOW)
-    )
+    return yarn(theta, dim, factor, original), yarn_scale(factor)
+
+
+def yarn(
+    theta: float, dim: int, factor: float, original: int, fast: float = BETA_FAST, slow: float = BETA_SLOW
+) -> Tensor:
+    """Return YaRN's frequencies [dim / 2] in float32. `fast` and `slow`: rotations at the ends of the ramp."""
+    low, high = (dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (fast, slow))
     low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
     ramp = ((torch.arange(dim // 2) - low) / max(high - low, 1e-3)).clamp(0, 1)
     inv_freq = frequencies(theta, dim)
-    return inv_freq / factor * ramp + inv_freq * (1 - ramp), 0.1 * math.log(factor) + 1.0
+    return inv_freq / factor * ramp + inv_freq * (1 - ramp)
+
+
+def yarn_scale(factor: float) -> float:
+    """Return YaRN's factor of cos and sin."""
+    return 0.1 * math.log(factor) + 1.0
 
 
 def ntk(theta: float, dim: int, factor: float) -> float:

@@ -3,7 +3,7 @@
     distance(i, j) = i - j                                          for i - j < window
                      ⌊i / group⌋ + window - ⌊window / group⌋ - ⌊j / group⌋    otherwise
 
-Jin et al. 2024, arXiv 2401.01325, section 3.2 and algorithm 1; one softmax covers both. A window counts the current
+Jin et al. 2024, arXiv 2401.01325, algorithm 1; one softmax covers both. A window counts the current
 token. No distance beyond the trained length is met up to (trained - window) · group + window tokens; a longer text is
 refused. A layer with its own sliding window hides what it always hides.
 

@@ -3,7 +3,7 @@
     votes(j) = mean over the query heads of a layer of softmax_j(q_n · k_j),  n: the last token of the text
     kept     = the last key, and the others with the largest votes
 
-Oren et al. 2024, arXiv 2401.06104, section 3.2. The paper drops the key with the smallest weight at every token, once
+Oren et al. 2024, arXiv 2401.06104. The paper drops the key with the smallest weight at every token, once
 the budget is full; ours chooses once, when the text has been read, so that the choice is comparable with that of other
 evictions. Keys keep their positions in the text. Of equal votes the earliest are kept. A layer with its own sliding
 window chooses among the keys that it still holds.

@@ -9,11 +9,22 @@ runs/NAME/examples.jsonl   the first example of each model and question, as text
 """
 
 from farspan.record.provenance import environment
-from farspan.record.rows import UNFINISHED, Shard, Tail, latest, read_examples, read_header, read_rows, refuse_file
+from farspan.record.rows import (
+    ABSENT,
+    UNFINISHED,
+    Shard,
+    Tail,
+    latest,
+    read_examples,
+    read_header,
+    read_rows,
+    refuse_file,
+)
 from farspan.record.run import Run, default_folder, refuse_differences
 from farspan.schema import Row
 
 __all__ = [
+    "ABSENT",
     "UNFINISHED",
     "Row",
     "Run",

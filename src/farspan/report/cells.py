@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
-from farspan.record import Row
+from farspan.record import ABSENT, Row
 from farspan.report.runs import Group, Member, Source, cost_rows, grouped
 from farspan.stats import LEVEL, bands, holm, interval, student_mean
 
@@ -124,9 +124,10 @@ def _numbers(rows: Sequence[Row], entry: Mapping[str, Any], is_comparison: bool)
     quality = entry["quality"]
     good = [row for row in rows if row.status == "ok"]
     bad = [row for row in rows if row.status != "ok"]
-    failed = [row for row in bad if row.status != "refused" or not good]
+    failed = [row for row in bad if row.status not in ("refused", *ABSENT) or not good]
     context, seconds = _mean(_number(row, "context") for row in good), sum(row.seconds for row in good)
-    details = {name: _mean(_number(row, name) for row in good) for name in entry.get("details", ())}
+    complete = [row for row in rows if row.status in ("ok", *ABSENT)]
+    details = {name: _mean(_number(row, name) for row in complete) for name in entry.get("details", ())}
     found: dict[str, Any] = {
         "n": len(good),
         "failed": failed[0].status if failed else "",
@@ -139,14 +140,19 @@ def _numbers(rows: Sequence[Row], entry: Mapping[str, Any], is_comparison: bool)
         "statuses": dict(sorted(Counter(row.status for row in bad).items())),
     }
     if good:
-        values = np.array([_score(row, quality["score"]) for row in good])
+        values = np.array([score_of(row, quality["score"]) for row in good])
         ends = _student(values) if is_comparison else interval_of(values, quality)
         for name, end in zip(("value", "low", "high"), (values.mean(), *ends), strict=True):
             found[name] = None if end is None else _finite(np.exp(end) if quality["exp"] else end)
     return found
 
 
-def _score(row: Row, score: str) -> float:
+def score_of(row: Row, score: str) -> float:
+    """Return the score of a row that measures its quality.
+
+    Raises:
+        ValueError: the row has none.
+    """
     value = _number(row, score)
     if value is None:
         raise ValueError(
@@ -206,7 +212,7 @@ def _student(values: np.ndarray) -> Interval:
 def _difference(mine: Sequence[Row], base: Sequence[Row], entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the mean difference from the baseline over the examples and depths of both, with its interval and p."""
     good, theirs = (
-        {(row.example, row.depth): _score(row, entry["quality"]["score"]) for row in rows if row.status == "ok"}
+        {(row.example, row.depth): score_of(row, entry["quality"]["score"]) for row in rows if row.status == "ok"}
         for rows in (mine, base)
     )
     if not good or not base:

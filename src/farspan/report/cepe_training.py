@@ -33,12 +33,13 @@ CARD = """---
 library_name: farspan
 {base}tags: [farspan, long-context, cepe]
 ---
-# {name} with an encoder for what lies far back (CEPE{distilled}, {stage})
+# {name} with an encoder of distant context (CEPE{distilled}, {stage})
 
 Made by farspan: an encoder and cross-attention, {trained:,} parameters, were trained beside {name}, which is
 unchanged and not in this folder. {steps:,} steps of {batch:,} windows: {decoder:,} tokens in the decoder after
-{chunks:,} chunks of {chunk:,}. Open it with `farspan.load(FOLDER)` and read with the method
-`cepe:chunk={chunk},decoder_window={window}`. What is trained beside a Llama model comes under Meta's licence for it.
+{chunks:,} chunks of {chunk:,}, of the text `{text}`. Open it with `farspan.load(FOLDER)` and read with the method
+`cepe:chunk={chunk},decoder_window={window}`. The licence of the decoder may hold for weights trained beside it, as
+Meta's for Llama does.
 {measured}
 ![losses](losses.png)
 
@@ -58,6 +59,7 @@ def model_card(summary: Mapping[str, Any], log: Log) -> str:
         steps=steps,
         batch=summary["rows"] // steps,
         window=data["decoder"] + len(summary["from"]["separator"]["ids"]),
+        text=Path(data["text"]).name,
         measured=measured_table(log, settings["watch"]["text"]),
         **{key: data[key] for key in ("decoder", "chunks", "chunk")},
     )

@@ -8,6 +8,7 @@ from farspan import stats
 from farspan.report.curves import CurveMember, Point
 from farspan.report.export import counted, with_interval
 from farspan.report.figure import Area, Failed, Figure, Heat, Line, Rule
+from farspan.report.figures import depth_map
 
 BACKGROUNDS = ("#d9efd9", "#fdf3d0", "#eeeeee")  # of fine memory, coarse memory and amnesia
 LENGTH = "length of the text to be copied (tokens)"
@@ -112,19 +113,10 @@ def recall_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
 def map_figure(one: CurveMember, title: str = "") -> Heat:
     """Return the memory index over length and depth."""
     lengths, depths = one.everywhere.lengths.tolist(), one.everywhere.depths.tolist()
-    values = np.full((len(depths), len(lengths)), np.nan)
-    texts = [[["not measured"]] * len(lengths) for _ in depths]
-    for row, depth in enumerate(depths):
-        for point in one.points(depth):
-            column = lengths.index(point["length"])
-            if "copy" in point:
-                values[row, column], texts[row][column] = point["memory_index"], _text(one, point)
-            elif point["status"] != "ok":
-                texts[row][column] = [f"length {point['length']:,}, depth {depth:g}: {why_missing(point)}"]
-    return Heat(
-        title, "length (tokens)", "depth (0: beginning)", values, [f"{length:,}" for length in lengths],
-        [f"{depth:g}" for depth in depths], "memory index", texts,
-    )  # fmt: skip
+    points = {(depth, point["length"]): point for depth in depths for point in one.points(depth)}
+    good = {at: (point["memory_index"], _text(one, point)) for at, point in points.items() if "copy" in point}
+    failed = {at: why_missing(point) for at, point in points.items() if "copy" not in point and point["status"] != "ok"}
+    return depth_map(title, lengths, depths, good, failed, "memory index")
 
 
 def _text(one: CurveMember, point: Point) -> list[str]:

@@ -1,13 +1,13 @@
 """The figures that any task has: quality by length, and quality against cost."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from farspan.report.cells import Cell, at_longest_shared, by_member, cells_of
 from farspan.report.export import counted, with_interval
-from farspan.report.figure import Failed, Figure, Line, Rule
+from farspan.report.figure import Failed, Figure, Heat, Line, Rule
 from farspan.report.picture import draw_figure
 from farspan.report.runs import Group, short_names
 
@@ -78,6 +78,33 @@ def group_figure(group: Group) -> Figure | None:
     quality = group.entry["quality"]["name"]
     title = f"{quality[0].upper()}{quality[1:]} of {models} ({group.title})"
     return quality_figure(cells_of(group), title, [one.trained_length for one in drawn if one.trained_length])
+
+
+def depth_map(
+    title: str,
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    points: Mapping[tuple[float, int], tuple[float, Sequence[str]]],
+    failed: Mapping[tuple[float, int], str],
+    scale: str,
+) -> Heat:
+    """Return values over length and depth.
+
+    Args:
+        points: the values that were measured, with their hover texts, by depth and length.
+        failed: why others were not, by depth and length.
+        scale: what the values are.
+    """
+    values = np.full((len(depths), len(lengths)), np.nan)
+    texts: list[list[Sequence[str]]] = [[["not measured"]] * len(lengths) for _ in depths]
+    for row, depth in enumerate(depths):
+        for column, length in enumerate(lengths):
+            if (depth, length) in points:
+                values[row, column], texts[row][column] = points[depth, length]
+            elif (depth, length) in failed:
+                texts[row][column] = [f"length {length:,}, depth {depth:g}: {failed[depth, length]}"]
+    names = [f"{length:,}" for length in lengths], [f"{depth:g}" for depth in depths]
+    return Heat(title, "length (tokens)", "depth (0: beginning)", values, *names, scale, texts)
 
 
 def point(cell: Cell) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from farspan.report.attention import AttentionReport
 from farspan.report.curve_section import CurveReport
+from farspan.report.depths import DepthReport
 from farspan.report.perplexity import PerplexityReport
 from farspan.report.runs import Group
 from farspan.report.task_report import TaskReport
@@ -14,6 +15,8 @@ KINDS: dict[str, type[TaskReport]] = {
     "curve": CurveReport,
     "perplexity": PerplexityReport,
     "attention": AttentionReport,
+    "passkey": DepthReport,
+    "needle": DepthReport,
 }
 
 
@@ -28,7 +31,7 @@ def reports(groups: Sequence[Group], folder: Path, *, test: bool = False) -> lis
         test: test whether several texts give the same forgetting curve.
     """
     found: list[TaskReport] = []
-    for kind in (*KINDS.values(), TaskReport):
+    for kind in dict.fromkeys((*KINDS.values(), TaskReport)):
         if mine := [group for group in groups if KINDS.get(group.task, TaskReport) is kind]:
             found.append(CurveReport(mine, folder, test=test) if kind is CurveReport else kind(mine, folder))
     return found

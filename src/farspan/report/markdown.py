@@ -24,6 +24,8 @@ def markdown_page(context: Mapping[str, Any], files: list[str]) -> str:
         if section["own"].get("kind") == "curve":
             lines += _curves(section["own"])
         lines += _quality(section)
+        for table in section["own"]["tables"]:
+            lines += [f"{plain(table['title'])}:", "", *markdown_table(table["head"], table["lines"])]
     for test in context["text_tests"]:
         about = test["about"]
         lines += [f"## {plain(about.model)}, {plain(about.method)}: {about.which} (run {plain(about.run)})", ""]

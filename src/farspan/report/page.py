@@ -25,7 +25,7 @@ from farspan.report.sections import contents
 from farspan.terminal import shown
 
 PAGE, TABLES = "report.html", "report.md"
-CSV = ("quality.csv", "curves.csv", "memory_lengths.csv", "perplexity.csv", "positions.csv")
+CSV = ("quality.csv", "curves.csv", "memory_lengths.csv", "perplexity.csv", "positions.csv", "depths.csv")
 
 
 def write_report(

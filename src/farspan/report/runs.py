@@ -10,6 +10,7 @@ import numpy as np
 
 from farspan.record import Row, latest, read_header, read_rows
 from farspan.report.header import COST, LABELS, current_header, methods_of, rows_of
+from farspan.specs import check_known
 from farspan.stats import version_label
 
 
@@ -137,6 +138,26 @@ def read_sources(folders: Sequence[str | Path], notice: Callable[[str], None] = 
             f"{', '.join(map(str, paths))}: no run holds rows yet. Repeat the command of a run, or name others"
         )
     return found
+
+
+def read_run(run: str | Path, model: str | None = None) -> Source:
+    """Read a run, or its part of one model.
+
+    Raises:
+        ValueError: no run, a run without rows, or no such model in it.
+    """
+    path = Path(run)
+    header, rows = read_header(path), read_rows(path)
+    if not rows:
+        raise ValueError(f"{path} holds no rows yet: repeat the command that made it")
+    source = Source.of(path.resolve().name, path, header, rows)
+    if model is None:
+        return source
+    names = list(dict.fromkeys(row.model for row in source.rows))
+    check_known(f"model of {run}", model, names)
+    models = {name: about for name, about in source.header["models"].items() if name == model}
+    rows = [row for row in source.rows if row.model == model]
+    return replace(source, header=source.header | {"models": models}, rows=rows)
 
 
 def grouped(sources: Sequence[Source], kinds: Mapping[str, type[Member]] | None = None) -> list[Group]:

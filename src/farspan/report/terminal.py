@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from farspan.record import Row
+from farspan.record import ABSENT, Row
 from farspan.record.rows import writers_files
 from farspan.report.cells import Cell, as_data, as_plain, cells_of, failures
 from farspan.report.export import CsvTable, quality_table
@@ -18,7 +18,7 @@ from farspan.report.tables import print_comparison, write_comparison
 from farspan.report.task_report import TaskReport
 from farspan.terminal import Terminal
 
-LEFT_OUT = ("ok", "budget")  # statuses of rows that did not fail
+LEFT_OUT = ("ok", "budget", *ABSENT)  # statuses of rows that did not fail
 
 
 class Results:
@@ -64,8 +64,11 @@ class Results:
             for path in write_comparison(self._every_cell, self.folder):
                 console.print_line(f"table: {path}")
             console.print_line(f"page: farspan report {self.folder}")
+        errors = Terminal(stderr=True)
+        for line in self.absent:
+            errors.print_line(line, style="dim")
         for line in self.failures:
-            Terminal(stderr=True).print_line(line, style="red")
+            errors.print_line(line, style="red")
         files = writers_files(self.folder, ".jsonl")
         console.print_line(f"rows: {files[0] if len(files) == 1 else self.folder / 'rows*.jsonl'}")
         for path in pictures:
@@ -77,6 +80,15 @@ class Results:
             return
         for part in self.parts:
             part.print(console)
+
+    @property
+    def absent(self) -> list[str]:
+        """The rows that have no number without having failed, in lines."""
+        absent = [row for row in self.source.rows if row.status in ABSENT]
+        if not absent:
+            return []
+        first = f"first at length {absent[0].length:,}, repeat {absent[0].repeat}: {absent[0].reason}"
+        return [f"{len(absent)} of {len(self.source.rows)} rows have no number, {first}"]
 
     @property
     def failures(self) -> list[str]:
@@ -116,7 +128,7 @@ class Results:
     def num_failed(self) -> int:
         """How many cells of a comparison, else how many rows, have no result."""
         if self.source.is_comparison:
-            return sum(bool(cell.failed) for cell in self._every_cell)
+            return sum(cell.failed not in ("", *ABSENT) for cell in self._every_cell)
         return sum(row.status not in LEFT_OUT for row in self.source.rows)
 
     def as_data(self) -> dict[str, Any]:

@@ -30,7 +30,19 @@ from farspan.stats.headlines import (
     multipliers,
     repeats_of,
 )
-from farspan.stats.intervals import LEAST_PAIRS, LEVEL, bands, holm, interval, measured_mean, student_mean
+from farspan.stats.intervals import (
+    LEAST_PAIRS,
+    LEVEL,
+    bands,
+    holm,
+    interval,
+    mean_error,
+    measured_mean,
+    student_mean,
+    tost,
+    two_sided,
+    welch_freedom,
+)
 from farspan.stats.joint_test import established
 from farspan.stats.memory_lengths import JOINT_LEVEL, MemoryLength, Summary, by_chance, summarise
 from farspan.stats.run_differences import Difference, differences, differences_in_characters

@@ -71,6 +71,14 @@ def two_sided(value: float, error: float, freedom: float, values: int) -> float:
     return float(2 * student.sf(abs(value) / error, freedom))
 
 
+def tost(difference: float, error: float, freedom: float, margin: float, values: int) -> float:
+    """Return the larger p of the two one-sided tests (Schuirmann 1987) against a difference of ± margin; of a sign test
+    if there is no spread."""
+    if error <= NO_SPREAD * abs(difference):
+        return 0.5**values if abs(difference) < margin else 1.0
+    return float(student.sf((margin - abs(difference)) / error, freedom))
+
+
 def mean_error(differences: np.ndarray) -> tuple[float, float, float]:
     """Return the mean, its standard error and the degrees of freedom."""
     n = len(differences)

@@ -31,6 +31,8 @@ class Difference:
     p: float | None  # None with too few repeats, or if crossings beyond the lengths leave the sign open
     pairs: int  # targets shared; 0: unpaired
     censored: tuple[str, ...]  # the curves whose value is larger than measured
+    error: float  # s
+    freedom: float  # degrees of freedom of t
     unit: str = "tokens"
 
     @property
@@ -152,6 +154,8 @@ def _differences(
                 None if sign_unknown or min(repeats) < LEAST_PAIRS else two_sided(value, error, freedom, min(repeats)),
                 pairs,
                 tuple(label for label, is_censored in zip(names, censored, strict=True) if is_censored),
+                error,
+                freedom,
                 unit,
             )
         )

@@ -21,7 +21,7 @@ from scipy.stats import chi2, f_oneway, friedmanchisquare, kruskal, mannwhitneyu
 from scipy.stats import t as student
 
 from farspan.stats.forgetting_curves import MeasuredCurve
-from farspan.stats.intervals import LEAST_PAIRS, LEVEL, NO_SPREAD, has_no_width, holm, mean_error, welch_freedom
+from farspan.stats.intervals import LEAST_PAIRS, LEVEL, has_no_width, holm, mean_error, tost, welch_freedom
 
 Half = Literal["copy", "control"]
 Verdict = Literal["equivalent", "different", "undecided"]
@@ -177,7 +177,7 @@ def _at_length(
         first, second = compared[pair[0]], compared[pair[1]]
         mean, error, freedom = mean_error(second - first) if is_paired else _welch_error(first, second)
         half = float(student.ppf(0.95, freedom)) * error
-        equivalent = _tost(mean, error, freedom, margin, min(len(first), len(second)))
+        equivalent = tost(mean, error, freedom, margin, min(len(first), len(second)))
         intervals[pair] = mean, mean - half, mean + half, equivalent
     farthest = max(intervals, key=lambda pair: max(-intervals[pair][1], intervals[pair][2]))
     mean, low, high, _ = intervals[farthest]
@@ -227,13 +227,6 @@ def _welch_error(first: np.ndarray, second: np.ndarray) -> tuple[float, float, f
     squared = [mean_error(values)[1] ** 2 for values in (first, second)]
     freedom = welch_freedom(squared, [len(first) - 1.0, len(second) - 1.0])
     return float(second.mean() - first.mean()), float(np.sqrt(sum(squared))), freedom
-
-
-def _tost(difference: float, error: float, freedom: float, margin: float, values: int) -> float:
-    """Return the larger p of the two one-sided tests against a difference of ± margin."""
-    if error <= NO_SPREAD * abs(difference):
-        return 0.5**values if abs(difference) < margin else 1.0
-    return float(student.sf((margin - abs(difference)) / error, freedom))
 
 
 def _notes(found: Sequence[AtLength], test: str, sources: int) -> list[str]:

@@ -6,6 +6,9 @@ from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
 from farspan.tasks.curve import Curve
 from farspan.tasks.icl import Icl
 from farspan.tasks.longbench import LongBench
+from farspan.tasks.longbench2 import LongBench2
+from farspan.tasks.longppl import LongPPL
+from farspan.tasks.needle import Needle
 from farspan.tasks.own import Own
 from farspan.tasks.passkey import Passkey
 from farspan.tasks.perplexity import Perplexity
@@ -15,7 +18,8 @@ from farspan.tasks.recall import Recall
 from farspan.tasks.zeroscrolls import ZeroScrolls
 
 KINDS: tuple[type[Task], ...] = (
-    Perplexity, Curve, Recall, Attention, Icl, ZeroScrolls, LongBench, Ralm, Qa, Own, Passkey,
+    Perplexity, LongPPL, Curve, Recall, Attention, Icl, ZeroScrolls, LongBench, LongBench2, Ralm, Qa, Own, Passkey,
+    Needle,
 )  # fmt: skip
 TASKS: dict[str, type[Task]] = {kind.name: kind for kind in KINDS}
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from farspan.lm import LM
-from farspan.reader import NotFiniteError, Reader
+from farspan.reader import Memory, NotFiniteError, Reader
 from farspan.specs import check_known
 from farspan.tasks.base import Bound, Example, Parts, Result, Work, digest
 from farspan.tasks.passages import places, row
@@ -37,6 +37,7 @@ class Item:
     after: str  # the prompt after it
     references: tuple[str, ...]
     options: tuple[str, ...] = ()  # of a choice, or the classes
+    about: tuple[tuple[str, str], ...] = ()  # further fields of its rows
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,11 @@ class BoundDocuments(Bound[DocumentPrompt]):
             if (found := self.kept(lm, example, length)) is not None:
                 prompt = self._fixed(lm, example) + len(found[0])
                 yield Work(1, 0, prompt, 0)
-                yield from (Work(1, prompt + i, 1, 1) for i in range(self.answering.new_tokens))
+                yield from self.answer_work(prompt)
+
+    def answer_work(self, prompt: int) -> Iterator[Work]:
+        """Yield the work of an answer after a prompt of so many tokens."""
+        yield from (Work(1, prompt + i, 1, 1) for i in range(self.answering.new_tokens))
 
     def run(self, reader: Reader, batch: Sequence[Example[DocumentPrompt]]) -> Iterator[Result]:
         """Yield results of examples one by one, whose prompts differ in length."""
@@ -142,7 +147,7 @@ class BoundDocuments(Bound[DocumentPrompt]):
                 yield self._answered(reader, example, length, stop)
 
     def _answered(self, reader: Reader, example: Example[DocumentPrompt], length: int, stop: Sequence[int]) -> Result:
-        lm, how, given = reader.lm, self.answering, example.payload
+        lm, given = reader.lm, example.payload
         item = given.item
         if not any(reference.strip() for reference in item.references):
             return Result(example, length, status="no_reference", reason=f"{item.name} has no reference answer")
@@ -152,40 +157,53 @@ class BoundDocuments(Bound[DocumentPrompt]):
         memory = reader.read(row(np.concatenate([given.before, document])), head=torch.tensor([lm.separator.ids]))
         memory.read(row(given.after))
         try:
-            [new] = memory.generate(
-                torch.empty(1, 0, dtype=torch.long),
-                how.new_tokens,
-                stop=stop,
-                seed=int(example.id, 16) % 2**63,
-                min_new_tokens=how.min_new_tokens,
-                temperature=how.temperature,
-                top_p=how.top_p,
-            )
+            answer = self.answer(lm, memory, example, stop)
         except NotFiniteError as error:
             return Result(example, length, status="nan", reason=str(error), num_seen=memory.num_seen)
-        prediction = lm.tokenizer.decode(new.tolist(), skip_special_tokens=True)
-        if how.one_line:
-            prediction = prediction.split("\n")[0]
         values = {
-            **self.judged(prediction, item),
+            **answer,
             "item": item.name,
-            "prediction": prediction,
+            **dict(item.about),
             "references": list(item.references),
             "document": len(given.document),
             "left_out": left_out,
-            "new": len(new),
             "context": self._fixed(lm, example) + len(document),
             **places(memory),
         }
         return Result.of(example, length, memory, values)
 
+    def answer(self, lm: LM, memory: Memory, example: Example[DocumentPrompt], stop: Sequence[int]) -> dict[str, Any]:
+        """Return the answer after a memory of the whole prompt, with its scores.
+
+        Raises:
+            NotFiniteError: numbers from which no answer follows.
+        """
+        how = self.answering
+        [new] = memory.generate(
+            torch.empty(1, 0, dtype=torch.long),
+            how.new_tokens,
+            stop=stop,
+            seed=int(example.id, 16) % 2**63,
+            min_new_tokens=how.min_new_tokens,
+            temperature=how.temperature,
+            top_p=how.top_p,
+        )
+        prediction = lm.tokenizer.decode(new.tolist(), skip_special_tokens=True)
+        if how.one_line:
+            prediction = prediction.split("\n")[0]
+        return {**self.judged(prediction, example.payload.item), "prediction": prediction, "new": len(new)}
+
     def parts(self, lm: LM, example: Example[DocumentPrompt], length: int) -> Parts:
         """Return the parts, with the part of the document that fits (all of it if it must not be cut)."""
         given = example.payload
         document, _ = self.kept(lm, example, length) or (given.document, 0)
-        right = following(lm.tokenizer, f" {given.item.references[0]}", before="x")
+        right = following(lm.tokenizer, self.right(given.item), before="x")
         read = [("read", given.before), ("read", document)]
         return [*read, ("asked", np.concatenate([given.after, right]))], len(right)
+
+    def right(self, item: Item) -> str:
+        """Return a right answer as it follows the prompt."""
+        return f" {item.references[0]}"
 
     @staticmethod
     def _fixed(lm: LM, example: Example[DocumentPrompt]) -> int:

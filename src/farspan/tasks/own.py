@@ -31,8 +31,9 @@ from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.specs import check_known
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work
+from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.passages import joined, places, row
-from farspan.tasks.prompts import encoded, token_texts
+from farspan.tasks.prompts import encoded
 from farspan.text.corpora import load
 
 TESTS = ("recall", "pairs", "cloze")
@@ -41,7 +42,6 @@ TARGET = 32  # tokens of it that are scored
 FACTS = 512  # tokens of the text from which facts are taken; at most the shortest length
 PAIRS = 4
 OPTIONS = 4
-NEARBY = 16  # tokens
 ALIKE = 1e-3  # nats; smaller differences are rounding
 WORD = re.compile(r"[^\W\d_]{4,}")
 SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
@@ -57,14 +57,6 @@ class AnswerScores:
 
     nats: np.ndarray  # [answers], the right one first; NaN if the model gave none
     hit: float  # of the right one: its share of greedy hits for recall, else 1 if all are hits
-
-
-@dataclass(frozen=True)
-class Fact:
-    """Tokens inserted into the context."""
-
-    depth: float  # of the context: 0 its beginning, 1 its end
-    ids: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -249,13 +241,7 @@ class BoundOwn(Own, BoundText[Hidden]):
         """Return the tokens of a length, and the index of each fact: before a word, if one begins nearby."""
         facts = example.payload.facts
         filler = example.payload.filler[: length - example.payload.num_facts]
-        places = [_before_a_word(lm, filler, round(fact.depth * len(filler))) for fact in facts]
-        parts, begins, done, total = [], [0] * len(facts), 0, 0
-        for which in np.argsort(places, kind="stable"):
-            parts += [filler[done : places[which]], facts[which].ids]
-            begins[which] = total + places[which] - done
-            done, total = places[which], begins[which] + len(facts[which].ids)
-        return np.concatenate([*parts, filler[done:]]), begins
+        return inserted(lm, filler, facts)
 
     def run(self, reader: Reader, batch: Sequence[Example[Hidden]]) -> Iterator[Result]:
         """Yield results of examples one by one, shortest length first."""
@@ -317,10 +303,3 @@ def _judged(found: dict[str, AnswerScores], without: dict[str, AnswerScores]) ->
         best = raised > raised.max() - ALIKE
         judged["cloze"] = float(best[0] / best.sum())
     return judged
-
-
-def _before_a_word(lm: LM, tokens: np.ndarray, place: int) -> int:
-    """Return the last index up to `place`, within NEARBY, whose token begins with a blank; else `place`."""
-    first = max(0, place - NEARBY)
-    found = [i for i, text in enumerate(token_texts(lm.tokenizer, tokens[first : place + 1])) if text[:1].isspace()]
-    return first + found[-1] if found else place

@@ -96,6 +96,17 @@ class Perplexity(Task):
         return BoundPerplexity(**vars(self), text=load(text, lm.tokenizer))
 
 
+@dataclass(frozen=True)
+class Reading:
+    """The scores of a batch at one length."""
+
+    length: int
+    scores: Scores  # of the targets, [examples, targets]
+    num_seen: int
+    num_kept: int
+    broken: str  # where the first numbers that are not finite came from, of this length or a shorter one; "": none
+
+
 @dataclass(frozen=True, kw_only=True)
 class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
     """Perplexity of one text. An example's payload is a window, [tokens of the largest length]."""
@@ -146,8 +157,8 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
                 yield Work(1, before, end - first - 1, end - first)
             read = before
 
-    def run(self, reader: Reader, batch: Sequence[Example[np.ndarray]]) -> Iterator[Result]:
-        """Yield results of a batch, shortest length first."""
+    def readings(self, reader: Reader, batch: Sequence[Example[np.ndarray]]) -> Iterator["Reading"]:
+        """Yield the scores of a batch at each of its lengths, shortest first."""
         text = torch.from_numpy(np.stack([example.payload for example in batch])).long()
         head = torch.tensor([reader.lm.separator.ids]).expand(len(batch), -1)
         # a reader that cuts or mixes its text needs it in one piece; an incremental one continues
@@ -169,18 +180,24 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
             if not layer and not bool(scores.nats.isfinite().all()):
                 memory, read = None, 0
                 layer = self._not_finite(reader, head, text, length)
+            yield Reading(length, scores, *counts, layer)
+
+    def run(self, reader: Reader, batch: Sequence[Example[np.ndarray]]) -> Iterator[Result]:
+        """Yield results of a batch, shortest length first."""
+        for reading in self.readings(reader, batch):
+            _, first, end = self.span(len(batch[0].payload), reading.length)
             for index, example in enumerate(batch):
-                values, failed = self._judged(scores, index)
-                values["context"] = head.shape[1] + length
+                values, failed = self._judged(reading.scores, index)
+                values["context"] = len(reader.lm.separator.ids) + reading.length
                 values["target"] = digest(example.payload[first:end])
                 yield Result(
                     example,
-                    length,
+                    reading.length,
                     scores=values,
                     status="nan" if failed else "ok",
-                    reason=f"{not_finite(failed)}; {layer}" if failed else "",
-                    num_seen=counts[0],
-                    num_kept=counts[1],
+                    reason=f"{not_finite(failed)}; {reading.broken}" if failed else "",
+                    num_seen=reading.num_seen,
+                    num_kept=reading.num_kept,
                 )
 
     def _judged(self, scores: Scores, index: int) -> tuple[dict[str, Any], int]:

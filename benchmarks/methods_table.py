@@ -1,0 +1,351 @@
+"""Every method beside every other: memory, perplexity, LongPPL, needles and cost, and which measures agree.
+
+    python benchmarks/methods_table.py [--model FOLDER] [--text TEXT] [--part NAME] [--method PREFIX] [--out FOLDER]
+    python benchmarks/methods_table.py --record | --write | --check | --quick
+
+Each part is one run of `farspan.measure` of all methods on the same tokens, at parts of the trained length, here W; the
+same command goes on where it was stopped. Default: the embedded model, on text that it was not trained on.
+
+--record keeps the rows of all parts below --out in benchmarks/methods_table/; --write makes the tables of
+docs/methods_table.md and its picture of these rows; --check judges the claims of that page by them. --quick measures
+two examples of every part under two methods, in under a minute.
+"""
+
+import argparse
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import recorded as kept
+import torch
+from common import end
+from real_tables import MISSING, by_length, table, written
+from scipy.stats import spearmanr
+
+from farspan import measure
+from farspan.lm import load
+from farspan.loading.places import DEMO
+from farspan.record import Row
+from farspan.report.cells import Cell, cells
+from farspan.report.curves import CurveMember, series
+from farspan.report.figure import Figure, Line
+from farspan.report.picture import draw_figure
+from farspan.stats import Difference, differences, holm, student_mean
+
+RECORDED = kept.BENCHMARKS / "methods_table"
+PAGE = kept.BENCHMARKS.parent / "docs" / "methods_table.md"
+PICTURE = "methods_table"
+TEXT = "builtin:held-out+tests"  # that the embedded model was not trained on
+MODELS = {"demo": "the embedded model", "SmolLM2-135M-Instruct.Q4_1": "SmolLM2"}
+METHODS = (
+    "full",
+    "sinks:window={window}",
+    "lambda_mask:window={trained}",
+    "rope:type=linear,factor=4",
+    "rope:type=ntk,factor=4",
+    "rope:type=yarn,factor=4",
+    "rope:type=yarn,factor=4+temperature",
+    "rope:type=truncated",
+    "temperature",
+    "selfextend:group=8",
+    "dca",
+    "topk:k=64",
+    "snapkv:capacity={half}",
+    "tova:share=0.25",
+    "knorm:share=0.25",
+    "replug:piece={half},tail={quarter}",
+    "ape:piece={half}",
+)
+SAMPLES = 2000  # of methods, for the interval of a correlation
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run: a task at lengths in parts of the trained length."""
+
+    task: str
+    shares: tuple[float, ...] = (1, 2, 4)
+    repeats: int = 16
+    shuffled: bool = False
+    cost: bool = False  # also seconds and memory, apart from the task
+
+    def measured(self, model: str, methods: Sequence[str], text: str, out: Path, repeats: int | None) -> int:
+        """Measure it, and return the number of rows."""
+        lm = load(model)
+        trained = lm.trained_length or 0
+        sizes = {"trained": trained, "window": trained - 4, "half": trained // 2, "quarter": trained // 4}
+        probe = {"warmup": min(128, trained // 16), "scored": min(256, trained // 8)}
+        return len(
+            measure(
+                [lm],
+                [how.format(**sizes) for how in methods],
+                [self.task.format(**probe)],
+                text=f"shuffled:{text}" if self.shuffled else text,
+                lengths=tuple(int(share * trained) for share in self.shares),
+                repeats=repeats or self.repeats,
+                cost=self.cost,
+                refusals=True,
+                out=out,
+            ).rows
+        )
+
+
+PROBE = "curve:protocol=probe,warmup={warmup},scored={scored}"
+FALL = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4)
+PARTS = {
+    "natural": Part(PROBE, FALL, 8),
+    "shuffled": Part(PROBE, FALL, 8, shuffled=True),
+    "perplexity": Part("perplexity:targets=fixed", cost=True),
+    "longppl": Part("longppl:keys=own"),
+    "needle": Part("needle:kind=multikey"),
+    "own": Part("own"),
+}
+NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
+TEXTS = {"natural": "natural text", "shuffled": "shuffled text"}
+QUALITY = ("perplexity", "longppl", "needle", "own")
+MARKS = {True: " ▲", False: " ▼"}
+
+
+def rows_of(model: str, part: str) -> tuple[dict[str, Any], list[Row]]:
+    """Return run.json and the rows of one run; two empty ones where it was not recorded."""
+    return kept.recorded(RECORDED, model, part)
+
+
+def quality(model: str, part: str) -> list[Cell]:
+    """Return the quality of a run by method and length; of a run with costs also these."""
+    header, rows = rows_of(model, part)
+    return [cell for cell in cells(rows, header) if cell.task.startswith(part)] if rows else []
+
+
+def curves(model: str, part: str) -> dict[str, CurveMember]:
+    """Return the forgetting curves of a run by method."""
+    header, rows = rows_of(model, part)
+    found = series(rows, header.get("models", {}))
+    return {one.method: one for one in found if one.summary is not None}
+
+
+def memory(model: str) -> str:
+    """Return the memory lengths by method, marked where they differ from those of the first method."""
+    every = {part: curves(model, part) for part in TEXTS}
+    found: dict[tuple[str, str, str], Difference] = {}
+    for part, by_method in every.items():
+        first, *others = by_method.values()
+        for one in others:
+            for which in differences(first.curve, one.curve):
+                if which.name in NUMBERS:
+                    found[part, one.method, which.name] = which
+    corrected = dict(zip(found, holm([one.p for one in found.values()]), strict=True))
+    lines = []
+    for how in every["natural"]:
+        line = [f"`{how}`"]
+        for part, by_method in every.items():
+            for name in NUMBERS:
+                one = by_method.get(how)
+                p, at = corrected.get((part, how, name)), (part, how, name)
+                mark = MARKS[found[at].value > 0] if p is not None and p < 0.05 else ""
+                line.append(MISSING if one is None else f"{getattr(one.summary, name)}{mark}")
+        lines.append(line)
+    heads = [f"{name}, {text}" for text in TEXTS.values() for name in NUMBERS.values()]
+    return table(["", *heads], lines)
+
+
+def by_quality(part: str) -> Callable[[str], str]:
+    """Return a function that makes the table of a run's quality by method and length."""
+
+    def made(model: str) -> str:
+        found = quality(model, part)
+        lines: dict[str, dict[int, str]] = {}
+        for cell in found:
+            lines.setdefault(f"`{cell.method}`", {})[cell.length] = written(cell)
+        return by_length(f"{found[0].quality}; {max(cell.n for cell in found)} examples", lines) if found else MISSING
+
+    return made
+
+
+def costs(model: str) -> str:
+    """Return the cost by method and length: seconds to the first token, tokens read a second, memory of the context."""
+    lines: dict[str, dict[int, str]] = {}
+    for cell in quality(model, "perplexity"):
+        if cell.prefill_seconds is not None and cell.context_bytes is not None and cell.prefill_rate is not None:
+            text = f"{cell.prefill_seconds:.2f} s / {cell.prefill_rate:,.0f} / {cell.context_bytes / 2**20:.1f} MiB"
+            lines.setdefault(f"`{cell.method}`", {})[cell.length] = text
+    return by_length("seconds to the first token / tokens read a second / context", lines)
+
+
+def best(model: str) -> str:
+    """Return the best method of each measure and length, and how much better it is than the next, paired by example;
+    p after Holm over the table."""
+    found = [one for part in QUALITY for one in _best(model, part)]
+    corrected = holm([p for *_, (_, _, _, p) in found])
+    lines = [
+        [what, f"{length:,}", f"`{first}`", f"`{second}`", f"{mean:.3f} [{low:.3f}, {high:.3f}]", f"{p:.2g}"]
+        for (what, length, first, second, (mean, low, high, _)), p in zip(found, corrected, strict=True)
+        if p is not None
+    ]
+    return table(["measure", "tokens", "best", "next", "better by", "p"], lines)
+
+
+def _best(model: str, part: str) -> Iterator[tuple[str, int, str, str, tuple[float, float, float, float]]]:
+    header, rows = rows_of(model, part)
+    if not rows:
+        return
+    about = next(entry for entry in header["settings"]["tasks"].values() if entry["quality"]["score"])["quality"]
+    sign = 1 if about["higher_is_better"] else -1
+    for length in sorted({row.length for row in rows}):
+        by: dict[str, dict[str, float]] = {}
+        for row in rows:
+            if row.status == "ok" and row.length == length and about["score"] in row.scores:
+                by.setdefault(row.method, {}).setdefault(row.example, sign * row.scores[about["score"]])
+        most = max(len(mine) for mine in by.values())
+        order = sorted((how for how in by if len(by[how]) == most), key=lambda how: -np.mean(list(by[how].values())))
+        first, second = order[:2]
+        gaps = np.array([by[first][one] - by[second][one] for one in by[first] if one in by[second]])
+        if gaps.any():
+            yield f"{about['name']}", length, first, second, student_mean(gaps)
+
+
+def measures(model: str, length: int) -> dict[str, dict[str, float]]:
+    """Return each measure by method at one length, larger is better."""
+    found: dict[str, dict[str, float]] = {}
+    for part, text in TEXTS.items():
+        for how, one in curves(model, part).items():
+            for point in one.points():
+                if point["length"] == length and "memory_index" in point:
+                    found.setdefault(f"memory, {text}", {})[how] = point["memory_index"]
+    for part in QUALITY:
+        for cell in quality(model, part):
+            if cell.length == length and cell.value is not None:
+                better = -np.log(cell.value) if cell.exp else cell.value
+                found.setdefault(cell.quality, {})[cell.method] = float(better)
+                if part == "longppl":
+                    found.setdefault("share of key tokens", {})[cell.method] = cell.details["share"]
+    return found
+
+
+def correlations(model: str) -> str:
+    """Return Spearman's rank correlation of all pairs of measures over the methods, at two and at four windows."""
+    lengths = sorted({row.length for row in rows_of(model, "perplexity")[1]})[1:]
+    at = {length: measures(model, length) for length in lengths}
+    lines = []
+    for one, other in combinations(at[lengths[0]], 2):
+        line = [one, other]
+        for length in lengths:
+            pairs = [(at[length][one][how], at[length].get(other, {}).get(how)) for how in at[length].get(one, {})]
+            line.append(_correlation([pair for pair in pairs if pair[1] is not None]))
+        lines.append(line)
+    return table(["measure", "measure", *(f"{length:,}" for length in lengths)], lines)
+
+
+def _correlation(pairs: Sequence[tuple[float, float | None]]) -> str:
+    """Return the correlation with its 95 % interval by resampling methods, and their number."""
+    values = np.array(pairs, float)
+    if len(values) < 5:
+        return MISSING
+    rng = np.random.default_rng(0)
+    draws = [values[rng.integers(len(values), size=len(values))] for _ in range(SAMPLES)]
+    found = [spearmanr(*draw.T).statistic for draw in draws if (np.ptp(draw, axis=0) > 0).all()]
+    if not found or not (np.ptp(values, axis=0) > 0).all():
+        return f"{MISSING} (equal values)"
+    low, high = np.quantile(found, [0.025, 0.975])
+    return f"{spearmanr(*values.T).statistic:+.2f} [{low:+.2f}, {high:+.2f}] ({len(values)})"
+
+
+TABLES: dict[str, Callable[[str], str]] = {
+    "memory": memory,
+    "costs": costs,
+    "best": best,
+    "correlations": correlations,
+    **{part: by_quality(part) for part in QUALITY},
+}
+
+
+def made(name: str) -> str:
+    """Return a table by its name on the page: the kind of table, and the model."""
+    kind, model = name.split(" ", 1)
+    return TABLES[kind](model)
+
+
+def page() -> str:
+    """Return the page with its tables made again of the recorded rows."""
+    found = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return found.sub(lambda part: f"{part[1]}{made(part[2])}\n{part[3]}", PAGE.read_text())
+
+
+def pareto(model: str) -> Figure:
+    """Return the span on shuffled text over the memory of the context at the longest length, a point a method."""
+    held = {cell.method: cell.context_bytes for cell in quality(model, "perplexity")}  # the last length's
+    lines = []
+    for index, (how, one) in enumerate(curves(model, "shuffled").items()):
+        size = held.get(how)
+        if size and one.summary is not None:
+            span = one.summary.span
+            low, high = ([np.nan if limit is None else limit] for limit in (span.low, span.high))
+            lines.append(Line(how, [size / 2**20], [span.value], index, low, high, [[how]], "cost", "points"))
+    return Figure(
+        title=f"Memory against cost, {MODELS[model]}, every method",
+        x="memory of the context at four windows (MiB)",
+        y="span on shuffled text (tokens)",
+        lines=lines,
+        counts=False,
+        num_members=len(lines),
+    )
+
+
+def claims() -> dict[str, bool]:
+    """Return the claims of the page, and whether the rows support each."""
+    return {name: holds() for name, holds in CLAIMS.items()}
+
+
+CLAIMS: Mapping[str, Callable[[], bool]] = {}
+
+
+def measure_parts(options: argparse.Namespace) -> None:
+    """Measure the chosen parts, each into a run folder of its own."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) if options.quick else options.out
+        prefixes = ("full", "sinks") if options.quick else tuple(options.method or ("",))
+        methods = [how for how in METHODS if how.startswith(prefixes)]
+        name = "demo" if options.model == DEMO else Path(options.model).resolve().name
+        for part in options.part or PARTS:
+            where, repeats = out / name / part, 2 if options.quick else options.repeats
+            try:
+                rows = PARTS[part].measured(options.model, methods, options.text, where, repeats)
+            except (ValueError, OSError) as error:
+                sys.exit(f"{part}: {error}")
+            print(f"{name} {part}: {rows} rows in {where}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=DEMO, help="a folder; default: the embedded model")
+    parser.add_argument("--text", default=TEXT, help="a text that the model was not trained on")
+    parser.add_argument("--part", action="append", choices=PARTS, help="only these")
+    parser.add_argument("--method", action="append", help="only those that begin so, such as rope")
+    parser.add_argument("--repeats", type=int, help="examples at each length, instead of those of the part")
+    parser.add_argument("--out", type=Path, default=Path("runs/methods_table"), help="folder for the runs")
+    parser.add_argument("--record", action="store_true", help="keep the rows of all runs below --out")
+    parser.add_argument("--write", action="store_true", help="make tables and picture of docs/methods_table.md")
+    parser.add_argument("--check", action="store_true", help="fail where the rows do not support a claim of that page")
+    parser.add_argument("--quick", action="store_true", help="two examples of every part under two methods")
+    options = parser.parse_args()
+    if options.record:
+        print(f"{kept.record(options.out, RECORDED):,} bytes in {RECORDED}")
+    elif options.write:
+        PAGE.write_text(page())
+        print(*draw_figure(pareto("demo"), PAGE.parent / "pictures", PICTURE), sep="\n")
+    elif options.check:
+        found = claims()
+        end(found, [name for name, holds in found.items() if not holds], check=True)
+    else:
+        measure_parts(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""What all needles cost on a real model to a length of 8,192 tokens, and how many it finds at which depth.
+
+    python benchmarks/needle.py MODEL [--text FOLDER] [--repeats 2] [--out FOLDER] [--check]
+    python benchmarks/needle.py demo --quick
+
+The four kinds of the task `needle`, forced, at five depths of 2,048, 4,096 and 8,192 tokens (--quick: 1,024 and 2,048).
+All depths of a length share one reading. --generated also measures greedy generation, with the model's chat template.
+In bfloat16, on one thread; CPU seconds of the whole measurement without loading. --check judges those of the forced
+kinds. Last line: the figures as JSON.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import end
+
+from farspan import load, measure
+from farspan.measuring.plan import plan
+from farspan.methods import method
+from farspan.tasks import task
+from farspan.tasks.needle import DEPTHS, KINDS
+
+BOUND = 600.0  # CPU seconds of all forced cells
+BOOKS = Path(__file__).resolve().parents[2] / "shared" / "data" / "books"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--text", default=str(BOOKS) if BOOKS.is_dir() else "builtin")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--generated", action="store_true", help="also measure generated answers")
+    parser.add_argument("--out", type=Path, help="folder for rows and pictures; default a temporary one")
+    parser.add_argument("--quick", action="store_true", help="shorter lengths")
+    parser.add_argument("--check", action="store_true", help="fail when the bound is missed")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    lm = load(options.model, dtype="bfloat16")
+    lengths = (1024, 2048) if options.quick else (2048, 4096, 8192)
+    figures: dict[str, Any] = {"repeats": options.repeats, "cells": len(KINDS) * len(lengths) * len(DEPTHS)}
+    out = options.out or Path(tempfile.mkdtemp())
+    for ask in ("forced", *(["generated"] if options.generated else [])):
+        total = 0.0
+        for kind in KINDS:
+            spec = f"needle:kind={kind},ask={ask}"
+            started, begun = time.process_time(), time.perf_counter()
+            folder = out / f"{ask}-{kind}"
+            how: dict[str, Any] = {"lengths": lengths, "repeats": options.repeats}
+            rows = measure([lm], ["full"], [spec], text=options.text, out=folder, **how).rows
+            seconds, wall = time.process_time() - started, time.perf_counter() - begun
+            total += seconds
+            print(f"{spec}: {len(rows)} rows, {seconds:.0f} CPU seconds, {wall:.0f} seconds")
+            for depth in DEPTHS:
+                here = [[row for row in rows if (row.length, row.depth) == (n, depth)] for n in lengths]
+                means = ["{:.2f}".format(sum(row.scores["right"] for row in cell) / len(cell)) for cell in here]
+                print(f"  depth {depth:<5g} {'  '.join(means)}")
+            flops = [
+                plan(task(f"{spec},together={alike}").on(lm, options.text), method("full"), lm, **how).flops
+                for alike in ("true", "false")
+            ]
+            figures |= {f"{ask}_{kind}_seconds": seconds, f"{ask}_{kind}_without_sharing": flops[1] / flops[0]}
+            found = [row.scores["right"] for row in rows if row.length == lengths[-1]]
+            figures[f"{ask}_{kind}_right"] = sum(found) / len(found)
+        figures[f"{ask}_seconds"] = total
+    taken = figures["forced_seconds"]
+    end(
+        figures,
+        [f"all forced cells take {taken:.0f} CPU seconds, allowed {BOUND:.0f}"] * (taken > BOUND),
+        options.check,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Rows of runs that are kept with the project: one compressed file for each run, after its settings."""
+
+import gzip
+import json
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from farspan.record import Row, read_header, read_rows
+
+BENCHMARKS = Path(__file__).resolve().parent
+OF_PLACES = ("--out", "--data", "--model")  # options whose values are folders of a machine
+
+
+@cache
+def recorded(folder: Path, model: str, part: str) -> tuple[dict[str, Any], list[Row]]:
+    """Return run.json and the rows of one run; two empty ones where it was not recorded."""
+    path = folder / model / f"{part}.jsonl.gz"
+    if not path.is_file():
+        return {}, []
+    header, rows = gzip.decompress(path.read_bytes()).decode().split("\n", 1)
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "run.json").write_text(header)
+        (Path(scratch) / "rows.jsonl").write_text(rows)
+        return read_header(scratch), read_rows(scratch)
+
+
+def record(out: Path, folder: Path) -> int:
+    """Keep the rows of all runs OUT/MODEL/PART as FOLDER/MODEL/PART.jsonl.gz; return the bytes of all files there."""
+    for run in sorted(out.glob("*/*/rows.jsonl")):
+        header = json.loads((run.parent / "run.json").read_text())
+        for session in header["sessions"]:
+            session["command"] = _without_folders(session["command"])
+        kept = folder / run.parent.parent.name / f"{run.parent.name}.jsonl.gz"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(header), *run.read_text().splitlines()]
+        # without the time, so that equal rows make equal files
+        kept.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
+    return sum(path.stat().st_size for path in folder.rglob("*.gz"))
+
+
+def _without_folders(command: Sequence[str]) -> list[str]:
+    """Return a command without the options that name folders of this machine."""
+    values = {i + 1 for i, word in enumerate(command) if word in OF_PLACES}
+    return [word for i, word in enumerate(command) if i not in values and i + 1 not in values]

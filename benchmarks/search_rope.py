@@ -1,0 +1,126 @@
+"""Does a search of RoPE frequencies by memory give the embedded model a longer half-life than untrained YaRN?
+
+    python benchmarks/search_rope.py [--shape yarn] [--factor 4] [--out runs/search_rope] [--quick] [--check]
+
+`search_rope` measures 200 candidates on texts of `builtin:train` and keeps the one with the highest memory index that
+costs at most 0.05 nats per token inside the window. The factors found, untrained YaRN of the same factor and the
+model's own RoPE are then measured on texts of `builtin:held-out`: memory lengths over lengths up to a whole context of
+`factor` windows (probe of 32 + 96 tokens), and nats per token on windows of the trained length. Differences are paired
+by text.
+Judged with --check: the CPU time of the search, and that the difference of the half-lives is significant. Resumable;
+the CPU seconds of all sessions are added. Last line: the figures as JSON.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+from common import end
+from scipy.stats import t as student
+
+from farspan import load, measure
+from farspan.files import write
+from farspan.measuring.loop import Watch
+from farspan.measuring.search import search_rope
+from farspan.methods import method
+from farspan.report.search import draw_search
+from farspan.stats.forgetting_curves import curve, memory_index
+from farspan.stats.memory_lengths import summarise
+from farspan.stats.run_differences import differences
+from farspan.tasks.curve import Curve
+
+SECONDS = 20 * 60  # CPU time of 200 evaluations
+LENGTHS = (64, 128, 256, 382, 512, 638, 766, 894, 1150, 1406, 1662, 1918)
+PROBE = Curve("probe", warmup=32, scored=96)
+
+
+class Clock:
+    """CPU seconds of all sessions, in a file that survives a kill."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.before = float(file.read_text()) if file.exists() else 0.0
+        self.started = time.process_time()
+
+    @property
+    def seconds(self) -> float:
+        return self.before + time.process_time() - self.started
+
+    def watch(self) -> Watch:
+        """Return what writes the seconds with each row, and prints the lines of the search."""
+
+        def row(*_: object) -> None:
+            write(self.file, f"{self.seconds:.1f}")
+
+        return Watch(row=row, notice=lambda line: print(line, flush=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="yarn")
+    parser.add_argument("--factor", type=float, default=4.0)
+    parser.add_argument("--search-texts", type=int, default=4)
+    parser.add_argument("--texts", type=int, default=24, help="held-out texts")
+    parser.add_argument("--evaluations", type=int, default=200)
+    parser.add_argument("--out", type=Path, default=Path("runs/search_rope"))
+    parser.add_argument("--quick", action="store_true", help="5 evaluations on 2 texts, 4 held-out texts")
+    parser.add_argument("--check", action="store_true", help="fail when a bound is missed")
+    options = parser.parse_args()
+    evaluations, search_texts, texts = options.evaluations, options.search_texts, options.texts
+    if options.quick:
+        evaluations, search_texts, texts = 5, 2, 4
+    options.out.mkdir(parents=True, exist_ok=True)
+    lm, clock = load("demo"), Clock(options.out / "cpu_seconds")
+    shape = {"shape": options.shape, "factor": options.factor}
+    found = search_rope(
+        lm, **shape, evaluations=evaluations, repeats=search_texts, out=options.out / "search", watch=clock.watch()
+    )
+    seconds = clock.seconds
+    draw_search(found)
+    if found.best is None:
+        raise SystemExit("no candidate keeps the bound")
+    print(f"untrained YaRN: {found.yarn}\nbest, evaluation {found.best.number}: {found.best}", flush=True)
+
+    yarn, searched = (
+        str(method(one)) for one in (f"rope:type=yarn,factor={options.factor}", f"rope:type=factors,file={found.file}")
+    )
+    methods = ["full", yarn, searched]
+    held_out = {"text": "builtin:held-out", "repeats": texts}
+    largest = options.factor * 512 - 130
+    lengths = [n for n in (*LENGTHS, *(2 * n for n in LENGTHS[4:])) if n <= largest]
+    rows = measure([lm], methods, [PROBE], lengths=sorted(set(lengths)), out=options.out / "curve", **held_out).rows
+    inside = measure([lm], methods, ["perplexity:targets=all"], lengths=[512], out=options.out / "nats", **held_out)
+    curves = {how: curve([row for row in rows if row.method == how]) for how in methods}
+    nats = {how: np.array([row.scores["nats"] for row in inside.rows if row.method == how]) for how in methods}
+    for how in methods:
+        numbers = summarise(curves[how])
+        index = " ".join(f"{value:.3f}" for value in memory_index(curves[how]))
+        print(f"{how}\n  half-life {numbers.half_life}, reach {numbers.reach}, span {numbers.span}\n  m {index}")
+    print("lengths", *curves["full"].lengths)
+    figures: dict[str, float | int | None] = {
+        "cpu_seconds_of_the_search": seconds,
+        "evaluations": len(found.tried),
+        "best": found.best.number,
+    }
+    for how in (yarn, searched):
+        extra = nats[how] - nats["full"]
+        half = student.ppf(0.975, len(extra) - 1) * extra.std(ddof=1) / len(extra) ** 0.5
+        print(f"{how}: nats inside the window {extra.mean():+.4f} ± {half:.4f} to the model's own RoPE")
+    p = {}
+    for one in differences(curves[yarn], curves[searched], names=("yarn", "searched")):
+        print(f"{one.name}: {one.values[0]:,.0f} -> {one.values[1]:,.0f}, {one.value:+,.0f} {one.interval}, p {one.p}")
+        figures |= {f"{one.name}_difference": one.value}
+        p[one.name] = one.p
+    figures |= {"half_life_p": p["half_life"], "extra_nats": float((nats[searched] - nats["full"]).mean())}
+    missed = []
+    if not options.quick:
+        if seconds > SECONDS:
+            missed.append(f"the search took {seconds:,.0f} CPU seconds, bound {SECONDS:,}")
+        if figures["half_life_difference"] <= 0 or p["half_life"] is None or p["half_life"] >= 0.05:
+            missed.append(f"half-life {figures['half_life_difference']:+,.0f} tokens, p = {p['half_life']}")
+    end(figures, missed, options.check)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""`farspan check`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farspan.cli.options import (
+    ROWS_KEPT,
+    RUN,
+    TASK,
+    AsJson,
+    Chunk,
+    Loading,
+    Model,
+    Out,
+    count,
+    err,
+    one_line_errors,
+    option,
+)
+from farspan.terminal import Terminal
+
+if TYPE_CHECKING:
+    from farspan.report.changes import Kind
+
+FAILED, WORSE, UNDECIDED = 1, 3, 4  # exit codes; 2: wrong input
+
+
+def check(
+    baseline: Annotated[Path, typer.Argument(metavar="BASELINE_RUN", help="Run folder of the baseline.")],
+    model: Model = None,
+    *,
+    tolerance: Annotated[
+        list[str] | None,
+        option(
+            TASK,
+            "Change that does not matter: KIND=SHARE, or SHARE for all kinds. Default memory=0.05, perplexity=0.02, "
+            "score=0.05, cost=0.2. Repeatable.",
+            metavar="SHARE",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, option(TASK, "Exit with 4 if a number is undecided and none is worse.", "--strict")
+    ] = False,
+    baseline_model: Annotated[
+        str | None, option(TASK, "Model of the baseline run, if it holds several.", metavar="MODEL")
+    ] = None,
+    loading: Loading,
+    out: Out = None,
+    batch: Annotated[int | None, count(RUN, "Examples read at once; default: as many as memory allows.")] = None,
+    chunk: Chunk = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a model as a baseline run was measured, and test whether memory, perplexity and cost have changed.
+
+    Exit codes: 0 nothing is worse, 1 rows failed, 2 wrong input, 3 worse, 4 undecided (with --strict).
+    """
+    with one_line_errors(ROWS_KEPT):
+        tolerances = read_tolerances(tolerance or [])
+        (model,) = loading.models([model] if model else None)
+        from farspan.measuring.again import measure_again, read_baseline
+        from farspan.measuring.loop import Watch
+        from farspan.record import read_header
+        from farspan.report.changes import compare, print_changes
+        from farspan.report.progress import Display
+        from farspan.report.runs import Source
+        from farspan.report.terminal import LEFT_OUT
+
+        before = read_baseline(baseline, baseline_model)
+        console = err if as_json else Terminal()
+        with Display(console) as display:
+            watch = Watch(display.start, display.row, display.notice)
+            loader = loading.loader()
+            measured = measure_again(before, model, loader=loader, out=out, batch=batch, chunk=chunk, watch=watch)
+        now = Source.of(measured.folder.name, measured.folder, read_header(measured.folder), measured.rows)
+        found = compare(before, now, tolerances)
+        print_changes(found, console)
+        failed = [row for row in measured.rows if row.status not in LEFT_OUT]
+        if failed:
+            line = f"{len(failed)} of {len(measured.rows)} rows failed, first: {failed[0].status}: {failed[0].reason}"
+            err.print_line(line, style="red")
+        console.print_line(f"verdict: {found.verdict}", style="bold red" if found.verdict == "worse" else "bold")
+        console.print_line(f"rows: {measured.folder}")
+        if as_json:
+            about = {"baseline": str(baseline), "run": str(measured.folder), "model": model, "tolerances": tolerances}
+            print(json.dumps(about | found.as_data() | {"failed_rows": len(failed)}))
+        if found.verdict == "worse":
+            raise typer.Exit(WORSE)
+        if failed:
+            raise typer.Exit(FAILED)
+        if strict and found.verdict == "undecided":
+            raise typer.Exit(UNDECIDED)
+
+
+def read_tolerances(given: list[str]) -> "dict[Kind, float]":
+    """Return the tolerance of each kind of number.
+
+    Args:
+        given: "KIND=SHARE", or "SHARE" for all kinds; later ones override earlier ones.
+
+    Raises:
+        ValueError: an unknown kind, or a share that is not between 0 and 1.
+    """
+    from farspan.report.changes import TOLERANCES
+    from farspan.specs import check_known
+
+    found = dict(TOLERANCES)
+    for text in given:
+        kind, equals, share = text.rpartition("=")
+        if equals:
+            check_known("--tolerance", kind, TOLERANCES)
+        try:
+            value = float(share)
+        except ValueError:
+            value = -1.0
+        if not 0 < value < 1:
+            raise ValueError(f"--tolerance {text}: got {share!r}, expected a share between 0 and 1, such as 0.05")
+        found |= {one: value for one in TOLERANCES if not equals or one == kind}
+    return found

@@ -1,0 +1,50 @@
+"""`farspan export`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from farspan.cli.options import AsJson, err, one_line_errors
+from farspan.terminal import Terminal
+
+Format = Literal["parquet", "csv", "every-eval-ever", "hf-eval-results", "model-card", "lm-eval"]
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    to: Annotated[
+        Format,
+        typer.Option(
+            help="parquet, csv: the rows. every-eval-ever: JSON of that schema. hf-eval-results: .eval_results of a "
+            "model on the Hub. model-card: a section with tables and pictures. lm-eval: the forgetting curve as a task "
+            "of lm-evaluation-harness."
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder for the files; default: export in the run folder.")] = None,
+    model: Annotated[str | None, typer.Option(help="One of the run's models; default: all of them.")] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="For hf-eval-results: data set on the Hub under which results are filed; default: the text."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run in the format of another tool."""
+    with one_line_errors():
+        from farspan.report.exports import FORMATS
+        from farspan.report.exports import export as exported
+
+        def notice(line: str) -> None:
+            err.print_line(line, style="yellow")
+
+        formats = FORMATS
+        if to == "lm-eval":
+            from farspan.measuring.lm_eval import write_lm_eval  # needs torch, for the tokenizer
+
+            formats = {to: write_lm_eval}
+        written = exported(run, to, out, model=model, dataset=dataset, formats=formats, notice=notice)
+        for path in written:
+            (err if as_json else Terminal()).print_line(str(path))
+        if as_json:
+            print(json.dumps({"written": [str(path) for path in written]}))

@@ -1,0 +1,159 @@
+"""`farspan search`."""
+
+import json
+import shlex
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from farspan.cli.options import (
+    LENGTHS,
+    MODEL,
+    ROWS_KEPT,
+    RUN,
+    TASK,
+    AsJson,
+    Chunk,
+    Loading,
+    Model,
+    Out,
+    Sampling,
+    Scored,
+    Text,
+    Warmup,
+    count,
+    err,
+    one_line_errors,
+    option,
+)
+from farspan.terminal import Terminal
+
+if TYPE_CHECKING:
+    from farspan.report.search import Searched
+
+Shape = Literal["yarn", "factors"]  # as in farspan.measuring.search, which imports torch
+
+
+@dataclass(frozen=True)
+class Searching(Sampling):
+    """Options: the texts of a search, which are not the held-out ones."""
+
+    text: Text = "builtin:train"
+
+
+def search_rope(
+    model: Model = None,
+    *,
+    shape: Annotated[
+        Shape, option(MODEL, "yarn: the ends of YaRN's ramp and its scale; factors: one factor for each frequency.")
+    ] = "yarn",
+    factor: Annotated[
+        float, option(MODEL, "How many times as long as the trained length texts are to be.", metavar="X")
+    ] = 4.0,
+    max_nats: Annotated[
+        float, option(TASK, "Bound: nats per token that a candidate may cost inside the window.", metavar="X")
+    ] = 0.05,
+    evaluations: Annotated[int, count(RUN, "Candidates to measure; more continue a search.")] = 200,
+    sampling: Searching,
+    target_text: Annotated[
+        str | None, option(LENGTHS, "Text to copy; default --text. shuffled: --text in shuffled order.", metavar="TEXT")
+    ] = None,
+    repeats: Annotated[int, option(LENGTHS, "Texts at each length.", metavar="N")] = 8,
+    warmup: Warmup = None,
+    scored: Scored = None,
+    loading: Loading,
+    out: Out = None,
+    batch: Annotated[int | None, count(RUN, "Texts read at once; default: as many as memory allows.")] = None,
+    chunk: Chunk = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search the RoPE frequencies with which a model remembers most, at a bounded cost inside its window.
+
+    Candidates are measured by the memory index of the forgetting curve. With --lengths auto: whole contexts of 1, 2,
+    4, ... trained lengths, up to --factor of them. The best candidate is written to factors.json in the run folder.
+    Needs the extra search.
+    """
+    with one_line_errors(ROWS_KEPT):
+        from farspan.measuring.loop import Watch
+        from farspan.measuring.search import search_rope as search
+        from farspan.report.search import draw_search, print_search
+
+        (name,) = loading.models([model] if model else None)
+        console = err if as_json else Terminal()
+        settings = sampling.settings()
+        found = search(
+            name,
+            shape=shape,
+            factor=factor,
+            evaluations=evaluations,
+            max_nats=max_nats,
+            target_text=target_text,
+            repeats=repeats,
+            warmup=warmup,
+            scored=scored,
+            out=out,
+            loader=loading.loader(),
+            batch=batch,
+            chunk=chunk,
+            watch=Watch(notice=console.print_line),
+            **settings | {"lengths": None if settings["lengths"] == "auto" else settings["lengths"]},
+        )
+        print_search(found, console)
+        picture = draw_search(found)[0]
+        console.print_line(f"{found.folder}: {picture.name}" + (f", {found.file.name}" if found.file else ""))
+        command = None if found.best is None else compare_command(found, name, factor, settings, loading, repeats)
+        if command is not None:
+            if not found.best or not found.best.number:
+                console.print_line("no candidate within the bound remembers more than untrained YaRN", style="yellow")
+            console.print_line(f"on other texts:\n{command}")
+        else:
+            nearest = found.nearest
+            line = f"no candidate costs at most {max_nats:+g} nats inside the window: the nearest costs "
+            line += f"{nearest.increase:+.3f}. Raise --max-nats or --evaluations, or lower --factor"
+            err.print_line(line, style="red")
+        if as_json:
+            print(json.dumps(as_data(found) | {"command": command}))
+        if command is None:
+            raise typer.Exit(1)
+
+
+def compare_command(
+    found: "Searched", model: str, factor: float, settings: dict[str, Any], loading: Loading, repeats: int
+) -> str:
+    """Return the command that compares the factors with the model's own RoPE and YaRN, on other texts where they are
+    known: the held-out part of the built-in ones."""
+    methods = ["full", f"rope:type=yarn,factor={factor:g}", f"rope:type=factors,file={found.file}"]
+    targets = max(1, min(256, found.lengths[0] // 2))
+    tasks = [f"perplexity:target_tokens={targets}", "curve:protocol=probe"]
+    words = ["farspan", "compare", model]
+    words += [word for method in methods for word in ("--method", method)]
+    words += [word for task in tasks for word in ("--task", task)]
+    words += ["--lengths", ",".join(map(str, found.lengths)), "--repeats", str(repeats)]
+    text = "builtin:held-out" if settings["text"] == "builtin:train" else settings["text"]
+    words += ["--text", text]
+    if text == settings["text"]:  # nothing else is known to be there: at least other windows
+        words += ["--seed", str(settings["seed"] + 1)]
+    for field in fields(loading):
+        value = getattr(loading, field.name)
+        assert field.default is not MISSING
+        if value != field.default:
+            name = f"--{field.name.replace('_', '-')}"
+            words += [name] if value is True else [name, str(value)]
+    return shlex.join(words)
+
+
+def as_data(found: "Searched") -> dict[str, Any]:
+    """Return the results as JSON."""
+    from dataclasses import asdict
+
+    return {
+        "run": str(found.folder),
+        "lengths": list(found.lengths),
+        "max_nats": found.max_nats,
+        "own": asdict(found.own),
+        "yarn": asdict(found.yarn),
+        "best": None if found.best is None else asdict(found.best),
+        "evaluations": len(found.tried),
+        "factors": None if found.file is None else str(found.file),
+    }

@@ -1,0 +1,142 @@
+"""The measurements of a recorded run, repeated on another model: the same tasks, texts, lengths, repeats and seed."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from farspan.lm import LM, Load
+from farspan.measuring.grid import measure
+from farspan.measuring.loop import Watch
+from farspan.measuring.result import Measured
+from farspan.measuring.setups import grid
+from farspan.record import default_folder
+from farspan.report.header import COST
+from farspan.report.runs import Source, read_run
+
+SETTINGS = ("text", "lengths", "repeats", "seed", "cost")
+FROM_CONTEXT = (None, "auto")  # lengths that follow from the trained length
+
+
+def read_baseline(run: str | Path, model: str | None = None) -> Source:
+    """Read a run of one model that can be repeated.
+
+    Args:
+        model: which, of a run of several.
+
+    Raises:
+        ValueError: no run, one without rows, and as `repeatable`.
+    """
+    return repeatable(read_run(run, model))
+
+
+def repeatable(source: Source) -> Source:
+    """Return a run with its one model.
+
+    Raises:
+        ValueError: a run without results, of several models, or that does not record how it was measured.
+    """
+    if not {"methods", *SETTINGS} <= source.header["settings"].keys():
+        raise ValueError(
+            f"{source.folder} does not record how it was measured: it was imported, or measured by an older farspan. "
+            "Measure it again"
+        )
+    models = list(dict.fromkeys(row.model for row in source.rows))
+    if len(models) > 1:
+        raise ValueError(
+            f"{source.folder} holds {len(models)} models ({', '.join(models)}): name one (check: --baseline-model, "
+            "export: --model)"
+        )
+    if not any(row.status == "ok" for row in source.rows):
+        first = source.rows[0]
+        raise ValueError(
+            f"{source.folder}: all {len(source.rows):,} rows failed, first: {first.status}: {first.reason}. Measure it "
+            "again"
+        )
+    return replace(source, header=source.header | {"models": {models[0]: source.header["models"].get(models[0], {})}})
+
+
+def measure_again(
+    baseline: Source,
+    model: str | LM,
+    *,
+    loader: Load | None = None,
+    out: str | Path | None = None,
+    batch: int | None = None,
+    chunk: int | None = None,
+    watch: Watch | None = None,
+) -> Measured:
+    """Measure a model as the baseline was measured.
+
+    Args:
+        out: the run folder; default: one under runs/, the same for the same baseline and model.
+
+    Raises:
+        ValueError: the model has another tokenizer, or the tasks another version or text than the baseline's, or
+            lengths that follow from another trained length; and as `farspan.measure`.
+    """
+    loader = loader or Load()
+    settings = baseline.header["settings"]
+    refuse_difference(baseline, loader(model, weights=False), loader)
+    name = model if isinstance(model, str) else model.name
+    given = {key: settings[key] for key in SETTINGS}
+    folder = default_folder("check", [name], [str(baseline.folder.resolve()), settings])
+    return measure(
+        [model],
+        settings["methods"],
+        list(settings["tasks"]),
+        out=out or folder,
+        refusals=bool(settings.get("compared")),
+        loader=loader,
+        batch=batch,
+        chunk=chunk,
+        shard=(1, 1),
+        watch=watch,
+        **given,
+    )
+
+
+def refuse_difference(baseline: Source, lm: LM, loader: Load) -> None:
+    """Raise ValueError, with both values, where a model cannot be measured on the texts of the baseline.
+
+    Args:
+        lm: the model; its weights are not needed.
+        loader: how it was loaded.
+    """
+    settings = baseline.header["settings"]
+    ((before, about),) = baseline.header["models"].items()
+    known, mine = about.get("tokenizer"), lm.identity.get("tokenizer")
+    if known != mine:
+        raise ValueError(
+            f"{lm.name} has another tokenizer than the baseline {before} (hash {mine}, baseline {known}): their texts "
+            "would be other tokens. Compare them with `farspan compare`, whose lengths are then in characters"
+        )
+    if settings["lengths"] in FROM_CONTEXT and about.get("trained_length") != lm.trained_length:
+        raise ValueError(
+            f"the lengths of {baseline.folder} follow from the trained length, {about.get('trained_length')} tokens, "
+            f"and {lm.name} was trained on {lm.trained_length}: give --trained-length {about.get('trained_length')}, "
+            "or measure the baseline with --lengths"
+        )
+    given: dict[str, Any] = {key: settings[key] for key in SETTINGS}
+    refusals = bool(settings.get("compared"))
+    what = grid([lm], list(settings["tasks"]), refusals=refusals, loader=loader, **given)
+    versions = {row.task: row.version for row in baseline.rows}
+    for one in what.setups(lm, Watch()):
+        version = versions.get(one.bound.task, one.bound.version)
+        if version != one.bound.version:
+            raise ValueError(
+                f"{baseline.folder} holds version {version} of the task {one.bound.task}, this farspan measures "
+                f"version {one.bound.version}, whose numbers differ: measure the baseline again"
+            )
+        recorded = about.get("tasks", {}).get(one.what)
+        if one.bound.task == COST or recorded is None:
+            continue
+        now = one.bound.settings
+        if different := [
+            f"{key} was {recorded.get(key)!r}, now {now.get(key)!r}"
+            for key in dict.fromkeys([*recorded, *now])
+            if recorded.get(key) != now.get(key)
+        ]:
+            raise ValueError(
+                f"{one.what} would not be measured as in {baseline.folder}: {'; '.join(different)}. Restore the text "
+                "or data, or measure the baseline again"
+            )

@@ -1,0 +1,225 @@
+"""A recorded forgetting curve as tasks of lm-evaluation-harness: `lm_eval --include_path FOLDER --tasks farspan_curve`.
+
+The harness asks for the log-likelihood of strings. For each repeat and length of the curve, the tasks ask for it after
+the copied text and after the irrelevant one: of the whole scored part (`nats` per token), and of single tokens, evenly
+spaced in it (`acc`, whether the model gives them the highest probability).
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from farspan.files import write
+from farspan.lm import LM, Load
+from farspan.loading.places import folder_of
+from farspan.measuring.again import SETTINGS, refuse_difference, repeatable
+from farspan.measuring.loop import Watch
+from farspan.measuring.setups import DEFAULT_REPEATS, grid
+from farspan.record import Row
+from farspan.report.runs import Source
+from farspan.tasks.base import Example, digest
+from farspan.tasks.curve import BoundCurve, Texts
+
+SINGLE = 8  # tokens of each scored part whose accuracy is measured one by one
+GROUP = "farspan_curve"
+HALVES = ("copy", "control")
+TASK = """task: {task}
+custom_dataset: !function farspan_curve.dataset
+dataset_kwargs:
+  half: {half}
+  length: {length}
+output_type: loglikelihood
+test_split: test
+doc_to_text: context
+doc_to_target: target
+target_delimiter: ""
+num_fewshot: 0
+process_results: !function farspan_curve.results
+metric_list:
+  - metric: acc
+    aggregation: mean
+    higher_is_better: true
+  - metric: nats
+    aggregation: mean
+    higher_is_better: false
+metadata:
+  version: {version}
+"""
+CODE = '''"""Documents and scores of the tasks in this folder, which farspan wrote."""
+
+import json
+from pathlib import Path
+
+from datasets import Dataset
+
+
+def dataset(half, length, **_):
+    """Return the requests of one half at one length: for each text the whole scored part first, then single tokens."""
+    data = json.loads((Path(__file__).parent / "texts.json").read_text("utf-8"))
+    texts, separator, documents = data["texts"], data["separator"], []
+    for one in data["requests"]:
+        if (one["half"], one["length"]) == (half, length):
+            before = separator + texts[one["read"]][: one["read_end"]] + separator
+            text = texts[one["asked"]]
+            for number, (first, last) in enumerate(one["parts"]):
+                context = before + text[one["asked_begin"] : first]
+                tokens = 0 if number else one["scored"]
+                documents.append({"context": context, "target": text[first:last], "tokens": tokens})
+    return {"test": Dataset.from_list(documents)}
+
+
+def results(document, results):
+    """Return nats per token of a whole scored part, or whether a single token was the most likely."""
+    ((log_likelihood, is_greedy),) = results
+    if document["tokens"]:
+        return {"nats": -log_likelihood / document["tokens"]}
+    return {"acc": float(is_greedy)}
+'''
+ABOUT = """# The forgetting curve of {model} in lm-evaluation-harness
+
+```sh
+lm_eval --include_path {folder} --tasks {group} --model hf --model_args pretrained={place},max_length={tokens}
+```
+
+`{group}_copy_N` asks for the last part of N tokens after the same text, `{group}_control_N` after an irrelevant one.
+`nats`: mean nats per token of the whole part. `acc`: share of single tokens, {single} of each text, to which the model
+gives the highest probability. Lengths are in tokens of {model}'s tokenizer: {lengths}. {exact} of {count} contexts are
+tokenised again as exactly the run's tokens. Without `max_length` the harness cuts contexts beyond the model's own.
+"""
+
+
+def write_lm_eval(source: Source, folder: Path) -> list[Path]:
+    """Write the folder lm_eval: a task for each length and half, their group, texts and a README.
+
+    Raises:
+        ValueError: no forgetting curve in the run, several of them, or one whose text or tokenizer has changed since.
+    """
+    baseline = repeatable(source)
+    ((model, _),) = baseline.header["models"].items()
+    loader = Load()
+    lm = loader(model, weights=False)
+    bound, examples = _measured(baseline, lm, loader)
+    asked = [one for example in examples for one in _requests(lm, bound, example)]
+    lengths = sorted({one["length"] for one in asked})
+    contexts = [bound.num_tokens(lm, one, length) for one in examples for length in one.lengths]
+    exact = [one.pop("exact") for one in asked]
+    data = {"separator": _decoded(lm, bound.separator(lm)), "texts": _texts(lm, examples), "requests": asked}
+    files = {"texts.json": json.dumps(data), "farspan_curve.py": CODE}
+    tasks = {f"{GROUP}_{half}_{length}": (half, length) for half in HALVES for length in lengths}
+    files[f"{GROUP}.yaml"] = "\n".join([f"group: {GROUP}", "task:", *(f"  - {task}" for task in tasks), ""])
+    for task, (half, length) in tasks.items():
+        files[f"{task}.yaml"] = TASK.format(task=task, half=half, length=length, version=bound.version)
+    files["README.md"] = ABOUT.format(
+        model=model,
+        place=folder_of(model),
+        folder="lm_eval",
+        group=GROUP,
+        tokens=max(contexts),
+        single=SINGLE,
+        lengths=", ".join(f"{length:,}" for length in lengths),
+        exact=sum(exact),
+        count=len(exact),
+    )
+    place = folder / "lm_eval"
+    place.mkdir()
+    for name, content in files.items():
+        write(place / name, content)
+    return [place / name for name in files]
+
+
+def _measured(baseline: Source, lm: LM, loader: Load) -> tuple[BoundCurve, list[Example[Texts]]]:
+    """Return the curve of a run and its examples, with the lengths that were measured.
+
+    Raises:
+        ValueError: no curve, several, or texts that are not those of its rows.
+    """
+    settings = baseline.header["settings"]
+    rows = [row for row in baseline.rows if row.task == "curve" and row.depth == 0 and row.status == "ok"]
+    specs = [spec for spec, entry in settings["tasks"].items() if entry["task"] == "curve"]
+    if len(specs) != 1 or not rows:
+        raise ValueError(
+            f"{baseline.folder} holds {len(specs) if rows else 0} forgetting curves, and lm-eval takes one: measure it "
+            "in a run of its own (farspan curve MODEL)"
+        )
+    refuse_difference(baseline, lm, loader)
+    given: dict[str, Any] = {key: settings[key] for key in SETTINGS if key != "cost"}
+    (setup,) = grid([lm], specs, refusals=True, loader=loader, **given).setups(lm, Watch())
+    assert isinstance(setup.bound, BoundCurve)
+    lengths = setup.lengths or tuple(sorted({row.length for row in rows}))
+    repeats = max(row.repeat for row in rows) + 1 if setup.lengths is None else setup.repeats or DEFAULT_REPEATS
+    examples = setup.bound.examples(lm, lengths, repeats, settings["seed"])
+    found = {(one.repeat, length): (number, one) for number, one in enumerate(examples) for length in one.lengths}
+    wanted: dict[int, set[int]] = {}
+    for row in rows:
+        number, one = found.get((row.repeat, row.length), (-1, None))
+        if one is None or digest(one.payload.target) != row.scores.get("target") or not _same_control(one, row):
+            raise ValueError(
+                f"{baseline.folder}: the text of repeat {row.repeat} at {row.length:,} tokens is not made again from "
+                "its settings. Measure the curve again"
+            )
+        wanted.setdefault(number, set()).add(row.length)
+    return setup.bound, [_at(examples[number], lengths) for number, lengths in sorted(wanted.items())]
+
+
+def _same_control(example: Example[Texts], row: Row) -> bool:
+    other = example.payload.other_repeat
+    return bool(row.scores["control_repeat"] == (example.repeat if other is None else other))
+
+
+def _at(example: Example[Texts], lengths: set[int]) -> Example[Texts]:
+    return Example(example.id, example.repeat, tuple(sorted(lengths)), example.payload)
+
+
+def _names(example: Example[Texts]) -> dict[str, tuple[str, np.ndarray]]:
+    """Return the names and tokens of an example's texts, by part; each is written once."""
+    ids = {name: tokens for name, tokens in example.payload.named if name != "other_repeat"}
+    return {name: (digest(tokens), tokens) for name, tokens in ids.items()}
+
+
+def _texts(lm: LM, examples: Sequence[Example[Texts]]) -> dict[str, str]:
+    named = dict(one for example in examples for one in _names(example).values())
+    return {name: _decoded(lm, tokens) for name, tokens in named.items()}
+
+
+def _requests(lm: LM, bound: BoundCurve, example: Example[Texts]) -> Iterator[dict[str, Any]]:
+    """Yield the requests of an example: at each length, of both halves, with offsets in characters."""
+    names = _names(example)
+    halves = {"copy": ("target", "target"), "control": ("target", "other")}
+    if "prefix" in names:
+        halves["control"] = ("prefix", "target")
+    separator = list(bound.separator(lm))
+    for length in example.lengths:
+        start, warmup, scored = bound.slice_at(length, 0.0)
+        first, end = start + warmup, start + warmup + scored
+        single = np.unique(np.linspace(first, end - 1, SINGLE).round().astype(int)).tolist()
+        for half, parts in halves.items():
+            (read, read_ids), (asked, asked_ids) = (names[part] for part in parts)
+            cuts = [(first, end), *((one, one + 1) for one in single)]
+            spans = [(_offset(lm, asked_ids, a), _offset(lm, asked_ids, b)) for a, b in cuts]
+            ids = [*separator, *read_ids[:length].tolist(), *separator, *asked_ids[start:end].tolist()]
+            text = _decoded(lm, separator) + _decoded(lm, read_ids)[: _offset(lm, read_ids, length)]
+            text += _decoded(lm, separator) + _decoded(lm, asked_ids)[_offset(lm, asked_ids, start) : spans[0][1]]
+            yield {
+                "half": half,
+                "length": length,
+                "repeat": example.repeat,
+                "read": read,
+                "read_end": _offset(lm, read_ids, length),
+                "asked": asked,
+                "asked_begin": _offset(lm, asked_ids, start),
+                "scored": scored,
+                "parts": [spans[0], *((a, b) for a, b in spans[1:] if b > a)],
+                "exact": lm.tokenizer(text, add_special_tokens=False)["input_ids"] == ids,
+            }
+
+
+def _decoded(lm: LM, ids: Sequence[int] | np.ndarray) -> str:
+    return str(lm.tokenizer.decode([int(one) for one in ids], clean_up_tokenization_spaces=False))
+
+
+def _offset(lm: LM, ids: np.ndarray, tokens: int) -> int:
+    """Return the characters of the first tokens of a text; a character that the next token completes is not counted."""
+    return len(_decoded(lm, ids[:tokens]).rstrip("\ufffd"))

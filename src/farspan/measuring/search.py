@@ -1,0 +1,376 @@
+"""Search RoPE frequencies by what a model remembers, under a bound on what they cost inside its window.
+
+    maximise   mean over lengths L of m(L), the memory index of the forgetting curve
+    subject to nats(candidate) - nats(own RoPE) <= max_nats, per token on windows of the trained length
+
+m is (C - M) / (1 - M) of `farspan.stats.forgetting_curves`, measured with protocol `probe`. A candidate is a point of
+[0, 1]^n. All candidates, the model's own RoPE and untrained YaRN are measured on the same tokens. Two shapes:
+
+`yarn`     n = 3: the two ends of YaRN's ramp (rotations in the trained length) and its attention scale, at its factor
+           s. Every coordinate of YaRN itself is 0.5.
+`factors`  n = K + 1: log λ at K pairs, evenly spaced from the first to the last, and the attention scale. λ of the
+           pairs between is interpolated; it never falls from one pair to the next (as in LongRoPE, Ding et al. 2024,
+           arXiv 2402.13753) and is between 1 and 2 s. K is at most 8: a search of some hundred evaluations cannot
+           choose 32 or more factors one by one.
+
+The optimiser is CMA-ES (package `cma`, extra `search`). It only uses the order of its values: candidates within the
+bound are ordered by memory, all before those beyond it, which are ordered by how far they are beyond (Deb 2000, An
+efficient constraint handling method for genetic algorithms).
+
+A search is a run: rows of each candidate under the method `rope:type=factors,file=OUT/candidates/NUMBER.json`. To
+resume it, the optimiser is replayed from its seed with the rows measured so far.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from farspan import hf
+from farspan.extras import optional_import
+from farspan.files import read_json, write
+from farspan.hf.attend import frequencies
+from farspan.lm import LM, Load
+from farspan.measuring.grid import begin_model
+from farspan.measuring.loop import Watch, measure_cell
+from farspan.measuring.setups import Grid, Setup
+from farspan.methods import Method, method
+from farspan.methods.rope import BETA_FAST, BETA_SLOW, LARGEST_FACTOR, Rope, yarn, yarn_scale
+from farspan.record import Row, Run, default_folder
+from farspan.report.progress import LINE_EVERY
+from farspan.report.search import Searched, Tried
+from farspan.specs import check_known
+from farspan.stats.forgetting_curves import curve, memory_index
+from farspan.tasks.curve import BoundCurve, Curve
+from farspan.tasks.perplexity import Perplexity
+
+SHAPES = ("yarn", "factors")
+NAME = "farspan search rope"
+KNOTS = 8  # pairs whose factor is a coordinate of `factors`
+SLOW = BETA_SLOW / 16, BETA_SLOW * 16  # rotations
+RATIO = 1.0, float(BETA_FAST**2)  # of the ramp's two ends; YaRN's is 32
+SCALE = 1.5  # the attention scale is between YaRN's divided and multiplied by it
+STEP = 0.15  # standard deviation of the first candidates around YaRN, in the unit cube
+DIGITS = 7  # of the numbers in a file of factors
+NOT_FINITE = 1e6  # loss of a candidate without finite numbers, above all others
+BAD_NAME = ",+"  # separate the settings and parts of a method
+
+
+@dataclass(frozen=True)
+class Space:
+    """The candidates of a model: points of [0, 1]^n, and the factors that they are."""
+
+    shape: str  # one of SHAPES
+    theta: float
+    pairs: int
+    original: int  # tokens; the trained length
+    factor: float  # s
+
+    @property
+    def start(self) -> Float[np.ndarray, "n"]:
+        """The point of YaRN; of `factors`, with YaRN's factors at the knots."""
+        if self.shape == "yarn":
+            return np.full(3, 0.5)
+        of_yarn = np.log(self._factors_of_yarn(BETA_FAST, BETA_SLOW))[self._knots] / self._largest
+        return np.append(np.clip(of_yarn, 0.0, 1.0), 0.5)
+
+    def parameters(self, point: Float[np.ndarray, "n"]) -> dict[str, Any]:
+        """Return the content of a file of factors: `rope_parameters` of transformers' longrope."""
+        if self.shape == "yarn":
+            slow = _between(*SLOW, point[0])
+            factors = self._factors_of_yarn(slow * _between(*RATIO, point[1]), slow)
+        else:
+            known = np.maximum.accumulate(point[:-1]) * self._largest
+            factors = np.exp(np.interp(np.arange(self.pairs), self._knots, known))
+        return self._file(factors, yarn_scale(self.factor) * _between(1 / SCALE, SCALE, point[-1]))
+
+    def untrained(self) -> dict[str, Any]:
+        """Return YaRN itself as the content of a file of factors."""
+        return self._file(self._factors_of_yarn(BETA_FAST, BETA_SLOW), yarn_scale(self.factor))
+
+    def _file(self, factors: np.ndarray, scale: float) -> dict[str, Any]:
+        written = [_rounded(value) for value in factors]
+        return {
+            "rope_type": "longrope",
+            "rope_theta": self.theta,
+            "factor": self.factor,
+            "original_max_position_embeddings": self.original,
+            "attention_factor": _rounded(scale),
+            "short_factor": written,  # transformers uses it up to the trained length, and this method everywhere
+            "long_factor": written,
+        }
+
+    def _factors_of_yarn(self, fast: float, slow: float) -> Float[np.ndarray, "pairs"]:
+        scaled = yarn(self.theta, 2 * self.pairs, self.factor, self.original, fast, slow)
+        return (frequencies(self.theta, 2 * self.pairs).double() / scaled.double()).numpy()
+
+    @property
+    def _largest(self) -> float:
+        """The logarithm of the largest factor."""
+        return math.log(2 * self.factor)
+
+    @cached_property
+    def _knots(self) -> np.ndarray:
+        return np.linspace(0, self.pairs - 1, min(KNOTS, self.pairs)).round().astype(int)
+
+
+def search_rope(
+    model: str | LM,
+    *,
+    shape: str = "yarn",
+    factor: float = 4.0,
+    evaluations: int = 200,
+    max_nats: float = 0.05,
+    text: str = "builtin:train",
+    target_text: str | None = None,
+    lengths: Sequence[int] | None = None,
+    repeats: int = 8,
+    warmup: int | None = None,
+    scored: int | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    loader: Load | None = None,
+    batch: int | None = None,
+    chunk: int | None = None,
+    watch: Watch | None = None,
+) -> Searched:
+    """Search the RoPE of a model into the run folder `out`. Repeating the call resumes a stopped search; with more
+    evaluations it goes on.
+
+    Args:
+        shape: "yarn" or "factors", see the module.
+        factor: YaRN's, of texts that many times as long as the trained length.
+        evaluations: candidates to measure, the model's own RoPE and YaRN not counted.
+        max_nats: the largest increase of nats per token on windows of the trained length.
+        text: to predict and to copy; results on it are optimistic, so that another text should confirm them.
+        target_text: to copy instead, such as "shuffled".
+        lengths: tokens, ascending; default: whole contexts of 1, 2, 4, ... trained lengths, up to `factor` of them.
+        repeats: texts, at each length.
+        warmup, scored: tokens of a probe, as of `farspan.tasks.curve.Curve`.
+        watch: called with each row, and with a line for each better candidate and generation.
+
+    Raises:
+        ValueError: settings that make no sense, lengths inside the window only, a model without RoPE, with several or
+            with a scaled one, a served model, a text too short, a folder with another run, or no package `cma`.
+        OSError: the disk is full.
+    """
+    check_known("shape", shape, SHAPES)
+    if not (1 < factor <= LARGEST_FACTOR):
+        raise ValueError(f"factor: got {factor:g}, expected more than 1, at most {LARGEST_FACTOR:,} (--factor)")
+    if evaluations < 1:
+        raise ValueError(f"evaluations: got {evaluations}, expected at least 1 (--evaluations)")
+    if not 0 <= max_nats < math.inf:
+        raise ValueError(f"max_nats: got {max_nats:g}, expected nats per token, 0 or more (--max-nats)")
+    if out is not None and set(BAD_NAME) & set(str(out)):
+        raise ValueError(f"{out}: a method cannot name a file there: choose a folder without , and + (--out)")
+    if lengths is not None and not lengths:
+        raise ValueError("lengths: got none, expected one or more (--lengths)")
+    optional_import("cma", "search")
+    loader, watch = loader or Load(), watch or Watch()
+    lm = loader(model)
+    if lm.own_reader() is not None:
+        raise ValueError(f"{lm.name} runs on a server, whose RoPE cannot be changed: give its folder or hub id")
+    theta, own = hf.plain_rope(lm.model, name=NAME)
+    if lm.trained_length is None:
+        raise ValueError(f"the config of {lm.name} has no trained length: give it (--trained-length TOKENS)")
+    space = Space(shape, theta, len(own), lm.trained_length, float(factor))
+    task = Curve("probe", warmup, scored, target_text=target_text)
+    task = task.resolved(lengths or (int(factor * lm.trained_length),), (lm.trained_length,))
+    chosen = tuple(lengths) if lengths else windows(task, lm, factor)
+    task.check(chosen)
+    tasks = task, Perplexity("all")
+    what = Grid(tasks, text, chosen, repeats, seed, cost=False, compared=False, trained=(lm.trained_length,))
+    searched = {"shape": shape, "factor": float(factor), "max_nats": float(max_nats)}
+    header = what.header | {"search": searched, "methods": [NAME]}
+    folder = Path(out) if out is not None else default_folder("search", [lm.name], header)
+    with Run.open(folder, header) as run:
+        memory, nats = begin_model(lm, what, run, (), watch)
+        _check_beyond(memory, lm, what)
+        setups = memory, replace(nats, lengths=(lm.trained_length,))
+        search = _Search(lm, run, space, setups, float(max_nats), seed, batch, chunk, watch)
+        return search.results(evaluations)
+
+
+def windows(task: Curve, lm: LM, factor: float) -> tuple[int, ...]:
+    """Return the lengths whose whole contexts are 1, 2, 4, ... trained lengths, the last `factor` of them."""
+    bound, trained = replace(task, target_text=None).on(lm, "random"), lm.trained_length  # the same for every text
+    assert isinstance(bound, BoundCurve)
+    assert trained is not None
+    whole = [trained << i for i in range(int(math.log2(factor)) + 1)]
+    contexts = sorted({*whole, int(trained * factor)})
+    return tuple(sorted({max(1, bound.largest_length(lm, context)) for context in contexts}))
+
+
+def _check_beyond(memory: Setup, lm: LM, what: Grid) -> None:
+    """Raise ValueError unless the longest text, with its copy, is longer than the trained length."""
+    assert memory.lengths is not None
+    assert lm.trained_length is not None
+    example = memory.bound.examples(lm, memory.lengths, what.repeats or 1, what.seed)[0]
+    context = memory.bound.num_tokens(lm, example, memory.lengths[-1])
+    if context <= lm.trained_length:
+        raise ValueError(
+            f"lengths to {memory.lengths[-1]:,} tokens are inside the window: the longest context is {context:,} of "
+            f"{lm.trained_length:,} tokens. Give a length of {lm.trained_length:,} or more (--lengths)"
+        )
+
+
+@dataclass
+class _Search:
+    """A search of one model in an open run."""
+
+    lm: LM
+    run: Run
+    space: Space
+    setups: tuple[Setup, Setup]  # the memory, and the nats inside the window
+    max_nats: float
+    seed: int
+    batch: int | None
+    chunk: int | None
+    watch: Watch
+
+    def results(self, evaluations: int) -> Searched:
+        """Measure what is missing, and write the factors of the best candidate."""
+        own = self._measured(0, method("full"), None)
+        if own.nats is None:
+            raise ValueError(f"{self.lm.name} gives no finite numbers with its own RoPE: try --dtype float32")
+        yarn = self._measured(0, Rope("yarn", self.space.factor), own.nats)
+        self.watch.notice(f"untrained YaRN by {self.space.factor:g}: {yarn}")
+        tried: list[Tried] = []
+        best = yarn if yarn.within(self.max_nats) else None
+        printed = time.monotonic()
+        for one in self._candidates(own.nats, evaluations):
+            tried.append(one)
+            better = one.within(self.max_nats) and (best is None or one.memory > best.memory)
+            best = one if better else best
+            if better or time.monotonic() - printed > LINE_EVERY:
+                printed = time.monotonic()
+                self.watch.notice(f"evaluation {one.number}/{evaluations}: {one}{', the best so far' * better}")
+        lengths = self.setups[0].lengths
+        assert lengths is not None
+        file = None if best is None else self._write(best)
+        folder = self.run.folder
+        return Searched(folder, self.space.shape, lengths, self.max_nats, own, yarn, tuple(tried), best, file)
+
+    def _candidates(self, own_nats: float, evaluations: int) -> Iterator[Tried]:
+        """Yield the candidates of the optimiser, measured."""
+        optimiser = cma_es(self.space.start, self.seed)
+        number = 0
+        while not (why := optimiser.stop()):
+            points, values = optimiser.ask(), []
+            for point in points:
+                if number == evaluations:
+                    return
+                number += 1
+                one = self._measured(number, Rope("factors", file=str(self._file(number, point))), own_nats)
+                values.append(loss(one, self.max_nats))
+                yield one
+            optimiser.tell(points, values)
+        self.watch.notice(f"the optimiser has converged after {number:,} evaluations ({', '.join(why)})")
+
+    def _file(self, number: int, point: np.ndarray) -> Path:
+        """Return the file of a candidate, written unless it is there.
+
+        Raises:
+            ValueError: it is there, with other factors.
+        """
+        file, wanted = self._place(number), self.space.parameters(point)
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            write(file, json.dumps(wanted) + "\n")
+        held = read_json(file)
+        same = isinstance(held, dict) and held.keys() == wanted.keys()
+        # another processor may round differently
+        if not same or not all(_alike(held[name], value) for name, value in wanted.items()):
+            raise ValueError(
+                f"{file} holds other factors than the optimiser proposes: it was edited, or written with another "
+                "version of the package cma. Choose another folder (--out)"
+            )
+        return file
+
+    def _place(self, number: int) -> Path:
+        return self.run.folder / "candidates" / f"{number:04}.json"
+
+    def _write(self, best: Tried) -> Path:
+        """Write the factors of the best candidate, and return their file."""
+        file = self.run.folder / "factors.json"
+        parameters = read_json(self._place(best.number)) if best.number else self.space.untrained()
+        write(file, json.dumps(parameters, indent=1) + "\n")
+        return file
+
+    def _measured(self, number: int, how: Method, own_nats: float | None) -> Tried:
+        """Return a candidate with its numbers; rows that the run has already are not measured again.
+
+        Raises:
+            ValueError: rows that failed for another reason than numbers that are not finite.
+        """
+        memory, inside = (self._rows(one, how) for one in self.setups)
+        for row in (*memory, *inside):
+            if row.status not in ("ok", "nan"):
+                raise ValueError(f"{how} at {row.length:,} tokens: {row.status}: {row.reason}. Repeat the command")
+        finite = all(row.status == "ok" for row in (*memory, *inside))
+        if not finite:
+            return Tried(number, str(how), None, None, None)
+        nats = float(np.mean([row.scores["nats"] for row in inside]))
+        by_length = tuple(float(value) for value in memory_index(curve(memory)))
+        return Tried(number, str(how), by_length, nats, nats - (nats if own_nats is None else own_nats))
+
+    def _rows(self, one: Setup, how: Method) -> list[Row]:
+        assert one.lengths is not None
+        assert one.repeats is not None
+        longest = one.lengths[-1]
+        return measure_cell(
+            one.bound,
+            how,
+            self.lm,
+            self.run,
+            lengths=one.lengths,
+            repeats=one.repeats,
+            seed=self.seed,
+            batch=self.batch or one.bound.batch(longest),
+            chunk=self.chunk or one.bound.chunk(self.lm, longest),
+            watch=self.watch,
+        )
+
+
+def cma_es(start: np.ndarray, seed: int) -> Any:
+    """Return CMA-ES in the unit cube. Its random numbers are its own: numpy's global generator is left alone."""
+    cma, rng = optional_import("cma", "search"), np.random.default_rng(seed)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape)
+
+    quiet = {"verbose": -9, "verb_log": 0, "verb_disp": 0, "signals_filename": ""}
+    return cma.CMAEvolutionStrategy(start, STEP, {"bounds": [0, 1], "randn": normal, "seed": np.nan, **quiet})
+
+
+def loss(one: Tried, max_nats: float) -> float:
+    """Return a number whose order is that of the candidates: the negative memory index within the bound; beyond it
+    more than any of these, by the nats beyond."""
+    if one.increase is None:
+        return NOT_FINITE
+    return -one.memory if one.within(max_nats) else min(1.0 + one.increase - max_nats, NOT_FINITE)
+
+
+def _between(low: float, high: float, share: float) -> float:
+    """Return the value at a share of the way from low to high, on a logarithmic scale."""
+    return float(low * (high / low) ** share)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _alike(held: Any, wanted: Any) -> bool:
+    if isinstance(wanted, str):
+        return bool(held == wanted)
+    try:
+        return bool(np.shape(held) == np.shape(wanted) and np.allclose(held, wanted, rtol=1e-4, atol=0))
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,190 @@
+"""Adaptive parallel encoding (APE): passages read apart at the same positions, and attended to as one sharpened set.
+
+    z_context = scale · log Σ_j exp(q·k_j / (√d · temperature))      j: tokens of all passages
+    z_rest    = log Σ_j exp(q·k_j / √d)                              j: the prefix, and tokens after the passages
+    out       = σ(z_context - z_rest) · out_context + σ(z_rest - z_context) · out_rest
+
+Yang et al. 2025, arXiv 2502.05431. `head` is the shared prefix of all passages. Each passage is read after the prefix
+alone, at the positions that follow it, with plain attention. Later tokens follow the position at which the longest
+passage ends. They attend to the passages (out_context, with scores divided by `temperature`) and to the rest apart, and
+the two are weighted by their log-sum-exps. The authors' program multiplies that of the passages by scale · temperature;
+for its numbers, give this product as `scale`.
+
+The first token after the passages is predicted by the last passage alone, so read a question before an answer is
+scored. Long passages are cut into pieces from their ends (`piece`), which are then passages. A layer with its own
+sliding window hides what it always hides, in the order in which the text was read.
+
+With one passage, temperature = 1 and scale = 1 it is full attention. Keeps every key. Not trained.
+"""
+
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from farspan.hf.attend import FUSED_QUERIES, Call, dense, mixed, slices
+from farspan.hf.flash import Part, combined, flash, hidden_mask, takes
+from farspan.lm import LM
+from farspan.methods.base import ATTENTION, PASSAGES, TEMPERATURE, Method
+from farspan.methods.replug import pieces
+from farspan.reader import CachedMemory, DenseReader, Ids, Reader, attending
+
+
+@dataclass(frozen=True)
+class Ape(Method):
+    """Passages in parallel, with a temperature and a scale for later tokens."""
+
+    temperature: float = 0.9  # of the scores of the passages
+    scale: float = 0.9  # of their log-sum-exp
+    piece: int | None = None  # tokens; longer passages are cut
+
+    name: ClassVar[str] = "ape"
+    changes: ClassVar[tuple[str, ...]] = (ATTENTION, TEMPERATURE, PASSAGES)
+    in_model: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not (0 < self.temperature < math.inf and 0 < self.scale < math.inf):
+            raise ValueError(f"{self}: temperature and scale must be above 0 and finite; the paper uses up to 1")
+        if self.piece is not None and self.piece < 1:
+            raise ValueError(f"{self}: piece must be at least 1 token")
+
+    @classmethod
+    def examples(cls) -> tuple["Ape", ...]:
+        return cls(temperature=0.5, scale=0.8), cls(piece=16)
+
+    def small(self, num_tokens: int) -> "Ape":
+        return replace(self, piece=min(self.piece or num_tokens, num_tokens // 5))
+
+    def neutral(self, num_tokens: int) -> "Ape":
+        return Ape(temperature=1.0, scale=1.0)
+
+    @contextmanager
+    def on(self, lm: LM) -> Iterator[Reader]:
+        if "position_ids" not in inspect.signature(lm.model.forward).parameters:
+            raise ValueError(f"{self} reads passages at the same positions, and {lm.name} takes no positions; use full")
+        parallel = Parallel(self.temperature, self.scale)
+        with attending(lm, parallel, name=str(self), rotary=False) as reader:
+            yield ApeReader(lm, attention=reader.attention, how=self, parallel=parallel)
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Tokens of the text, in the order in which it was read, that the next tokens see apart from the others."""
+
+    start: int
+    stop: int
+    is_context: bool  # of tokens after all passages; False: other passages, which the next tokens do not see
+
+
+@dataclass
+class Parallel:
+    """The attention of APE: full attention but for the tokens `apart`."""
+
+    temperature: float
+    scale: float
+    apart: Apart | None = None
+
+    def __call__(self, call: Call) -> Float[Tensor, "batch heads groups time value_dim"]:
+        apart = self.apart
+        if apart is None or apart.start == apart.stop:
+            return dense(call)
+        fused = call.softcap is None and takes(call.query, call.key, call.value)
+        out = call.query.new_empty(*call.query.shape[:4], call.value.shape[-1])
+        keys = call.key.shape[2]
+        for block in slices(call.query.shape[3], FUSED_QUERIES) if fused else call.blocks(lambda size: keys):
+            first, end = call.start + block.start, call.start + block.stop
+            rest = [(0, apart.start), (apart.stop, first), (first, end)]
+            merged = combined([part for low, high in rest if (part := _part(call, block, low, high, fused))])
+            if apart.is_context and (context := _part(call, block, apart.start, apart.stop, fused, self.temperature)):
+                merged = combined([merged, (context[0], context[1] * self.scale)])
+            out[..., block, :] = merged[0].to(out.dtype).unflatten(1, call.query.shape[1:3])
+        return out
+
+
+def _part(call: Call, block: slice, low: int, high: int, fused: bool, temperature: float = 1.0) -> Part | None:
+    """Return the attention of a block of queries to the tokens from `low` to `high`, and its log-sum-exp; None if none
+    of their keys is held."""
+    keys = slice(max(0, low - call.num_missing), max(0, high - call.num_missing))
+    if keys.start == keys.stop:
+        return None
+    query, key, value = call.query[..., block, :], call.key[:, :, keys], call.value[:, :, keys]
+    hidden = call.hidden(block, keys)
+    if fused:
+        causal = low == call.start + block.start and call.layer.window is None
+        mask = hidden_mask(hidden, query.dtype)[None, None] if bool(hidden.any()) and not causal else None
+        return flash(query.flatten(1, 2), key, value, 0.0, causal, attn_mask=mask, scale=call.scale / temperature)
+    scores = call.scores(query, key).float() / temperature
+    scores = scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
+    out = mixed(scores.softmax(-1).to(value.dtype), value)
+    return out.flatten(1, 2), scores.logsumexp(-1).flatten(1, 2)
+
+
+@dataclass(kw_only=True)
+class ApeReader(DenseReader):
+    """Reads each passage after `head` alone."""
+
+    how: Ape
+    parallel: Parallel
+    incremental: ClassVar[bool] = False
+
+    def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> "ApeMemory":
+        """Read `head`, the prefix, and the passages (or their pieces) in parallel. `weights` is ignored.
+
+        Raises:
+            ValueError: as `DenseReader.read`.
+        """
+        memory = ApeMemory(self.lm, self)
+        memory.scope = self.attention
+        if head is not None:
+            memory.read(head)
+        size = self.how.piece
+        parts = [part for passage in passages for part in ([passage] if size is None else pieces(passage, size))]
+        memory.read_passages([part for part in parts if part.shape[1]])
+        return memory
+
+    def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
+        """Return the operations as `DenseReader.flops`; of pieces, those of each piece alone. Without `piece` they are
+        an upper bound, since how the tokens are divided into passages is not known here."""
+        if num_before or num_scored or self.how.piece is None:
+            return super().flops(num_before, num_tokens, num_scored)
+        whole, rest = divmod(num_tokens, self.how.piece)
+        return whole * super().flops(0, self.how.piece, 0) + super().flops(0, rest, 0)
+
+
+class ApeMemory(CachedMemory):
+    """Keys and values of a prefix, of passages that follow it at the same positions, and of later tokens."""
+
+    def __init__(self, lm: LM, reader: ApeReader) -> None:
+        super().__init__(lm, reader)
+        self.parallel = reader.parallel
+        self.apart: Apart | None = None
+
+    @property
+    def longest(self) -> int:
+        return self.num_seen + self.stream.shift
+
+    def read_passages(self, passages: Sequence[Ids]) -> None:
+        """Append passages [batch, time], each after the tokens held now; later tokens follow all of them."""
+        prefix = self.num_seen
+        for passage in passages:
+            self.apart = Apart(prefix, self.num_seen, is_context=False)
+            self.stream.shift = prefix - self.num_seen
+            self.read(passage)
+        if passages:
+            self.apart = Apart(prefix, self.num_seen, is_context=True)
+            self.stream.shift = prefix + max(passage.shape[1] for passage in passages) - self.num_seen
+
+    def _steps(self, ids: Ids) -> Iterator[tuple[int, Tensor]]:
+        for first in range(0, ids.shape[1], self.reader.chunk):
+            self.parallel.apart = self.apart
+            try:
+                hidden = self.stream.step(ids[:, first : first + self.reader.chunk])
+            finally:
+                self.parallel.apart = None
+            yield first, hidden

@@ -1,0 +1,299 @@
+"""What changed between a baseline run and a run of the same measurements on another model: memory, quality and cost.
+
+Every number has a tolerance. A change is
+
+    equal       two one-sided tests (Schuirmann 1987) show that it is within the tolerance, p < 0.05
+    worse       else, and beyond chance: p < 0.05, two-sided, after Holm's correction over all numbers
+    better      likewise, to the other side
+    undecided   else
+
+Memory and quality are paired: differences of the same texts. Times also differ by what else the machine did, so `worse`
+and `better` of a cost need its whole 95 % interval to be beyond the tolerance. Costs are those that `farspan compare`
+measures apart from the tasks.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import exp, log, log1p
+from typing import Any, Literal
+
+import numpy as np
+from scipy.stats import t as student
+
+from farspan.record import Row
+from farspan.report.cells import score_of
+from farspan.report.curves import CurveMember, spoken
+from farspan.report.export import number
+from farspan.report.kinds import MEMBERS
+from farspan.report.runs import Group, Member, Source, cost_rows, grouped
+from farspan.stats import LEAST_PAIRS, LEVEL, differences, holm, mean_error, tost, two_sided, welch_freedom
+from farspan.terminal import Terminal
+
+Verdict = Literal["equal", "better", "worse", "undecided"]
+Kind = Literal["memory", "perplexity", "score", "cost"]
+
+MEMORY = ("half_life", "reach", "span")
+COSTS = {
+    "prefill_seconds": ("prefill s", False),
+    "decode_rate": ("tokens/s out", True),
+    "context_bytes": ("context MiB", False),
+}
+TOLERANCES: dict[Kind, float] = {"memory": 0.05, "perplexity": 0.02, "score": 0.05, "cost": 0.2}
+MACHINE = ("processor", "cores", "threads", "accelerators")  # of a session; costs are compared where these are equal
+NUMERICS = ("dtype", "attention")  # of a model; they move costs and, by rounding, all numbers
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A difference with its 95 % interval and its tests."""
+
+    value: float
+    low: float | None = None  # None: unbounded, or unknown
+    high: float | None = None
+    p: float | None = None  # two-sided, against 0
+    tost: float | None = None  # of two one-sided tests against ± margin
+
+
+@dataclass(frozen=True)
+class Change:
+    """A number of a model against that of the baseline. The difference and its margin are in tokens (memory), shares
+    (scores), or, for perplexity and cost, the logarithm of the ratio."""
+
+    kind: Kind
+    name: str
+    method: str
+    task: str  # as it is spelled; of a cost ""
+    length: int | None  # None: of the whole curve, or of all lengths
+    baseline: float
+    now: float
+    difference: Estimate
+    margin: float
+    higher_is_better: bool
+    pairs: int  # texts; of a cost repeats, or tasks and lengths
+    p_holm: float | None = None
+    verdict: Verdict = "undecided"
+    reason: str = ""  # why it is undecided, where the numbers do not show it
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All changes between two runs."""
+
+    changes: list[Change]
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> Verdict:
+        """`worse` if any change is; else `undecided` if one of memory or quality is, since costs are seldom decided;
+        else `better` if any is; else `equal`."""
+        found = {one.verdict for one in self.changes if one.kind != "cost" or one.verdict == "worse"} or {"undecided"}
+        order: tuple[Verdict, ...] = ("worse", "undecided", "better", "equal")
+        return next(one for one in order if one in found)
+
+    def as_data(self) -> dict[str, Any]:
+        """Return verdict, changes and remarks, ready for JSON."""
+        return {"verdict": self.verdict, "changes": [asdict(one) for one in self.changes], "remarks": self.remarks}
+
+
+def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TOLERANCES) -> Comparison:
+    """Return the changes between two runs with the same settings, of one model each.
+
+    Args:
+        tolerances: shares of the baseline's value for memory, perplexity and cost; for scores differences, as 0.05 is
+            five points of accuracy.
+    """
+    found: list[Change] = []
+    remarks: list[str] = []
+    theirs = {(group.spec, one.method): one for group in grouped([now], MEMBERS) for one in group.members}
+    for group in grouped([baseline], MEMBERS):
+        for one in group.members:
+            if (other := theirs.get((group.spec, one.method))) is None:
+                remarks.append(f"{group.spec} {one.method}: the model has no rows")
+            elif _is_curve(one) and _is_curve(other):
+                found += _memory(one, other, group, tolerances["memory"], remarks)
+            else:
+                found += _quality(one, other, group, tolerances)
+    about: list[dict[str, Any]] = [next(iter(source.header["models"].values()), {}) for source in (baseline, now)]
+    sessions: list[dict[str, Any]] = [
+        source.header["sessions"][-1] if source.header["sessions"] else {} for source in (baseline, now)
+    ]
+    numerics = [(name, about[0].get(name), about[1].get(name)) for name in NUMERICS]
+    machine = [(name, sessions[0].get(name), sessions[1].get(name)) for name in MACHINE]
+    machine += [("device", about[0].get("device"), about[1].get("device")), *numerics]
+    if not cost_rows(baseline):
+        remarks.append("cost is not compared: the baseline has none. `farspan compare` measures it")
+    elif different := [f"{name} ({a} and {b})" for name, a, b in machine if a != b]:
+        remarks.append(f"cost is not compared: the runs differ in {', '.join(different)}")
+    else:
+        found += _costs(baseline, now, log1p(tolerances["cost"]))
+    remarks += [
+        f"{name}: the baseline has {a}, the model {b}. Give --{name} to measure alike"
+        for name, a, b in numerics
+        if a != b
+    ]
+    corrected = holm([None if one.kind == "cost" else one.difference.p for one in found])
+    return Comparison(
+        [replace(one, p_holm=p, verdict=_verdict(one, p)) for one, p in zip(found, corrected, strict=True)], remarks
+    )
+
+
+def _is_curve(member: Member) -> bool:
+    """Return whether memory lengths can be compared: recall at one length has none."""
+    return isinstance(member, CurveMember) and len({row.length for row in member.good if row.depth == 0}) > 1
+
+
+def _memory(a: Member, b: Member, group: Group, tolerance: float, remarks: list[str]) -> Iterator[Change]:
+    assert isinstance(a, CurveMember)
+    assert isinstance(b, CurveMember)
+    try:
+        found = differences(a.curve, b.curve, names=("baseline", "model"))
+    except ValueError as error:
+        remarks.append(f"{group.spec} {a.method}: {error}")
+        return
+    for one in found:
+        if one.name not in MEMORY or not any(one.values):  # a length that is 0 in both shows nothing
+            continue
+        if len(one.censored) == 2:
+            remarks.append(f"{spoken(one.name)} is beyond the lengths measured, of both models: the span compares them")
+            continue
+        margin, count = tolerance * abs(one.values[0]), round(one.freedom) + 1
+        is_bounded = one.low is not None and one.high is not None and not one.censored
+        equivalence = None
+        if is_bounded and margin > 0 and count >= LEAST_PAIRS:
+            equivalence = tost(one.value, one.error, one.freedom, margin, count)
+        yield Change(
+            "memory",
+            spoken(one.name),
+            a.method,
+            group.spec,
+            None,
+            *one.values,
+            Estimate(one.value, one.low, one.high, one.p, equivalence),
+            margin,
+            True,
+            one.pairs,
+            reason=f"that of the {one.censored[0]} is beyond the lengths measured" if one.censored else "",
+        )
+
+
+def _quality(a: Member, b: Member, group: Group, tolerances: Mapping[Kind, float]) -> Iterator[Change]:
+    """Yield the change of the quality at each length, over the examples that both have."""
+    quality = group.entry["quality"]
+    if quality["higher_is_better"] is None:
+        return
+    kind: Kind = "perplexity" if quality["exp"] else "score"
+    margin = log1p(tolerances[kind]) if quality["exp"] else tolerances[kind]
+    for length in a.lengths:
+        before, after = (_scores(one, length, quality["score"]) for one in (a, b))
+        if not (shared := [key for key in before if key in after]):
+            continue
+        first, second = (np.array([values[key] for key in shared]) for values in (before, after))
+        means = [exp(one.mean()) if quality["exp"] else float(one.mean()) for one in (first, second)]
+        yield Change(
+            kind,
+            quality["name"],
+            a.method,
+            group.spec,
+            length,
+            means[0],
+            means[1],
+            _paired(second - first, margin),
+            margin,
+            bool(quality["higher_is_better"]),
+            len(shared),
+        )
+
+
+def _scores(member: Member, length: int, score: str) -> dict[tuple[str, float], float]:
+    """Return a score by example and depth."""
+    rows = member.rows_at.get(length, ())
+    return {(row.example, row.depth): score_of(row, score) for row in rows if row.status == "ok"}
+
+
+def _paired(values: np.ndarray, margin: float) -> Estimate:
+    """Return the mean of paired differences; it is tested from LEAST_PAIRS values on."""
+    if len(values) < LEAST_PAIRS:
+        return Estimate(float(values.mean()))
+    return _tested(*mean_error(values), margin, len(values))
+
+
+def _tested(value: float, error: float, freedom: float, margin: float, count: int) -> Estimate:
+    half = float(student.ppf(1 - LEVEL / 2, freedom)) * error
+    tests = two_sided(value, error, freedom, count), tost(value, error, freedom, margin, count)
+    return Estimate(value, value - half, value + half, *tests)
+
+
+def _costs(baseline: Source, now: Source, margin: float) -> Iterator[Change]:
+    """Yield the changes of the costs, as they were measured apart from the tasks."""
+    before, after = ({key[1:]: rows for key, rows in cost_rows(one).items()} for one in (baseline, now))
+    for method, length in before:
+        for score, (name, higher) in COSTS.items():
+            first, second = (_logs(rows.get((method, length), ()), score) for rows in (before, after))
+            if (count := min(len(first), len(second))) < LEAST_PAIRS:
+                continue
+            (mean, error, freedom), (other, other_error, other_freedom) = mean_error(first), mean_error(second)
+            squared = [error**2, other_error**2]
+            both = welch_freedom(squared, [freedom, other_freedom])
+            found = _tested(other - mean, float(np.sqrt(sum(squared))), both, margin, count)
+            yield Change("cost", name, method, "", length, exp(mean), exp(other), found, margin, higher, count)
+
+
+def _logs(rows: Sequence[Row], score: str) -> np.ndarray:
+    return np.array([log(row.scores[score]) for row in rows if row.status == "ok" and row.scores.get(score)])
+
+
+def _verdict(one: Change, p: float | None) -> Verdict:
+    found = one.difference
+    if found.tost is not None and found.tost < LEVEL:
+        return "equal"
+    is_sure = p is not None and p < LEVEL
+    if one.kind == "cost" and found.low is not None and found.high is not None:
+        is_sure = found.low > one.margin or found.high < -one.margin
+        if found.low == found.high and not is_sure:  # bytes, which do not vary
+            return "equal"
+    if not is_sure:
+        return "undecided"
+    return "better" if (found.value > 0) == one.higher_is_better else "worse"
+
+
+def print_changes(found: Comparison, console: Terminal) -> None:
+    """Print a table of changes for each method, why some are undecided, and the remarks."""
+    tasks = len({one.task for one in found.changes if one.kind == "score"}) > 1
+    for method in dict.fromkeys(one.method for one in found.changes):
+        lines = [_line(one, tasks) for one in found.changes if one.method == method]
+        title = f"{method}: changes from the baseline, on the same texts"
+        console.print_table(title, ["", "baseline", "model", "change [95 %]", "within", "verdict"], lines, num_names=1)
+    for one in found.changes:
+        if one.verdict == "undecided" and one.reason:
+            console.print_line(f"{one.method} {one.name}: {one.reason}", style="dim")
+    for line in found.remarks:
+        console.print_line(line, style="dim")
+
+
+def _line(one: Change, tasks: bool) -> list[str]:
+    """Return the line of a change: numbers, the difference with its interval and its margin, in tokens, points of a
+    score (pt) or per cent.
+
+    Args:
+        tasks: name the task of a score.
+    """
+
+    def write(value: float | None, unbounded: str = "") -> str:
+        if value is None:
+            return unbounded
+        if one.kind == "memory":
+            return f"{value:+,.0f}"
+        share = 100 * (value if one.kind == "score" else exp(value) - 1)
+        return f"{share:+.0f}" if abs(share) >= 10 else f"{share:+.1f}"
+
+    name = one.name if one.length is None else f"{one.name} {one.length:,}"
+    name += f", {one.task.partition(':')[0]}" if tasks and one.kind == "score" else ""
+    is_bytes = one.name == COSTS["context_bytes"][0]
+    numbers = [value / 2**20 if is_bytes else value for value in (one.baseline, one.now)]
+    shown = [f"{value:,.0f}" if one.kind == "memory" else number(value) for value in numbers]
+    difference = one.difference
+    has_interval = (difference.low, difference.high) != (None, None) and difference.low != difference.high
+    ends = f" [{write(difference.low, '-∞')}, {write(difference.high, '∞')}]" if has_interval else ""
+    unit = {"memory": "", "score": " pt"}.get(one.kind, " %")
+    margin = write(one.margin).removeprefix("+").removesuffix(".0")
+    return [name, *shown, f"{write(difference.value)}{ends}", f"±{margin}{unit}", one.verdict]

@@ -1,0 +1,113 @@
+"""The report of tasks that query a text at several depths: also their quality over length and depth."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from farspan.report.cells import Cell, by_member, cells_of
+from farspan.report.export import CsvTable, with_interval
+from farspan.report.figure import Heat
+from farspan.report.figures import depth_map, point
+from farspan.report.interactive import place
+from farspan.report.picture import draw_figure
+from farspan.report.runs import Group, short_names
+from farspan.report.task_report import TaskReport
+from farspan.terminal import Terminal
+
+COLUMNS = ("run", "model", "method", "task", "length", "depth", "n", "value", "low", "high", "failed")
+ByDepth = dict[float, list[Cell]]  # the cells of one member, by depth
+
+
+class DepthReport(TaskReport):
+    """Quality by length, and by length and depth where there are several depths."""
+
+    @cached_property
+    def by_depth(self) -> dict[int, list[ByDepth]]:
+        """The cells of the members of each group, by the group's index; of groups with one depth none."""
+        return {index: found for index, group in enumerate(self.groups) if len((found := _by_depth(group))[0]) > 1}
+
+    def print(self, console: Terminal) -> None:
+        super().print(console)
+        for index, members in self.by_depth.items():
+            for one in members:
+                console.print_table(f"by depth: {_title(self.groups[index], one)}", *_table(one), num_names=1)
+
+    def draw(self) -> list[Path]:
+        """Draw also map.png, or a map-N.png for each of several members, each also as SVG."""
+        paths = super().draw()
+        maps = [(self.groups[index], one) for index, members in self.by_depth.items() for one in members]
+        maps = [(group, one) for group, one in maps if any(cell.value is not None for cell in _all(one))]
+        for place_in_order, (group, one) in enumerate(maps, 1):
+            name = "map" if len(maps) == 1 else f"map-{place_in_order}"
+            paths += draw_figure(_map(one, f"{_title(group, one)}\n{group.title}"), self.folder, name)
+        return paths
+
+    def section(self, group: Group, number: int) -> dict[str, Any]:
+        members = self.by_depth.get(self.groups.index(group), [])
+        figures = [
+            place(f"depth-{number}-{index}", f"By length and depth: {_all(one)[0].name}", "", _map(one))
+            for index, one in enumerate(members)
+        ]
+        heads = [(f"By depth: {_all(one)[0].name}", *_table(one)) for one in members]
+        return {
+            "figures": figures,
+            "tables": [{"title": title, "head": head, "lines": lines} for title, head, lines in heads],
+        }
+
+    def csv_tables(self) -> dict[str, CsvTable]:
+        """Return depths.csv, a line for each run, model, method, task, length and depth."""
+        lines = [
+            {name: getattr(cell, name) for name in COLUMNS if name != "depth"} | {"depth": depth}
+            for members in self.by_depth.values()
+            for one in members
+            for depth, cells in one.items()
+            for cell in cells
+        ]
+        return {"depths.csv": CsvTable(COLUMNS, lines)} if lines else {}
+
+
+def _by_depth(group: Group) -> list[ByDepth]:
+    """Return the cells of each member by depth, ascending."""
+    depths = sorted({row.depth for one in group.members for row in one.rows})
+    found: list[ByDepth] = []
+    for depth in depths:
+        at = [replace(one, rows=[row for row in one.rows if row.depth == depth]) for one in group.members]
+        for index, cells in enumerate(by_member(cells_of(replace(group, members=at)))):
+            found += [{}] if len(found) <= index else []
+            found[index][depth] = cells
+    return found
+
+
+def _all(one: ByDepth) -> list[Cell]:
+    return [cell for cells in one.values() for cell in cells]
+
+
+def _title(group: Group, one: ByDepth) -> str:
+    """Return quality and name of a member."""
+    first = _all(one)[0]
+    name = first.name if len(group.members) > 1 else short_names([first.model])[first.model]
+    return f"{first.quality} of {name}"
+
+
+def _table(one: ByDepth) -> tuple[list[str], list[list[str]]]:
+    """Return head and lines of a table: a line for each depth, a column for each length."""
+    lengths = [f"{cell.length:,}" for cell in next(iter(one.values()))]
+    lines = [
+        [f"{depth:g}", *(with_interval(cell.value, cell.low, cell.high) or cell.failed for cell in cells)]
+        for depth, cells in one.items()
+    ]
+    return ["depth", *lengths], lines
+
+
+def _map(one: ByDepth, title: str = "") -> Heat:
+    points = {
+        (depth, cell.length): (cell.value, [*point(cell)[:2], f"depth {depth:g}", *point(cell)[2:]])
+        for depth, cells in one.items()
+        for cell in cells
+        if cell.value is not None
+    }
+    failed = {(depth, cell.length): cell.failed for depth, cells in one.items() for cell in cells if cell.failed}
+    lengths: Sequence[int] = [cell.length for cell in next(iter(one.values()))]
+    return depth_map(title, lengths, list(one), points, failed, _all(one)[0].quality)

@@ -1,0 +1,124 @@
+"""Runs in the formats of other tools. A format is a function of one run that writes files into a folder."""
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from farspan.files import written
+from farspan.record import Row, refuse_file
+from farspan.report.exports.eval_results import write_eval_results
+from farspan.report.exports.every_eval_ever import write_every_eval_ever
+from farspan.report.exports.model_card import write_model_card
+from farspan.report.exports.numbers import UNMEASURED
+from farspan.report.exports.rows import write_rows_csv, write_rows_parquet
+from farspan.report.runs import Source, grouped, read_run
+from farspan.specs import check_known
+
+Notice = Callable[[str], None]
+Writer = Callable[..., list[Path]]  # of a run and a folder; returns the files that it wrote there
+FORMATS: dict[str, Writer] = {
+    "parquet": write_rows_parquet,
+    "csv": write_rows_csv,
+    "every-eval-ever": write_every_eval_ever,
+    "hf-eval-results": write_eval_results,
+    "model-card": write_model_card,
+}
+ROWS = ("parquet", "csv")  # formats of rows, which also hold those that failed
+
+
+def export(
+    run: str | Path,
+    to: str,
+    out: str | Path | None = None,
+    *,
+    model: str | None = None,
+    dataset: str | None = None,
+    formats: Mapping[str, Writer] = FORMATS,
+    notice: Notice = lambda line: None,
+) -> list[Path]:
+    """Write a run in the format of another tool and return the paths of the files.
+
+    Args:
+        run: its folder.
+        to: one of `formats`.
+        out: a folder; default: `export` in the run's, where earlier exports are replaced.
+        model: one of the run's models, to export it alone.
+        dataset: id of a data set on the Hub under which `hf-eval-results` files the numbers; default: the run's text.
+        formats: by name; those that need a model are in `farspan.measuring`.
+        notice: called with a line for each thing left out.
+
+    Raises:
+        ValueError: an unknown format or model, no run, a run without rows, one of which every row failed (but for
+            formats of rows), a file in the place of one to write, or a missing package of an extra.
+    """
+    check_known("format", to, formats)
+    if dataset is not None and to != "hf-eval-results":
+        raise ValueError(f"--dataset belongs to --to hf-eval-results: got --to {to}. Omit it")
+    source = read_run(run, model)
+    if to not in ROWS:
+        source = measured_part(source, notice)
+    folder = Path(out) if out is not None else source.folder / "export"
+    refuse_file(folder)
+    with_dataset: dict[str, Any] = {} if dataset is None else {"dataset": dataset}
+    with TemporaryDirectory() as place:
+        made = {folder / path.relative_to(place): path for path in formats[to](source, Path(place), **with_dataset)}
+        if out is not None and (taken := [path for path in made if path.exists()]):
+            raise ValueError(f"{taken[0]} exists: delete it, or choose another folder (--out)")
+        for path, new in made.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with written(path) as beside:
+                shutil.copyfile(new, beside)
+    return list(made)
+
+
+def measured_part(source: Source, notice: Notice) -> Source:
+    """Return a run that has results; what it lacks is reported in one line each.
+
+    Raises:
+        ValueError: every row failed.
+    """
+    failed = [row for row in source.rows if row.status != "ok"]
+    if len(failed) == len(source.rows):
+        first = failed[0]
+        raise ValueError(
+            f"{source.folder}: all {len(failed):,} rows failed, first: {first.status}: {first.reason}. Measure again, "
+            f"or export the rows themselves: --to {' or '.join(ROWS)}"
+        )
+    if failed:
+        first = failed[0]
+        counts = f"{len(failed):,} of {len(source.rows):,} rows failed"
+        notice(f"{counts} and are left out, first: {first.status}: {first.reason}")
+    if missing := num_missing(source):
+        notice(
+            f"the run is not finished: at least {missing:,} rows are missing. Repeat its command to measure them; the "
+            "numbers are of those measured"
+        )
+    undirected = [group.spec for group in grouped([source]) if group.entry["quality"]["higher_is_better"] is None]
+    if undirected:
+        notice(f"{', '.join(undirected)}: {UNMEASURED}")
+    return source
+
+
+def num_missing(source: Source) -> int:
+    """Return how many rows an unfinished run lacks at least, from the lengths and repeats that it records; 0 where it
+    chose its lengths while it measured."""
+    settings = source.header["settings"]
+    if settings.get("lengths") == "auto":
+        return 0
+    missing = 0
+    for group in grouped([source]):
+        every = [member for member in group.members if member.rows]
+        given = settings.get("lengths")
+        lengths = given if isinstance(given, list) else {n for member in every for n in member.lengths}
+        repeats = settings.get("repeats") or max(_repeats(member.rows) for member in every)
+        for member in every:
+            refused = {length for length, status in member.failures.items() if status == "refused"}
+            for length in set(lengths) - refused:
+                missing += max(0, repeats - _repeats(member.rows_at.get(length, [])))
+    return missing
+
+
+def _repeats(rows: Iterable[Row]) -> int:
+    return len({row.repeat for row in rows})

@@ -1,0 +1,98 @@
+"""Results as `.eval_results/*.yaml` of a model's repository on the Hub (`huggingface_hub.EvalResultEntry`).
+
+The Hub files each result under a benchmark: the id of a data set, and the name of a task within it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+from farspan.files import write
+from farspan.report.export import bounds, counted
+from farspan.report.exports.numbers import Number, is_hub_id, numbers_of, slug, text_of
+from farspan.report.runs import Source
+
+
+def write_eval_results(source: Source, folder: Path, dataset: str | None = None) -> list[Path]:
+    """Write .eval_results/farspan.yaml, an entry for each number.
+
+    Args:
+        dataset: id of the data set on the Hub; default: the text, where it is one of the Hub.
+
+    Raises:
+        ValueError: results of several models, or a text that is no data set of the Hub.
+    """
+    numbers = numbers_of(source)
+    models = list(dict.fromkeys(number.member.model for number in numbers))
+    if len(models) > 1:
+        raise ValueError(
+            f"{source.folder} holds results of {len(models)} models ({', '.join(models)}), and .eval_results belongs "
+            "to the repository of one: name it with --model"
+        )
+    day = str(source.header["sessions"][-1].get("started", "")) if source.header["sessions"] else ""
+    entries = [
+        EvalResultEntry(
+            dataset_id=dataset or _dataset(number),
+            task_id=task_id,
+            value=float(f"{number.value:.6g}"),
+            date=day or None,
+            notes=_notes(number),
+        )
+        for number, task_id in zip(numbers, _task_ids(numbers), strict=True)
+    ]
+    place = folder / ".eval_results"
+    place.mkdir(exist_ok=True)
+    write(place / "farspan.yaml", yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False))
+    return [place / "farspan.yaml"]
+
+
+def _task_ids(numbers: Sequence[Number]) -> list[str]:
+    """Return a different name for each number: task, number and length, with the method, and with the number of the
+    task among those of its kind, where there are several."""
+    methods = {one.member.method for one in numbers}
+    kinds: dict[str, list[str]] = {}
+    for one in numbers:
+        if one.group.spec not in (specs := kinds.setdefault(one.group.task, [])):
+            specs.append(one.group.spec)
+    found = []
+    for one in numbers:
+        parts = [one.group.task, one.id]
+        parts += [slug(one.member.method)] if len(methods) > 1 else []
+        specs = kinds[one.group.task]
+        parts += [str(specs.index(one.group.spec) + 1)] if len(specs) > 1 else []
+        found.append("_".join(parts))
+    return found
+
+
+def _dataset(number: Number) -> str:
+    """Return the id of a text on the Hub.
+
+    Raises:
+        ValueError: it is a file, a folder or a text of farspan.
+    """
+    name = text_of(number).partition("#")[0]
+    if is_hub_id(name):
+        return name
+    raise ValueError(
+        f"the Hub files results under a data set, and the text {name!r} is none of the Hub's: name one with --dataset "
+        "OWNER/NAME"
+    )
+
+
+def _notes(number: Number) -> str:
+    """Return how a number was measured: interval, method, task, settings and version."""
+    write_end = "{:.6g}".format
+    interval = bounds(number.low, number.high, write_end)
+    beyond = "the value is beyond the lengths measured" if number.is_beyond else ""
+    parts = [
+        "farspan",
+        number.meaning,
+        f"95 % interval {interval}" if interval else "",
+        beyond,
+        counted(number.n, "repeat"),
+        f"method {number.member.method}",
+        f"{number.group.spec}, version {number.group.version}",
+    ]
+    return "; ".join(part for part in parts if part)

@@ -1,0 +1,118 @@
+"""Results in the schema of Every Eval Ever, version 0.3.0 (https://evalevalai.com): one JSON file for each model."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from farspan.files import write
+from farspan.report.exports.numbers import Number, is_hub_id, numbers_of, task_settings, text_of
+from farspan.report.runs import Source
+
+SCHEMA = "0.3.0"
+COLLECTION = "farspan"
+METHOD = "farspan: Student's t with a multiplier bootstrap for lengths; Student's t or Wilson's score for means"
+
+
+def write_every_eval_ever(source: Source, folder: Path) -> list[Path]:
+    """Write data/farspan/DEVELOPER/MODEL/UUID.json for each model: the path that the datastore files it under. The UUID
+    is a hash of the content, so that the same run gives the same file."""
+    by_model: dict[str, list[Number]] = {}
+    for number in numbers_of(source):
+        by_model.setdefault(number.member.model, []).append(number)
+    paths = []
+    for model, numbers in by_model.items():
+        content = json.dumps(record(source, model, numbers), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        name = UUID(bytes=hashlib.sha256(content.encode()).digest()[:16], version=4)
+        developer, _, last = model.partition("/") if is_hub_id(model) else ("local", "", Path(model).name)
+        place = folder / "data" / COLLECTION / _portable(developer) / _portable(last)
+        place.mkdir(parents=True, exist_ok=True)
+        write(place / f"{name}.json", content)
+        paths.append(place / f"{name}.json")
+    return paths
+
+
+def record(source: Source, model: str, numbers: Sequence[Number]) -> dict[str, Any]:
+    """Return one record of the schema.
+
+    Args:
+        numbers: of the model.
+    """
+    session = source.header["sessions"][-1] if source.header["sessions"] else {}
+    about = source.header["models"].get(model, {})
+    packages = session.get("packages", {})
+    started = str(session.get("started", ""))
+    stamp = str(datetime.fromisoformat(started).timestamp()) if started else "0"
+    details = {
+        key: str(about[key])
+        for key in ("revision", "architecture", "parameters", "dtype", "attention", "trained_length", "fingerprint",
+                    "tokenizer")
+        if about.get(key) is not None
+    }  # fmt: skip
+    deployment = "unknown" if model.startswith(("http://", "https://")) else "self_deployed"
+    found: dict[str, Any] = {
+        "schema_version": SCHEMA,
+        "evaluation_id": f"{COLLECTION}/{model}/{stamp}",
+        "retrieved_timestamp": stamp,
+        "source_metadata": {
+            "source_name": "farspan",
+            "source_type": "evaluation_run",
+            "source_organization_name": "unknown",
+            "evaluator_relationship": "other",
+        },
+        "eval_library": {"name": "farspan", "version": str(packages.get("farspan", "unknown"))}
+        | {"additional_details": {key: str(session[key]) for key in ("git", "source") if session.get(key)}},
+        "model_info": {
+            "name": model,
+            "id": model,
+            "inference_engine": {"name": "transformers", "version": str(packages.get("transformers", "unknown"))},
+            "additional_details": details | {"deployment_type": deployment, "model_availability": "unknown"},
+        },
+        "evaluation_results": [_result(number) for number in numbers],
+    }
+    return found | ({"evaluation_timestamp": stamp} if started else {})
+
+
+def _result(number: Number) -> dict[str, Any]:
+    member, least, largest = number.member, *number.bounds
+    settings = {key: str(value) for key, value in task_settings(number).items() if value is not None}
+    parameters: dict[str, Any] = {"task_version": number.group.version}
+    if number.length is not None:
+        parameters |= {"length": number.length, "length_unit": number.group.entry["unit"]}
+    score: dict[str, Any] = {"score": number.value, "uncertainty": {"num_samples": number.n}}
+    if number.low is not None and number.high is not None:
+        ends = {"lower": number.low, "upper": number.high, "confidence_level": 0.95, "method": METHOD}
+        score["uncertainty"]["confidence_interval"] = ends
+    beyond = {"value_beyond_lengths_measured": number.is_beyond, "upper_beyond": number.interval_is_beyond}
+    if any(beyond.values()):
+        score["details"] = {key: str(value).lower() for key, value in beyond.items()}
+    data_hash = next((settings[key] for key in ("target_hash", "text_hash", "data_hash") if key in settings), None)
+    source_data = {"dataset_name": text_of(number), "source_type": "other"}
+    return {
+        "evaluation_result_id": f"{member.method}/{number.group.spec}/{number.id}",
+        "evaluation_name": f"farspan {number.group.title}",
+        "source_data": source_data | ({} if data_hash is None else {"additional_details": {"hash": data_hash}}),
+        "metric_config": {
+            "evaluation_description": number.meaning,
+            "metric_id": f"farspan.{number.group.task}.{number.name}",
+            "metric_name": number.name.replace("_", " "),
+            "metric_kind": number.name,
+            "metric_unit": {"share": "proportion"}.get(number.unit, number.unit),
+            "metric_parameters": parameters,
+            "lower_is_better": not number.higher_is_better,
+            "score_type": "continuous",
+            "min_score": min(least, number.value),
+            "max_score": "Infinity" if largest is None else largest,
+        },
+        "score_details": score,
+        "generation_config": {"additional_details": settings | {"method": member.method}},
+    }
+
+
+def _portable(name: str) -> str:
+    """Return a name as a folder can have it on every system."""
+    kept = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in name).rstrip(". ")
+    return kept or "unnamed"

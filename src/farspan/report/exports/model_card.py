@@ -1,0 +1,73 @@
+"""A section for a model card: tables of what was measured, the pictures, and how to repeat it."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from farspan.files import write
+from farspan.report.curves import spoken
+from farspan.report.export import counted, markdown_table, plain, with_interval
+from farspan.report.exports.numbers import Number, numbers_of
+from farspan.report.kinds import MEMBERS, reports
+from farspan.report.runs import Source, grouped, short_names
+from farspan.stats import MemoryLength
+from farspan.terminal import shown
+
+CARD = "farspan.md"
+PROGRAMS = ("bin/farspan", "farspan/__main__.py")  # that a session's command begins with, unless Python called farspan
+
+
+def write_model_card(source: Source, folder: Path) -> list[Path]:
+    """Write farspan.md, a section of Markdown, and the pictures that it shows."""
+    groups = grouped([source], MEMBERS)
+    pictures = [path for part in reports(groups, folder) for path in part.draw()]
+    shown_pictures = [path for path in pictures if path.suffix == ".png"]
+    write(folder / CARD, shown("\n".join(_section(source, numbers_of(source), shown_pictures))))
+    return [folder / CARD, *pictures]
+
+
+def _section(source: Source, numbers: Sequence[Number], pictures: Sequence[Path]) -> Iterator[str]:
+    yield from ("## Long-context memory", "", "Measured with farspan: 95 % intervals in brackets.", "")
+    short = short_names(one.member.model for one in numbers)
+    for group in dict.fromkeys(one.group for one in numbers):
+        mine = [one for one in numbers if one.group is group]
+        yield from (f"### {plain(group.title)}", "")
+        for whole in (True, False):
+            found = [one for one in mine if (one.length is None) == whole]
+            if found:
+                yield from _table(found, short)
+    for path in pictures:
+        yield from (f"![{path.stem.replace('_', ' ').replace('-', ' ')}]({path.name})", "")
+    for session in source.header["sessions"][-1:]:
+        program, *options = map(str, session.get("command") or [""])
+        command = shlex.join(["farspan", *options]) if Path(program).as_posix().endswith(PROGRAMS) else ""
+        version = session.get("packages", {}).get("farspan", "unknown")
+        yield from (f"farspan {plain(version)}{': ' if command else ''}{plain(command)}", "")
+
+
+def _table(numbers: Sequence[Number], short: dict[str, str]) -> Iterator[str]:
+    """Return a table of some numbers of a group, a line each for model and method, a column for each number."""
+    head = list(dict.fromkeys(one.id for one in numbers))
+    first = numbers[0]
+    what = {one.id: spoken(one.name) if one.length is None else f"{one.length:,}" for one in numbers}
+    if first.length is None:
+        yield from ("Tokens of text that the model remembers; `>`: beyond the lengths measured.", "")
+    else:
+        better = "higher" if first.higher_is_better else "lower"
+        unit = first.group.entry["unit"]
+        yield from (f"{plain(spoken(first.name).capitalize())} by length in {plain(unit)} ({better} is better).", "")
+    members = list(dict.fromkeys((one.member.model, one.member.method) for one in numbers))
+    lines = []
+    for model, method in members:
+        mine = {one.id: one for one in numbers if (one.member.model, one.member.method) == (model, method)}
+        repeats = counted(max(one.n for one in mine.values()), "repeat")
+        lines.append([short[model], method, *(_cell(mine.get(name)) for name in head), repeats])
+    yield from markdown_table(["model", "method", *(what[name] for name in head), ""], lines)
+
+
+def _cell(one: Number | None) -> str:
+    if one is None:
+        return ""
+    if one.unit == "tokens":
+        return str(MemoryLength(one.value, one.low, one.high, one.is_beyond, "", one.interval_is_beyond))
+    return with_interval(one.value, one.low, one.high)

@@ -1,0 +1,97 @@
+"""The numbers of a run, one by one: memory lengths, and the quality of each task at each length."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from farspan.report.cells import cells_of
+from farspan.report.curve_section import COLUMNS
+from farspan.report.curves import HEADLINE, CurveMember
+from farspan.report.kinds import MEMBERS
+from farspan.report.runs import Group, Member, Source, grouped
+
+UNMEASURED = "neither direction of its numbers is better, and the format needs one: it is left out"
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a model under a method, with its 95 % interval."""
+
+    member: Member
+    group: Group
+    name: str  # of the number: half_life, perplexity
+    meaning: str
+    value: float
+    low: float | None  # None: no interval
+    high: float | None
+    unit: str  # tokens, share or perplexity
+    higher_is_better: bool
+    n: int  # repeats
+    length: int | None = None  # in the group's unit; None: of the whole curve
+    is_beyond: bool = False  # the true value is larger than the lengths measured
+    interval_is_beyond: bool = False  # so is the upper end of its interval
+
+    @property
+    def id(self) -> str:
+        """Name, and length where there is one: perplexity_1024."""
+        return self.name if self.length is None else f"{self.name}_{self.length}"
+
+    @property
+    def bounds(self) -> tuple[float, float | None]:
+        """The least and the largest possible value; None: there is no largest."""
+        return {"tokens": (0.0, None), "perplexity": (1.0, None)}.get(self.unit, (0.0, 1.0))
+
+
+def numbers_of(source: Source) -> list[Number]:
+    """Return all numbers of a run that have a result and a better direction, in the order of its tasks."""
+    return [one for group in grouped([source], MEMBERS) for one in _numbers(group)]
+
+
+def _numbers(group: Group) -> Iterator[Number]:
+    quality = group.entry["quality"]
+    if quality["higher_is_better"] is None:
+        return
+    members = {member.whose: member for member in group.members}
+    cells = cells_of(group)
+    for member in members.values():
+        if isinstance(member, CurveMember) and any(row.depth == 0 for row in member.rows):
+            yield from _memory(member, group)
+        for cell in cells:
+            if cell.whose == member.whose and cell.value is not None:
+                about = slug(quality["name"]), f"{quality['name']}, mean over examples", cell.value
+                unit = "perplexity" if quality["exp"] else "share"
+                direction = bool(quality["higher_is_better"])
+                yield Number(member, group, *about, cell.low, cell.high, unit, direction, cell.n, cell.length)
+
+
+def _memory(member: CurveMember, group: Group) -> Iterator[Number]:
+    if member.summary is None:
+        return
+    for name in COLUMNS:
+        one = getattr(member.summary, name)
+        ends = one.low, one.high
+        beyond = one.censored, one.interval_censored
+        about = name, f"forgetting curve: {HEADLINE[name]}", one.value
+        yield Number(member, group, *about, *ends, "tokens", True, member.summary.repeats, None, *beyond)
+
+
+def slug(name: str) -> str:
+    """Return a name of lower-case letters, digits and underscores."""
+    return "_".join("".join(sign if sign.isalnum() else " " for sign in name.lower()).split())
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether a name has the form OWNER/NAME, and is no file or folder here."""
+    return name.count("/") == 1 and name[0] not in "/.~" and name[-1] != "/" and not Path(name).exists()
+
+
+def task_settings(number: Number) -> dict[str, Any]:
+    """Return the settings of the rows that a number is of."""
+    return dict(number.member.rows[0].settings)
+
+
+def text_of(number: Number) -> str:
+    """Return the text or data that a number was measured on, as it was named; the task where it names none."""
+    settings = task_settings(number)
+    return str(settings.get("target_text") or settings.get("text") or settings.get("data") or number.group.spec)

@@ -1,0 +1,178 @@
+"""LongBench v2: 503 multiple-choice questions about long texts (Bai et al. 2024, arXiv 2412.15204).
+
+ask=likelihood   the letter whose answer, " (A)" to " (D)" after "The correct answer is", has the highest probability.
+                 Each model gives one of the four, so it also suits models that follow no instruction. Chance is 1/4.
+ask=generated    the benchmark's: at most 128 tokens are generated after its prompt, and the answer is the letter after
+                 "The correct answer is", in brackets or not. No letter is wrong. Greedy; theirs is sampled at 0.1.
+
+The prompt is the benchmark's without reasoning, with `ask=likelihood` followed by "The correct answer is". It has no
+chat template. The benchmark removes the middle of a prompt that is too long; here a document is cut only if `truncate`
+is set (truncate=middle cuts the document alone, so that the question always stays).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from farspan.lm import LM
+from farspan.reader import Memory, NotFiniteError
+from farspan.specs import check_known
+from farspan.tasks.base import Example, Quality, Task, Work
+from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, DocumentPrompt, Item, check_new_tokens
+from farspan.tasks.icl import nats_of_options
+from farspan.tasks.prompts import following
+from farspan.tasks.values import text_of
+from farspan.text.tables import Table, hub_table, read_table
+
+ASK = ("likelihood", "generated")
+LETTERS = ("A", "B", "C", "D")
+DIFFICULTIES = ("easy", "hard")
+SIZES = ("short", "medium", "long")  # of a text, the column "length"
+HUB = "THUDM/LongBench-v2"
+NEW_TOKENS = 128  # the benchmark's
+BEFORE = "Please read the following text and answer the question below.\n\n<text>\n"
+AFTER = (
+    "\n</text>\n\nWhat is the correct answer to this question: {question}\nChoices:\n(A) {A}\n(B) {B}\n(C) {C}\n(D) {D}"
+    '\n\nFormat your response as follows: "The correct answer is (insert answer here)".'
+)
+BEGUN = "The correct answer is"
+ANSWER = re.compile(rf"{BEGUN} \(?([A-D])")
+
+
+@dataclass(frozen=True)
+class LongBench2(Task):
+    """Multiple-choice questions about long texts, `longbench2:data=FILE,truncate=middle`."""
+
+    ask: str = "likelihood"  # one of ASK
+    data: str | None = None  # a file, or a folder with data.SUFFIX or train.SUFFIX; None: THUDM/LongBench-v2 on the hub
+    difficulty: str | None = None  # of the questions, one of DIFFICULTIES; None: all
+    size: str | None = None  # of their texts, one of SIZES; None: all
+    truncate: str = "none"  # the part of a long document to leave out
+    new_tokens: int | None = None  # at most, of ask=generated; None: the benchmark's
+
+    name: ClassVar[str] = "longbench2"
+    quality: ClassVar[Quality] = Quality("score", "accuracy", higher_is_better=True)
+
+    def __post_init__(self) -> None:
+        check_known("ask =", self.ask, ASK)
+        check_known("truncate =", self.truncate, TRUNCATE)
+        if self.difficulty is not None:
+            check_known("difficulty =", self.difficulty, DIFFICULTIES)
+        if self.size is not None:
+            check_known("size =", self.size, SIZES)
+        if self.new_tokens is not None:
+            check_new_tokens(self.new_tokens)
+            if self.ask == "likelihood":
+                raise ValueError("new_tokens belongs to ask=generated; ask=likelihood generates nothing: leave it out")
+
+    def on(self, lm: LM, text: str) -> "BoundLongBench2":
+        items = tuple(load_items(self.data, self.difficulty, self.size, begun=self.ask == "likelihood"))
+        named = "-".join(part for part in (self.difficulty, self.size) if part) or "all"
+        if self.ask == "generated":
+            return BoundLongBench2(named, items, Answering(self.new_tokens or NEW_TOKENS), self.truncate)
+        choices = tuple(tuple(following(lm.tokenizer, f" ({one})", before=BEGUN).tolist()) for one in LETTERS)
+        how = Answering(max(map(len, choices)))
+        return ByLikelihood(named, items, how, self.truncate, choices=choices)
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Return the trained lengths, each for prompt and answer together."""
+        return tuple(sorted(set(trained)))
+
+
+class BoundLongBench2(BoundDocuments):
+    """The questions, answered by generation."""
+
+    task: ClassVar[str] = "longbench2"
+    version: ClassVar[int] = 1
+    ask: ClassVar[str] = "generated"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"ask": self.ask, **super().settings}
+
+    def judged(self, prediction: str, item: Item) -> dict[str, Any]:
+        found = ANSWER.search(prediction.replace("*", ""))
+        letter = found[1] if found else None
+        return {"score": float(letter in item.references), "letter": letter}
+
+    def right(self, item: Item) -> str:
+        return f" {BEGUN} ({item.references[0]})"
+
+
+@dataclass(frozen=True)
+class ByLikelihood(BoundLongBench2):
+    """The questions, answered by the probability of each letter."""
+
+    needs_nats: ClassVar[bool] = True
+    ask: ClassVar[str] = "likelihood"
+
+    choices: tuple[tuple[int, ...], ...] = field(kw_only=True)  # token ids of each answer
+
+    def answer_work(self, prompt: int) -> Iterator[Work]:
+        for length, count in Counter(map(len, self.choices)).items():
+            yield Work(count, prompt, length - 1, length)
+
+    def answer(self, lm: LM, memory: Memory, example: Example[DocumentPrompt], stop: Sequence[int]) -> dict[str, Any]:
+        nats = nats_of_options(memory, [np.array(ids) for ids in self.choices])
+        if failed := int((~np.isfinite(nats)).sum()):
+            raise NotFiniteError(f"{failed} of the {len(nats)} answers have no finite log-probability")
+        letter = LETTERS[int(nats.argmin())]
+        return {
+            "score": float(letter in example.payload.item.references),
+            "letter": letter,
+            "nats": [float(one) for one in nats],
+        }
+
+    def right(self, item: Item) -> str:
+        return f" ({item.references[0]})"
+
+
+def load_items(data: str | None, difficulty: str | None, size: str | None, *, begun: bool) -> list[Item]:
+    """Return the questions, in the benchmark's form.
+
+    Args:
+        difficulty, size: of the questions wanted; None: all.
+        begun: whether the prompt ends with the beginning of an answer.
+
+    Raises:
+        ValueError: no such data, or values of another form.
+    """
+    table = hub_table(HUB, None, "train") if data is None else read_table(data, ("data", "train"))
+    items = [
+        _item(table, number, row, begun)
+        for number, row in enumerate(_rows(table), 1)
+        if difficulty in (None, row["difficulty"]) and size in (None, row["length"])
+    ]
+    if not items:
+        wanted = ", ".join(f"{name}={value}" for name, value in (("difficulty", difficulty), ("size", size)) if value)
+        raise ValueError(f"{table.name} has no question with {wanted}: leave one out")
+    return items
+
+
+def _rows(table: Table) -> list[dict[str, Any]]:
+    for name in ("_id", "domain", "sub_domain", "difficulty", "length", "question", "answer", "context"):
+        table.column(name)
+    for letter in LETTERS:
+        table.column(f"choice_{letter}")
+    return table.rows
+
+
+def _item(table: Table, number: int, row: dict[str, Any], begun: bool) -> Item:
+    def text(name: str) -> str:
+        where = f"{table.name}, row {number}, column {name!r}"
+        if not (value := text_of(row[name], where).strip()):
+            raise ValueError(f"{where}: got an empty text, expected one that is not")
+        return value
+
+    if (answer := text("answer")) not in LETTERS:
+        where = f"{table.name}, row {number}, column 'answer'"
+        raise ValueError(f"{where}: got {answer!r:.60}, expected one of {', '.join(LETTERS)}")
+    choices = {letter: text(f"choice_{letter}") for letter in LETTERS}
+    after = AFTER.format(question=text("question"), **choices) + (f"\n\n{BEGUN}" if begun else "")
+    about = {"domain": "domain", "sub_domain": "sub_domain", "difficulty": "difficulty", "size": "length"}
+    fields = tuple((name, str(row[column])) for name, column in about.items())
+    return Item(str(row["_id"]), BEFORE, text("context"), after, (answer,), tuple(choices.values()), fields)

@@ -1,0 +1,491 @@
+"""Needles: sentences hidden at depths of the text, and queried after it.
+
+Hsieh et al. 2024 (RULER), arXiv 2404.06654, whose tasks `niah` and `vt` these are, in words of our own:
+
+`single`       "The magic number of {key} is {value}.", and the question is the value;
+`multikey`     the same, among needles with other keys that are not queried (`distractors`);
+`multivalue`   several needles of one key; the question is all of their values;
+`tracking`     "VAR A = 12345", "VAR B = VAR A", ...: a chain of assignments; the question is which variables have the
+               value.
+
+The hay is the text of the measurement. A question has one depth; its sentences begin there and are spread evenly over a
+share of the hay, `spread`, as the slice of a curve's probe: at depth 1 they end where the hay ends.
+
+`together` puts the needles of all depths into one text, each with its own key and value, so that one reading answers
+them all; each question then has the needles of the other depths as distractors. Without it every depth has a text and
+a reading of its own, with no other needles but `distractors`.
+
+Two ways to ask. `forced`: the right answer is fed, and an answer is right if each of its tokens has the highest
+probability given the ones before it; several answers are in the order of the text, with commas, which are not scored.
+`generated`: greedy generation, in the model's chat template if it has one; an answer is right if the output contains it
+as a word. A length is all tokens: separator or template, text, the longest question and its answer.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from farspan.ask import template
+from farspan.lm import LM
+from farspan.reader import Memory, NotFiniteError, Reader
+from farspan.specs import check_known
+from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
+from farspan.tasks.facts import Fact, inserted
+from farspan.tasks.passages import joined, places, row
+from farspan.tasks.prompts import encoded, following, pieces
+from farspan.text.corpora import load
+
+KINDS = ("single", "multikey", "multivalue", "tracking")
+NEEDLES = KINDS[:3]
+WAYS = ("forced", "generated")
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+DIGITS = 7  # RULER's
+MOST_DIGITS = 15
+LETTERS = 5  # of a variable, as in RULER
+# by setting: what it takes effect with, and its value if it is not given
+USED = {
+    "keys": (NEEDLES, "words"),
+    "values": (NEEDLES, "numbers"),
+    "distractors": (KINDS[1:], 0),
+    "answers": (("multivalue",), 4),
+    "hops": (("tracking",), 4),
+    "spread": (("multivalue", "tracking"), 0.2),
+}
+NEW_TOKENS = 64
+ADJECTIVES = (
+    "ancient", "bitter", "blue", "bold", "brave", "bright", "calm", "clever", "cold", "dark", "deep", "dry",
+    "early", "empty", "gentle", "golden", "green", "heavy", "hidden", "iron", "lonely", "loud", "lucky", "narrow",
+    "noble", "old", "pale", "proud", "quiet", "red", "silver", "warm",
+)  # fmt: skip
+NOUNS = (
+    "anchor", "apple", "arrow", "basket", "bell", "bird", "boat", "book", "bridge", "candle", "castle", "chair",
+    "cloud", "coin", "crown", "desert", "door", "dragon", "engine", "feather", "field", "flower", "garden", "glass",
+    "hammer", "harbor", "horse", "island", "kettle", "ladder", "mirror", "river",
+)  # fmt: skip
+FORMS = ("words", "numbers")
+
+
+@dataclass(frozen=True)
+class Words:
+    """The sentences of a kind, before their names are filled in."""
+
+    description: str
+    question: str
+    answer: str  # its beginning
+
+
+ONE = Words(
+    "Magic {noun}s are hidden in the following text. Remember them: a question about them comes after it.\n\n",
+    "What is the magic {noun} of {key}?",
+    "The magic {noun} of {key} is",
+)
+SEVERAL = Words(ONE.description, "What are the magic {noun}s of {key}?", "The magic {noun}s of {key} are")
+CHAIN = Words(
+    "Assignments of variables are hidden in the following text. Remember them: a question about them comes after it."
+    "\n\n",
+    "Which variables have the value {key}?",
+    "The variables with the value {key} are",
+)
+WORDS = {"single": ONE, "multikey": ONE, "multivalue": SEVERAL, "tracking": CHAIN}
+
+
+@dataclass(frozen=True)
+class Query:
+    """The needles of one depth, and the question about them."""
+
+    facts: tuple[Fact, ...]
+    ids: np.ndarray  # the question, with the end of the chat template and the beginning of the answer
+    answer: np.ndarray  # all right answers
+    spans: tuple[tuple[int, int], ...]  # of each right answer in `answer`
+    question: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NeedlePrompt:
+    """The parts of a prompt as tokens."""
+
+    head: np.ndarray  # the separator, or the beginning of the chat template
+    description: np.ndarray
+    hay: np.ndarray
+    queries: tuple[Query, ...]  # one for each depth
+    others: tuple[Fact, ...]  # distractors
+    other_answers: tuple[str, ...]  # of these
+
+    @property
+    def named(self) -> Iterator[np.ndarray]:
+        """Yield all tokens, for a hash."""
+        facts = [fact for query in self.queries for fact in query.facts] + list(self.others)
+        yield from (self.head, self.description, self.hay, *joined([fact.ids for fact in facts]))
+        yield np.array([round(1e6 * fact.depth) for fact in facts])
+        for query in self.queries:
+            yield from (query.ids, query.answer)
+
+
+@dataclass(frozen=True)
+class Needle(Task):
+    """Needles in the text. Settings that are None have the value of USED, and take effect with some kinds only."""
+
+    kind: str = "single"  # one of KINDS
+    ask: str = "forced"  # one of WAYS
+    depths: tuple[float, ...] = field(default=DEPTHS, metadata={"quiet": True})  # of the hay: 0 to 1, its end
+    together: bool = field(default=True, metadata={"quiet": True})  # the needles of all depths are in one text
+    keys: str | None = None  # words or numbers
+    values: str | None = None  # words or numbers
+    digits: int | None = None  # of all numbers
+    distractors: int | None = None  # further keys or chains, at random depths; None: 3 of multikey, else 0
+    answers: int | None = None  # values of one key
+    hops: int | None = None  # variables after the first
+    spread: float | None = None  # share of the hay over which the sentences of one question are spread
+    new_tokens: int | None = None  # at most, of ask=generated
+
+    name: ClassVar[str] = "needle"
+    details: ClassVar[tuple[str, ...]] = ("exact", "token_hits", "others")
+
+    def __post_init__(self) -> None:
+        check_known("kind =", self.kind, KINDS)
+        check_known("ask =", self.ask, WAYS)
+        if not self.depths or len(set(self.depths)) < len(self.depths):
+            given = "+".join(f"{depth:g}" for depth in self.depths)
+            raise ValueError(f"depths = {given}: got a depth twice or none, expected different ones such as 0+0.5+1")
+        if wrong := [depth for depth in self.depths if not 0 <= depth <= 1]:
+            raise ValueError(f"depth {wrong[0]:g} is outside the text: expected 0, its beginning, to 1, its end")
+        for name, (kinds, _) in USED.items():
+            if getattr(self, name) is not None and self.kind not in kinds:
+                raise ValueError(f"{name} has no effect on kind={self.kind}: leave it out, or use {_or(kinds)}")
+        for name in ("keys", "values"):
+            if getattr(self, name) is not None:
+                check_known(f"{name} =", getattr(self, name), FORMS)
+        for name, least, most in (
+            ("digits", 1, MOST_DIGITS), ("distractors", 0, 1000), ("answers", 2, 100), ("hops", 1, 100),
+            ("new_tokens", 1, 100_000), ("spread", 0, 1),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{name} = {value:g}; give {least:,} to {most:,}")
+        if self.kind == "multikey" and self.distractors == 0:
+            raise ValueError("distractors = 0: multikey needs at least 1; use kind=single")
+        if self.digits is not None and "numbers" not in self.forms and self.kind != "tracking":
+            raise ValueError("digits has no effect: neither keys nor values are numbers; leave it out")
+        if self.new_tokens is not None and self.ask == "forced":
+            raise ValueError("new_tokens has no effect on ask=forced, which generates nothing: leave it out")
+        if self.used("spread") == 1 and len(self.depths) > 1:
+            raise ValueError("spread = 1 leaves no depths to choose: give one (depths=0), or a smaller spread")
+
+    @property
+    def quality(self) -> Quality:
+        graded = self.kind in ("multivalue", "tracking")
+        return Quality("right", "right answers", higher_is_better=True, graded=graded)
+
+    def used(self, name: str) -> Any:
+        """Return a setting of USED: the given value, else the kind's own; None where it has no effect."""
+        kinds, default = USED[name]
+        if (given := getattr(self, name)) is not None or self.kind not in kinds:
+            return given
+        return 3 if (name, self.kind) == ("distractors", "multikey") else default
+
+    @property
+    def forms(self) -> tuple[str, str]:
+        """The forms of keys and values."""
+        return self.used("keys"), self.used("values")
+
+    @property
+    def num_digits(self) -> int:
+        return DIGITS if self.digits is None else self.digits
+
+    @property
+    def num_new(self) -> int:
+        return NEW_TOKENS if self.new_tokens is None else self.new_tokens
+
+    def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
+        """Return powers of two from a quarter of the smallest trained length to twice the largest, but at least 512, or
+        1,024 where a depth has several needles."""
+        first = max(1024 if self.used("spread") else 512, min(trained) // 4)
+        return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
+
+    def on(self, lm: LM, text: str) -> "BoundNeedle":
+        return BoundNeedle(**vars(self), text=load(text, lm.tokenizer))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundNeedle(Needle, BoundText[NeedlePrompt]):
+    """Needles in one text."""
+
+    task: ClassVar[str] = "needle"
+    needs_nats: ClassVar[bool] = False
+    version: ClassVar[int] = 1
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        used = {name: value for name in USED if (value := self.used(name)) is not None}
+        used |= {"digits": self.num_digits, "depths": list(self.depths), "together": self.together}
+        used |= {"new_tokens": self.num_new} if self.ask == "generated" else {}
+        return {"kind": self.kind, "ask": self.ask, **used, "text": self.text.name, "text_hash": self.text.hash}
+
+    def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[NeedlePrompt]]:
+        """Return a window of the text for each repeat, with the needles and question of each depth.
+
+        Raises:
+            ValueError: a text too short, lengths too short for the needles, needles that are the same tokens, or too
+                few digits or new tokens.
+        """
+        windows = self.text.windows(lengths[-1], repeats, seed)
+        return [self._example(lm, window, tuple(lengths), repeat, seed) for repeat, window in enumerate(windows)]
+
+    def _example(
+        self, lm: LM, hay: np.ndarray, lengths: tuple[int, ...], repeat: int, seed: int
+    ) -> Example[NeedlePrompt]:
+        rng = np.random.default_rng([seed, repeat])
+        words = WORDS[self.kind]
+        named = self._tracking(rng, lm) if self.kind == "tracking" else self._needles(rng, lm)
+        head, end = self._template(lm)
+        spread = self.used("spread") or 0.0
+        queries: list[Query] = []
+        others: list[Fact] = []
+        other_answers: list[str] = []
+        for which, (key, sentences, answers) in enumerate(named):
+            asked = which < len(self.depths)
+            depth = self.depths[which] if asked else float(rng.random())
+            steps = np.linspace(0, spread, len(sentences)) if len(sentences) > 1 else np.zeros(1)
+            begin = depth * (1 - spread) if len(sentences) > 1 else depth
+            ids = [encoded(lm.tokenizer, f"\n{sentence}\n") for sentence in sentences]
+            facts = tuple(Fact(float(at), one) for at, one in zip(begin + steps, ids, strict=True))
+            if asked:
+                question, beginning = (text.format(noun=self._noun, key=key) for text in (words.question, words.answer))
+                queries.append(_query(lm, facts, question, beginning, answers, end))
+            else:
+                others += facts
+                other_answers += answers
+        description = encoded(lm.tokenizer, words.description.format(noun=self._noun))
+        prompt = NeedlePrompt(head, description, hay, tuple(queries), tuple(others), tuple(other_answers))
+        self._check(lengths[0], prompt)
+        what = f"{self.task} {self.version} {self.kind} {self.ask} {self.depths} {self.together} {seed} {repeat}"
+        what += f" {self.num_new}" if self.ask == "generated" else ""
+        return Example(digest(what, *prompt.named), repeat, lengths, prompt, self.depths)
+
+    @property
+    def _noun(self) -> str:
+        return "word" if self.used("values") == "words" else "number"
+
+    def _needles(self, rng: np.random.Generator, lm: LM) -> list[tuple[str, list[str], list[str]]]:
+        """Return key, sentences and values of each group of needles, those of the depths first."""
+        groups, each = len(self.depths) + (self.used("distractors") or 0), self.used("answers") or 1
+        of_keys, of_values = self.forms
+        if of_keys == of_values:  # different ones of a kind
+            drawn = self._drawn(rng, of_keys, groups * (1 + each))
+            keys, values = drawn[:groups], drawn[groups:]
+        else:
+            keys, values = self._drawn(rng, of_keys, groups), self._drawn(rng, of_values, groups * each)
+        for name, form, texts in (("keys", of_keys, keys), ("values", of_values, values)):
+            other = FORMS[form == "words"]
+            _check_apart(lm, f"{name} of form {form}", texts, f"choose {name}={other}")
+        article = "A" if each > 1 else "The"
+        found = []
+        for which, key in enumerate(keys):
+            mine = values[which * each : (which + 1) * each]
+            found.append((key, [f"{article} magic {self._noun} of {key} is {value}." for value in mine], mine))
+        return found
+
+    def _tracking(self, rng: np.random.Generator, lm: LM) -> list[tuple[str, list[str], list[str]]]:
+        """Return value, assignments and variables of each chain, those of the depths first."""
+        chains, each = len(self.depths) + self.used("distractors"), 1 + self.used("hops")
+        values = self._drawn(rng, "numbers", chains)
+        names: dict[str, None] = {}
+        while len(names) < chains * each:
+            names["".join(rng.choice(list("ABCDEFGHIJKLMNOPQRSTUVWXYZ"), LETTERS))] = None
+        variables = list(names)
+        hint = "use kind=single with values=words or values=numbers"
+        _check_apart(lm, "variables", variables, hint)
+        _check_apart(lm, "values of form numbers", values, hint)
+        found = []
+        for which, value in enumerate(values):
+            mine = variables[which * each : (which + 1) * each]
+            chain = [f"VAR {mine[0]} = {value}", *(f"VAR {later} = VAR {one}" for one, later in pairwise(mine))]
+            found.append((value, chain, mine))
+        return found
+
+    def _drawn(self, rng: np.random.Generator, form: str, count: int) -> list[str]:
+        """Return different words or numbers.
+
+        Raises:
+            ValueError: there are fewer.
+        """
+        lowest = 10 ** (self.num_digits - 1)
+        there = len(ADJECTIVES) * len(NOUNS) if form == "words" else 9 * lowest
+        if count > there:
+            more = (
+                f"digits = {self.num_digits} makes {there:,}: give more digits" if form == "numbers" else "give fewer"
+            )
+            raise ValueError(f"{count:,} different {form} are needed, for all depths and distractors; {more}")
+        chosen = rng.choice(there, count, replace=False)
+        if form == "numbers":
+            return [str(lowest + int(one)) for one in chosen]
+        return [f"{ADJECTIVES[one // len(NOUNS)]}-{NOUNS[one % len(NOUNS)]}" for one in chosen]
+
+    def _template(self, lm: LM) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the tokens before the description, and those between question and answer: None without a template."""
+        if self.ask == "forced" or not getattr(lm.tokenizer, "chat_template", None):
+            return np.array(lm.separator.ids), None
+        before, between, after = template(lm)
+        ids = [lm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before, between + after)]
+        return np.array(ids[0] or lm.separator.ids, np.int64), np.array(ids[1], np.int64)
+
+    def _check(self, shortest: int, prompt: NeedlePrompt) -> None:
+        """Raise ValueError unless the prompt fits the shortest length, a quarter of it hay, and its answers fit."""
+        fixed = shortest - min(self._hay(prompt, shortest, which) for which in range(len(prompt.queries)))
+        if 4 * fixed > 3 * shortest:
+            raise ValueError(
+                f"a length of {shortest:,} tokens is too short: the prompt has {fixed:,} without its hay; give lengths "
+                f"from {-(-4 * fixed // 3):,} on (--lengths), fewer depths or fewer needles"
+            )
+        longest = max(len(query.answer) for query in prompt.queries)
+        if self.ask == "generated" and longest > self.num_new:
+            raise ValueError(f"new_tokens = {self.num_new}; the right answers have up to {longest:,} tokens: give more")
+
+    def _facts(self, prompt: NeedlePrompt, which: int) -> list[Fact]:
+        """Return the needles in the text of the depth with that index, its own first unless all are together."""
+        queries = prompt.queries if self.together else prompt.queries[which : which + 1]
+        return [fact for query in queries for fact in query.facts] + list(prompt.others)
+
+    def _hay(self, prompt: NeedlePrompt, length: int, which: int) -> int:
+        """Return the tokens of hay in that text, in a prompt of that length."""
+        new = self.num_new if self.ask == "generated" else 0
+        asked = max(len(query.ids) + (new or len(query.answer)) for query in prompt.queries)
+        facts = sum(len(fact.ids) for fact in self._facts(prompt, which))
+        return length - len(prompt.head) - len(prompt.description) - facts - asked
+
+    def context(self, lm: LM, example: Example[NeedlePrompt], length: int, which: int) -> tuple[np.ndarray, int]:
+        """Return the tokens between head and question of the depth with that index, and where in them its needles
+        begin."""
+        prompt = example.payload
+        hay = prompt.hay[: self._hay(prompt, length, which)]
+        text, begins = inserted(lm, hay, self._facts(prompt, which))
+        first = which * len(prompt.queries[0].facts) if self.together else 0
+        return np.concatenate([prompt.description, text]), len(prompt.description) + begins[first]
+
+    def work(self, lm: LM, example: Example[NeedlePrompt]) -> Iterator[Work]:
+        prompt = example.payload
+        fixed = len(prompt.head) + len(prompt.description)
+        for length in example.lengths:
+            for which, query in enumerate(prompt.queries):
+                text = fixed + sum(len(fact.ids) for fact in self._facts(prompt, which))
+                text += self._hay(prompt, length, which)
+                if which == 0 or not self.together:
+                    yield Work(1, 0, text, 0)
+                if self.ask == "forced":
+                    yield Work(1, text, len(query.ids) + len(query.answer) - 1, len(query.answer))
+                else:
+                    yield Work(1, text, len(query.ids), 1)
+                    yield from (Work(1, text + len(query.ids) + i, 1, 1) for i in range(self.num_new - 1))
+
+    def run(self, reader: Reader, batch: Sequence[Example[NeedlePrompt]]) -> Iterator[Result]:
+        """Yield results of examples read one by one."""
+        for length in batch[0].lengths:
+            for at_depth in zip(*(list(self._results(reader, one, length)) for one in batch), strict=True):
+                yield from at_depth
+
+    def _results(self, reader: Reader, example: Example[NeedlePrompt], length: int) -> Iterator[Result]:
+        """Yield the results of one length, a depth after the other."""
+        lm, prompt = reader.lm, example.payload
+        judged = self._forced if self.ask == "forced" else self._generated
+        for which, (depth, query) in enumerate(zip(example.depths, prompt.queries, strict=True)):
+            tokens, begin = self.context(lm, example, length, which)
+            if which == 0 or not self.together:
+                memory = reader.read(row(tokens), head=row(prompt.head))
+            values, failed = judged(lm, memory, example, which)
+            values |= {"question": query.question, "answers": list(query.answers)}
+            values |= {"context": len(prompt.head) + len(tokens) + len(query.ids)}
+            values |= {"distance": len(tokens) - begin, **places(memory)}
+            yield Result.of(example, length, memory, values, failed, depth)
+
+    def _forced(self, lm: LM, memory: Memory, example: Example[NeedlePrompt], which: int) -> tuple[dict[str, Any], str]:
+        query = example.payload.queries[which]
+        scores = memory.score(row(np.concatenate([query.ids, query.answer])), slice(len(query.ids), None))
+        scored = torch.tensor([place for span in query.spans for place in range(*span)], device=scores.rank.device)
+        if failed := int(scores.failed[0, scored].sum()):
+            return {}, not_finite(failed)
+        hits, nats = (scores.rank[0] == 0).cpu().numpy(), float(scores.nats[0, scored].double().sum())
+        right = [bool(hits[first:last].all()) for first, last in query.spans]
+        values = _shares(right) | {"token_hits": float(hits[scored.cpu().numpy()].mean())}
+        return values | ({"nats": nats} if np.isfinite(nats) else {}), ""
+
+    def _generated(
+        self, lm: LM, memory: Memory, example: Example[NeedlePrompt], which: int
+    ) -> tuple[dict[str, Any], str]:
+        prompt = example.payload
+        query = prompt.queries[which]
+        try:
+            [new] = memory.generate(row(query.ids), self.num_new, stop=lm.stop_tokens)
+        except NotFiniteError as error:
+            return {}, str(error)
+        prediction = lm.tokenizer.decode(new.tolist(), skip_special_tokens=True)
+        there = [*prompt.queries] if self.together else []
+        wrong = [answer for one in there if one is not query for answer in one.answers] + list(prompt.other_answers)
+        values = _shares([_mentions(prediction, answer) for answer in query.answers])
+        others = sum(_mentions(prediction, answer) for answer in wrong)
+        return values | {"others": others, "prediction": prediction, "new": len(new)}, ""
+
+    def parts(self, lm: LM, example: Example[NeedlePrompt], length: int) -> Parts:
+        """Return the parts at the first depth."""
+        prompt = example.payload
+        query = prompt.queries[0]
+        read = "read", self.context(lm, example, length, 0)[0]
+        last = "asked", np.concatenate([query.ids, query.answer])
+        return [("separator", prompt.head), read, last], len(query.answer)
+
+
+def _query(
+    lm: LM, facts: tuple[Fact, ...], question: str, beginning: str, answers: Sequence[str], end: np.ndarray | None
+) -> Query:
+    """Return a query of these answers.
+
+    Args:
+        beginning: of the answer.
+        end: tokens of the chat template between question and answer; None: there is no template.
+    """
+    listed = [part for answer in answers for part in (",", f" {answer}")][1:]
+    if end is None:
+        ids, *parts = pieces(lm.tokenizer, f"\n\n{question} {beginning}", *listed)
+    else:
+        ids, *parts = pieces(lm.tokenizer, beginning, *listed)
+        ids = np.concatenate([encoded(lm.tokenizer, f"\n\n{question}"), end, ids])
+    whole, ends = joined(parts)
+    for text, part in zip(answers, parts[::2], strict=True):
+        if part.tolist() != following(lm.tokenizer, f" {text}", before="is").tolist():
+            raise ValueError(
+                f"answer {text!r} does not tokenise apart from the text around it for the tokenizer of {lm.name}: its "
+                "tokens differ from those it has alone; use values of the other form, or kind=single"
+            )
+    spans = tuple((int(last) - len(part), int(last)) for part, last in zip(parts, ends, strict=True))[::2]
+    return Query(facts, ids, whole, spans, question, tuple(answers))
+
+
+def _check_apart(lm: LM, what: str, texts: Sequence[str], hint: str) -> None:
+    """Raise ValueError where two texts, or one and the beginning of the other, are the same tokens."""
+    ids = sorted((following(lm.tokenizer, f" {text}", before="is").tolist(), text) for text in texts)
+    for (one, first), (other, second) in pairwise([([], ""), *ids]):
+        if not other or (one and other[: len(one)] == one):
+            raise ValueError(
+                f"{what} do not tokenise apart: {first!r} and {second!r} have the same tokens, or one has those of the "
+                f"other's beginning, for the tokenizer of {lm.name}; {hint}"
+            )
+
+
+def _shares(right: Sequence[bool]) -> dict[str, float]:
+    """Return the share of right answers, and of several whether all are right."""
+    exact = {"exact": float(all(right))} if len(right) > 1 else {}
+    return {"right": float(np.mean(right)), **exact}
+
+
+def _mentions(prediction: str, answer: str) -> bool:
+    """Return whether an output contains an answer that is no part of a longer word or number."""
+    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", prediction, re.IGNORECASE) is not None
+
+
+def _or(kinds: Sequence[str]) -> str:
+    return " or ".join(f"kind={kind}" for kind in kinds)

@@ -1,0 +1,309 @@
+"""Regression checks: a model measured again as a recorded run, and whether it changed beyond chance."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ttest_1samp
+from test_cli import farspan, last_line, refused
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import farspan as library
+from farspan.loading.places import folder_of
+from farspan.measuring.again import measure_again, read_baseline
+from farspan.record import Row, read_rows
+from farspan.report.changes import COSTS, TOLERANCES, Change, Comparison, compare, print_changes
+from farspan.report.runs import Source
+from farspan.stats import tost
+from farspan.terminal import Terminal
+
+CPU = ("--device", "cpu")
+TASKS = ("curve", "perplexity:target_tokens=16")
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the embedded model on texts of farspan's own."""
+    folder = tmp_path_factory.mktemp("check") / "baseline"
+    library.measure(["demo"], ["full"], TASKS, lengths=(32, 64, 128), repeats=8, out=folder, shard=(1, 1))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with noise in the weights of its attention."""
+    folder = tmp_path_factory.mktemp("models") / "damaged"
+    model = AutoModelForCausalLM.from_pretrained(folder_of("demo"))
+    torch.manual_seed(0)
+    for layer in model.model.layers:
+        weight = layer.self_attn.o_proj.weight
+        weight.data += 3 * weight.std() * torch.randn_like(weight)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(folder_of("demo")).save_pretrained(folder)
+    return folder
+
+
+def test_the_same_model_is_equal(baseline: Path, tmp_path: Path) -> None:
+    done = farspan("check", baseline, "demo", "--out", tmp_path / "run", "--strict", "--json", *CPU)
+    assert done.exit_code == 0, done.output
+    found = last_line(done)
+    assert found["verdict"] == "equal"
+    assert {one["verdict"] for one in found["changes"]} == {"equal"}
+    assert {one["name"] for one in found["changes"]} >= {"span", "perplexity"}
+    assert all(one["difference"]["value"] == 0 for one in found["changes"])
+    assert [row.example for row in read_rows(tmp_path / "run")] == [row.example for row in read_rows(baseline)]
+
+
+def test_a_damaged_model_is_worse_and_has_its_own_exit_code(baseline: Path, damaged: Path, tmp_path: Path) -> None:
+    done = farspan("check", baseline, damaged, "--out", tmp_path / "run", "--json", *CPU)
+    assert done.exit_code == 3, done.output
+    found = last_line(done)
+    assert found["verdict"] == "worse"
+    assert all(one["verdict"] == "worse" for one in found["changes"] if one["kind"] == "perplexity")
+    assert "verdict: worse" in done.stderr
+
+
+def test_the_mended_model_is_better(damaged: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    library.measure([str(damaged)], ["full"], TASKS[1:], lengths=(32, 64), repeats=8, out=bad, shard=(1, 1))
+    done = farspan("check", bad, "demo", "--out", tmp_path / "run", "--json", *CPU)
+    assert done.exit_code == 0, done.output
+    assert last_line(done)["verdict"] == "better"
+
+
+def test_undecided_fails_with_strict_alone(baseline: Path, damaged: Path, tmp_path: Path) -> None:
+    """With two texts nothing can be tested."""
+    few = tmp_path / "few"
+    library.measure(["demo"], ["full"], TASKS[1:], lengths=(32, 64), repeats=2, out=few, shard=(1, 1))
+    common = ("check", few, damaged, "--out", tmp_path / "run", *CPU)
+    assert farspan(*common).exit_code == 0
+    assert farspan(*common, "--strict").exit_code == 4
+
+
+def test_adaptive_lengths_are_paired_by_their_texts(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    rng = np.random.default_rng(0)
+    text.write_text(" ".join(str(n) for n in rng.integers(0, 1000, 6000)))
+    options: dict[str, Any] = {
+        "text": str(text),
+        "lengths": "auto",
+        "repeats": 8,
+        "out": tmp_path / "auto",
+        "shard": (1, 1),
+    }
+    lm = library.load("demo", device="cpu", trained_length=64)
+    library.measure([lm], ["full"], ["curve"], **options)
+    before = read_baseline(tmp_path / "auto")
+    again = measure_again(before, lm, out=tmp_path / "again")
+    header = json.loads((tmp_path / "again" / "run.json").read_text())
+    found = compare(before, Source.of("now", tmp_path / "again", header, again.rows))
+    assert found.changes
+    assert {one.verdict for one in found.changes} == {"equal"}
+    longer = library.load("demo", device="cpu", trained_length=128)
+    with pytest.raises(ValueError, match="follow from the trained length, 64 tokens, and demo was trained on 128"):
+        measure_again(before, longer, out=tmp_path / "longer")
+
+
+# verdicts
+
+
+def compared(change: Callable[[Row], Row], baseline: Path, tolerances: Any = TOLERANCES) -> Comparison:
+    """The baseline against itself with changed rows."""
+    before = read_baseline(baseline)
+    return compare(before, replace(before, rows=[change(row) for row in before.rows]), tolerances)
+
+
+def shifted(by: float, noise: float = 0.0) -> Callable[[Row], Row]:
+    """Adds nats to perplexity, with noise."""
+    rng = np.random.default_rng(1)
+
+    def change(row: Row) -> Row:
+        if row.task != "perplexity":
+            return row
+        nats = row.scores["nats"] + by + noise * rng.standard_normal()
+        return replace(row, scores=row.scores | {"nats": nats})
+
+    return change
+
+
+def perplexities(found: Comparison) -> list[Change]:
+    return [one for one in found.changes if one.kind == "perplexity"]
+
+
+@pytest.mark.parametrize(
+    ("by", "noise", "verdict"),
+    [
+        (0.0, 0.003, "equal"),
+        (0.2, 0.01, "worse"),
+        (-0.2, 0.01, "better"),
+        (0.0, 0.5, "undecided"),
+        (0.005, 0.0, "equal"),
+    ],
+)
+def test_verdicts(by: float, noise: float, verdict: str, baseline: Path) -> None:
+    found = perplexities(compared(shifted(by, noise), baseline))
+    assert len(found) == 3
+    assert {one.verdict for one in found} == {verdict}
+
+
+def test_a_tolerance_makes_a_change_equal(baseline: Path) -> None:
+    found = compared(shifted(0.2, 0.01), baseline, TOLERANCES | {"perplexity": 0.5})
+    assert {one.verdict for one in perplexities(found)} == {"equal"}
+
+
+def test_changes_are_those_of_paired_t_tests(baseline: Path) -> None:
+    change = shifted(0.01, 0.02)
+    found = perplexities(compared(change, baseline))
+    change = shifted(0.01, 0.02)
+    pairs: dict[int, list[float]] = {}
+    for row in read_baseline(baseline).rows:
+        if row.task == "perplexity":
+            pairs.setdefault(row.length, []).append(change(row).scores["nats"] - row.scores["nats"])
+    for one in found:
+        assert one.length is not None
+        values, margin = pairs[one.length], np.log(1.02)
+        naive = ttest_1samp(values, 0)
+        low, high = naive.confidence_interval(0.95)
+        assert (one.difference.low, one.difference.high) == (pytest.approx(low), pytest.approx(high))
+        assert one.difference.p == pytest.approx(naive.pvalue)
+        sides = (ttest_1samp(values, -margin, alternative="greater"), ttest_1samp(values, margin, alternative="less"))
+        assert one.difference.tost == pytest.approx(max(side.pvalue for side in sides))
+        assert one.p_holm is not None
+        assert one.p_holm >= one.difference.p
+
+
+def test_equality_without_spread_needs_five_pairs() -> None:
+    assert tost(0.0, 0.0, 3.0, 0.1, 4) > 0.05 > tost(0.0, 0.0, 4.0, 0.1, 5)
+    assert tost(0.2, 0.0, 4.0, 0.1, 5) == 1.0
+
+
+def half_of_copies(row: Row) -> Row:
+    return row if row.task != "curve" else replace(row, scores=row.scores | {"copy": row.scores["control"]})
+
+
+def test_a_lost_memory_is_worse(baseline: Path) -> None:
+    found = {one.name: one for one in compared(half_of_copies, baseline).changes if one.kind == "memory"}
+    assert found["span"].verdict == "worse"
+    assert found["span"].now == pytest.approx(0)
+
+
+def with_costs(seconds: tuple[float, ...], kept: int) -> list[Row]:
+    names = tuple(COSTS)
+    scores = [dict(zip(names, (one, 32 / one, kept), strict=True)) for one in seconds]
+    return [Row("demo", "full", "cost", 1, {}, 64, i, 0, f"c{i}", scores=one) for i, one in enumerate(scores)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept", "verdicts"),
+    [
+        ((1.0, 1.01, 0.99), 100, ["equal", "equal", "equal"]),
+        ((2.0, 2.02, 1.98), 100, ["worse", "worse", "equal"]),
+        ((0.5, 0.505, 0.495), 100, ["better", "better", "equal"]),
+        ((1.3, 0.9, 1.8), 200, ["undecided", "undecided", "worse"]),
+    ],
+)
+def test_costs_are_worse_beyond_the_tolerance(
+    seconds: tuple[float, ...], kept: int, verdicts: list[str], baseline: Path
+) -> None:
+    before = read_baseline(baseline)
+    first, second = (
+        replace(before, rows=[*before.rows, *with_costs(*one)]) for one in (((1.0, 1.02, 0.98), 100), (seconds, kept))
+    )
+    found = compare(first, second)
+    assert [one.verdict for one in found.changes if one.kind == "cost"] == verdicts
+
+
+def test_costs_of_another_machine_are_not_compared(baseline: Path) -> None:
+    before = read_baseline(baseline)
+    before = replace(before, rows=[*before.rows, *with_costs((1.0, 1.02, 0.98), 100)])
+    session = before.header["sessions"][-1] | {"threads": 99}
+    found = compare(before, replace(before, header=before.header | {"sessions": [session]}))
+    assert not [one for one in found.changes if one.kind == "cost"]
+    assert any("threads (1 and 99)" in line for line in found.remarks)
+
+
+def test_numbers_are_not_folded_at_80_columns(baseline: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = read_baseline(baseline)
+    first = replace(before, rows=[*before.rows, *with_costs((1.0, 1.02, 0.98), 10**6)])
+    second = replace(before, rows=[*map(shifted(0.1, 0.1), before.rows), *with_costs((1.3, 0.9, 1.8), 10**6)])
+    print_changes(compare(first, second), Terminal(width=80))
+    printed = capsys.readouterr().out
+    assert printed.count("[") == printed.count("]")
+    assert all(line.count("[") == line.count("]") for line in printed.splitlines())
+
+
+# what is refused
+
+
+def test_another_tokenizer_is_refused(baseline: Path, damaged: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(damaged, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:-1]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    said = refused(farspan("check", baseline, other, "--out", tmp_path / "run", *CPU))
+    assert "has another tokenizer than the baseline demo" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def rewritten(baseline: Path, tmp_path: Path) -> Callable[[str, str, str], Path]:
+    """The baseline with some text of one of its files replaced."""
+
+    def copy(name: str, old: str, new: str) -> Path:
+        shutil.copytree(baseline, tmp_path / "copy")
+        content = (tmp_path / "copy" / name).read_text()
+        assert old in content
+        (tmp_path / "copy" / name).write_text(content.replace(old, new))
+        return tmp_path / "copy"
+
+    return copy
+
+
+def test_another_version_is_refused(rewritten: Callable[[str, str, str], Path]) -> None:
+    said = refused(farspan("check", rewritten("rows.jsonl", '"version": 3', '"version": 2'), "demo", *CPU))
+    assert "holds version 2 of the task curve, this farspan measures version 3" in said
+
+
+def test_another_text_is_refused(rewritten: Callable[[str, str, str], Path], baseline: Path) -> None:
+    known = read_rows(baseline)[0].settings["target_hash"]
+    said = refused(farspan("check", rewritten("run.json", known, "0000"), "demo", *CPU))
+    assert f"target_hash was '0000', now '{known}'" in said
+
+
+def test_runs_that_are_no_baseline_are_refused(baseline: Path, tmp_path: Path) -> None:
+    assert "holds no run" in refused(farspan("check", tmp_path, "demo"))
+    assert "no model" in refused(farspan("check", baseline))
+    old = tmp_path / "old"
+    shutil.copytree(baseline, old)
+    header = json.loads((old / "run.json").read_text())
+    header["settings"] = {"task": "curve"}
+    (old / "run.json").write_text(json.dumps(header))
+    assert "does not record how it was measured" in refused(farspan("check", old, "demo"))
+    (old / "run.json").write_bytes((baseline / "run.json").read_bytes())
+    rows = [json.loads(line) for line in (baseline / "rows.jsonl").read_text().splitlines()]
+    failed = [row | {"status": "oom", "reason": "no memory", "scores": {}} for row in rows]
+    (old / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in failed))
+    assert "all 48 rows failed, first: oom: no memory" in refused(farspan("check", old, "demo"))
+    both = [*rows, *(row | {"model": "second"} for row in rows)]
+    (old / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in both))
+    assert "holds 2 models (demo, second): name one" in refused(farspan("check", old, "demo"))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("speed=0.1", "known are memory"),
+        ("0", "between 0 and 1"),
+        ("memory=x", "between 0 and 1"),
+        ("nan", "between 0 and 1"),
+    ],
+)
+def test_wrong_tolerances_are_refused(given: str, said: str, baseline: Path) -> None:
+    assert said in refused(farspan("check", baseline, "demo", "--tolerance", given))
