@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 FLOOR := .venv-floor
 SERVED := .venv-served
+DOCS := .venv-docs
 FLOOR_TRANSFORMERS := 5.15.0
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo real check test lint package notebook test-attack test-floor test-distributed test-served clean
+.PHONY: demo real check test lint package notebook docs docs-serve test-attack test-floor test-distributed test-served clean
 
 demo: $(VENV)/.installed
 	$(BIN)/farspan demo
@@ -57,6 +58,16 @@ test-served: $(VENV)/.installed $(SERVED)/.installed
 	$(BIN)/python benchmarks/served.py --engine llama-server --python $(SERVED)/bin/python --check
 	$(BIN)/python benchmarks/served.py --engine vllm --python $(SERVED)/bin/python --check
 
+# the documentation as a site: site/index.html, with the reference made from the code; every link is checked
+docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+docs: $(DOCS)/.installed
+	$(DOCS)/bin/mkdocs build --strict
+	$(DOCS)/bin/python docs/links.py site
+
+# the same at http://127.0.0.1:8000, built again when a page changes
+docs-serve: $(DOCS)/.installed
+	$(DOCS)/bin/mkdocs serve --dev-addr 127.0.0.1:8000
+
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "farspan needs Python 3.11 or later: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -76,5 +87,13 @@ $(SERVED)/.installed:
 	$(SERVED)/bin/uv pip uninstall -q --python $(SERVED)/bin/python torchvision torchaudio torchcodec  # built for GPUs
 	touch $@
 
+# sees the packages of $(VENV), which it does not install again
+$(DOCS)/.installed: $(VENV)/.installed
+	$(PYTHON) -m venv $(DOCS)
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
+	  > $$($(DOCS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/farspan-packages.pth
+	$(DOCS)/bin/python -m pip install -q -c constraints.txt -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(FLOOR) $(SERVED) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(FLOOR) $(SERVED) $(DOCS) site .mypy_cache .pytest_cache .ruff_cache

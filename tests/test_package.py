@@ -30,7 +30,7 @@ from farspan.train.config import shipped_configs
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-NEVER_IN_ALL = {"all", "deepspeed", "dev"}  # deepspeed needs a compiler
+NEVER_IN_ALL = {"all", "deepspeed", "dev", "docs"}  # deepspeed needs a compiler, and docs is for the repository
 MOST_CORE = 20  # packages, beyond those of torch and transformers
 MOST_PLAN = 12  # seconds of CPU, twice the aim: other programs share the caches
 

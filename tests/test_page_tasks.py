@@ -44,7 +44,7 @@ RUNS = {
         "task longbench:set=qasper,data=longbench,new_tokens=3,view=answers model --lengths 800,900",
         "score",
     ),
-    "longbench2": ("task longbench2:data=longbench2.jsonl,truncate=middle model --lengths 340,900", "score"),
+    "longbench2": ("task longbench2:data=longbench2.jsonl,truncate=middle model --lengths 300,900", "score"),
 }
 TITLES = {
     "curve": "Forgetting curve",

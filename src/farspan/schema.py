@@ -44,22 +44,22 @@ class Row:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    model: str
+    model: str  # its name in the run
     method: str  # as `farspan.method` parses it
-    task: str
+    task: str  # the name of the measurement
     version: Count  # of the task; incremented by changes that affect numbers
     settings: Words  # of the task, such as protocol and texts
     length: Count  # tokens
-    repeat: Count
-    seed: Annotated[int, Strict()]
+    repeat: Count  # of the texts or examples, from 0
+    seed: Annotated[int, Strict()]  # random seed of the texts
     example: str  # hash of the example's tokens and settings
     depth: Share = 0.0  # position in the text: 0 its beginning, 1 its end
     status: str = "ok"  # or "oom", "nan", "too_long", "budget", "no_keys": then `scores` is empty or partial
-    reason: str = ""
-    scores: Words = field(default_factory=dict)
+    reason: str = ""  # of a status other than ok
+    scores: Words = field(default_factory=dict)  # by name: those of the task
     num_seen: Count = 0  # tokens the memory had read
     num_kept: Count = 0  # tokens it still held
-    seconds: Cost = 0.0
+    seconds: Cost = 0.0  # of this row
     peak_bytes: Annotated[int, Strict(), Field(ge=0, le=MOST_BYTES)] = (
         0  # of the device so far; of the process on a CPU
     )
@@ -79,116 +79,117 @@ ROW = TypeAdapter(Row)
 
 
 class CurveSettings(Checked):
-    protocol: str
-    target_text: str
-    target_hash: str | None = None
-    prefix_text: str | None = None
-    prefix_hash: str | None = None
-    warmup: Count = 0
-    scored: Positive = 1
-    compat: bool = False
+    protocol: str  # nested, probe or paper
+    target_text: str  # S, the text that is copied
+    target_hash: str | None = None  # of its tokens
+    prefix_text: str | None = None  # I, of the control; None: the protocol's own
+    prefix_hash: str | None = None  # of its tokens
+    warmup: Count = 0  # tokens of a probe that are read before scoring
+    scored: Positive = 1  # tokens of a probe that are scored
+    compat: bool = False  # with the authors' token ids
 
 
 class CurveScores(Checked):
-    copy_share: Share | None = Field(None, alias="copy")
-    control: Share | None = None
-    control_repeat: Count | None = None
-    scored: Positive | None = None
-    context: Positive | None = None
-    distance: Count | None = None
-    copy_nats: Number | None = None
-    control_nats: Number | None = None
-    copy_hits: Bits | None = None
-    control_hits: Bits | None = None
-    target: str = ""
+    copy_share: Share | None = Field(None, alias="copy")  # accuracy after the same text
+    control: Share | None = None  # accuracy after another text
+    control_repeat: Count | None = None  # the repeat whose target the control scored
+    scored: Positive | None = None  # tokens
+    context: Positive | None = None  # tokens in all
+    distance: Count | None = None  # tokens from a token back to its copy
+    copy_nats: Number | None = None  # mean nats per token
+    control_nats: Number | None = None  # mean nats per token
+    copy_hits: Bits | None = None  # one bit a token, first token first, as hexadecimal
+    control_hits: Bits | None = None  # the same
+    target: str = ""  # hash of the scored text, which pairs rows of several runs
 
 
 class PerplexitySettings(Checked):
-    text: str
-    targets: Literal["fixed", "last", "all"]
-    target_tokens: Positive | None = None
+    text: str  # the text
+    targets: Literal["fixed", "last", "all"]  # the tokens scored at each length
+    target_tokens: Positive | None = None  # scored at each length
 
 
 class Buckets(Checked):
-    ends: list[Positive]
-    nats: list[Number | None]
-    hits: list[Count]
+    ends: list[Positive]  # positions in the text, in tokens
+    nats: list[Number | None]  # mean up to each end from the one before
+    hits: list[Count]  # tokens predicted correctly there
 
 
 class PerplexityScores(Checked):
-    nats: Number | None = None
-    accuracy: Share | None = None
-    scored: Positive | None = None
-    context: Positive | None = None
-    hits: Bits | None = None
-    buckets: Buckets | None = None
-    target: str = ""
+    nats: Number | None = None  # mean per token
+    accuracy: Share | None = None  # share of tokens that are the likeliest
+    scored: Positive | None = None  # tokens
+    context: Positive | None = None  # tokens in all
+    hits: Bits | None = None  # one bit a token, first token first, as hexadecimal
+    buckets: Buckets | None = None  # by position in the text, of targets=all
+    target: str = ""  # hash of the scored tokens
 
 
 class LongPPLSettings(PerplexitySettings):
-    short: Positive
-    block: Positive
-    alpha: Cost
-    beta: Cost
-    keys: str
+    short: Positive  # tokens before each block
+    block: Positive  # targets
+    alpha: Cost  # nats that a key token gains, at least
+    beta: Cost  # nats that it takes with the long context, at most
+    keys: str  # own, or whose key tokens
 
 
 class LongPPLScores(Checked):
-    nats: Number | None = None
-    nats_all: Number | None = None
-    nats_short: Number | None = None
-    keys: Count | None = None
-    share: Share | None = None
-    scored: Positive | None = None
-    key_bits: Bits | None = None
-    target: str = ""
+    nats: Number | None = None  # mean per key token
+    nats_all: Number | None = None  # mean per token
+    nats_short: Number | None = None  # mean per token with the short context
+    keys: Count | None = None  # key tokens
+    share: Share | None = None  # of the tokens that are key tokens
+    scored: Positive | None = None  # tokens
+    key_bits: Bits | None = None  # one bit a token, 1 for key tokens, as hexadecimal
+    target: str = ""  # hash of the scored tokens
 
 
 class AttentionSettings(Checked):
-    text: str
-    bin: Positive
-    sinks: Count
+    text: str  # the text
+    bin: Positive  # tokens of distance
+    sinks: Count  # first tokens of a text that `rest` leaves out
 
 
 class Spread(Checked):
-    distance: list[list[list[Sum]]]
-    bins: list[list[list[Sum]]]
-    rank: list[list[list[Sum]]]
-    pareto: list[list[Sum]]
+    distance: list[list[list[Sum]]]  # by layer, head and power of two: share of the nearest keys
+    bins: list[list[list[Sum]]]  # by layer, head and bin: share of the keys at that distance
+    rank: list[list[list[Sum]]]  # by layer, head and power of two: share of the heaviest keys
+    pareto: list[list[Sum]]  # by layer and head: share of the heaviest quarter of the keys
 
 
 class AttentionScores(Checked):
-    layers: list[Count] | None = None
-    visible: list[Positive] | None = None
-    ends: list[Positive] | None = None
-    sinks: list[list[Sum]] | None = None
-    all: Spread | None = None
-    rest: Spread | None = None
+    layers: list[Count] | None = None  # measured, from 0
+    visible: list[Positive] | None = None  # by layer: keys that the query may see
+    ends: list[Positive] | None = None  # the powers of two
+    sinks: list[list[Sum]] | None = None  # by layer and head: share of the first tokens
+    all: Spread | None = None  # shares of all keys
+    rest: Spread | None = None  # shares without the first tokens
+    # mean weights by query and key, as base64
     map: Annotated[str, StringConstraints(pattern=r"\A[A-Za-z0-9+/]*={0,2}\z")] | None = None
 
 
 class CostScores(Checked):
-    prefill_seconds: Cost | None = None
-    prefill_rate: Cost | None = None
-    decode_rate: Cost | None = None
-    weight_bytes: Cost | None = None
-    context_bytes: Cost | None = None
-    activation_bytes: Cost | None = None
+    prefill_seconds: Cost | None = None  # to read the context
+    prefill_rate: Cost | None = None  # tokens read per second
+    decode_rate: Cost | None = None  # tokens generated per second
+    weight_bytes: Cost | None = None  # of the model
+    context_bytes: Cost | None = None  # held for the context
+    activation_bytes: Cost | None = None  # at the peak, beside what is held
 
 
 class OtherScores(Checked):
     """Scores of the tasks whose answers are right or wrong, and of those that score text after passages."""
 
-    right: Share | None = None
-    control: Share | None = None
-    recall: Share | None = None
-    pairs: Share | None = None
-    cloze: Share | None = None
-    accuracy: Share | None = None
-    exact_match: Share | None = None
-    exact: Share | None = None
-    token_hits: Share | None = None
-    others: Count | None = None
+    right: Share | None = None  # share of right answers
+    control: Share | None = None  # share of right answers without the context
+    recall: Share | None = None  # of the task own
+    pairs: Share | None = None  # of the task own
+    cloze: Share | None = None  # of the task own
+    accuracy: Share | None = None  # share of tokens that are the likeliest
+    exact: Share | None = None  # share of questions with all answers right
+    token_hits: Share | None = None  # share of the answers' tokens that are the likeliest
+    others: Count | None = None  # answers of other needles in the output
+    exact_match: Share | None = None  # share of answers that equal a reference
     nats: Number | Words | list[Number | None] | None = None  # a list: one for each option
 
 
@@ -207,25 +208,27 @@ OTHER: Kind = (Checked, OtherScores, ())  # tasks whose reports read single scor
 class Identity(Checked):
     """A model in run.json."""
 
-    name: str
-    trained_length: Positive | None = None
-    texts: list[str] = []
+    name: str  # as it was given
+    trained_length: Positive | None = None  # tokens
+    texts: list[str] = []  # hashes of the texts read
+    # by hash of the text
     characters_per_token: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = {}
     questions: dict[str, Words] = {}  # of comparisons, in older versions
-    tasks: dict[str, Words] = {}
+    tasks: dict[str, Words] = {}  # settings of each, for this model
 
 
 class Session(Checked):
-    command: list[str] = []
+    command: list[str] = []  # the command line
+    # its number, from 1, and of how many
     shard: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = None
 
 
 class Header(Checked):
     """run.json"""
 
-    settings: Words
-    models: dict[str, Identity]
-    sessions: list[Session]
+    settings: Words  # of the run: tasks, methods, lengths, seed
+    models: dict[str, Identity]  # by name
+    sessions: list[Session]  # one for each time that the command was started
 
 
 class Score(Checked):
@@ -264,12 +267,13 @@ class HeaderSettings(Checked):
 class ExampleLine(Checked):
     """A line of examples.jsonl; see `farspan.report.example`."""
 
-    model: str
-    what: str
-    length: Count
-    repeat: Count
-    parts: list[Annotated[tuple[Literal["separator", "read", "asked"], list[str]], Field(strict=False)]]  # a list
-    scored: Positive
+    model: str  # its name in the run
+    what: str  # the task with its settings
+    length: Count  # in the task's unit
+    repeat: Count  # from 0
+    # kind and tokens of each; a part is a list in JSON
+    parts: list[Annotated[tuple[Literal["separator", "read", "asked"], list[str]], Field(strict=False)]]
+    scored: Positive  # tokens of the last part
 
 
 class IndexAbout(Checked):

@@ -85,9 +85,8 @@ class Measured:
         spec = self._task(task)
         figure = self.results.figures()[spec]
         if figure is None:
-            raise ValueError(
-                f"{self.folder}: {spec} has no result to plot: {' '.join(self.results.failures or self.results.absent)}"
-            )
+            why = " ".join(self.results.failures) or self.results.absent
+            raise ValueError(f"{self.folder}: {spec} has no result to plot: {why}")
         if ax is None:
             from matplotlib import pyplot
 
@@ -146,7 +145,8 @@ class Measured:
         console = Terminal(file=StringIO(), record=True, width=NOTEBOOK_COLUMNS, force_jupyter=False)
         self.results.print_tables(console)
         tables = console.export_html(code_format="<pre>{code}</pre>", inline_styles=True)
-        lines = "".join(f"<p>{escape(shown(line))}</p>" for line in [*self.results.absent, *self.results.failures])
+        without = [line for line in (self.results.absent, *self.results.failures) if line]
+        lines = "".join(f"<p>{escape(shown(line))}</p>" for line in without)
         figures = [one for one in self.results.figures().values() if one is not None]
         pictures = "".join(
             f'<img src="data:image/png;base64,{b64encode(as_png(one)).decode()}" alt="{escape(shown(one.title))}">'

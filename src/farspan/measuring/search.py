@@ -217,7 +217,7 @@ def _check_beyond(memory: Setup, lm: LM, what: Grid) -> None:
     if context <= lm.trained_length:
         raise ValueError(
             f"lengths to {memory.lengths[-1]:,} tokens are inside the window: the longest context is {context:,} of "
-            f"{lm.trained_length:,} tokens. Give a length of {lm.trained_length:,} or more (--lengths)"
+            f"its {lm.trained_length:,} tokens. Give a length of {lm.trained_length:,} or more (--lengths)"
         )
 
 

@@ -69,17 +69,6 @@ def draw_quality(groups: Sequence[Group], folder: str | Path, name: str) -> list
     return paths
 
 
-def group_figure(group: Group) -> Figure | None:
-    """Return the quality of a group over length; None if it has no result."""
-    drawn = [one for one in group.members if one.good]
-    if not drawn:
-        return None
-    models = ", ".join(sorted(short_names(one.model for one in drawn).values()))
-    quality = group.entry["quality"]["name"]
-    title = f"{quality[0].upper()}{quality[1:]} of {models} ({group.title})"
-    return quality_figure(cells_of(group), title, [one.trained_length for one in drawn if one.trained_length])
-
-
 def depth_map(
     title: str,
     lengths: Sequence[int],
@@ -105,6 +94,17 @@ def depth_map(
                 texts[row][column] = [f"length {length:,}, depth {depth:g}: {failed[depth, length]}"]
     names = [f"{length:,}" for length in lengths], [f"{depth:g}" for depth in depths]
     return Heat(title, "length (tokens)", "depth (0: beginning)", values, *names, scale, texts)
+
+
+def group_figure(group: Group) -> Figure | None:
+    """Return the quality of a group over length; None if it has no result."""
+    drawn = [one for one in group.members if one.good]
+    if not drawn:
+        return None
+    models = ", ".join(sorted(short_names(one.model for one in drawn).values()))
+    quality = group.entry["quality"]["name"]
+    title = f"{quality[0].upper()}{quality[1:]} of {models} ({group.title})"
+    return quality_figure(cells_of(group), title, [one.trained_length for one in drawn if one.trained_length])
 
 
 def point(cell: Cell) -> list[str]:

@@ -65,8 +65,8 @@ class Results:
                 console.print_line(f"table: {path}")
             console.print_line(f"page: farspan report {self.folder}")
         errors = Terminal(stderr=True)
-        for line in self.absent:
-            errors.print_line(line, style="dim")
+        if self.absent:
+            errors.print_line(self.absent, style="dim")
         for line in self.failures:
             errors.print_line(line, style="red")
         files = writers_files(self.folder, ".jsonl")
@@ -82,13 +82,13 @@ class Results:
             part.print(console)
 
     @property
-    def absent(self) -> list[str]:
-        """The rows that have no number without having failed, in lines."""
+    def absent(self) -> str:
+        """How many rows have no number, and why, in a line; "" if all have one."""
         absent = [row for row in self.source.rows if row.status in ABSENT]
         if not absent:
-            return []
+            return ""
         first = f"first at length {absent[0].length:,}, repeat {absent[0].repeat}: {absent[0].reason}"
-        return [f"{len(absent)} of {len(self.source.rows)} rows have no number, {first}"]
+        return f"{len(absent)} of {len(self.source.rows)} rows have no number, {first}"
 
     @property
     def failures(self) -> list[str]:
