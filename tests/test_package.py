@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -29,8 +30,9 @@ from farspan.train.config import shipped_configs
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-NEVER_IN_ALL = {"all", "deepspeed", "dev"}  # deepspeed needs a compiler
+NEVER_IN_ALL = {"all", "deepspeed", "dev", "docs"}  # deepspeed needs a compiler, and docs is for the repository
 MOST_CORE = 20  # packages, beyond those of torch and transformers
+MOST_PLAN = 12  # seconds of CPU, twice the aim: other programs share the caches
 
 
 def required(requirements: list[str], extras: frozenset[str] = frozenset()) -> Iterator[Requirement]:
@@ -280,3 +282,17 @@ def test_the_steps_of_the_dockerfile_install_farspan(tmp_path: Path) -> None:
     entry, default = (json.loads(rest) for word, rest in steps if word in ("ENTRYPOINT", "CMD"))
     assert "Usage: farspan" in run([*entry, *default], tmp_path, alone)
     assert not (tmp_path / "src").exists()
+
+
+def test_a_plan_draws_nothing_and_takes_seconds(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom farspan.cli import main\n"
+        "try: main()\nexcept SystemExit as end: assert not end.code\n"
+        "print('drawn:', 'matplotlib' in sys.modules)"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = [sys.executable, "-c", code, "curve", "demo", "--text", "random", "--plan"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.stdout.endswith("drawn: False\n")
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < MOST_PLAN

@@ -2,7 +2,7 @@
 
 import shutil
 from base64 import b64encode
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from io import StringIO
@@ -42,13 +42,17 @@ class Measured:
 
     def to_pandas(self) -> "DataFrame":
         """Return the rows: a line for each, failed ones included, with a column for each field, and for each of its
-        settings and scores, such as `settings.protocol` and `scores.copy`; NaN where a row has none.
+        settings and scores, such as `settings.protocol` and `scores.copy`, as `farspan export --to parquet` writes
+        them; NaN where a row has none. Lists and objects are JSON.
 
         Raises:
             ValueError: pandas is not installed.
         """
         pandas = optional_import("pandas", "table")
-        return pandas.json_normalize([asdict(row) for row in self.rows], max_level=1)
+        from farspan.report.exports.rows import rows_table
+
+        found = rows_table(self.results.source)
+        return pandas.DataFrame(list(found.lines), columns=list(found.columns))
 
     def table(self, name: str = "quality") -> "DataFrame":
         """Return a table of results with 95 % intervals, as `farspan report` writes it as CSV.
@@ -81,7 +85,8 @@ class Measured:
         spec = self._task(task)
         figure = self.results.figures()[spec]
         if figure is None:
-            raise ValueError(f"{self.folder}: {spec} has no result to plot: {' '.join(self.results.failures)}")
+            why = " ".join(self.results.failures) or self.results.absent
+            raise ValueError(f"{self.folder}: {spec} has no result to plot: {why}")
         if ax is None:
             from matplotlib import pyplot
 
@@ -140,7 +145,8 @@ class Measured:
         console = Terminal(file=StringIO(), record=True, width=NOTEBOOK_COLUMNS, force_jupyter=False)
         self.results.print_tables(console)
         tables = console.export_html(code_format="<pre>{code}</pre>", inline_styles=True)
-        lines = "".join(f"<p>{escape(shown(line))}</p>" for line in self.results.failures)
+        without = [line for line in (self.results.absent, *self.results.failures) if line]
+        lines = "".join(f"<p>{escape(shown(line))}</p>" for line in without)
         figures = [one for one in self.results.figures().values() if one is not None]
         pictures = "".join(
             f'<img src="data:image/png;base64,{b64encode(as_png(one)).decode()}" alt="{escape(shown(one.title))}">'

@@ -65,8 +65,8 @@ class Results:
                 console.print_line(f"table: {path}")
             console.print_line(f"page: farspan report {self.folder}")
         errors = Terminal(stderr=True)
-        if absent := self._absent():
-            errors.print_line(absent, style="dim")
+        if self.absent:
+            errors.print_line(self.absent, style="dim")
         for line in self.failures:
             errors.print_line(line, style="red")
         files = writers_files(self.folder, ".jsonl")
@@ -81,8 +81,9 @@ class Results:
         for part in self.parts:
             part.print(console)
 
-    def _absent(self) -> str:
-        """Return how many rows have no number, and why, in a line; "" if all have one."""
+    @property
+    def absent(self) -> str:
+        """How many rows have no number, and why, in a line; "" if all have one."""
         absent = [row for row in self.source.rows if row.status in ABSENT]
         if not absent:
             return ""
