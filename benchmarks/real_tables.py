@@ -187,6 +187,39 @@ def nats_differences(model: str) -> str:
     return table(["", "less", "nats per token"], lines)
 
 
+def encoded_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> tuple[float, float, float]:
+    """Return `more_nats` of the run of the model with an encoder; a method by the end of its name."""
+    rows = recorded(f"{model} CEPE", "encoded")[1]
+    first, second = (
+        {row.repeat: row.scores["nats"] for row in rows if row.method.endswith(how) and row.length == length}
+        for how, length in (one, other)
+    )
+    difference = np.array([[first[repeat] - second[repeat]] for repeat in sorted(first.keys() & second.keys())])
+    low, high = interval(difference)
+    return float(difference.mean()), float(low[0]), float(high[0])
+
+
+CEPE, SHARPER = "decoder_window=512", "trained_chunks=8"  # how the names of the methods end
+ENCODED_PAIRS = (
+    ((CEPE, 2048), ("full", 512)),
+    ((CEPE, 8192), ("full", 512)),
+    ((CEPE, 8192), (CEPE, 512)),
+    ((CEPE, 8192), ("full", 8192)),
+    ((SHARPER, 8192), (CEPE, 8192)),
+)
+
+
+def encoded_differences(model: str) -> str:
+    """Return paired differences of nats per token with an encoder."""
+    names = {"full": PLAIN, CEPE: "CEPE", SHARPER: f"CEPE, {SHARPER}"}
+    lines = []
+    for one, other in ENCODED_PAIRS:
+        mean, low, high = encoded_nats(model, one, other)
+        named = (f"{names[how]} at {length:,}" for how, length in (one, other))
+        lines.append([*named, f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"])
+    return table(["", "less", "nats per token"], lines)
+
+
 def costs(model: str) -> str:
     """Return tokens per second and tokens kept of the perplexity runs by method and length."""
     lines: dict[str, dict[int, str]] = {}
@@ -232,6 +265,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "encoded-curve": curve_by_member("encoded-curve"),
     "costs": costs,
     "nats": nats_differences,
+    "encoded-nats": encoded_differences,
     "attention": attention,
     "depths": recall_map,
     **{
@@ -280,6 +314,7 @@ def claims() -> dict[str, bool]:
     (depths,), (large,) = curves(smollm2, "depths"), curves(gemma, "shuffled")
     weights = {label(one): one for one in curves(smollm2, "weights")}
     methods = {label(one): one for one in curves(smollm2, "methods")}
+    encoded = {label(one): one for one in curves(smollm2, "encoded-curve")}
     (span,) = (d for d in differences(methods[PLAIN].curve, methods["SMT"].curve) if d.name == "span")
     lost, kept = depths.everywhere.memory_index[-1, :2].tolist()  # at depths 0 and 0.25
     (attention_of,) = attention_series(recorded(smollm2, "attention")[1])
@@ -307,6 +342,13 @@ def claims() -> dict[str, bool]:
         < 0,
         "SMT copies at two windows": _gap(methods["SMT"], 16384)[0] > 0.1,
         "SMT has a longer span than the model as it is": span.low is not None and span.low > 0,
+        "CEPE with a decoder of 512 tokens predicts at 8,192 as the model that reads all, within 0.1 nats": (
+            max(map(abs, encoded_nats(smollm2, (CEPE, 8192), ("full", 8192))[1:])) < 0.1
+        ),
+        "CEPE copies nothing of 2,048 tokens": _gap(encoded[f"`cepe:chunk=128,{CEPE}`"], 2048)[1] < 0.05,
+        "CEPE: scores sharpened by the logarithm of the chunks cost nats at 8,192": (
+            encoded_nats(smollm2, (SHARPER, 8192), (CEPE, 8192))[1] > 0
+        ),
         "Gemma 3: the half-life on shuffled books is inside the window": _within(large, "half_life", 0.25),
     }
 
