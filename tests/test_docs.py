@@ -159,4 +159,5 @@ def test_the_reference_has_every_field_of_a_row_and_every_public_name(reference:
 def test_every_page_of_the_documentation_is_in_the_navigation() -> None:
     listed = (DOCS.parent / "mkdocs.yml").read_text("utf-8")
     pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    pages |= {f"repository/benchmarks/{path.name}" for path in (DOCS.parent / "benchmarks").glob("*.md")}
     assert all(f": {page}\n" in listed for page in pages)
