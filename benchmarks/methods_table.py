@@ -12,11 +12,11 @@ two examples of every part under two methods, in under a minute.
 """
 
 import argparse
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from farspan import measure
 from farspan.lm import load
 from farspan.loading.places import DEMO
 from farspan.record import Row
-from farspan.report.cells import Cell, cells
+from farspan.report.cells import Cell, by_example, cells
 from farspan.report.curves import CurveMember, series
 from farspan.report.figure import Figure, Line
 from farspan.report.picture import draw_figure
@@ -120,12 +120,14 @@ def rows_of(model: str, part: str) -> tuple[dict[str, Any], list[Row]]:
     return kept.recorded(RECORDED, model, part)
 
 
+@cache
 def quality(model: str, part: str) -> list[Cell]:
     """Return the quality of a run by method and length; of a run with costs also these."""
     header, rows = rows_of(model, part)
     return [cell for cell in cells(rows, header) if cell.task.startswith(part)] if rows else []
 
 
+@cache
 def curves(model: str, part: str) -> dict[str, CurveMember]:
     """Return the forgetting curves of a run by method."""
     header, rows = rows_of(model, part)
@@ -201,18 +203,20 @@ def _best(model: str, part: str) -> Iterator[tuple[str, int, str, str, tuple[flo
     about = next(entry for entry in header["settings"]["tasks"].values() if entry["quality"]["score"])["quality"]
     sign = 1 if about["higher_is_better"] else -1
     for length in sorted({row.length for row in rows}):
-        by: dict[str, dict[str, float]] = {}
+        at: dict[str, list[Row]] = {}
         for row in rows:
-            if row.status == "ok" and row.length == length and about["score"] in row.scores:
-                by.setdefault(row.method, {}).setdefault(row.example, sign * row.scores[about["score"]])
+            if (row.task, row.length) == (part, length):
+                at.setdefault(row.method, []).append(row)
+        by = {how: by_example(mine, about["score"]) for how, mine in at.items()}
         most = max(len(mine) for mine in by.values())
-        order = sorted((how for how in by if len(by[how]) == most), key=lambda how: -np.mean(list(by[how].values())))
-        first, second = order[:2]
-        gaps = np.array([by[first][one] - by[second][one] for one in by[first] if one in by[second]])
+        whole = [how for how, mine in by.items() if len(mine) == most]
+        first, second = sorted(whole, key=lambda how: (-sign * np.mean(list(by[how].values())), how))[:2]
+        gaps = np.array([sign * (by[first][one] - by[second][one]) for one in by[first] if one in by[second]])
         if gaps.any():
             yield NAMES[part], length, first, second, student_mean(gaps)
 
 
+@cache
 def measures(model: str, length: int) -> dict[str, dict[str, float]]:
     """Return each measure by method at one length, larger is better."""
     found: dict[str, dict[str, float]] = {}
@@ -250,13 +254,19 @@ def _correlation(pairs: Sequence[tuple[float, float | None]]) -> str:
     values = np.array(pairs, float)
     if len(values) < 5:
         return MISSING
+    if not (np.ptp(values, axis=0) > 0).all():
+        return f"{MISSING} (equal values)"
+    value, low, high = _resampled(values, lambda drawn: spearmanr(*drawn.T).statistic)
+    return f"{value:+.2f} [{low:+.2f}, {high:+.2f}] ({len(values)})"
+
+
+def _resampled(values: np.ndarray, statistic: Callable[[np.ndarray], float]) -> tuple[float, float, float]:
+    """Return a statistic of values [methods, measures], and its 95 % interval by resampling methods. Samples in which
+    a measure is the same for all methods are left out: they have no rank correlation."""
     rng = np.random.default_rng(0)
     draws = [values[rng.integers(len(values), size=len(values))] for _ in range(SAMPLES)]
-    found = [spearmanr(*draw.T).statistic for draw in draws if (np.ptp(draw, axis=0) > 0).all()]
-    if not found or not (np.ptp(values, axis=0) > 0).all():
-        return f"{MISSING} (equal values)"
-    low, high = np.quantile(found, [0.025, 0.975])
-    return f"{spearmanr(*values.T).statistic:+.2f} [{low:+.2f}, {high:+.2f}] ({len(values)})"
+    low, high = np.quantile([statistic(draw) for draw in draws if (np.ptp(draw, axis=0) > 0).all()], [0.025, 0.975])
+    return float(statistic(values)), float(low), float(high)
 
 
 def against_perplexity(model: str, task: str, measure: str, length: int) -> tuple[float, float, float]:
@@ -270,10 +280,7 @@ def against_perplexity(model: str, task: str, measure: str, length: int) -> tupl
         ranks = spearmanr(drawn).statistic
         return float(ranks[0, 1] - ranks[0, 2])
 
-    rng = np.random.default_rng(0)
-    draws = [values[rng.integers(len(values), size=len(values))] for _ in range(SAMPLES)]
-    low, high = np.quantile([more(draw) for draw in draws if (np.ptp(draw, axis=0) > 0).all()], [0.025, 0.975])
-    return more(values), float(low), float(high)
+    return _resampled(values, more)
 
 
 def predictors(model: str) -> str:
@@ -305,8 +312,7 @@ def made(name: str) -> str:
 
 def page() -> str:
     """Return the page with its tables made again of the recorded rows."""
-    found = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
-    return found.sub(lambda part: f"{part[1]}{made(part[2])}\n{part[3]}", PAGE.read_text())
+    return kept.with_tables(PAGE.read_text(), made)
 
 
 def pareto(model: str, price: str, unit: str, scale: float) -> Figure:

@@ -3,7 +3,6 @@
 A table stands on the page between `<!-- table: NAME MODEL -->` and `<!-- end -->`.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -163,10 +162,19 @@ def nats(model: str, method: str, length: int) -> dict[int, float]:
 def more_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> tuple[float, float, float]:
     """Return how many nats per token more `one` takes than `other`, each a method and a length, on the same targets:
     the mean and its 95 % interval over texts."""
-    first, second = (nats(model, *which) for which in (one, other))
+    return paired(*(nats(model, *which) for which in (one, other)))
+
+
+def paired(first: Mapping[int, float], second: Mapping[int, float]) -> tuple[float, float, float]:
+    """Return the mean of the first less the second over the texts of both, and its 95 % interval."""
     difference = np.array([[first[repeat] - second[repeat]] for repeat in sorted(first.keys() & second.keys())])
     low, high = interval(difference)
     return float(difference.mean()), float(low[0]), float(high[0])
+
+
+def signed(mean: float, low: float, high: float) -> str:
+    """Return a difference with its interval."""
+    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def nats_differences(model: str) -> str:
@@ -181,22 +189,20 @@ def nats_differences(model: str) -> str:
     lines = []
     for one, other in pairs:
         if nats(model, *one):
-            mean, low, high = more_nats(model, one, other)
             named = (f"{how if how == 'SMT' else member(model, how)} at {n:,}" for how, n in (one, other))
-            lines.append([*named, f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"])
+            lines.append([*named, signed(*more_nats(model, one, other))])
     return table(["", "less", "nats per token"], lines)
 
 
 def encoded_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> tuple[float, float, float]:
     """Return `more_nats` of the run of the model with an encoder; a method by the end of its name."""
     rows = recorded(f"{model} CEPE", "encoded")[1]
-    first, second = (
-        {row.repeat: row.scores["nats"] for row in rows if row.method.endswith(how) and row.length == length}
-        for how, length in (one, other)
+    return paired(
+        *(
+            {row.repeat: row.scores["nats"] for row in rows if row.method.endswith(how) and row.length == length}
+            for how, length in (one, other)
+        )
     )
-    difference = np.array([[first[repeat] - second[repeat]] for repeat in sorted(first.keys() & second.keys())])
-    low, high = interval(difference)
-    return float(difference.mean()), float(low[0]), float(high[0])
 
 
 CEPE, SHARPER = "decoder_window=512", "trained_chunks=8"  # how the names of the methods end
@@ -214,9 +220,8 @@ def encoded_differences(model: str) -> str:
     names = {"full": PLAIN, CEPE: "CEPE", SHARPER: f"CEPE, {SHARPER}"}
     lines = []
     for one, other in ENCODED_PAIRS:
-        mean, low, high = encoded_nats(model, one, other)
         named = (f"{names[how]} at {length:,}" for how, length in (one, other))
-        lines.append([*named, f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"])
+        lines.append([*named, signed(*encoded_nats(model, one, other))])
     return table(["", "less", "nats per token"], lines)
 
 
@@ -285,8 +290,7 @@ def made(name: str) -> str:
 
 def page() -> str:
     """Return the page with its tables made again of the recorded rows."""
-    found = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
-    return found.sub(lambda part: f"{part[1]}{made(part[2])}\n{part[3]}", PAGE.read_text())
+    return kept.with_tables(PAGE.read_text(), made)
 
 
 def draw() -> Iterator[Path]:

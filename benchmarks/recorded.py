@@ -2,8 +2,9 @@
 
 import gzip
 import json
+import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,16 @@ def record(out: Path, folder: Path) -> int:
         # without the time, so that equal rows make equal files
         kept.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
     return sum(path.stat().st_size for path in folder.rglob("*.gz"))
+
+
+def with_tables(page: str, made: Callable[[str], str]) -> str:
+    """Return a page whose tables, each between `<!-- table: NAME -->` and `<!-- end -->`, are made again.
+
+    Args:
+        made: makes a table by its name.
+    """
+    found = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return found.sub(lambda part: f"{part[1]}{made(part[2])}\n{part[3]}", page)
 
 
 def _without_folders(command: Sequence[str]) -> list[str]:

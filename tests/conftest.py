@@ -24,9 +24,11 @@ install_import_hook(
 import huggingface_hub.constants
 import transformers
 from matplotlib.figure import Figure
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from farspan import hf
 from farspan.lm import LM, wrap
 
 from tiny import tiny_model, tiny_tokenizer
@@ -90,6 +92,20 @@ def trained_computing_again(monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
     monkeypatch.setattr(LlamaMLP, "forward", forward)
     return both
+
+
+@pytest.fixture
+def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of tokens in each forward of a reading, from here on."""
+    counts: list[int] = []
+    step = hf.Stream.step
+
+    def counting(stream: Any, ids: Tensor) -> Tensor:
+        counts.append(ids.numel())
+        return step(stream, ids)
+
+    monkeypatch.setattr(hf.Stream, "step", counting)
+    return counts
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
+    from farspan.report.export import CsvTable
     from farspan.report.terminal import Results  # scipy and matplotlib take a while, and plans need neither
 
 NOTEBOOK_COLUMNS = 120  # characters of a line of tables in a notebook
@@ -48,11 +49,9 @@ class Measured:
         Raises:
             ValueError: pandas is not installed.
         """
-        pandas = optional_import("pandas", "table")
         from farspan.report.exports.rows import rows_table
 
-        found = rows_table(self.results.source)
-        return pandas.DataFrame(list(found.lines), columns=list(found.columns))
+        return _frame(rows_table(self.results.source))
 
     def table(self, name: str = "quality") -> "DataFrame":
         """Return a table of results with 95 % intervals, as `farspan report` writes it as CSV.
@@ -66,9 +65,7 @@ class Measured:
         """
         tables = self.results.tables()
         check_known("table", name, tables)
-        return optional_import("pandas", "table").DataFrame(
-            list(tables[name].lines), columns=list(tables[name].columns)
-        )
+        return _frame(tables[name])
 
     def plot(self, ax: "Axes | None" = None, *, task: str | None = None) -> "Axes":
         """Draw the results of one task on matplotlib axes and return them.
@@ -155,6 +152,10 @@ class Measured:
         if (more := len(figures) - NOTEBOOK_PICTURES) > 0:
             pictures += f"<p>and {more} more: plot(task=...)</p>"
         return f"<p>{escape(shown(str(self.folder)))}: {len(self.rows):,} rows</p>{tables}{lines}{pictures}"
+
+
+def _frame(table: "CsvTable") -> "DataFrame":
+    return optional_import("pandas", "table").DataFrame(list(table.lines), columns=list(table.columns))
 
 
 def open_run(folder: str | Path) -> Measured:

@@ -209,12 +209,14 @@ def _student(values: np.ndarray) -> Interval:
     return _finite(low), _finite(high)
 
 
+def by_example(rows: Iterable[Row], score: str) -> dict[tuple[str, float], float]:
+    """Return a score of the good rows by example and depth, as differences are paired."""
+    return {(row.example, row.depth): score_of(row, score) for row in rows if row.status == "ok"}
+
+
 def _difference(mine: Sequence[Row], base: Sequence[Row], entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the mean difference from the baseline over the examples and depths of both, with its interval and p."""
-    good, theirs = (
-        {(row.example, row.depth): score_of(row, entry["quality"]["score"]) for row in rows if row.status == "ok"}
-        for rows in (mine, base)
-    )
+    good, theirs = (by_example(rows, entry["quality"]["score"]) for rows in (mine, base))
     if not good or not base:
         return {}
     shared = [key for key in good if key in theirs]

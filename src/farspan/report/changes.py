@@ -21,7 +21,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from farspan.record import Row
-from farspan.report.cells import score_of
+from farspan.report.cells import by_example
 from farspan.report.curves import CurveMember, spoken
 from farspan.report.export import number
 from farspan.report.kinds import MEMBERS
@@ -184,7 +184,7 @@ def _quality(a: Member, b: Member, group: Group, tolerances: Mapping[Kind, float
     kind: Kind = "perplexity" if quality["exp"] else "score"
     margin = log1p(tolerances[kind]) if quality["exp"] else tolerances[kind]
     for length in a.lengths:
-        before, after = (_scores(one, length, quality["score"]) for one in (a, b))
+        before, after = (by_example(one.rows_at.get(length, ()), quality["score"]) for one in (a, b))
         if not (shared := [key for key in before if key in after]):
             continue
         first, second = (np.array([values[key] for key in shared]) for values in (before, after))
@@ -202,12 +202,6 @@ def _quality(a: Member, b: Member, group: Group, tolerances: Mapping[Kind, float
             bool(quality["higher_is_better"]),
             len(shared),
         )
-
-
-def _scores(member: Member, length: int, score: str) -> dict[tuple[str, float], float]:
-    """Return a score by example and depth."""
-    rows = member.rows_at.get(length, ())
-    return {(row.example, row.depth): score_of(row, score) for row in rows if row.status == "ok"}
 
 
 def _paired(values: np.ndarray, margin: float) -> Estimate:

@@ -27,13 +27,9 @@ class Tried:
         """The mean of the memory index over the lengths."""
         return float("nan") if self.by_length is None else sum(self.by_length) / len(self.by_length)
 
-    @property
-    def finite(self) -> bool:
-        return self.by_length is not None and self.increase is not None
-
     def within(self, max_nats: float) -> bool:
         """Return whether it keeps the bound."""
-        return self.finite and self.increase is not None and self.increase <= max_nats
+        return self.increase is not None and self.increase <= max_nats
 
     def __str__(self) -> str:
         if self.increase is None:
@@ -64,10 +60,9 @@ class Searched:
 
 def search_figure(found: Searched) -> Figure:
     """Return the candidates by memory index and cost inside the window, with the bound, YaRN and the best."""
-    known = [one for one in found.tried if one.increase is not None and one.finite]
     cost = [one.increase for one in (found.own, found.yarn, found.best) if one is not None and one.increase is not None]
     limit = max(FARTHEST * found.max_nats, *(2 * one for one in cost))
-    shown = [one for one in known if one.increase is not None and one.increase <= limit]
+    shown = [one for one in found.tried if one.within(limit)]
     size = -(-len(found.tried) // PARTS)
     lines = []
     for part in range(PARTS):
