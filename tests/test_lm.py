@@ -50,11 +50,36 @@ def test_a_folder_is_loaded(folder: Path) -> None:
     assert lm.tokenizer("the fox")["input_ids"]
 
 
-def test_the_dtype_is_the_checkpoints_own_unless_given(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("weights", [True, False])
+def test_the_dtype_is_the_checkpoints_own_unless_given_or_slow(
+    fast: bool,
+    weights: bool,
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(hf, "has_instructions", lambda device, dtype: fast or dtype == torch.float32)
     tiny_model().to(torch.bfloat16).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    assert load(tmp_path, device="cpu").model.dtype == torch.bfloat16
-    assert load(tmp_path, device="cpu", dtype="float32").model.dtype == torch.float32
+
+    def dtype_of(**options: Any) -> torch.dtype:
+        return load(tmp_path, device="cpu", weights=weights, **options).dtype
+
+    assert dtype_of() == (torch.bfloat16 if fast else torch.float32)
+    assert ("no instructions" in caplog.text) == (not fast)
+    assert dtype_of(dtype="float32") == torch.float32
+    assert dtype_of(dtype="bfloat16") == torch.bfloat16
+
+
+def test_instructions_are_asked_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert hf.has_instructions(cpu, torch.float32)
+    assert hf.has_instructions(torch.device("cuda"), torch.bfloat16)
+    for answer in (True, False):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda answer=answer: answer)
+        assert hf.has_instructions(cpu, torch.bfloat16) is answer
 
 
 def test_the_attention_implementation_can_be_chosen(folder: Path) -> None:

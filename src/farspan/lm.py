@@ -136,7 +136,8 @@ def load(
     Args:
         model: a folder, a hub id, a GGUF file, or "demo", the embedded model. With HF_HUB_OFFLINE=1 only cached files
             are used. A GGUF file is dequantised to float32 and cached (extra `gguf`).
-        dtype: of weights and activations; "auto" is the checkpoint's own.
+        dtype: of weights and activations; "auto" is the checkpoint's own, and float32 instead of one of 16 bits
+            that the CPU has no instructions for (`hf.has_instructions`) and computes up to 10 times slower.
         device: "cpu", "cuda", "cuda:1", "mps"; default the first accelerator, else the CPU.
         attention: transformers' name of an attention implementation; default the model's own.
         trained_length: tokens; overrides the config's.
@@ -166,11 +167,12 @@ def load(
     where = None if placed else _device(device)
     config = load_config(name, **common)
     shown = name if gguf is None else f"{model}/{gguf}"
-    kind = dtype if dtype == "auto" else getattr(torch, dtype)
+    place = where if weights else where or torch.device(_default_device())
+    kind = _own_dtype(name, config, place) if dtype == "auto" else getattr(torch, dtype)
     if not weights:
         network = without_weights(name, config, dtype=kind, attention=attention, trust_remote_code=trust_remote_code)
         lm = wrap(network, load_tokenizer(name, **common), shown, trained_length=trained_length)
-        return replace(lm, planned_device=where or torch.device(_default_device()))
+        return replace(lm, planned_device=place)
     options: dict[str, Any] = {
         "dtype": kind,
         "attn_implementation": attention,
@@ -334,6 +336,21 @@ def _check_options(
         raise ValueError(f"the trained length is {trained_length}, expected 1 to {LARGEST:,} tokens")
     if attention is not None and "/" not in attention and attention not in (known := hf.attention_names()):
         raise ValueError(f"attention {attention!r} is unknown, expected one of {', '.join(known)}; or leave it out")
+
+
+def _own_dtype(name: str, config: Any, device: torch.device | None) -> torch.dtype | Literal["auto"]:
+    own = config.dtype or config.get_text_config(decoder=True).dtype
+    if own is None or device is None or hf.has_instructions(device, own):
+        return "auto"
+    stored = str(own).removeprefix("torch.")
+    logger.warning(
+        "model %r is stored in %s, for which this CPU has no instructions: it is computed in float32, which is faster "
+        "and takes twice the memory; dtype %s computes as stored",
+        name,
+        stored,
+        stored,
+    )
+    return torch.float32
 
 
 def _device(wanted: str | torch.device | None) -> torch.device:

@@ -83,7 +83,13 @@ class Loading:
     ] = None
     device: Annotated[str | None, option(MODEL, "cpu, cuda, cuda:1 or mps; default: an accelerator, if any.")] = None
     device_map: Annotated[str | None, option(MODEL, "auto spreads a model over all accelerators.")] = None
-    dtype: Annotated[Dtype, option(MODEL, "Precision of the weights; auto: as stored.")] = "auto"
+    dtype: Annotated[
+        Dtype,
+        option(
+            MODEL,
+            "Precision of weights and activations; auto: as stored, float32 on a CPU without instructions for it.",
+        ),
+    ] = "auto"
     trained_length: Annotated[
         int | None, count(MODEL, "Trained context length in tokens; default: from the config.", 1, LARGEST)
     ] = None

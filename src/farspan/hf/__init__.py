@@ -3,6 +3,7 @@
 from farspan.hf.attention import CustomAttention, attention_names, replaced_attention
 from farspan.hf.cache import BufferLayer
 from farspan.hf.decoder import decoder_of, head_at, logits, plain_hidden, watched_decoder
+from farspan.hf.device import has_instructions
 from farspan.hf.facts import (
     checkpoint_activations,
     first_not_finite,
@@ -13,7 +14,7 @@ from farspan.hf.facts import (
 )
 from farspan.hf.masks import causal_mask, gapped_mask, sliding_windows
 from farspan.hf.probe import See, attention_layers, watch_attention
-from farspan.hf.rotary import length_dependent_rope, plain_rope, rope, rope_precision, set_rope
+from farspan.hf.rotary import length_dependent_rope, plain_rope, rope, rope_precision, rotary_modules, set_rope
 from farspan.hf.scope import Scope, alone, check_scope
 from farspan.hf.stream import Stream
 
@@ -33,6 +34,7 @@ __all__ = [
     "first_not_finite",
     "flops",
     "gapped_mask",
+    "has_instructions",
     "head_at",
     "input_device",
     "key_bytes_per_token",
@@ -44,6 +46,7 @@ __all__ = [
     "replaced_attention",
     "rope",
     "rope_precision",
+    "rotary_modules",
     "set_rope",
     "sliding_windows",
     "watch_attention",

@@ -26,6 +26,17 @@ class Peak:
     num_bytes: int | None = None  # None: not known yet, or not on this system
 
 
+def has_instructions(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether a device multiplies matrices of a dtype faster than after converting them; True where unknown.
+
+    oneDNN says so of CPUs: bfloat16 and float16 need AVX-512 or Arm's extensions.
+    """
+    asked = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    if device.type != "cpu" or dtype not in asked or not hasattr(torch.ops.mkldnn, asked[dtype]):
+        return True
+    return bool(getattr(torch.ops.mkldnn, asked[dtype])())
+
+
 def wait(device: torch.device) -> None:
     """Wait until the device has finished its queued work."""
     if device.type == "cuda":

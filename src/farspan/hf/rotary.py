@@ -78,4 +78,5 @@ def length_dependent_rope(model: Any) -> str | None:
 
 
 def rotary_modules(model: Any) -> list[Any]:
+    """Return the modules that turn positions into cosines and sines."""
     return [module for module in decoder_of(model).modules() if "inv_freq" in module._buffers]

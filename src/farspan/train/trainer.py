@@ -14,7 +14,7 @@ from pydantic import Field
 from torch.utils.data import Dataset
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from farspan import files
+from farspan import files, hf
 from farspan.callback import MeasuringCallback
 from farspan.lm import LM, load
 from farspan.loading.places import folder_of
@@ -34,7 +34,8 @@ class RunSettings(Settings):
     micro_batch: int = Field(1, gt=0)  # rows of one forward in one process
     seed: int = 0
     engine: Engine = "auto"  # auto: one process, or DDP where the launcher started several
-    bf16: bool = True  # activations; the weights and their updates stay fp32
+    # of activations; weights and their updates stay fp32; auto: where the device has instructions for it
+    bf16: bool | Literal["auto"] = "auto"
     activation_checkpointing: bool = False  # activations are computed again for the gradient, layer by layer
     attention: Literal["sdpa", "eager", "flash_attention_2"] | None = None  # default sdpa, where the model has it
     # of the saved weights; auto: that of the model that is trained, so that untrained weights keep every bit
@@ -43,6 +44,16 @@ class RunSettings(Settings):
     report_to: tuple[str, ...] = ()  # such as tensorboard, wandb
     log_every: int = Field(50, gt=0)  # steps
     save_every: int = Field(500, gt=0)  # steps; a kill loses at most so many
+
+    @property
+    def uses_bf16(self) -> bool:
+        """Whether activations are bf16."""
+        if self.bf16 != "auto":
+            return self.bf16
+        if torch.cuda.is_available():
+            return True
+        # DeepSpeed has it only on GPUs
+        return self.engine != "deepspeed" and hf.has_instructions(torch.device("cpu"), torch.bfloat16)
 
     @property
     def rows_per_step(self) -> int:
@@ -270,7 +281,7 @@ def _arguments(settings: TrainingSettings, is_sharded: bool, *, evaluates: bool)
         "gradient_accumulation_steps": how.rows_per_step // (how.micro_batch * engines.num_processes()),
         "learning_rate": settings.optimizer.lr,  # for messages; the optimizer and its schedule are given
         "max_grad_norm": settings.optimizer.clip,
-        "bf16": how.bf16,
+        "bf16": how.uses_bf16,
         "seed": how.seed,
         "data_seed": how.seed,
         "logging_steps": how.log_every,
@@ -284,7 +295,7 @@ def _arguments(settings: TrainingSettings, is_sharded: bool, *, evaluates: bool)
     if isinstance(how, PretrainingSettings):
         arguments |= {"torch_compile": how.compile, "eval_steps": how.evaluate_every}
         arguments["eval_strategy"] = "steps" if evaluates else "no"
-    arguments |= engines.training_arguments(how.engine, how.bf16, is_sharded)
+    arguments |= engines.training_arguments(how.engine, how.uses_bf16, is_sharded)
     return (PlacedArguments if is_sharded else TrainingArguments)(**arguments)
 
 
@@ -300,7 +311,7 @@ def _refuse_begin(
     engines.refuse_other(settings.trainer.engine, trainer)
     engines.refuse_muon(engines.in_use(trainer), settings.optimizer.name)
     if engines.in_use(trainer) == "deepspeed":
-        engines.refuse_rounding(settings.trainer.bf16, dtype)
+        engines.refuse_rounding(settings.trainer.uses_bf16, dtype)
     trainer.refuse_weights(checkpoint)
 
 
