@@ -19,11 +19,13 @@ from typer.testing import CliRunner
 
 import farspan
 from farspan.cli import app
-from farspan.methods.rope import scaled
+from farspan.methods import method
+from farspan.methods.rope import scaled, truncated
 from farspan.report.training import draw_losses, last_of_each_length
 from farspan.train import engines
 from farspan.train.config import read_config
 from farspan.train.smt import SmtSettings, opened, rows_of, train
+from farspan.train.temperature import scale_queries
 from farspan.train.terms_trainer import TermsTrainer
 
 from tiny import tiny_model
@@ -198,9 +200,40 @@ def test_scaled_rope_is_trained_with_and_stays_in_the_model(settings: Make, kind
     assert loaded.attention_scaling == pytest.approx(scale)
 
 
+def test_pairs_cut_from_rope_stay_cut_in_the_model(settings: Make) -> None:
+    chosen = settings("a", "model.rope=rope:type=truncated,turns=4", "trainer.steps=6", "lengths.by=48")
+    expected = truncated(10_000.0, 8, 4.0, 512)
+    assert 0 < (expected == 0).sum() < len(expected)
+    train(chosen)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(chosen.out).model.rotary_emb
+    torch.testing.assert_close(loaded.inv_freq, expected, rtol=1e-6, atol=0)
+    assert loaded.attention_scaling == 1.0
+
+
+def test_a_model_trained_with_temperature_computes_what_the_method_reads(settings: Make) -> None:
+    scaled_lm, plain_lm = (opened(settings("a", f"model.temperature={on}")) for on in ("true", "false"))
+    ids = torch.arange(3, 700)[None] % plain_lm.vocabulary
+    with torch.no_grad():
+        expected = scaled_lm.model(ids).logits
+        without = plain_lm.model(ids).logits
+    with method("temperature").on(plain_lm) as reader:
+        memory = reader.read(ids[:, :1])
+        found = memory.score(ids[:, 1:]).nats
+    targets = -torch.log_softmax(expected[0, :-1], -1).gather(1, ids[0, 1:, None])[:, 0]
+    torch.testing.assert_close(torch.as_tensor(found[0]), targets, atol=1e-4, rtol=0)
+    assert (expected - without)[:, :512].abs().max() < 1e-5 < (expected - without)[:, 600:].abs().max()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt_neox"])
+def test_queries_that_cannot_be_scaled_are_refused(family: str) -> None:
+    with pytest.raises(ValueError, match="scales queries after their projection"):
+        scale_queries(tiny_model(family), 512)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["model.rope=rope:type=truncated,turns=0"], "every pair rotates 0 times in 512 tokens: none is cut"),
         (["model.rope=rope:type=dynamic"], "is not supported: expected rope:type=linear, ntk or yarn"),
         (["model.rope=sinks:window=20,sinks=4"], "is not supported: expected rope:type=linear, ntk or yarn"),
         (["trainer.batch=3"], r"trainer\.batch = 3 is not a multiple of trainer\.micro_batch x processes = 2"),

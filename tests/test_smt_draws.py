@@ -225,6 +225,36 @@ def test_draws_are_named_with_their_settings() -> None:
     ]  # fmt: skip
 
 
+def test_decoys_end_like_the_middle_of_a_span_and_stand_before_it() -> None:
+    seen = set()
+    for seed in range(50):
+        row = drawn("decoys:smallest=8,largest=24,shared=4,share=1", 4000, 256, 255, seed)
+        assert len(row.tokens) == 256
+        assert row.tokens[0] == 0
+        assert (np.diff(row.tokens[1:128]) == 1).all()  # the first half is contiguous
+        jumps = [128, *(i for i in range(129, 256) if row.tokens[i] != row.tokens[i - 1] + 1), 256]
+        pieces = [row.tokens[a:b] for a, b in pairwise(jumps)]
+        shared, other, span = pieces[:3]
+        if len(shared) != 4:  # the other text happens to follow it in the document
+            continue
+        middle = span.tolist().index(shared[0]) + 4
+        assert shared.tolist() == span[middle - 4 : middle].tolist()
+        assert other[0] != span[middle]
+        assert set(span.tolist()) <= set(row.tokens[1:128].tolist())  # the right one is far
+        assert np.diff(row.positions[[127, 128]])[0] >= 1
+        assert row.positions[-1] < 4000
+        seen.add(middle)
+    assert min(seen) <= 5 < 10 <= max(seen)
+
+
+def test_the_share_of_rows_with_decoys() -> None:
+    rows = [drawn("decoys:smallest=8,largest=24,share=0.3", 4000, 256, 255, seed) for seed in range(400)]
+    with_decoys = sum(len(np.unique(row.tokens)) < 256 for row in rows)
+    assert 90 <= with_decoys <= 150
+    with pytest.raises(ValueError, match="largest = 128 tokens do not fit into half a row of 256 tokens"):
+        drawn("decoys:share=1", 4000, 256)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -234,6 +264,9 @@ def test_draws_are_named_with_their_settings() -> None:
         ("uniform:window=3", "has no settings"),
         ("skip:repeat=1.5", "repeat = 1.5 of draw 'skip:repeat=1.5' is a share of the rows: at most 1"),
         ("skip:repeat=-0.5", "repeat = -0.5 of draw 'skip:repeat=-0.5' must be at least 0"),
+        ("decoys:share=2", "share = 2.0 of draw 'decoys:share=2' is a share of the rows: at most 1"),
+        ("decoys:smallest=6", "spans of 6 to 128 tokens do not hold 4 shared ones"),
+        ("decoys:smallest=20,largest=10", "spans of 20 to 10 tokens"),
     ],
 )
 def test_an_unknown_draw_is_refused(text: str, message: str) -> None:

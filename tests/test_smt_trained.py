@@ -135,6 +135,26 @@ def test_norms_of_queries_and_keys_can_stand_still() -> None:
     assert {name.split(".")[-2] for name, p in model.named_parameters() if p.requires_grad} == {"q_proj", "k_proj"}
 
 
+@pytest.mark.parametrize("family", ["llama", "opt"])  # keys shared by heads; biases
+def test_single_heads_can_be_trained(family: str) -> None:
+    model = tiny_model(family)
+    before, config = weights(model), model.config
+    keys = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    last = config.num_attention_heads - 1
+    choose(model, TrainedSettings(heads=(f"1.{last}",)))
+    steps(model)
+    after = weights(plain(model))
+    for name, value in before.items():
+        moved = (after[name] != value).reshape(len(value), -1).any(1)
+        heads = {"q_proj": config.num_attention_heads, "k_proj": keys}.get(name.split(".")[-2], 0)
+        if not heads or "layers.1." not in name:
+            assert not moved.any(), name
+            continue
+        size = len(value) // heads
+        assert not moved[:-size].any(), name
+        assert moved[-size:].any() or name.endswith("k_proj.bias")  # that adds the same to all scores of a query
+
+
 def test_everything_can_be_trained() -> None:
     model = tiny_model()
     _, count = choose(model, TrainedSettings(what="all"))
@@ -157,6 +177,9 @@ def test_parameters_can_be_named() -> None:
             r"'\*\.query\.\*' matches no parameter; names are, for example,",
         ),
         ("llama", {"what": "patterns"}, "trained.patterns is empty"),
+        ("llama", {"heads": ("0.9",)}, r"the model has no head '0.9'; expected LAYER.HEAD, from 0.0 to 1\.\d"),
+        ("llama", {"heads": ("3",)}, "the model has no head '3'"),
+        ("gpt2", {"heads": ("0.0",)}, "trained.heads needs projections q_proj and k_proj, and GPT2LMHeadModel"),
         ("falcon", {}, "in one matrix of falcon is unknown"),
         (
             "jamba",

@@ -216,6 +216,53 @@ class Skip:
 
 
 @dataclass(frozen=True)
+class Decoys:
+    """Text that returns to spans far back, past nearer text that begins alike and goes on differently; every token is
+    predicted. Not in the paper.
+
+    In a share of the rows the first half is contiguous text, and the second half is made of pairs: a decoy, which is
+    the middle `shared` tokens of a span of the first half followed by other text of the document, and then the span. So
+    the nearest earlier text that ends like the present one is the wrong one to go on with, and the right one is far:
+    the second half has larger positions. A span has `smallest` to `largest` tokens, uniform in their logarithm. The
+    other rows are those of `skip`.
+    """
+
+    smallest: int = 8  # tokens of a span
+    largest: int = 128
+    shared: int = 4  # tokens at the middle of a span that its decoy has too
+    share: float = 0.2  # of the rows
+
+    def __post_init__(self) -> None:
+        if not 2 * self.shared <= self.smallest <= self.largest:
+            raise ValueError(
+                f"spans of {self.smallest:,} to {self.largest:,} tokens do not hold {self.shared:,} shared ones in "
+                "their first half: expected 2 x shared <= smallest <= largest"
+            )
+
+    def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
+        if rng.random() >= self.share:
+            return Skip()(length, row, targets, rng)
+        half = row - row // 2
+        if self.largest >= half:
+            raise ValueError(f"spans of largest = {self.largest:,} tokens do not fit into half a row of {row:,} tokens")
+        begin = int(rng.integers(1, length - half + 2))
+        parts, filled = [np.concatenate([[0], np.arange(begin, begin + half - 1)])], half
+        while filled < row:
+            size = round(np.exp(rng.uniform(np.log(self.smallest), np.log(self.largest))))
+            span = int(rng.integers(begin, begin + half - size))
+            middle, other = span + size // 2, int(rng.integers(1, length - size))
+            parts += [
+                np.arange(middle - self.shared, middle),
+                np.arange(other, other + size - size // 2),
+                np.arange(span, span + size),
+            ]
+            filled += sum(len(part) for part in parts[-3:])
+        offset = int(rng.integers(0, length - row + 1))
+        positions = np.arange(row) + np.repeat([0, offset], [half, row - half])
+        return Drawn(np.concatenate(parts)[:row], positions, row - 1)
+
+
+@dataclass(frozen=True)
 class RandomPositions:
     """Contiguous text at uniformly sampled, sorted positions; every token is predicted.
 
@@ -243,6 +290,7 @@ DRAWS: dict[str, type[Draw]] = {
     "spans": Spans,
     "pose": Pose,
     "skip": Skip,
+    "decoys": Decoys,
     "random": RandomPositions,
     "full": FullLength,
 }
@@ -256,9 +304,9 @@ def draw_named(text: str) -> Draw:
     """
     made = one_of(DRAWS, text, "draw")
     for key, value in vars(made).items():
-        smallest = 0 if key in ("keep_first", "repeat") else 1
+        smallest = 0 if key in ("keep_first", "repeat", "share") else 1
         if value is not None and value < smallest:
             raise ValueError(f"{key} = {value} of draw {text!r} must be at least {smallest}")
-        if key == "repeat" and value > 1:
-            raise ValueError(f"repeat = {value} of draw {text!r} is a share of the rows: at most 1")
+        if key in ("repeat", "share") and value > 1:
+            raise ValueError(f"{key} = {value} of draw {text!r} is a share of the rows: at most 1")
     return made

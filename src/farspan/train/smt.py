@@ -25,7 +25,7 @@ from farspan.loading import load_config
 from farspan.loading.places import folder_of
 from farspan.methods import method
 from farspan.methods.full import Full
-from farspan.methods.rope import Rope, ntk
+from farspan.methods.rope import Rope, ntk, truncated
 from farspan.record import environment
 from farspan.report.training import draw_losses, model_card
 from farspan.text.corpora import load
@@ -36,6 +36,7 @@ from farspan.train.objective import terms
 from farspan.train.optimizer import OptimizerSettings, build
 from farspan.train.preflight import preflight, usable
 from farspan.train.schedule import LengthSettings, schedule
+from farspan.train.temperature import scale_queries
 from farspan.train.trained import Count, TrainedSettings, choose, plain
 from farspan.train.trainer import Notice, RunSettings, load_finite, run, save_whole, training, write_up
 from farspan.train.watching import WatchedSettings, measuring
@@ -50,6 +51,7 @@ class SmtModelSettings(Settings):
     name: str  # a folder or hub id, or `demo`, the embedded one
     window: int | None = Field(None, gt=3)  # tokens of a row; default the trained length
     rope: str | None = None  # such as rope:type=yarn,factor=8; stays in the trained model
+    temperature: bool = False  # train under the method `temperature`, under which the model is then to be read
     revision: str | None = None
 
 
@@ -173,10 +175,12 @@ def opened(settings: SmtSettings, device: str | None = None) -> LM:
     lm = load_finite(chosen.name, "model", settings.trainer, dtype="float32", **options)
     if settings.trainer.activation_checkpointing:
         hf.checkpoint_activations(lm.model)
-    if lm.trained_length is None:
-        if chosen.window is None:
-            raise ValueError(f"the trained length of {lm.name} is unknown: give model.window")
-        lm = replace(lm, trained_length=chosen.window)
+    trained = lm.trained_length or chosen.window
+    if trained is None:
+        raise ValueError(f"the trained length of {lm.name} is unknown: give model.window")
+    lm = replace(lm, trained_length=trained)
+    if chosen.temperature:
+        scale_queries(lm.model, trained)
     if chosen.rope is not None:
         scale_rope(lm, chosen.rope, settings.lengths.target)
     return lm
@@ -196,17 +200,24 @@ def scale_rope(lm: LM, text: str, longest: int) -> None:
         ValueError: no RoPE method, one that depends on the length, or a model whose RoPE is scaled already.
     """
     chosen = method(text)
-    if not isinstance(chosen, Rope) or chosen.type not in ("linear", "ntk", "yarn"):
+    if not isinstance(chosen, Rope) or chosen.type not in ("linear", "ntk", "yarn", "truncated"):
         raise ValueError(
-            f"model.rope = {text!r} is not supported: expected rope:type=linear, ntk or yarn, with factor=..."
+            f"model.rope = {text!r} is not supported: expected rope:type=linear, ntk or yarn, with factor=..., or "
+            "rope:type=truncated"
         )
     theta, own = hf.plain_rope(lm.model, name=str(chosen))
     config = lm.model.config.get_text_config(decoder=True)
     original = chosen.original or lm.trained_length
     assert original is not None
-    assert chosen.factor is not None
     parameters = dict(config.rope_parameters)
-    if chosen.type == "ntk":
+    if chosen.type == "truncated":
+        kept = int((truncated(theta, 2 * len(own), chosen.turns, original) > 0).sum())
+        if kept == len(own):
+            raise ValueError(f"{chosen}: every pair rotates {chosen.turns:g} times in {original:,} tokens: none is cut")
+        # half a pair more, as transformers rounds down
+        parameters |= {"rope_type": "proportional", "partial_rotary_factor": (kept + 0.5) / len(own)}
+    elif chosen.type == "ntk":
+        assert chosen.factor is not None
         parameters["rope_theta"] = ntk(theta, 2 * len(own), chosen.factor)
     else:
         parameters |= {"rope_type": chosen.type, "factor": chosen.factor}

@@ -6,7 +6,7 @@ keeps queries, keys and values in one matrix, it is trained in two parts, one of
 is not enough, as weight decay changes weights without a gradient.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -33,6 +33,7 @@ class TrainedSettings(Settings):
 
     what: Literal["qk", "all", "lora", "patterns"] = "qk"
     norms: bool = True  # with `qk`, also the norms of queries and keys
+    heads: tuple[str, ...] = ()  # with `qk`, only these, each LAYER.HEAD from 0, with the keys that they read
     patterns: tuple[str, ...] = ()  # names of parameters, * matches any text
     rank: int = Field(16, gt=0)  # of LoRA
     alpha: float = Field(32.0, gt=0)
@@ -41,7 +42,7 @@ class TrainedSettings(Settings):
 
     @model_validator(mode="after")
     def _of_what(self) -> "TrainedSettings":
-        for what, names in {"qk": ("norms",), "patterns": ("patterns",), "lora": LORA}.items():
+        for what, names in {"qk": ("norms", "heads"), "patterns": ("patterns",), "lora": LORA}.items():
             for name in names:
                 if self.what != what and getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(
@@ -90,7 +91,7 @@ def choose(model: Any, settings: TrainedSettings) -> tuple[Any, Count]:
     else:
         model.requires_grad_(settings.what == "all")
         if settings.what == "qk":
-            _train_queries_and_keys(model, norms=settings.norms)
+            _train_queries_and_keys(model, norms=settings.norms and not settings.heads, heads=settings.heads)
         elif settings.what == "patterns":
             _train_named(model, settings.patterns)
     return model, Count.of(model, total)
@@ -132,7 +133,7 @@ class Parts(nn.Module):
         return whole.index_select(self.dim, self.rows), whole.index_select(self.dim, self.others)
 
 
-def _train_queries_and_keys(model: Any, *, norms: bool) -> None:
+def _train_queries_and_keys(model: Any, *, norms: bool, heads: Sequence[str]) -> None:
     decoder, family = hf.decoder_of(model), type(model).__name__
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     named = [(name.rpartition(".")[2], module) for name, module in decoder.named_modules()]
@@ -140,6 +141,12 @@ def _train_queries_and_keys(model: Any, *, norms: bool) -> None:
     for leaf, module in named:
         if norms and leaf in NORMS:
             module.requires_grad_(True)
+    if heads:
+        if kinds != [layers, layers]:
+            raise ValueError(f"trained.heads needs projections {' and '.join(PROJECTIONS)}, and {family} has others")
+        projections = [[module for leaf, module in named if leaf == kind] for kind in PROJECTIONS]
+        _train_heads(model.config.get_text_config(decoder=True), projections, heads)
+        return
     if kinds == [layers, layers]:
         for leaf, module in named:
             if leaf in PROJECTIONS:
@@ -154,10 +161,48 @@ def _train_queries_and_keys(model: Any, *, norms: bool) -> None:
     for module in fused:
         for name, parameter in list(module.named_parameters(recurse=False)):
             dim = 1 if isinstance(module, Conv1D) and parameter.dim() == 2 else 0
-            rows = _query_key_rows(model.config, parameter.shape[dim]).to(parameter.device)
-            parametrize.register_parametrization(module, name, Parts(rows, parameter.shape[dim], dim))
-            module.parametrizations[name].original0.requires_grad_(True)
-            module.parametrizations[name].original1.requires_grad_(False)
+            _train_rows(module, name, _query_key_rows(model.config, parameter.shape[dim]), dim)
+
+
+def _train_rows(module: nn.Module, name: str, rows: Int[Tensor, "trained"], dim: int) -> None:
+    """Train these rows (of dimension `dim`) of a parameter, and no others."""
+    parameter = getattr(module, name)
+    parametrize.register_parametrization(module, name, Parts(rows.to(parameter.device), parameter.shape[dim], dim))
+    parts: Any = module.parametrizations
+    parts[name].original0.requires_grad_(True)
+    parts[name].original1.requires_grad_(False)
+
+
+def _train_heads(config: Any, projections: Sequence[Sequence[nn.Module]], heads: Sequence[str]) -> None:
+    """Train the queries of these heads and the keys that they read.
+
+    Args:
+        projections: of the queries of each layer, and of the keys.
+
+    Raises:
+        ValueError: a head that the model does not have.
+    """
+    layers, queries = len(projections[0]), config.num_attention_heads
+    keys = getattr(config, "num_key_value_heads", None) or queries
+    chosen: dict[int, set[int]] = {}
+    for text in heads:
+        given, dot, head = text.partition(".")
+        if not (dot and given.isdecimal() and head.isdecimal() and int(given) < layers and int(head) < queries):
+            raise ValueError(
+                f"trained.heads: the model has no head {text!r}; expected LAYER.HEAD, from 0.0 to "
+                f"{layers - 1}.{queries - 1}"
+            )
+        chosen.setdefault(int(given), set()).add(int(head))
+    for layer, those in chosen.items():
+        read = {head * keys // queries for head in those}
+        for module, count, wanted in ((projections[0][layer], queries, those), (projections[1][layer], keys, read)):
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                size = parameter.shape[0] // count
+                rows = torch.cat([torch.arange(head * size, (head + 1) * size) for head in sorted(wanted)])
+                if len(rows) < parameter.shape[0]:
+                    _train_rows(module, name, rows, 0)
+                else:
+                    parameter.requires_grad_(True)
 
 
 def _query_key_rows(config: Any, size: int) -> Int[Tensor, "rows"]:
