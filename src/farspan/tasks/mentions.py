@@ -213,7 +213,8 @@ class BoundMentions(Mentions, BoundText[MentionText]):
             [one for one in mentions if one.earlier <= last <= one.first - self.distance]
             for last in sorted({one.earlier for one in mentions})
         ]
-        return MentionText(tokens, tuple(max(apart, key=len, default=[])))
+        most: list[Mention] = max(apart, key=len) if apart else []
+        return MentionText(tokens, tuple(most))
 
     def _later(self, words: Sequence[Word], first: int) -> tuple[Word, Word] | None:
         """Return the first occurrence of a word among the targets, which begin at `first`, and the one before it, if
