@@ -5,8 +5,8 @@
     python benchmarks/untrained_memory.py --record | --write | --quick
 
 NAME=FOLDER,FOLDER is a recipe and its models, one for each seed; --recipe is a recipe of smt_extend.py, trained with
-seeds 0 to N - 1 below --out where it is not there yet. All are measured on the same texts as the embedded model (`base`)
-and the same under YaRN by 8 (`yarn8`), neither of which is trained for long texts:
+seeds 0 to N - 1 below --out where it is not there yet. All are measured on the same texts as the embedded model
+(`base`) and the same under YaRN by 8 (`yarn8`), neither of which is trained for long texts:
 
     mentions     nats that names and numbers gain from mentions 1,000 tokens and more before
     needle       answers to five needles in one text, and their nats
