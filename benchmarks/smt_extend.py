@@ -117,11 +117,12 @@ class Found:
         return student_mean((self.natural.copy - self.natural.control)[:, at])[:3]
 
 
-def extended(name: str, model: str, out: Path, steps: int) -> LM:
-    """What a recipe makes of a model; trained where it is not there yet."""
-    own, folder = round(steps * SHARE.get(name, 1.0)), out / "models" / name
+def extended(name: str, model: str, out: Path, steps: int, seed: int = 0, more: Sequence[str] = ()) -> LM:
+    """What a recipe makes of a model; trained where it is not there yet. `more`: further settings."""
+    own, folder = round(steps * SHARE.get(name, 1.0)), out / "models" / (f"{name}-{seed}" if seed else name)
     overrides = [*COMMON, *RECIPES[name], f"model.name='{model}'", f"out='{folder}'", f"trainer.steps={own}"]
     overrides += [f"optimizer.warmup_steps={own // 10}", "trainer.log_every=20", "trainer.save_every=100"]
+    overrides += [*([f"trainer.seed={seed}"] if seed else []), *more]
     if not (folder / "training.json").exists():
         started = time.process_time()
         smt.train(read_config(CONFIG, smt.SmtSettings, overrides), notice=lambda text: print(f"  {text}", flush=True))

@@ -169,6 +169,21 @@ def test_a_question_is_never_its_own_demonstration(lm: LM) -> None:
         assert asked not in text_of(lm.tokenizer, np.concatenate(example.payload.shown))
 
 
+def test_the_generated_set_shows_the_pair_of_the_question_once_among_the_first(lm: LM) -> None:
+    what, places = task("icl:set=copy").on(lm, ""), set()
+    assert Counter(Counter(one.label for one in what.demonstrations).values()) == {128: 8}
+    for example in what.examples(lm, (6, 30), 40, 0):
+        shown = [text_of(lm.tokenizer, ids).strip() for ids in example.payload.shown]
+        question = text_of(lm.tokenizer, example.payload.query).strip()
+        assert [one.startswith(question + " ") for one in shown].count(True) == 1
+        (place,) = (i for i, one in enumerate(shown) if one.startswith(question + " "))
+        assert shown[place] == f"{question} {what.options[example.payload.gold]}"
+        places.add(place)
+    assert places == set(range(6))
+    with pytest.raises(ValueError, match="copy asks for one of the demonstrations: got 0 of them"):
+        what.examples(lm, (0, 6), 2, 0)
+
+
 def test_the_four_scorings_are_what_they_say() -> None:
     # option 0 is likeliest, 1 per token, 2 beyond its prior, 3 that per token
     nats, prior, tokens = [4.0, 5.0, 9.0, 6.0], [2.0, 2.0, 20.0, 16.0], [1, 4, 3, 2]
@@ -524,6 +539,7 @@ def test_a_folder_without_questions_is_refused_with_what_is_there(tmp_path: Path
         ("icl:data=folder,text=words", "label is missing"),
         ("icl:set=mr,text=words", "set 'mr' has its own columns"),
         ("icl:data=a,text=b,label=b", "text and label are both 'b'"),
+        ("icl:set=copy,data=folder", "icl set 'copy' is generated: leave out data=folder"),
         ("icl:set=mr,data=", "setting 'data' of task 'icl' is empty"),
     ],
 )

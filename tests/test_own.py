@@ -1,5 +1,6 @@
 """Tests made of a user's own text: what is hidden where, and memories of which the answers are known."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from farspan.methods import method
 from farspan.reader import Scores
 from farspan.record import Row, Run, read_examples
 from farspan.tasks import task
-from farspan.tasks.own import CUE, TARGET, TESTS, BoundOwn
+from farspan.tasks.own import CUE, PARAPHRASES, TARGET, TESTS, BoundOwn
 from farspan.text.corpora import load
 
 from tiny import tiny_model
@@ -143,6 +144,22 @@ def test_other_pairs_have_other_words_and_numbers(text: str, lm: LM) -> None:
         assert len({line.split()[3] for line in lines}) == len({line.split()[5] for line in lines}) == 7
 
 
+def test_a_paraphrased_question_shares_only_the_word_with_the_line_and_offers_all_numbers(text: str, lm: LM) -> None:
+    questions = set()
+    for example in own(text, lm, tests="pairs", questions="paraphrased").examples(lm, (400,), 16, 0):
+        lines = [lm.tokenizer.decode(fact.ids.tolist()) for fact in example.payload.facts]
+        query = example.payload.queries["pairs"]
+        question = lm.tokenizer.decode(query.ids.tolist())
+        word, number = re.findall(r"The number of (\w+) is (\d+)\.", lines[0])[0]
+        assert set(re.findall(r"\w+", question)) & set(re.findall(r"\w+", lines[0])) == {word}
+        assert [lm.tokenizer.decode(ids.tolist()).strip() for ids in query.answers] == [
+            re.findall(r"\d+", line)[0] for line in lines
+        ]
+        assert lm.tokenizer.decode(query.answers[0].tolist()).strip() == number
+        questions.add(question.replace(word, ""))
+    assert questions == {one.format(word="") for one in PARAPHRASES}
+
+
 def test_few_examples_are_the_first_of_many(text: str, lm: LM) -> None:
     few, many = (own(text, lm).examples(lm, LENGTHS, repeats, 0) for repeats in (2, 5))
     assert [one.id for one in few] == [one.id for one in many[:2]]
@@ -178,13 +195,16 @@ def test_what_is_out_of_reach_is_forgotten(text: str, lm: LM) -> None:
 # real readers
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2", "mamba"])
+@pytest.mark.parametrize(
+    ("architecture", "questions"),
+    [("llama", "same"), ("llama", "paraphrased"), ("mistral", "same"), ("gpt2", "same"), ("mamba", "paraphrased")],
+)
 def test_numbers_equal_one_forward_over_everything(
-    architecture: str, text: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    architecture: str, questions: str, text: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     changes = {"n_positions": 1200} if architecture == "gpt2" else {}
     lm = wrap(tiny_model(architecture, **changes), tokenizer, "tiny")
-    asked = own(text, lm)
+    asked = own(text, lm, questions=questions)
     examples = {example.id: example for example in asked.examples(lm, LENGTHS[:2], 3, 0)}
 
     def naive(before: list[int], question: np.ndarray, answer: np.ndarray) -> tuple[float, torch.Tensor]:
@@ -206,7 +226,9 @@ def test_numbers_equal_one_forward_over_everything(
             assert row.scores["control_nats"][test] == pytest.approx([nats for nats, _ in without], abs=1e-3)
             raised = np.array([nats for nats, _ in without]) - [nats for nats, _ in within]
             hits, best = within[0][1].double(), raised > raised.max() - 1e-3
-            expected = {"recall": hits.mean(), "pairs": hits.prod(), "cloze": best[0] / best.sum()}
+            chosen = best[0] / best.sum()
+            pairs = hits.prod() if questions == "same" else chosen
+            expected = {"recall": hits.mean(), "pairs": pairs, "cloze": chosen}
             assert row.scores[test] == pytest.approx(float(expected[test]))
 
 
@@ -274,7 +296,14 @@ def test_a_text_without_words_can_only_be_recalled(lm: LM, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("own:tests=recal", "did you mean 'recall'"), ("own:pairs=0", "pairs = 0; at least 1")]
+    ("text", "said"),
+    [
+        ("own:tests=recal", "did you mean 'recall'"),
+        ("own:pairs=0", "pairs = 0; at least 1"),
+        ("own:questions=other", "questions = 'other' is unknown"),
+        ("own:tests=cloze,questions=paraphrased", "questions=paraphrased has no effect on tests=cloze"),
+        ("own:pairs=1,questions=paraphrased", "chooses among several numbers; give 2 or more"),
+    ],
 )
 def test_settings_that_cannot_be_are_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):

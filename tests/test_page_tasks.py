@@ -32,6 +32,7 @@ RUNS = {
     "recall": ("recall model --length 64 --points 3 --warmup 4 --scored 8", "copy"),
     "perplexity": ("perplexity model --lengths 32,64 --target-tokens 16", "nats"),
     "longppl": ("task longppl:alpha=0,beta=20,target_tokens=16 model --lengths 64,128", "nats"),
+    "mentions": ("task mentions:distance=60,target_tokens=60 model --lengths 300,400", "gain"),
     "attention": ("attention model --lengths 32,64 --map-bins 8", "pareto"),
     "own": ("task own:pairs=2 model --lengths 300,400", "right"),
     "passkey": ("task passkey:depths=2 model --lengths 300,400", "right"),

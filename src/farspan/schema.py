@@ -142,6 +142,22 @@ class LongPPLScores(Checked):
     target: str = ""  # hash of the scored tokens
 
 
+class MentionsSettings(Checked):
+    text: str  # the text
+    distance: Positive  # tokens from the nearest earlier mention, at least
+    target_tokens: Positive  # at the end of each length, in which later mentions are scored
+
+
+class MentionsScores(Checked):
+    gain: Number | None = None  # nats that the earlier mentions save, mean per mention
+    nats: Number | None = None  # mean per mention
+    control: Number | None = None  # the same where other words replace the earlier mentions
+    mentions: Positive | None = None  # their number
+    distance: Number | None = None  # tokens from the nearest earlier mention, mean
+    words: list[str] = []  # the mentions
+    gains: list[Number] = []  # one for each mention
+
+
 class AttentionSettings(Checked):
     text: str  # the text
     bin: Positive  # tokens of distance
@@ -197,6 +213,7 @@ KINDS: dict[str, Kind] = {
     "curve": (CurveSettings, CurveScores, ("copy", "control", "control_repeat", "scored", "context")),
     "perplexity": (PerplexitySettings, PerplexityScores, ("nats", "accuracy", "scored")),
     "longppl": (LongPPLSettings, LongPPLScores, ("nats", "keys", "share", "scored", "key_bits")),
+    "mentions": (MentionsSettings, MentionsScores, ("gain", "nats", "control", "mentions")),
     "attention": (AttentionSettings, AttentionScores, ("layers", "visible", "ends", "sinks", "all", "rest")),
     "cost": (Checked, CostScores, ()),
 }

@@ -8,6 +8,7 @@ from farspan.tasks.icl import Icl
 from farspan.tasks.longbench import LongBench
 from farspan.tasks.longbench2 import LongBench2
 from farspan.tasks.longppl import LongPPL
+from farspan.tasks.mentions import Mentions
 from farspan.tasks.needle import Needle
 from farspan.tasks.own import Own
 from farspan.tasks.passkey import Passkey
@@ -18,8 +19,8 @@ from farspan.tasks.recall import Recall
 from farspan.tasks.zeroscrolls import ZeroScrolls
 
 KINDS: tuple[type[Task], ...] = (
-    Perplexity, LongPPL, Curve, Recall, Attention, Icl, ZeroScrolls, LongBench, LongBench2, Ralm, Qa, Own, Passkey,
-    Needle,
+    Perplexity, LongPPL, Mentions, Curve, Recall, Attention, Icl, ZeroScrolls, LongBench, LongBench2, Ralm, Qa, Own,
+    Passkey, Needle,
 )  # fmt: skip
 TASKS: dict[str, type[Task]] = {kind.name: kind for kind in KINDS}
 

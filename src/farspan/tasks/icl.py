@@ -14,6 +14,9 @@ separately for each example, and a smaller number is the beginning of a larger. 
 decoder, in each pass of RePlug), each further one is a passage. All options are scored on one memory of demonstrations
 and question.
 
+The set `copy` is generated and needs memory alone: pairs of an input and an output that no rule connects. The question
+is the input of one of the first demonstrations, as many as the smallest length, and is shown there once.
+
 A data set of the user's own is a folder with two splits and names its two columns (`data=FOLDER,text=COLUMN,
 label=COLUMN`); its prompt uses the columns' names.
 
@@ -37,7 +40,7 @@ from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.specs import check_known
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
-from farspan.tasks.icl_sets import SETS, Labelled, load_own, load_set, own_question
+from farspan.tasks.icl_sets import COPY, COPY_QUESTION, SETS, Labelled, copy_set, load_own, load_set, own_question
 from farspan.tasks.passages import places, row
 from farspan.tasks.prompts import following
 
@@ -68,7 +71,7 @@ class Icl(Task):
     """A classification set by demonstrations, `icl:set=banking77,data=FOLDER`; or a data set of the user's own,
     `icl:data=FOLDER,text=COLUMN,label=COLUMN`."""
 
-    set: str | None = None  # one of SETS; None: a data set of the user's own
+    set: str | None = None  # one of SETS, or copy; None: a data set of the user's own
     data: str | None = None  # a folder with its two splits; None: from the hub
     text: str | None = None  # column with the text to classify, of a data set of the user's own
     label: str | None = None  # column with its class
@@ -95,7 +98,9 @@ class Icl(Task):
                 "a data set of your own (data=FOLDER,text=COLUMN,label=COLUMN)"
             )
         if self.set is not None:
-            check_known("icl set", self.set, SETS)
+            check_known("icl set", self.set, (*SETS, COPY))
+        if self.set == COPY and self.data is not None:
+            raise ValueError(f"icl set {COPY!r} is generated: leave out data={self.data}")
         if self.scoring is not None:
             check_known("icl scoring", self.scoring, SCORINGS)
         if self.head < 0:
@@ -105,6 +110,9 @@ class Icl(Task):
         if self.set is None:
             data, columns = str(self.data), (str(self.text), str(self.label))  # none is None: see __post_init__
             return BoundIcl(data, own_question(*columns), *load_own(data, *columns), self.scoring or "plain", self.head)
+        if self.set == COPY:
+            options, pairs = copy_set()
+            return BoundIcl(COPY, COPY_QUESTION, options, pairs, pairs, self.scoring or "plain", self.head)
         of = SETS[self.set]
         pools = load_set(self.set, self.data)
         return BoundIcl(self.set, of.question, *pools, self.scoring or of.scoring, self.head)
@@ -117,7 +125,7 @@ class Icl(Task):
 class BoundIcl(Bound[IclPrompt]):
     """Accuracy on the questions of one set. A length is a number of demonstrations."""
 
-    set: str  # one of SETS, or the folder of a data set of the user's own
+    set: str  # one of SETS, copy, or the folder of a data set of the user's own
     question: str
     options: tuple[str, ...]
     demonstrations: tuple[Labelled, ...] = field(repr=False)
@@ -149,6 +157,8 @@ class BoundIcl(Bound[IclPrompt]):
         """
         if repeats > len(self.questions):
             raise ValueError(f"{self.set} has {len(self.questions):,} questions; {repeats:,} are needed (--repeats)")
+        if self.set == COPY and lengths[0] < 1:
+            raise ValueError(f"{COPY} asks for one of the demonstrations: got 0 of them. Give --lengths from 1 on")
         options = self.option_ids(lm)
         chosen = np.random.default_rng([seed]).permutation(len(self.questions))[:repeats]
         return [self._example(lm, lengths, repeat, int(index), seed, options) for repeat, index in enumerate(chosen)]
@@ -157,7 +167,10 @@ class BoundIcl(Bound[IclPrompt]):
         self, lm: LM, lengths: Sequence[int], repeat: int, index: int, seed: int, options: list[np.ndarray]
     ) -> Example[IclPrompt]:
         question = self.questions[index]
-        shown = self._sampled(lengths[-1], question, np.random.default_rng([seed, index]))
+        rng = np.random.default_rng([seed, index])
+        shown = self._sampled(lengths[-1], question, rng)
+        if self.set == COPY:
+            shown[int(rng.integers(lengths[0]))] = question
         texts = [f"{self.question.format(one.text)} {self.options[one.label]}" for one in shown]
         last = self.question.format(question.text)
         # the empty line belongs to the text after it: some tokenizers encode it differently at the end of a text

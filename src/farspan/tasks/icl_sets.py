@@ -1,4 +1,4 @@
-"""Read the eleven classification sets of in-context learning: their sources, prompts and columns.
+"""Read the eleven classification sets of in-context learning: their sources, prompts and columns. And one is generated.
 
 Prompts are those of CEPE's script, after Ratner et al. 2023, arXiv 2212.10947, whose words for the classes are used if
 a set's own names are not words. The other sets' class names are those of their own label column.
@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 
 from farspan.files import expanded
+from farspan.tasks.needle_words import ADJECTIVES, NOUNS
 from farspan.tasks.values import text_of
 from farspan.text.tables import Table, find_table, hub_table
 
+COPY = "copy"  # the set that is generated
+COPY_QUESTION = "Input: {}\nOutput:"
+COPY_OUTPUTS = ("alpha", "beta", "gamma", "delta", "kappa", "lambda", "sigma", "omega")
 SPLIT_SEED = 42  # for sets without splits: a quarter are questions
 
 
@@ -178,6 +182,13 @@ def load_set(name: str, data: str | None) -> tuple[tuple[str, ...], tuple[Labell
         pools = [tuple(pools[0][i] for i in order[num_questions:]), tuple(pools[0][i] for i in order[:num_questions])]
     options = of.options or tuple(each.replace("_", " ") for each in names)
     return options, pools[0], pools[1]
+
+
+def copy_set() -> tuple[tuple[str, ...], tuple[Labelled, ...]]:
+    """Return the options and the pairs of the set `copy`: two words and one of eight outputs, by no rule."""
+    inputs = [f"{adjective} {noun}" for adjective in ADJECTIVES for noun in NOUNS]
+    labels = np.random.default_rng(SPLIT_SEED).permutation(len(inputs)) % len(COPY_OUTPUTS)
+    return COPY_OUTPUTS, tuple(Labelled(text, int(label)) for text, label in zip(inputs, labels, strict=True))
 
 
 def load_own(data: str, text: str, label: str) -> tuple[tuple[str, ...], tuple[Labelled, ...], tuple[Labelled, ...]]:

@@ -4,7 +4,9 @@ The context is T tokens of the text in all, including three facts inserted at ra
 
 `recall`   a passage of the text: its first 16 tokens are the cue, and the greedy hits among its next 32 are counted.
 `pairs`    the line "The number of {word} is {number}.", among other lines with other words and numbers. The question
-           is the word's number; right if greedy decoding gives all of it.
+           is the word's number; right if greedy decoding gives all of it. With questions=paraphrased the question is
+           in other words than the line, so that continuing a copied sentence does not answer it; right if, of the
+           numbers in all lines, the context raised the log-probability of this word's most, as for `cloze`.
 `cloze`    a sentence of the text. The question is which word is missing from it; right if, of this word and three other
            words of the context, the context raised the log-probability of this word most:
 
@@ -21,7 +23,7 @@ without the context. Synthetic needles are as old as Kamradt 2023 and the key-va
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +35,7 @@ from farspan.specs import check_known
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work
 from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.passages import joined, places, row
-from farspan.tasks.prompts import encoded
+from farspan.tasks.prompts import encoded, following
 from farspan.text.corpora import load
 
 TESTS = ("recall", "pairs", "cloze")
@@ -41,6 +43,13 @@ CUE = 16  # tokens of the recalled passage that are given
 TARGET = 32  # tokens of it that are scored
 FACTS = 512  # tokens of the text from which facts are taken; at most the shortest length
 PAIRS = 4
+QUESTIONS = ("same", "paraphrased")
+PARAPHRASES = (
+    "\nQuestion: Which figure belongs to {word}?\nAnswer:",
+    "\nWhoever asks about {word} hears the answer",
+    "\nLook up {word} in the list and read out the entry:",
+    "\nTo {word} they had assigned",
+)
 OPTIONS = 4
 ALIKE = 1e-3  # nats; smaller differences are rounding
 WORD = re.compile(r"[^\W\d_]{4,}")
@@ -97,6 +106,7 @@ class Own(Task):
 
     tests: str = "all"  # or one of TESTS
     pairs: int = PAIRS  # the queried one among them
+    questions: str = field(default="same", metadata={"quiet": True})  # of `pairs`: one of QUESTIONS
 
     name: ClassVar[str] = "own"
     quality: ClassVar[Quality] = Quality("right", "right answers", higher_is_better=True)
@@ -106,6 +116,17 @@ class Own(Task):
         check_known("tests =", self.tests, ("all", *TESTS))
         if self.pairs < 1:
             raise ValueError(f"pairs = {self.pairs}; at least 1 is needed")
+        check_known("questions =", self.questions, QUESTIONS)
+        if self.questions != "same" and "pairs" not in self.chosen:
+            raise ValueError(f"questions={self.questions} has no effect on tests={self.tests}: use tests=pairs or all")
+        if self.questions != "same" and self.pairs < 2:
+            raise ValueError(
+                f"pairs = {self.pairs}: questions=paraphrased chooses among several numbers; give 2 or more"
+            )
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        return TESTS if self.tests == "all" else (self.tests,)
 
     def on(self, lm: LM, text: str) -> "BoundOwn":
         return BoundOwn(**vars(self), text=load(text, lm.tokenizer))
@@ -124,13 +145,10 @@ class BoundOwn(Own, BoundText[Hidden]):
     version: ClassVar[int] = 2
 
     @property
-    def chosen(self) -> tuple[str, ...]:
-        return TESTS if self.tests == "all" else (self.tests,)
-
-    @property
     def settings(self) -> dict[str, Any]:
         text = {"text": self.text.name, "text_hash": self.text.hash}
-        return {"tests": list(self.chosen), "pairs": self.pairs, **text}
+        how = {} if self.questions == "same" else {"questions": self.questions}
+        return {"tests": list(self.chosen), "pairs": self.pairs, **how, **text}
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Hidden]]:
         """Return a window of the text for each repeat, with its facts and queries. Windows without enough words are
@@ -178,11 +196,7 @@ class BoundOwn(Own, BoundText[Hidden]):
             numbers = rng.choice(90_000, self.pairs, replace=False) + 10_000
             for word, number in zip(words, numbers, strict=True):
                 facts.append(Fact(rng.random(), encoded(lm.tokenizer, f"\nThe number of {word} is {number}.\n")))
-            whole = encoded(lm.tokenizer, f"\nThe number of {words[0]} is {numbers[0]}")
-            cue = encoded(lm.tokenizer, f"\nThe number of {words[0]} is")
-            # if the number's first token overlaps the question, the question ends before it
-            same = int(np.argmin([*(whole[: len(cue)] == cue[: len(whole)]), False]))
-            queries["pairs"] = Query(whole[:same], (whole[same:],))
+            queries["pairs"] = self._pairs_query(lm, words[0], numbers, rng)
         if "cloze" in self.chosen:
             sentence, word = self._sentence(lm.tokenizer.decode(source[CUE + TARGET :].tolist()), rng)
             others = [other for other in self._words(always, OPTIONS) if other.lower() != word.lower()]
@@ -204,6 +218,18 @@ class BoundOwn(Own, BoundText[Hidden]):
         for name, values in hidden.named:
             digest.update(name.encode() + values.tobytes())
         return Example(digest.hexdigest()[:16], repeat, tuple(lengths), hidden)
+
+    def _pairs_query(self, lm: LM, word: str, numbers: np.ndarray, rng: np.random.Generator) -> Query:
+        """Return the question for the number of a word, the first of these; paraphrased, the others are options too."""
+        if self.questions == "paraphrased":
+            question = PARAPHRASES[int(rng.integers(len(PARAPHRASES)))].format(word=word)
+            ids = encoded(lm.tokenizer, question)
+            return Query(ids, tuple(following(lm.tokenizer, f" {number}", before=question) for number in numbers))
+        whole = encoded(lm.tokenizer, f"\nThe number of {word} is {numbers[0]}")
+        cue = encoded(lm.tokenizer, f"\nThe number of {word} is")
+        # if the number's first token overlaps the question, the question ends before it
+        same = int(np.argmin([*(whole[: len(cue)] == cue[: len(whole)]), False]))
+        return Query(whole[:same], (whole[same:],))
 
     def _words(self, text: str, least: int) -> list[str]:
         """Return the different words of a text, in order, without those at its ends, which may be cut."""
@@ -298,8 +324,9 @@ class BoundOwn(Own, BoundText[Hidden]):
 def _judged(found: dict[str, AnswerScores], without: dict[str, AnswerScores]) -> dict[str, float]:
     """Return the score of each test, from 0 to 1. Options raised equally share the score of the best."""
     judged = {test: one.hit for test, one in found.items()}
-    if "cloze" in found:
-        raised = without["cloze"].nats - found["cloze"].nats
-        best = raised > raised.max() - ALIKE
-        judged["cloze"] = float(best[0] / best.sum())
+    for test, one in found.items():
+        if len(one.nats) > 1:
+            raised = without[test].nats - one.nats
+            best = raised > raised.max() - ALIKE
+            judged[test] = float(best[0] / best.sum())
     return judged

@@ -195,7 +195,7 @@ class Skip:
 
     PoSE's positions without its gaps in the text: from repetitions within a row a model can learn to attend to
     distant tokens. Natural text seldom repeats itself. With `repeat` a share of the rows is the first token
-    and a passage of half a row, and then both again.
+    and a passage of half a row, and then both again: the task that the forgetting curve measures.
     """
 
     chunks: int = 2

@@ -1,0 +1,191 @@
+"""What a trained extension remembers on tasks that it was not trained on, paired with untrained YaRN and the model.
+
+    python benchmarks/untrained_memory.py [NAME=FOLDER,FOLDER ...] [--recipe RECIPE ...] [--seeds N] [--set KEY=VALUE]
+                                          [--books FOLDER] [--part NAME ...] [--repeats N] [--out FOLDER]
+    python benchmarks/untrained_memory.py --record | --write | --quick
+
+NAME=FOLDER,FOLDER is a recipe and its models, one for each seed; --recipe is a recipe of smt_extend.py, trained with
+seeds 0 to N - 1 below --out where it is not there yet. All are measured on the same texts as the embedded model
+(`base`) and the same under YaRN by 8 (`yarn8`), neither of which is trained for long texts:
+
+    mentions     nats that names and numbers gain from mentions 1,000 tokens and more before
+    needle       answers to five needles in one text, and their nats
+    own          recall, key-value pairs and cloze in the text
+    paraphrased  the pairs of `own`, asked for in other words; chance 1/4
+    copy         the output of one of the pairs shown; chance 1/8
+
+Scores are averaged over the seeds of a recipe and the depths of a text; differences are paired by text, with Student's
+95 % interval over texts and p after Holm over all lines of a table. Text: files of Python's library that the model was
+not trained on; --books adds a folder of books. The same command goes on where it was stopped.
+
+--record keeps the rows of --out in benchmarks/untrained_memory/; --write makes the tables of untrained_memory.md of
+these. Without them the tables of --out are printed. --quick: two examples of short lengths, without a trained model.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import recorded as kept
+import torch
+from smt_extend import RECIPES, TEXT, UNTRAINED, extended, table
+
+from farspan import LM, Row, load, measure
+from farspan.loading.places import DEMO, folder_of
+from farspan.record import read_rows
+from farspan.report.cells import score_of
+from farspan.stats import holm, student_mean
+
+RECORDED = kept.BENCHMARKS / "untrained_memory"
+PAGE = RECORDED.with_suffix(".md")
+STEPS = 300  # of a recipe
+
+
+@dataclass(frozen=True)
+class Part:
+    """A task, its lengths, and its scores, each with its name in a table."""
+
+    task: str
+    scores: dict[str, str]
+    lengths: tuple[int, ...] = (1024, 4096)
+    text: bool = True  # it reads the text
+
+
+PARTS = {
+    "mentions": Part("mentions", {"gain": "mentions: nats gained"}, (2048, 4096)),
+    "needle": Part("needle", {"right": "needle: right answers", "nats": "needle: nats of an answer (less is better)"}),
+    "own": Part("own", {"right": "own: right answers"}),
+    "paraphrased": Part("own:tests=pairs,questions=paraphrased", {"right": "pairs, paraphrased: right answers"}),
+    "copy": Part("icl:set=copy", {"accuracy": "icl copy: accuracy (demonstrations)"}, (40, 160), text=False),
+}
+QUICK = {
+    "mentions": Part("mentions:distance=200,target_tokens=200", PARTS["mentions"].scores, (512,)),
+    "copy": replace(PARTS["copy"], lengths=(4,)),
+}
+By = dict[tuple[str, str, int], dict[str, float]]  # by score, text and length: a number for each example
+
+
+def members(options: argparse.Namespace) -> list[tuple[LM, str]]:
+    """Return the models and their methods, the trained ones named RECIPE.SEED."""
+    base = load(folder_of(DEMO), dtype="float32", device="cpu")
+    found = [(replace(base, name="base"), "full"), (replace(base, name="yarn8"), UNTRAINED["yarn8"])]
+    for given in options.models:
+        name, _, folders = given.partition("=")
+        for seed, folder in enumerate(folders.split(",")):
+            found.append((replace(load(folder, dtype="float32", device="cpu"), name=f"{name}.{seed}"), "full"))
+    for name in options.recipe:
+        for seed in range(options.seeds):
+            lm = extended(name, DEMO, options.out, STEPS, seed, options.set)
+            found.append((replace(lm, name=f"{name}.{seed}"), "full"))
+    return found
+
+
+def measure_parts(options: argparse.Namespace, parts: dict[str, Part]) -> None:
+    """Measure every part of every member on every text, each into a run folder of its own."""
+    texts = {"library": TEXT} | ({"books": options.books} if options.books else {})
+    for lm, how in members(options):
+        for name, part in parts.items():
+            if options.part and name not in options.part:
+                continue
+            for label, text in texts.items() if part.text else [("generated", TEXT)]:
+                what = {"text": text, "lengths": part.lengths, "repeats": options.repeats}
+                folder = options.out / "rows" / lm.name / f"{name} {label}"
+                rows = measure([lm], [how], [part.task], out=folder, **what).rows
+                print(f"{lm.name} {name} {label}: {len(rows)} rows", file=sys.stderr, flush=True)
+
+
+def scores_of(rows: Sequence[Row], part: Part, label: str) -> By:
+    """Return the scores of a run: of each example the mean over its depths."""
+    found: dict[tuple[str, str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row.status != "ok":
+            raise ValueError(f"{row.model} {row.task} at {row.length}: {row.status}, {row.reason}")
+        for score, name in part.scores.items():
+            found[name, label, row.length][row.example].append(score_of(row, score))
+    return {key: {one: float(np.mean(each)) for one, each in by.items()} for key, by in found.items()}
+
+
+def averaged(several: Sequence[By]) -> By:
+    """Return the mean over the seeds of a recipe, of the examples that all have."""
+    return {
+        key: {one: float(np.mean([by[key][one] for by in several])) for one in several[0][key]}
+        for key in several[0]
+        if all(key in by and by[key].keys() == several[0][key].keys() for by in several)
+    }
+
+
+def measured(folder: Path) -> dict[str, By]:
+    """Return the scores of every recipe below OUT/rows or RECORDED, averaged over its seeds."""
+    seeds: dict[str, dict[str, By]] = defaultdict(lambda: defaultdict(dict))
+    runs = {path.parent if path.name == "rows.jsonl" else path for path in folder.glob("*/*/rows.jsonl")}
+    for path in sorted(runs | set(folder.glob("*/*.jsonl.gz"))):
+        run = path.name.removesuffix(".jsonl.gz")
+        name, _, label = run.partition(" ")
+        rows = read_rows(path) if path.is_dir() else kept.recorded(folder, path.parent.name, run)[1]
+        member = path.parent.name
+        seeds[member.partition(".")[0]][member] |= scores_of(rows, PARTS[name], label)
+    return {recipe: averaged(list(each.values())) for recipe, each in seeds.items()}
+
+
+def compared(found: dict[str, By], one: str, other: str) -> str:
+    """Return a table of one recipe minus another at every task, text and length that both have."""
+    keys = [key for key in found[one] if key in found[other]]
+    lines, p = [], []
+    for key in keys:
+        pairs = np.array([[by[example] for by in (found[one][key], found[other][key])] for example in found[one][key]])
+        mean, low, high, chance = student_mean(pairs[:, 0] - pairs[:, 1])
+        p.append(None if np.isnan(chance) else chance)
+        means = [f"{value:.3f}" for value in pairs.mean(0)]
+        lines.append([key[0], key[1], f"{key[2]:,}", f"{len(pairs)}", *means, f"{mean:+.3f} [{low:.3f}, {high:.3f}]"])
+    ends = [[*line, "–" if each is None else f"{each:.2g}"] for line, each in zip(lines, holm(p), strict=True)]
+    return table(["task", "text", "length", "texts", one, other, "difference", "p (Holm)"], ends).lstrip("\n")
+
+
+def page() -> str:
+    """Return the page with its tables, each named `ONE OTHER`, made again of the recorded rows."""
+    found = measured(RECORDED)
+    return kept.with_tables(PAGE.read_text(), lambda name: compared(found, *name.split()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="NAME=FOLDER", help="a recipe and its models, one for each seed")
+    parser.add_argument("--recipe", action="append", default=[], choices=RECIPES, help="of smt_extend.py")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each --recipe")
+    parser.add_argument(
+        "--set", action="append", default=[], help="a setting of these trainings, as trainer.bf16=false"
+    )
+    parser.add_argument("--books", help="a folder of books, measured too")
+    parser.add_argument("--part", action="append", choices=PARTS, help="only these")
+    parser.add_argument("--repeats", type=int, default=24, help="texts, and questions of `copy`")
+    parser.add_argument("--out", type=Path, default=Path("runs/untrained_memory"), help="keep models and rows here")
+    parser.add_argument("--record", action="store_true", help="keep the rows of --out with the project")
+    parser.add_argument("--write", action="store_true", help="make the tables of untrained_memory.md")
+    parser.add_argument("--quick", action="store_true", help="two examples of short lengths, no trained model")
+    options = parser.parse_args()
+    if wrong := [given for given in options.models if not all(given.partition("=")[::2]) or "." in given.split("=")[0]]:
+        parser.error(f"got {wrong[0]!r}, expected NAME=FOLDER or NAME=FOLDER,FOLDER, NAME without a dot")
+    torch.set_num_threads(1)
+    if options.record:
+        print(f"{kept.record(options.out / 'rows', RECORDED):,} bytes in {RECORDED}")
+        return
+    if options.write:
+        PAGE.write_text(page())
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.quick:
+            options.out, options.repeats = Path(scratch), 2
+        measure_parts(options, QUICK if options.quick else PARTS)
+        found = measured(options.out / "rows")
+        for one in sorted(found.keys() - {"base", "yarn8"}) or ["yarn8"]:
+            for other in sorted({"base", "yarn8"} - {one}):
+                print(f"\n{compared(found, one, other)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

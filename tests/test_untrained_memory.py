@@ -1,0 +1,45 @@
+"""benchmarks/untrained_memory.py: seeds averaged by text, paired differences, and how models are given."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farspan.record import Row, Run
+from farspan.stats import student_mean
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+untrained_memory: Any = importlib.import_module("untrained_memory")
+
+
+def rows(folder: Path, member: str, gains: list[float]) -> None:
+    with Run.open(folder / "rows" / member / "mentions library", {}) as run:
+        for i, gain in enumerate(gains):
+            scores = {"gain": gain, "nats": 1.0, "control": 1.0 + gain, "mentions": 1}
+            settings = {"text": "t", "distance": 1000, "target_tokens": 1024}
+            run.append(Row(member, "full", "mentions", 1, settings, 2048, i, 0, f"{i}", scores=scores))
+
+
+def test_the_seeds_of_a_recipe_are_averaged_by_text_before_they_are_paired(tmp_path: Path) -> None:
+    values = {"yarn8": [1.0, 2.0, 4.0, 3.0], "new.0": [2.0, 2.0, 5.0, 6.0], "new.1": [1.0, 4.0, 5.0, 2.0]}
+    for member, gains in values.items():
+        rows(tmp_path, member, gains)
+    line = untrained_memory.compared(untrained_memory.measured(tmp_path / "rows"), "new", "yarn8").splitlines()[-1]
+    differences = np.mean([values["new.0"], values["new.1"]], 0) - values["yarn8"]
+    mean, low, high, p = student_mean(differences)
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[1:] == [
+        "library", "2,048", "4", "3.375", "2.500", f"{mean:+.3f} [{low:.3f}, {high:.3f}]", f"{p:.2g}",
+    ]  # fmt: skip
+
+
+def test_models_are_given_with_the_name_of_their_recipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["untrained_memory.py", "folder"])
+    with pytest.raises(SystemExit):
+        untrained_memory.main()
+    assert "got 'folder', expected NAME=FOLDER" in capsys.readouterr().err
