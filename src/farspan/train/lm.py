@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from pydantic import Field
+from torch.utils.data import Dataset
 
 from farspan import hf
 from farspan.loading import load_tokenizer
@@ -14,6 +15,7 @@ from farspan.train import engines
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.optimizer import OptimizerSettings
+from farspan.train.recurrence import ConsecutiveRows, Recurrence, RecurrenceSettings, model_card, reading, refuse_unfit
 from farspan.train.trainer import Notice, PretrainingSettings, TrainingSettings, run, training, write_up
 
 
@@ -50,6 +52,7 @@ class LmSettings(TrainingSettings):
     data: DataSettings
     tokenizer: TokenizerSettings = TokenizerSettings()
     model: LlamaSettings = LlamaSettings()
+    recurrence: RecurrenceSettings | None = None  # default: rows are independent
     optimizer: OptimizerSettings = OptimizerSettings()
     trainer: PretrainingSettings
 
@@ -67,6 +70,8 @@ def train(settings: LmSettings, notice: Notice) -> dict[str, Any]:
     shape = llama_shape(settings.model)
     if trainer.engine == "fsdp2" and not torch.cuda.is_available():
         raise ValueError('trainer.engine = "fsdp2" of `train lm` needs GPUs: use "ddp"')
+    if settings.recurrence is not None:
+        refuse_unfit(trainer)
     source = settings.tokenizer.folder or str(out)
     with engines.processes().main_process_first():  # the others find the files that it has written
         refuse_other_settings(out, settings)
@@ -82,13 +87,17 @@ def train(settings: LmSettings, notice: Notice) -> dict[str, Any]:
             "another tokenizer.folder"
         )
 
-    def rows(corpus: Corpus) -> PackedRows:
-        return PackedRows(corpus, trainer.window, (separator,), trainer.seed)
+    def rows(corpus: Corpus, num: int, steps: int | None) -> Dataset[Any]:
+        if settings.recurrence is None:
+            return PackedRows(corpus, trainer.window, (separator,), trainer.seed)
+        return ConsecutiveRows(corpus, trainer.window, num, (separator,), trainer.seed, steps)
+
+    memory = settings.recurrence.memory if settings.recurrence else 0
 
     def new() -> Any:
         config = LlamaConfig(
             vocab_size=len(tokenizer),
-            max_position_embeddings=trainer.window,
+            max_position_embeddings=trainer.window + memory,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
             **shape,
@@ -98,9 +107,19 @@ def train(settings: LmSettings, notice: Notice) -> dict[str, Any]:
     model = new()
     if trainer.activation_checkpointing:
         hf.checkpoint_activations(model)
-    summary = run(model, rows(text), settings, notice, held_out=rows(held_out) if held_out else None, again=new)
+    read = rows(text, trainer.rows_per_step, trainer.steps)
+    judged = rows(held_out, trainer.micro_batch, None) if held_out else None
+    options: dict[str, Any] = {}
+    if settings.recurrence is not None:
+        recurrence = Recurrence(memory)
+        options = {"terms": recurrence, "weights": {"lm": 1.0}, "state": recurrence}
+    summary = run(model, read, settings, notice, held_out=judged, again=new, **options)
     summary["tokens"] = summary.pop("rows") * trainer.window
-    return write_up(settings, summary, tokenizer)
+    if settings.recurrence is None:
+        return write_up(settings, summary, tokenizer)
+    summary["reading"] = reading(memory, trainer.window)
+    notice(f"to read it as it was trained: --method {summary['reading']}")
+    return write_up(settings, summary, tokenizer, model_card)
 
 
 def llama_shape(settings: LlamaSettings) -> dict[str, Any]:
