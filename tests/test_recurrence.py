@@ -23,7 +23,24 @@ from farspan.train.recurrence import ConsecutiveRows, Recurrence, reading
 from naive import naive_llama
 from tiny import nats_by, nats_of, open_lm, same, some_ids, tiny_model
 
-TEXT = "The quick brown fox jumps over the lazy dog, and what the dog thinks of it nobody has asked. " * 40
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+WORDS = (
+    "The",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "the",
+    "lazy",
+    "dog,",
+    "and",
+    "what",
+    "it",
+    "thinks",
+    "nobody",
+)
+TEXT = " ".join(np.random.default_rng(0).choice(WORDS, 800))
 SEGMENT = 6
 MEMORIES = [0, 4, 6, 15]  # none, shorter than a segment, one, more
 
@@ -57,6 +74,15 @@ def test_one_pass_reads_no_token_twice() -> None:
     rows = ConsecutiveRows(numbered(65), 10, 2, (0,), seed=0)
     read = torch.cat([rows[i]["input_ids"] for i in range(len(rows))])
     assert sorted(read.tolist()) == [*range(30), *range(33, 63)]
+
+
+def test_llama_xl_is_llama_83m_with_a_memory_of_one_row() -> None:
+    plain, recurrent = (read_config(CONFIGS / f"{name}.toml", LmSettings) for name in ("llama-83m", "llama-xl-83m"))
+    assert recurrent.recurrence is not None
+    assert recurrent.recurrence.memory == recurrent.trainer.window == 1024
+    assert (recurrent.model, recurrent.optimizer) == (plain.model, plain.optimizer)
+    others = {"save_every"}
+    assert recurrent.trainer.model_dump(exclude=others) == plain.trainer.model_dump(exclude=others)
 
 
 # the memory

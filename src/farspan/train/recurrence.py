@@ -159,7 +159,7 @@ class Recurrence:
         last = keys[:, :, first:]
         if first:
             last = turned(last, angles(here, inv_freq), angles(here - first, inv_freq))
-        return last.detach().clone(), values[:, :, first:].detach().clone()
+        return last.clone(), values[:, :, first:].clone()
 
     def state_dict(self) -> dict[str, Carried]:
         """Return what a checkpoint needs to continue."""
