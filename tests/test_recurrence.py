@@ -239,21 +239,101 @@ def test_a_batch_in_pieces_trains_as_the_whole(settings: Callable[..., LmSetting
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+@pytest.fixture
+def interrupted_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """The user presses Ctrl-C at a forward, from now on; the list counts forwards."""
+
+    def at(forward: int) -> list[int]:
+        forwards, original = [0], transformers.Trainer.training_step
+
+        def training_step(*arguments: Any, **options: Any) -> Tensor:
+            forwards[0] += 1
+            if forwards[0] == forward:
+                raise KeyboardInterrupt
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(transformers.Trainer, "training_step", training_step)
+        return forwards
+
+    return at
+
+
+@pytest.fixture
+def further(settings: Callable[..., LmSettings], tmp_path: Path) -> Callable[..., LmSettings]:
+    """A training that goes on with the model of another one: `further("name", "table.key=value", ...)`."""
+    train(first := settings("first", "trainer.steps=2"))
+    lines = ['out = "?"', "[data]", f"text = {str(tmp_path / 'a.txt')!r}", "[model]", f"start = {first.out!r}"]
+    lines += ["[optimizer]", "lr = 1e-4", "warmup_steps = 0", "[trainer]", "steps = 2", "window = 32", "batch = 2"]
+    lines += ["micro_batch = 2", "bf16 = false", 'dtype = "float32"', "log_every = 1"]
+    (tmp_path / "b.toml").write_text("\n".join(lines))
+    return lambda out, *overrides: read_config(tmp_path / "b.toml", LmSettings, [f"out={tmp_path / out}", *overrides])
+
+
+def test_a_model_is_trained_further_with_its_tokenizer(further: Callable[..., LmSettings]) -> None:
+    chosen = further("a", "recurrence.memory=64")
+    train(chosen)
+    first, now = (farspan.load(folder, device="cpu") for folder in (chosen.model.start, chosen.out))
+    assert now.tokenizer.get_vocab() == first.tokenizer.get_vocab()
+    assert (first.trained_length, now.trained_length) == (40, 96)
+    pairs = list(zip(first.model.parameters(), now.model.parameters(), strict=True))
+    assert all(0 < (a - b).abs().max() < 1e-2 for a, b in pairs)
+
+
+def test_a_training_further_stopped_and_repeated_ends_with_the_same_weights(
+    further: Callable[..., LmSettings], interrupted_at: Callable[[int], list[int]]
+) -> None:
+    whole, stopped = (further(out, "trainer.steps=4", "trainer.save_every=2") for out in ("whole", "stopped"))
+    train(whole)
+    forwards = interrupted_at(4)
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped)
+    train(stopped)
+    assert forwards[0] == 4 + 2
+    assert_same_weights(stopped, whole)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.hidden=64", "tokenizer.vocabulary=300"], r"leave out model\.hidden, tokenizer\.vocabulary"),
+        (["model.start=nothing/here"], "nothing/here"),
+    ],
+)
+def test_a_start_that_cannot_be_used_is_refused(
+    further: Callable[..., LmSettings], overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as refused:
+        train(further("a", *overrides))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("gpt_neox", {}, "is a GPTNeoXForCausalLM: expected a LlamaForCausalLM"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            "depends on the length",
+        ),
+    ],
+)
+def test_a_start_of_another_kind_is_refused(
+    further: Callable[..., LmSettings], architecture: str, changes: Any, message: str, tokenizer: Any, tmp_path: Path
+) -> None:
+    tiny_model(architecture, **changes).save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=message):
+        train(further("a", f"model.start={tmp_path / 'other'}"))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_training_stopped_and_repeated_ends_with_the_same_weights(
-    settings: Callable[..., LmSettings], workers: int, monkeypatch: pytest.MonkeyPatch
+    settings: Callable[..., LmSettings], workers: int, interrupted_at: Callable[[int], list[int]]
 ) -> None:
     whole, stopped = (settings(out, f"trainer.workers={workers}") for out in ("whole", "stopped"))
     train(whole)
-    forwards, original = [0], transformers.Trainer.training_step
-
-    def training_step(*arguments: Any, **options: Any) -> Tensor:
-        forwards[0] += 1
-        if forwards[0] == 13:  # in step 7; a checkpoint was saved after step 4, 8 forwards
-            raise KeyboardInterrupt
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(transformers.Trainer, "training_step", training_step)
+    forwards = interrupted_at(13)  # in step 7; a checkpoint was saved after step 4, 8 forwards
     with pytest.raises(KeyboardInterrupt):
         train(stopped)
     train(stopped)

@@ -14,6 +14,7 @@ not use, and transformers' Llama has no such norm.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -174,7 +175,7 @@ CARD = """# {name}
 A Llama of {parameters:,} parameters, trained by `farspan train lm` with segment-level recurrence (Transformer-XL): rows
 of {segment:,} tokens, and a memory of {memory:,} tokens before each. Read it as it was trained:
 
-    farspan curve {name} --method {reading}
+    farspan curve FOLDER --method {reading}
 
 Without the method it reads with full attention, which is the same for texts of up to {segment:,} tokens.
 """
@@ -184,7 +185,7 @@ def model_card(summary: Mapping[str, Any], log: Any) -> str:
     """Return the README.md of a model trained with recurrence, from the content of its training.json."""
     settings = summary["settings"]
     return CARD.format(
-        name=settings["out"],
+        name=Path(settings["out"]).name,
         parameters=summary["parameters"],
         segment=settings["trainer"]["window"],
         memory=settings["recurrence"]["memory"],
