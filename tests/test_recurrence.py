@@ -1,6 +1,8 @@
 """Segment-level recurrence: rows that continue, their memory against a naive twin, trainings stopped and repeated."""
 
+import importlib
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -384,3 +386,20 @@ def test_several_processes_are_refused(settings: Callable[..., LmSettings], monk
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match=r"carries the memory of each row in one process.*1 processes and 2 GPUs"):
         train(settings("a"))
+
+
+# benchmarks/llama_xl.py
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+llama_xl: Any = importlib.import_module("llama_xl")
+
+
+def test_the_tables_of_the_page_are_those_of_the_recorded_rows() -> None:
+    """After new rows: python benchmarks/llama_xl.py --record."""
+    found, seeds = llama_xl.found_in(llama_xl.ROWS)
+    assert seeds == 3
+    assert llama_xl.page(found) == llama_xl.PAGE.read_text()
+
+
+def test_the_recorded_rows_meet_every_bound() -> None:
+    assert llama_xl.judged(*llama_xl.found_in(llama_xl.ROWS))[1] == []
