@@ -5,21 +5,34 @@ from typing import Any
 
 import torch
 from pydantic import Field
+from torch.utils.data import Dataset
 
 from farspan import hf
+from farspan.hf.rotary import length_dependent_rope
 from farspan.loading import load_tokenizer
+from farspan.loading.places import folder_of
 from farspan.text.corpora import Corpus, load
 from farspan.text.documents import read_texts
 from farspan.train import engines
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.optimizer import OptimizerSettings
-from farspan.train.trainer import Notice, PretrainingSettings, TrainingSettings, run, training, write_up
+from farspan.train.recurrence import ConsecutiveRows, Recurrence, RecurrenceSettings, model_card, reading, refuse_unfit
+from farspan.train.trainer import (
+    Notice,
+    PretrainingSettings,
+    TrainingSettings,
+    load_finite,
+    run,
+    training,
+    write_up,
+)
 
 
 class LlamaSettings(Settings):
-    """[model]: the shape of a Llama."""
+    """[model]: the shape of a Llama, or the one to go on training."""
 
+    start: str | None = None  # a folder or hub id of a Llama, or `demo`; its shape and tokenizer are used
     hidden: int = Field(512, gt=0)
     feed_forward: int = Field(2048, gt=0)
     layers: int = Field(12, gt=0)
@@ -50,6 +63,7 @@ class LmSettings(TrainingSettings):
     data: DataSettings
     tokenizer: TokenizerSettings = TokenizerSettings()
     model: LlamaSettings = LlamaSettings()
+    recurrence: RecurrenceSettings | None = None  # default: rows are independent
     optimizer: OptimizerSettings = OptimizerSettings()
     trainer: PretrainingSettings
 
@@ -63,14 +77,18 @@ def train(settings: LmSettings, notice: Notice) -> dict[str, Any]:
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    trainer, out = settings.trainer, Path(settings.out)
+    trainer, out, start = settings.trainer, Path(settings.out), settings.model.start
     shape = llama_shape(settings.model)
+    if start is not None:
+        refuse_two_shapes(settings)
     if trainer.engine == "fsdp2" and not torch.cuda.is_available():
         raise ValueError('trainer.engine = "fsdp2" of `train lm` needs GPUs: use "ddp"')
-    source = settings.tokenizer.folder or str(out)
+    if settings.recurrence is not None:
+        refuse_unfit(trainer)
+    source = settings.tokenizer.folder or (str(out) if start is None else folder_of(start))
     with engines.processes().main_process_first():  # the others find the files that it has written
         refuse_other_settings(out, settings)
-        if not settings.tokenizer.folder and not (out / "tokenizer.json").exists():
+        if source == str(out) and not (out / "tokenizer.json").exists():
             train_tokenizer(read_texts(settings.data.text), settings.tokenizer.vocabulary, out)
         tokenizer = load_tokenizer(source, what="tokenizer")
         text = load(settings.data.text, tokenizer)
@@ -82,13 +100,19 @@ def train(settings: LmSettings, notice: Notice) -> dict[str, Any]:
             "another tokenizer.folder"
         )
 
-    def rows(corpus: Corpus) -> PackedRows:
-        return PackedRows(corpus, trainer.window, (separator,), trainer.seed)
+    def rows(corpus: Corpus, num: int, steps: int | None) -> Dataset[Any]:
+        if settings.recurrence is None:
+            return PackedRows(corpus, trainer.window, (separator,), trainer.seed)
+        return ConsecutiveRows(corpus, trainer.window, num, (separator,), trainer.seed, steps)
+
+    memory = settings.recurrence.memory if settings.recurrence else 0
 
     def new() -> Any:
+        if start is not None:
+            return started(start, trainer, trainer.window + memory)
         config = LlamaConfig(
             vocab_size=len(tokenizer),
-            max_position_embeddings=trainer.window,
+            max_position_embeddings=trainer.window + memory,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
             **shape,
@@ -98,9 +122,55 @@ def train(settings: LmSettings, notice: Notice) -> dict[str, Any]:
     model = new()
     if trainer.activation_checkpointing:
         hf.checkpoint_activations(model)
-    summary = run(model, rows(text), settings, notice, held_out=rows(held_out) if held_out else None, again=new)
+    read = rows(text, trainer.rows_per_step, trainer.steps)
+    judged = rows(held_out, trainer.micro_batch, None) if held_out else None
+    options: dict[str, Any] = {}
+    if settings.recurrence is not None:
+        recurrence = Recurrence(memory)
+        options = {"terms": recurrence, "weights": {"lm": 1.0}, "state": recurrence}
+    summary = run(model, read, settings, notice, held_out=judged, again=new, **options)
     summary["tokens"] = summary.pop("rows") * trainer.window
-    return write_up(settings, summary, tokenizer)
+    if settings.recurrence is None:
+        return write_up(settings, summary, tokenizer)
+    summary["reading"] = reading(memory, trainer.window)
+    notice(f"to read it as it was trained: --method {summary['reading']}")
+    return write_up(settings, summary, tokenizer, model_card)
+
+
+def refuse_two_shapes(settings: LmSettings) -> None:
+    """Refuse settings of a new model or tokenizer beside `model.start`.
+
+    Raises:
+        ValueError: names them.
+    """
+    both = [f"model.{name}" for name in sorted(settings.model.model_fields_set - {"start"})]
+    both += [f"tokenizer.{name}" for name in sorted(settings.tokenizer.model_fields_set)]
+    if both:
+        raise ValueError(
+            f"model.start = {settings.model.start!r} brings its shape and its tokenizer: leave out {', '.join(both)}"
+        )
+
+
+def started(name: str, trainer: PretrainingSettings, positions: int) -> Any:
+    """Load the Llama to go on training, in fp32.
+
+    Args:
+        positions: of the training; its trained length is raised to them.
+
+    Raises:
+        ValueError: it cannot be loaded, is no Llama, or has a RoPE that depends on the length of a text.
+    """
+    from transformers import LlamaForCausalLM
+
+    model = load_finite(name, "model", trainer, dtype="float32").model
+    if not isinstance(model, LlamaForCausalLM):
+        raise ValueError(f"model.start = {name!r} is a {type(model).__name__}: expected a LlamaForCausalLM")
+    if kind := length_dependent_rope(model):
+        raise ValueError(
+            f"the RoPE of model.start = {name!r} depends on the length of a text ({kind}): use another model"
+        )
+    model.config.max_position_embeddings = max(positions, model.config.max_position_embeddings)
+    return model
 
 
 def llama_shape(settings: LlamaSettings) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,8 +17,17 @@ from farspan.train.checkpoint import CheckpointTrainer, reading
 from farspan.train.engines import sharded, whole_state
 
 Terms = Callable[[Any, Any, Any], dict[str, Tensor]]
+CARRIED = "carried.pt"  # in a checkpoint: what the terms carry from step to step
 SHARE = "share_of_the_step"  # of a micro-batch, next to its tensors
 WHOLE = parts.StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
+
+
+class Stateful(Protocol):
+    """What terms carry from step to step: plain containers of tensors."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class TermsTrainer(CheckpointTrainer):
@@ -36,6 +45,7 @@ class TermsTrainer(CheckpointTrainer):
             them. Batches with more labels then count for more, so that a step's loss is one mean, on any number of
             processes.
         notes: returns more values to log, given the number of steps done.
+        state: what the terms carry from step to step, for checkpoints; of one process.
     """
 
     loss_is_scaled_for_ga = False  # each loss is a mean; the Trainer divides it by the number of micro-batches
@@ -48,12 +58,14 @@ class TermsTrainer(CheckpointTrainer):
         core: Any = None,
         predicted: Callable[[Any], Tensor] | None = None,
         notes: Callable[[int], Mapping[str, float]] = lambda step: {},
+        state: Stateful | None = None,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         self.model_accepts_loss_kwargs = False
         self.args.train_sampling_strategy = "sequential"
         self.terms, self.weights, self.predicted, self.notes = terms, weights, predicted, notes
+        self.carried = state
         self.trained = self.model
         self.core = self.model if core is None else core
         self._seen: dict[str, list[Tensor]] = {}  # since the last log
@@ -114,6 +126,8 @@ class TermsTrainer(CheckpointTrainer):
             folder.mkdir(parents=True, exist_ok=True)
             kept = {name: state[name].contiguous() for name in self._trained_names()}
             save_file(kept, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+            if self.carried is not None:
+                torch.save(self.carried.state_dict(), folder / CARRIED)
         return None
 
     # private, as transformers has no public methods for loading weights, or for saving or loading an optimizer
@@ -127,6 +141,9 @@ class TermsTrainer(CheckpointTrainer):
             if wrong := sorted(self._trained_names() ^ set(state)):
                 raise ValueError(f"it is of another training: {wrong[0]} and {len(wrong) - 1} other weights differ")
             parts.set_model_state_dict(self.trained, state, options=WHOLE)
+        if self.carried is not None:
+            with reading(file := Path(resume_from_checkpoint) / CARRIED):
+                self.carried.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
         return None
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
