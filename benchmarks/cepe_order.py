@@ -1,6 +1,6 @@
 """The order of CEPE's context: what positions or ages of chunks change for copying, chunk ends, shuffles, perplexity.
 
-    python benchmarks/cepe_order.py [--out FOLDER] [--quick] [--check] [--page]
+    python benchmarks/cepe_order.py [--out FOLDER] [--quick] [--check] [--gradients] [--page]
 
 Beside the embedded model, frozen. One warm-up without order (configs/cepe-warmup-demo.toml, shorter), and after it for
 each seed one main stage for each order (none, position, age; configs/cepe-order-demo.toml) on the same samples. A
@@ -41,7 +41,7 @@ ORDERS = ("none", "position", "age")
 SHARPER = "none, sharper"
 CHUNK, TRAINED = 16, 24  # tokens; chunks of a row of the training
 SLICE, FED = 128, 32  # tokens; of the slice, those that are only fed
-GROUPS = {(1024, 4096, 16384): 8, (65536,): 2}  # tokens of a context: pieces
+GROUPS = {(1024, 4096, 16384): 8}  # tokens of a context: pieces
 CLAIMED = 16384  # tokens
 TIMES = 2.0  # by which order must copy more than none
 WARM_UP = ("trainer.bf16=false", "trainer.batch=8", "trainer.micro_batch=8", "data.chunks=4", "data.chunk=32",
@@ -187,6 +187,32 @@ def measure(folder: Path, order: str, seed: int, lengths: tuple[int, ...], count
     print(f"{folder.name}: {lengths[-1]:,} tokens", flush=True)
 
 
+def agreement(out: Path, folder: Path) -> tuple[float, float]:
+    """Return the cosine of the gradients of W, the projection of the positions, on two times 32 copied samples without
+    noise, and the size of the vectors that it adds as a share of the states'."""
+    from torch.utils.data import default_collate
+
+    from farspan.train import cepe
+    from farspan.train.config import read_config
+
+    given = [f"out={out / 'gradients'}", f"model.warmed_up={folder}", "model.order=position", "data.noise.rate=0"]
+    given.append("data.mixture={ copied = 1.0 }")
+    settings = read_config(ROOT / "configs/cepe-order-demo.toml", cepe.CepeSettings, given)
+    lm = cepe.opened(settings)
+    rows, model, found = cepe.prepare(settings, lm, lambda text: None), lm.model.train(), []
+    order = model.context_order
+    for first in (0, 32):
+        model.zero_grad()
+        for begin in range(first, first + 32, 8):
+            batch = default_collate([rows[i] for i in range(begin, begin + 8)])
+            cepe.terms(model, model, batch)["nats"].backward()
+        found.append(order.position.weight.grad.flatten().clone())
+    with torch.no_grad():
+        (zero,) = order((torch.zeros(1, 2048, order.position.out_features),), torch.arange(2048, 0, -1)[None], CHUNK)
+        states = model.encode_context(rows[0]["context_input_ids"][None]).states[0]
+    return float(torch.cosine_similarity(*found, 0)), float(zero.norm(dim=-1).mean() / states.norm(dim=-1).mean())
+
+
 # tables
 
 
@@ -307,6 +333,9 @@ def main() -> None:
         "--quick", action="store_true", help="a few steps, two pieces, one seed: shows that all of it runs"
     )
     parser.add_argument("--check", action="store_true")
+    parser.add_argument(
+        "--gradients", action="store_true", help="only the gradients of trained models and of the warm-up"
+    )
     parser.add_argument("--page", action="store_true", help="write page and picture from the kept rows")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -314,6 +343,14 @@ def main() -> None:
         rows = kept_rows()
         PAGE.write_text(with_tables(PAGE.read_text(), lambda name: table(rows, name)))
         print(draw(rows))
+        return
+    if arguments.gradients:
+        for name in ("warmup", *(f"position-{seed}" for seed in SEEDS)):
+            cosine, size = agreement(arguments.out, arguments.out / name)
+            print(
+                f"{name}: cosine of two gradients {cosine:.3f}, size of the vectors {size:.3f} of the states'",
+                flush=True,
+            )
         return
     if arguments.quick:
         rows = run(arguments.out / "quick", (0,), {(256, 512): 2}, FEW)
