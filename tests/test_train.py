@@ -23,7 +23,7 @@ from farspan.train.config import read_config
 from farspan.train.distill import DistillSettings
 from farspan.train.lm import LmSettings, train
 from farspan.train.mlm import MlmSettings
-from farspan.train.optimizer import OptimizerSettings, Together, build
+from farspan.train.optimizer import Muon, OptimizerSettings, Together, build
 from farspan.train.smt import SmtSettings
 from farspan.train.trainer import PretrainingSettings
 
@@ -180,9 +180,21 @@ def test_muon_turns_the_matrices_and_adamw_the_rest() -> None:
     model = tiny_llama()
     optimizer, _ = build(model, OptimizerSettings(name="muon"), 200)
     muon, adamw = optimizer.parts
-    assert (type(muon), type(adamw)) == (torch.optim.Muon, torch.optim.AdamW)
+    assert (type(muon), type(adamw)) == (Muon, torch.optim.AdamW)
     matrices = {id(p) for layer in model.model.layers for p in layer.parameters() if p.ndim == 2}
     assert {id(p) for group in muon.param_groups for p in group["params"]} == matrices
+
+
+def test_muon_in_float32_steps_as_torchs_in_bfloat16() -> None:
+    for shape in ((16, 48), (48, 16)):
+        weights = [torch.nn.Parameter(torch.randn(*shape, generator=torch.Generator().manual_seed(0))) for _ in "ab"]
+        settings = {"lr": 0.1, "weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
+        optimizers = [kind([w], **settings) for kind, w in zip((Muon, torch.optim.Muon), weights, strict=True)]
+        for step in range(5):
+            for weight, optimizer in zip(weights, optimizers, strict=True):
+                weight.grad = torch.randn(*shape, generator=torch.Generator().manual_seed(step))
+                optimizer.step()
+        torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0.02)  # steps of 0.1 · 0.2 · √48 in all
 
 
 def test_a_frozen_parameter_is_not_trained() -> None:

@@ -43,6 +43,7 @@ WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "
 
 def windows(corpus: Corpus, *, samples: int = 60, seed: int = 0, **changes: Any) -> DocumentRows:
     how = {"copies": changes.pop("copies", False), "noise": changes.pop("noise", None)}
+    how["longest"] = changes.pop("longest", 0)
     data = {"text": "t", "decoder": 6, "chunks": 3, "chunk": 4, "separator": False, "mixture": {"cat": 1.0}} | changes
     return DocumentRows(
         corpus, DocumentSettings.model_validate(data), samples=samples, separator=(0,), seed=seed, **how
@@ -154,7 +155,7 @@ def test_noise_of_nothing_and_of_everything() -> None:
             "copies the decoder's tokens, not passages",
         ),
         ({"mixture": {"filter": 1.5, "cat": -0.5}}, "sum to 1"),
-        ({"mixture": {"fliter": 1.0}}, "'filter', 'cat' or 'retrieved'"),
+        ({"mixture": {"fliter": 1.0}}, "'filter', 'cat', 'retrieved' or 'copied'"),
         ({"mixture": {"retrieved": 1.0}}, r"no index: give data\.index"),
         ({"mixture": {"retrieved": 1.0}, "index": "i", "query": 6}, "leaves no tokens"),
     ],

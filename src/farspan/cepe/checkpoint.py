@@ -195,6 +195,8 @@ def _from_adapter(
     encoder, states = encoders.build(config.encoder_config), config.num_cross_attn_hidden_states
     model = _extended(base, encoder, config.num_cross_attn_layers, states, added)
     model.config.cepe_base = made_for
+    if (order := fields.order_of(config)) != "none":
+        model.add_order(order, layers=config.cepe_order_layers, longest=config.cepe_order_range)
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     missing = [key for key in missing if is_added(key)]
     if missing or unexpected:

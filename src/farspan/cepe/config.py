@@ -7,6 +7,9 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from farspan.cepe.order import ORDERS
+from farspan.specs import check_known
+
 NOT_OF_THE_MODEL = {"architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "model_type"}
 FIXED = {  # other fields that the authors' code reads, at the values of this model
     "do_cross_attention": True,
@@ -60,6 +63,27 @@ def check(config: PreTrainedConfig) -> None:
             f"num_cross_attn_hidden_states = {config.num_cross_attn_hidden_states} gives each of {states} layers "
             f"different states, and the encoder has {has}: use num_cross_attn_layers <= {has}"
         )
+    if (order := order_of(config)) != "none":
+        check_order(order, config.cepe_order_layers, config.cepe_order_range, layers)
+
+
+def check_order(order: str, ordered: int, longest: int, layers: int) -> None:
+    """Check an order that `ordered` of the `layers` with cross-attention read, over a range of `longest` tokens.
+
+    Raises:
+        ValueError: an unknown order, or numbers that do not fit.
+    """
+    check_known("order of a CEPE model", order, ORDERS)
+    if not 1 <= ordered <= layers:
+        raise ValueError(f"order in {ordered} layers; {layers} layers have cross-attention: give 1 to {layers}")
+    if longest < 1:
+        raise ValueError(f"order by {order} over a range of {longest} tokens: give at least 1")
+
+
+def order_of(config: PreTrainedConfig) -> str:
+    """Return the order of a model's context: none, position or age (`farspan.cepe.order`). Models without the field,
+    such as the published ones, have none."""
+    return getattr(config, "cepe_order", "none")
 
 
 def num_states(config: PreTrainedConfig) -> int:

@@ -59,7 +59,9 @@ class Context:
         """Memory of this context: its states, and keys and values where they are kept."""
         tensors = [*self.states, *(t for pair in self.kept.values() for t in pair), *self.scales.values()]
         tensors += [t for t in (self.mask, self.visible) if t is not None]
-        return sum(t.nbytes for t in tensors) + sum(other.num_bytes for other in self.elsewhere.values())
+        return sum(t.nbytes for t in {id(t): t for t in tensors}.values()) + sum(
+            other.num_bytes for other in self.elsewhere.values()
+        )
 
     def of_layer(self, from_end: int) -> Float[Tensor, "rows tokens width"]:
         """Return the states for the layer that is `from_end` layers before the end: 1 for the last."""
@@ -75,6 +77,7 @@ class Context:
             return self
         if device not in self.elsewhere:
             mask, visible = (None if part is None else part.to(device) for part in (self.mask, self.visible))
-            states = tuple(states.to(device) for states in self.states)
+            moved = {id(states): states.to(device) for states in self.states}  # layers can share them
+            states = tuple(moved[id(states)] for states in self.states)
             self.elsewhere[device] = Context(states, mask, visible, self.mode, self.budget, self.score_factor)
         return self.elsewhere[device]

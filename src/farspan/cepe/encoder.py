@@ -11,6 +11,7 @@ from transformers import AutoModel, PreTrainedConfig
 
 from farspan.cepe.config import encoder_config
 from farspan.cepe.context import BUDGET, Context, Mode
+from farspan.cepe.order import ContextOrder
 from farspan.cepe.surgery import layers_of
 from farspan.hf.modes import evaluating
 from farspan.loading import load_config, load_weights
@@ -24,6 +25,8 @@ def encode(
     mask: Int[Tensor, "rows chunks length"] | None = None,
     *,
     num_states: int = 1,
+    order: ContextOrder | None = None,
+    offset: int | Int[Tensor, "rows"] = 0,
     mode: Mode = "auto",
     budget: int = BUDGET,
 ) -> Context:
@@ -33,16 +36,29 @@ def encode(
     Chunks whose tokens are all masked are not encoded. If all tokens of all rows are masked and gradients are on, one
     chunk is encoded, which contributes zero with a gradient of zero.
 
+    Args:
+        order: adds to the states their distances from the decoder; None: they have none.
+        offset: tokens between the context and the decoder, for `order`; masked tokens count in a distance.
+
     Raises:
         ValueError: ids of another shape or device, no ids, chunks longer than the encoder's window, or ids that the
-            encoder does not have.
+            encoder does not have, or a context longer than the range of `order`.
     """
     _check(encoder, ids, mask)
     rows, chunks, length = ids.shape
+    distances = torch.arange(chunks * length, 0, -1, device=ids.device)
+    distances = distances + torch.as_tensor(offset, device=ids.device).reshape(-1, 1).expand(rows, 1)
+    if order is not None:
+        order.check(int(distances.max()))
+
+    def ordered(states: tuple[Tensor, ...], distances: Tensor) -> tuple[Tensor, ...]:
+        return states if order is None else order(states, distances, length)
+
     flat, at_once = ids.reshape(-1, length), max(1, TOKENS_AT_ONCE // length)
     if mask is None or bool(mask.all()):
         states = _states(encoder, [flat[i : i + at_once] for i in range(0, len(flat), at_once)], None, num_states)
-        return Context(tuple(s.view(rows, chunks * length, -1) for s in states), mode=mode, budget=budget)
+        states = ordered(tuple(s.view(rows, chunks * length, -1) for s in states), distances)
+        return Context(states, mode=mode, budget=budget)
     real = mask.reshape(-1, length).bool()
     seen = real.any(-1)
     if not bool(seen.any()):
@@ -51,12 +67,15 @@ def encode(
             none = ids.new_empty(rows, 0, width, dtype=encoder.dtype)
             return Context((none,) * num_states, mode=mode, budget=budget)
         states = tuple(s.expand(rows, -1, -1) for s in _states(encoder, [ids[0, :1]], None, num_states))
+        states = ordered(states, distances[:, -length:])
         return Context(states, None, torch.zeros(rows, device=ids.device, dtype=encoder.dtype), "recompute")
     # as many parts as without a mask: processes that share a sharded encoder must call it equally often
     which = [part for part in seen.nonzero()[:, 0].tensor_split(-(-len(flat) // at_once)) if len(part)]
     states = _states(encoder, [flat[w] for w in which], [real[w] for w in which], num_states)
     counts = real.view(rows, -1).sum(-1).tolist()
     compact = tuple(pad_sequence(list(s[real[seen]].split(counts)), batch_first=True) for s in states)
+    theirs = distances[real.view(rows, -1)].split(counts)
+    compact = ordered(compact, pad_sequence(list(theirs), batch_first=True))
     if min(counts) == max(counts):
         return Context(compact, mode=mode, budget=budget)
     there = torch.tensor(counts, device=ids.device)

@@ -15,11 +15,13 @@ from farspan.cepe import surgery
 from farspan.cepe.context import BUDGET, Context, Mode
 from farspan.cepe.cross_attention import CrossAttention
 from farspan.cepe.encoder import build, encode
+from farspan.cepe.order import RANGE, ContextOrder
 from farspan.cepe.saving import is_added, save
 from farspan.hf import decoder_of
 
-CONTEXT = ("context", "context_input_ids", "context_attention_mask", "encoder_input_ids", "encoder_attention_mask")
-FP32 = ("encoder", "cross_attn")  # added modules, which can stay in float32 over a base in bfloat16
+CONTEXT = ("context", "context_input_ids", "context_attention_mask", "encoder_input_ids", "encoder_attention_mask",
+           "context_offset")  # fmt: skip
+FP32 = ("encoder", "cross_attn", "context_order")  # added modules, which can stay in float32 over a base in bfloat16
 
 
 class CepeModel:
@@ -29,6 +31,7 @@ class CepeModel:
     """
 
     encoder: Any
+    context_order: ContextOrder | None
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
@@ -41,19 +44,49 @@ class CepeModel:
         config = self.config
         self.reading = surgery.ContextHolder()
         self.encoder = encoder
+        self.context_order = None
         self.loss_type = "ForCausalLM"  # transformers would derive it from the name of the class
         if getattr(config, "added_dtype", None) == "float32":
             self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), *FP32}
         surgery.attach(
             self, num_cross=config.num_cross_attn_layers, width=encoder.config.hidden_size, reading=self.reading
         )
+        if (order := fields.order_of(config)) != "none":
+            self.add_order(order, layers=config.cepe_order_layers, longest=config.cepe_order_range)
         self.freeze_base()
+
+    def add_order(self: Any, order: str, *, layers: int | None = None, longest: int = RANGE) -> None:
+        """Add order to the context, of zero weights, so that the outputs do not change until they are trained.
+
+        Args:
+            order: position or age, see `farspan.cepe.order`; none adds nothing.
+            layers: counted from the last, that read it; default all with cross-attention.
+            longest: the tokens of the longest context.
+
+        Raises:
+            ValueError: an unknown order, or numbers that do not fit the model.
+        """
+        number = self.config.num_cross_attn_layers
+        layers = number if layers is None else layers
+        fields.check_order(order, layers, longest, number)
+        if order == "none":
+            return
+        self.config.update({"cepe_order": order, "cepe_order_layers": layers, "cepe_order_range": longest})
+        width, like = self.encoder.config.hidden_size, next(self.encoder.parameters())
+        made = ContextOrder(order, width, layers=layers, num_cross=number, longest=longest)
+        made.clear()
+        self.context_order = made.to(like.device, like.dtype)
 
     # added and frozen parameters
 
     def added_parameters(self: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return names and parameters of encoder and cross-attention."""
+        """Return names and parameters of encoder, cross-attention and order."""
         return ((name, p) for name, p in self.named_parameters() if is_added(name))
+
+    def added_modules(self: Any) -> list[nn.Module]:
+        """Return the encoder, the cross-attention of each layer, and the order if there is one."""
+        order = [] if self.context_order is None else [self.context_order]
+        return [self.encoder, *self.cross_attentions(), *order]
 
     def cross_attentions(self: Any) -> list[CrossAttention]:
         return [layer.cross_attn for layer in surgery.layers_of(self) if hasattr(layer, "cross_attn")]
@@ -80,6 +113,7 @@ class CepeModel:
         ids: Int[Tensor, "batch chunks length"],
         mask: Int[Tensor, "batch chunks length"] | None = None,
         *,
+        offset: int | Int[Tensor, "batch"] = 0,
         mode: Mode = "auto",
         budget: int = BUDGET,
     ) -> Context:
@@ -87,13 +121,16 @@ class CepeModel:
 
         Args:
             mask: 0 for tokens to leave out; default none.
+            offset: tokens between the context and the decoder, of which only a model with order takes notice.
             mode: how the cross-attention uses it, see `Context`.
             budget: bytes of keys and values that mode `auto` may keep.
 
         Raises:
-            ValueError: an empty context, chunks longer than the encoder's window, another device, unknown tokens.
+            ValueError: an empty context, chunks longer than the encoder's window, another device, unknown tokens, or
+                a context beyond the range of the model's order.
         """
-        return encode(self.encoder, ids, mask, num_states=fields.num_states(self.config), mode=mode, budget=budget)
+        how: dict[str, Any] = {"order": self.context_order, "offset": offset, "mode": mode, "budget": budget}
+        return encode(self.encoder, ids, mask, num_states=fields.num_states(self.config), **how)
 
     def attending(self: Any, context: Context | None) -> AbstractContextManager[None]:
         """Return a scope in which every forward of the model, or of its decoder alone, reads this context.
@@ -125,11 +162,13 @@ class CepeModel:
         Raises:
             ValueError: more than one.
         """
-        context, ids, mask, other_ids, other_mask = (kwargs.pop(name, None) for name in CONTEXT)
+        context, ids, mask, other_ids, other_mask, offset = (kwargs.pop(name, None) for name in CONTEXT)
         if sum(given is not None for given in (context, ids, other_ids)) > 1:
             raise ValueError("give one of context, context_input_ids and encoder_input_ids, not several")
         ids = other_ids if ids is None else ids
-        return context if ids is None else self.encode_context(ids, other_mask if mask is None else mask)
+        if ids is None:
+            return context
+        return self.encode_context(ids, other_mask if mask is None else mask, offset=0 if offset is None else offset)
 
     def save_pretrained(self: Any, save_directory: Any, *, adapter_only: bool = False, **kwargs: Any) -> None:
         """Write config and weights in the authors' layout; with `adapter_only`, added weights and the base's name."""

@@ -18,7 +18,7 @@ WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*
 
 def is_added(name: str) -> bool:
     """Return whether a parameter or module of this name was added to the decoder."""
-    return name.split(".", 1)[0] == "encoder" or ".cross_attn." in f"{name}."
+    return name.split(".", 1)[0] in ("encoder", "context_order") or ".cross_attn." in f"{name}."
 
 
 def save(model: Any, folder: str | Path, write: Callable[..., Any], *, adapter_only: bool, **kwargs: Any) -> None:

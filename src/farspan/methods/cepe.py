@@ -10,10 +10,14 @@ than the window, scoring more tokens at once leaves fewer tokens before them in 
 scored in parts of half the window.
 
 Several passages are encoded separately, except for the first `decoder_passages`, which precede later tokens in the
-decoder. To the model the chunks are a set: the order of encoded passages has no effect.
+decoder. To a model without order the chunks are a set: the order of encoded passages has no effect.
 
 With `trained_chunks`, scores of the cross-attention are multiplied by max(1, ln(chunks) / ln(trained_chunks)), so that
 a softmax over more tokens than in training stays as sharp. Ours; the rule of `temperature`, by chunks.
+
+A model with order (`farspan.cepe.order`) also reads how far each encoded token is from the decoder's first, or the age
+of its chunk; passages count as one text, in their order. `order` names the order that a model must have, or none to
+read without it.
 
 Keeps the encoder's states, and the keys and values of the tokens in the decoder. With everything in the decoder, it
 equals the base model. Trained (farspan train cepe).
@@ -31,8 +35,10 @@ from torch import Tensor
 
 from farspan import hf
 from farspan.cepe import MODES, CepeModel, Context
+from farspan.cepe.config import num_states, order_of
 from farspan.cepe.cost import Sizes, memory, prefill_flops
-from farspan.cepe.encoder import window_of
+from farspan.cepe.encoder import encode, window_of
+from farspan.cepe.order import ORDERS, ContextOrder
 from farspan.lm import LM
 from farspan.methods.base import Method
 from farspan.reader import BaseMemory, Head, Ids, Memory, OuterReader, Reader, dense_reader
@@ -50,6 +56,7 @@ class Cepe(Method):
     decoder_window: int | None = None  # tokens; default 2048, or half the decoder's trained length
     decoder_passages: int = field(default=0, metadata={"quiet": True})  # of several, those put into the decoder
     trained_chunks: int | None = None  # of a row of its training: more chunks then sharpen the cross-attention
+    order: str | None = None  # of the context: none, position or age; default the model's own
     mode: str = field(default="auto", metadata={"quiet": True})  # of the cross-attention, one of farspan.cepe.MODES
 
     name: ClassVar[str] = "cepe"
@@ -59,6 +66,8 @@ class Cepe(Method):
 
     def __post_init__(self) -> None:
         check_known("cepe mode", self.mode, MODES)
+        if self.order is not None:
+            check_known("cepe order", self.order, ORDERS)
         for name, least in (("chunk", 1), ("decoder_window", 2), ("decoder_passages", 0), ("trained_chunks", 2)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{self}: {name} must be at least {least}")
@@ -80,11 +89,20 @@ class Cepe(Method):
         scope = hf.Scope("cepe")
         try:
             chunk, window = self._sizes(lm)
-            yield CepeReader(
-                dense_reader(lm), chunk, window, self.decoder_passages, self.trained_chunks, self.mode, scope
-            )
+            sizes = chunk, window, self.decoder_passages, self.trained_chunks
+            yield CepeReader(dense_reader(lm), *sizes, self._order(lm), self.mode, scope)
         finally:
             scope.on = False
+
+    def _order(self, lm: LM) -> ContextOrder | None:
+        """Return what adds order to the states of this model's encoder."""
+        has = order_of(lm.model.config)
+        if self.order not in (None, "none", has):
+            raise ValueError(
+                f"{self}: {lm.name} has no weights for order by {self.order}, its order is {has}: leave order out, or "
+                f'train a model with model.order = "{self.order}" (farspan train cepe)'
+            )
+        return None if self.order == "none" else lm.model.context_order
 
     def _sizes(self, lm: LM) -> tuple[int, int]:
         """Return the tokens of a chunk and of the decoder's window for this model."""
@@ -108,6 +126,7 @@ class CepeReader(OuterReader):
     window: int  # tokens in the decoder
     decoder_passages: int
     trained_chunks: int | None
+    order: ContextOrder | None
     mode: str
     scope: hf.Scope
 
@@ -132,7 +151,10 @@ class CepeReader(OuterReader):
             kept=0,
             itemsize=model.dtype.itemsize,
         )
-        return asdict(needed)
+        parts = asdict(needed)
+        if self.order is not None:
+            parts["context_states"] *= 2  # without order, for longer documents, and with it
+        return parts
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
         """Return the operations as `Reader.flops`. Nothing runs before the first score; then the decoder reads its
@@ -191,6 +213,9 @@ class CepeMemory(BaseMemory):
             return held
         _, context, rest = self.decoder
         keys = 0 if context is None else sum(t.nbytes for pair in context.kept.values() for t in pair)
+        if self.reader.order is not None and context is not None:
+            added = {id(t): t.nbytes for t in context.states[-self.reader.order.layers :]}  # layers can share them
+            keys += sum(added.values())
         return held + keys + rest.num_bytes
 
     def begin(self, ids: Ids) -> None:
@@ -335,7 +360,9 @@ class CepeMemory(BaseMemory):
 
     def _context(self, chunks: int) -> Context | None:
         """Return the states of passages and of the document's first chunks, encoding those that are not encoded yet."""
-        end = self.passage_tokens + chunks * self.reader.size
+        end, order = self.passage_tokens + chunks * self.reader.size, self.reader.order
+        if order is not None:
+            order.check(end)
         done = 0 if self.states is None else self.states[0].shape[1]
         if done < end and self.document is not None:
             ids = self.document[:, done - self.passage_tokens : chunks * self.reader.size]
@@ -345,9 +372,12 @@ class CepeMemory(BaseMemory):
         trained, encoded = self.reader.trained_chunks, end / self.reader.size
         factor = max(1.0, math.log(encoded) / math.log(trained)) if trained is not None else 1.0
         states = tuple(states[:, :end] for states in self.states)
+        if order is not None:
+            distances = torch.arange(end, 0, -1, device=states[0].device).expand(len(states[0]), -1)
+            states = order(states, distances, self.reader.size)
         return Context(states, mode=self.reader.mode, score_factor=factor)  # type: ignore[arg-type]
 
     def _encode(self, ids: Tensor, mask: Tensor | None = None) -> None:
-        further = self.model.encode_context(ids, mask).states
+        further = encode(self.model.encoder, ids, mask, num_states=num_states(self.model.config)).states
         before = self.states or (None,) * len(further)
         self.states = tuple(f if b is None else torch.cat([b, f], 1) for b, f in zip(before, further, strict=True))

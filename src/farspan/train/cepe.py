@@ -9,7 +9,8 @@ saved model hold only trained weights.
 
 Each ablation of tables 5, 11 and 12 is one field: `data.mixture` (filter only, cat only, RetDoc),
 `model.train_encoder`, `model.random_encoder`, `model.warmed_up` (empty: "w/o Warmup", "No Copy Init"); and
-`model.initial`, which is not in the paper.
+`model.initial`, which is not in the paper. Nor is `model.order`, the order of the chunks (`farspan.cepe.order`), which
+a main stage can add to the model of its warm-up.
 """
 
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ from torch.utils.data import default_collate
 from farspan import cepe, hf
 from farspan.callback import MeasuringCallback
 from farspan.cepe import surgery
+from farspan.cepe.config import order_of
+from farspan.cepe.order import RANGE, Order
 from farspan.lm import LM
 from farspan.loading import load_config
 from farspan.loading.places import folder_of
@@ -60,6 +63,9 @@ class CepeModelSettings(Settings):
     initial: Literal["copied", "random", "zero"] = "copied"  # q, k, v of the cross-attention, from the self-attention
     layers: int | None = Field(None, gt=0)  # with cross-attention, counted from the last; default all
     states: int = Field(1, gt=0)  # of the encoder, see `farspan.cepe.from_base`
+    order: Order | None = None  # of the context: none, position or age; default that of `warmed_up`, or none
+    order_layers: int | None = Field(None, gt=0)  # that read it, counted from the last; default all
+    order_range: int = Field(RANGE, gt=0)  # tokens of the longest context; offsets sampled in training reach it
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of the decoder
     revision: str | None = None
 
@@ -138,6 +144,12 @@ def prepare(settings: CepeSettings, lm: LM, notice: Notice) -> DocumentRows:
     limit = getattr(model.encoder.config, "max_position_embeddings", None)
     if limit is not None and data.chunk > limit:
         raise ValueError(f"data.chunk = {data.chunk:,} tokens are more than the {limit:,} the encoder was trained on")
+    longest = 0 if model.context_order is None else model.context_order.longest
+    if longest and data.chunks * data.chunk > longest:
+        raise ValueError(
+            f"data.chunks x data.chunk = {data.chunks * data.chunk:,} tokens are beyond the order's range of "
+            f"{longest:,}: give fewer, or a larger model.order_range"
+        )
     with engines.processes().main_process_first():
         refuse_other_settings(Path(settings.out), settings)
         rows = DocumentRows(
@@ -150,6 +162,7 @@ def prepare(settings: CepeSettings, lm: LM, notice: Notice) -> DocumentRows:
             noise=None if warms_up else data.noise,
             index=open_index(data.index) if data.index else None,
             tokenizer=lm.tokenizer,
+            longest=longest,
         )
     model.encoder.requires_grad_(settings.model.train_encoder)
     if trainer.activation_checkpointing:
@@ -190,6 +203,7 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
                     f"model.{field} = {given}, and {chosen.warmed_up} was warmed up with {has}: leave it out"
                 )
         refuse_not_finite(model, f"model.warmed_up = {chosen.warmed_up!r}")
+        _add_order(model, chosen)
         return replace(lm, model=model)
     if chosen.encoder is None:
         raise ValueError(
@@ -216,7 +230,23 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
         for projection in (cross.q_proj, cross.k_proj, cross.v_proj):
             std = RANDOM_STD if chosen.initial == "random" else 0.0
             nn.init.normal_(projection.weight, std=std)
+    _add_order(model, chosen)
     return replace(lm, model=model)
+
+
+def _add_order(model: Any, chosen: CepeModelSettings) -> None:
+    """Add the chosen order to a model that has none.
+
+    Raises:
+        ValueError: the warm-up had another order.
+    """
+    has = order_of(model.config)
+    if has != "none" and chosen.order not in (None, has):
+        raise ValueError(
+            f'model.order = "{chosen.order}", and {chosen.warmed_up} was warmed up with "{has}": leave it out'
+        )
+    if has == "none" and chosen.order is not None:
+        model.add_order(chosen.order, layers=chosen.order_layers, longest=chosen.order_range)
 
 
 def terms(model: Any, core: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -227,7 +257,8 @@ def terms(model: Any, core: Any, batch: Mapping[str, Tensor]) -> dict[str, Tenso
 
 def decoded(model: Any, core: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
     """Return the decoder's last hidden states [batch, time, hidden], and the decoder's output that holds them."""
-    inputs = {name: batch[name] for name in ("input_ids", "context_input_ids", "context_attention_mask")}
+    names = ("input_ids", "context_input_ids", "context_attention_mask", "context_offset")
+    inputs = {name: batch[name] for name in names if name in batch}
     return last_hidden(model, core, **inputs, use_cache=False)
 
 
@@ -240,7 +271,7 @@ def fit(settings: CepeSettings, lm: LM, rows: Any, notice: Notice, **objective: 
     data, use_cache, count = settings.data, lm.model.config.use_cache, Count.of(lm.model)
 
     def save(model: Any, dtype: torch.dtype, folder: Path) -> None:
-        for part in (model.encoder, *model.cross_attentions()):
+        for part in model.added_modules():
             part.to(dtype)
         model.config.use_cache = use_cache
         model.save_pretrained(folder, adapter_only=True)
@@ -271,8 +302,8 @@ def shard(model: Any) -> None:
     may be in bf16, since parameters that are gathered at once have one dtype. Embeddings and head of the decoder stay
     whole: they have no gradients to share, and the head runs after the model, in blocks."""
     layers = surgery.layers_of(model)
-    spread = {id(parameter) for part in (model.encoder, *layers) for parameter in part.parameters()}
-    parts = (*engines.layers_of(model.encoder), model.encoder, *model.cross_attentions(), *layers)
+    parts = (*engines.layers_of(model.encoder), *model.added_modules(), *layers)
+    spread = {id(parameter) for part in parts for parameter in part.parameters()}
     engines.shard(model, parts, {p for p in model.parameters() if id(p) not in spread})
 
 

@@ -2,10 +2,14 @@
 
     ... | C_1 | C_2 | ... | C_k | x_1 ... x_n |          one window of T = k · L + n tokens, chunks of L
 
-Yen et al. 2024, arXiv 2402.16617, sections 2.2 and 2.3. A window is sampled in one of three ways, which are mixed by
-weights: from a document of at least T tokens (`filter`), from all documents in a row (`cat`), or its n tokens as in
-`cat`, with the passages that match the first of them best as chunks (`retrieved`, section 7.1). The paper mixes filter
-and cat 2 : 1. In the warm-up the chunks are the decoder's own tokens.
+Yen et al. 2024, arXiv 2402.16617, sections 2.2 and 2.3. A window is sampled in one of four ways, which are mixed by
+weights: from a document of at least T tokens (`filter`), from all documents in a row (`cat`), its n tokens as in `cat`,
+with the passages that match the first of them best as chunks (`retrieved`, section 7.1), or the chunks as in `cat`,
+with n tokens from anywhere in them as x (`copied`, ours: a main stage can unlearn to copy). The paper mixes filter and
+cat 2 : 1. In the warm-up the chunks are the decoder's own tokens.
+
+For a model with order, an offset puts a sample's context some chunks before the decoder. It is sampled log-uniformly up
+to the range of the order, so that far distances are trained at the cost of a window, and near ones as often.
 
 A sample is a pure function of the seed and its index: the same on any number of processes and after a resume. Only the
 tokens are stored; `farspan.text.corpora` keeps them memory-mapped.
@@ -27,7 +31,7 @@ from farspan.train.batches import View
 from farspan.train.blocks import NOT_A_TARGET
 from farspan.train.config import Settings
 
-Kind = Literal["filter", "cat", "retrieved"]
+Kind = Literal["filter", "cat", "retrieved", "copied"]
 KINDS: tuple[str, ...] = get_args(Kind)
 TWO_TO_ONE: dict[Kind, float] = {"filter": 2 / 3, "cat": 1 / 3}
 ROUNDING = 0.01  # by which weights written as decimals may miss 1
@@ -74,13 +78,19 @@ class DocumentSettings(Settings):
                 raise ValueError(
                     f"query = {self.query:,} leaves no tokens to predict of decoder = {self.decoder:,} tokens"
                 )
+        if self.mixture.get("copied") and self.decoder > self.chunks * self.chunk:
+            raise ValueError(
+                f"the mixture has `copied`: data.decoder = {self.decoder:,} tokens must be at most the data.chunks x "
+                f"data.chunk = {self.chunks * self.chunk:,} that they are copied from"
+            )
         return self
 
 
 class DocumentRows(Dataset[dict[str, Tensor]]):
     """Windows as the decoder's tokens and the encoder's chunks.
 
-    A sample has `input_ids` and `labels` [separator + n], `context_input_ids` and `context_attention_mask` [k, L].
+    A sample has `input_ids` and `labels` [separator + n], `context_input_ids` and `context_attention_mask` [k, L], and
+    with `longest` `context_offset`, the tokens between context and decoder.
 
     Args:
         samples: the number of samples.
@@ -88,6 +98,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         copies: the chunks are the decoder's own tokens (the warm-up, section 2.3).
         noise: None: all tokens of every chunk are seen.
         index, tokenizer: for `retrieved`.
+        longest: tokens from the first of a context to the decoder, with its offset; 0: no offsets.
 
     Raises:
         ValueError: a shuffled text, no document of T tokens for `filter`, a text of fewer for `cat`, or, for the
@@ -106,6 +117,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
         noise: NoiseSettings | None = None,
         index: Index | None = None,
         tokenizer: Any = None,
+        longest: int = 0,
     ) -> None:
         corpus.check_ordered()
         context = settings.chunks * settings.chunk
@@ -120,6 +132,7 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
             )
         self.corpus, self.settings, self.samples, self.seed = corpus, settings, samples, seed
         self.noise, self.index, self.tokenizer = noise, index, tokenizer
+        self.most = longest // settings.chunk - settings.chunks if longest else None  # chunks of an offset
         self.before = np.asarray(separator if settings.separator else (), np.int64)
         self.window = settings.decoder if copies else settings.decoder + context  # tokens
         self.kinds = [kind for kind in KINDS if settings.mixture.get(kind)]  # type: ignore[call-overload]
@@ -160,6 +173,9 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
             length = settings.decoder if kind == "retrieved" else self.window
             tokens, touched = self.stream.read(int(rng.integers(len(self.stream) - length + 1)), length)
         decoder, context = tokens[-settings.decoder :], tokens[: settings.chunks * settings.chunk]
+        if kind == "copied":
+            begin = int(rng.integers(len(context) - settings.decoder + 1))
+            decoder = context[begin : begin + settings.decoder]
         if kind == "retrieved":
             context, seen = self._retrieved(decoder[: settings.query], touched)
             predicted = settings.query
@@ -167,12 +183,15 @@ class DocumentRows(Dataset[dict[str, Tensor]]):
             seen &= noise(settings.chunks, settings.chunk, self.noise, rng)
         labels = np.concatenate([self.before, decoder])
         labels[: len(self.before) + predicted] = NOT_A_TARGET
-        return {
+        sample = {
             "input_ids": torch.from_numpy(np.concatenate([self.before, decoder])),
             "labels": torch.from_numpy(labels),
             "context_input_ids": torch.from_numpy(context.reshape(settings.chunks, settings.chunk)),
             "context_attention_mask": torch.from_numpy(seen.astype(np.int64)),
         }
+        if self.most is not None:
+            sample["context_offset"] = torch.tensor(settings.chunk * (int((self.most + 1) ** rng.random()) - 1))
+        return sample
 
     def _retrieved(self, query: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, Bool[np.ndarray, "chunks chunk"]]:
         """Return the best passages of other documents than `own`, and a mask of their tokens.

@@ -66,7 +66,7 @@ def build(
         parts: list[torch.optim.Optimizer] = []
         if matrices:  # match_rms_adamw scales Muon's update to the size of AdamW's, so that one rate serves both
             parts.append(
-                torch.optim.Muon(
+                Muon(
                     matrices,
                     lr=settings.lr,
                     weight_decay=settings.weight_decay,
@@ -85,6 +85,38 @@ def build(
         decay_type=settings.decay,
     )
     return optimizer, schedule
+
+
+class Muon(torch.optim.Muon):
+    """torch's Muon, which orthogonalises in bfloat16; on CPUs, most of which emulate that, in float32."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        if any(p.device.type != "cpu" for group in self.param_groups for p in group["params"]):
+            return super().step(closure)
+        loss = closure() if closure else None
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
+                buffer.lerp_(p.grad, 1 - group["momentum"])
+                update = p.grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
+                rate = group["lr"] * 0.2 * max(p.shape) ** 0.5  # match_rms_adamw
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(_orthogonal(update.float(), group["ns_coefficients"], group["ns_steps"]), alpha=-rate)
+        return loss
+
+
+def _orthogonal(matrix: torch.Tensor, coefficients: tuple[float, float, float], steps: int) -> torch.Tensor:
+    """Return about U Vᵀ of the matrix U S Vᵀ, by the Newton-Schulz iteration of Muon (Jordan et al. 2024)."""
+    a, b, c = coefficients
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    wide = wide / wide.norm().clamp_min(1e-7)
+    for _ in range(steps):
+        gram = wide @ wide.T
+        wide = a * wide + (b * gram + c * gram @ gram) @ wide
+    return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
 
 
 class Together(torch.optim.Optimizer):
