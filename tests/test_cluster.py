@@ -1,6 +1,5 @@
 """Runs on a cluster: the driver with workers in this process. tests/distributed has real clusters."""
 
-import json
 import socket
 import sys
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from test_sharding import contents
 from typer.testing import CliRunner
 
 from farspan.cli import app
@@ -17,7 +17,7 @@ from farspan.measuring import cluster
 from farspan.measuring.grid import measure
 from farspan.measuring.loop import Watch
 from farspan.measuring.result import Measured
-from farspan.record import Row, Tail, latest, read_header, read_rows
+from farspan.record import Tail, latest, read_header, read_rows
 
 METHODS = ["full", "sinks:window=12,sinks=2"]
 
@@ -130,15 +130,6 @@ def one(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..
         return measure(models, methods, tasks, out=out, ray=None if ray is None else "auto", **asked)
 
     return run
-
-
-def contents(rows: list[Row]) -> list[tuple[Any, ...]]:
-    """Rows without times and memory; nats as far as another batch gives the same."""
-
-    def rounded(value: Any) -> Any:
-        return round(value, 4) if isinstance(value, float) else value
-
-    return sorted((*r.key, r.status, json.dumps({name: rounded(v) for name, v in r.scores.items()})) for r in rows)
 
 
 def test_workers_give_the_rows_of_one_process(one: Callable[..., Measured], tmp_path: Path) -> None:
