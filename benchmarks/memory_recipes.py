@@ -1,0 +1,241 @@
+"""Which short training lengthens memory without training what the forgetting curve measures?
+
+    python benchmarks/memory_recipes.py [RECIPE ...] [--seeds 0 1 2] [--out FOLDER] [--repeats N] [--record] [--write]
+                                        [--check] [--quick]
+
+The embedded model (window 512) is taken to 8,192 tokens by each recipe: 300 steps of 2 rows of 512 tokens, in turns
+sparse rows and ordinary windows, queries and keys only, AdamW at 1e-3, from three seeds. No recipe trains rows
+`[bos] S [bos] S`. Measured on held-out files, under the method that the recipe names and against the model itself and
+untrained YaRN, on the same texts:
+
+    natural, shuffled   copy and control with the probe of 32 + 96 tokens, contexts up to 16 windows
+    inside              nats of all tokens of one window
+    beyond              nats of all tokens of 8,192
+
+The seeds of a recipe are averaged text by text: intervals are over texts. A recipe passes if its half-life on natural
+text is at least 4 times the model's and 1.5 times that of untrained YaRN, and it loses at most 0.02 nats inside the
+window; each by its whole interval, at a level corrected for the number of recipes (Bonferroni). Trainings and
+measurements in --out are continued.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import recorded as kept
+import torch
+from common import end
+from scipy.stats import t as student
+from smt_extend import CONFIG, Interval, said, table, times
+
+from farspan import LM, Row, load, measure, method, stats
+from farspan.stats import student_mean
+from farspan.train import smt
+from farspan.train.config import read_config
+
+PAGE = Path(__file__).with_suffix(".md")
+RECORDED = Path(__file__).with_suffix("")
+TEXT = "builtin:held-out+tests"
+TARGET = 8192  # tokens
+AT = 2047  # tokens of a text whose context is 8 windows
+MISSING = "–"
+LENGTHS = (127, 255, 511, 1023, 1535, 2047, 2559, 3071, 3967)
+PROBE = "curve:protocol=probe,warmup=32,scored=96"
+PARTS: dict[str, tuple[str, str, tuple[int, ...]]] = {  # text, task, lengths
+    "natural": (TEXT, PROBE, LENGTHS),
+    "shuffled": (f"shuffled:{TEXT}", PROBE, (255, 511, 1023, 2047, 3967)),
+    "inside": (TEXT, "perplexity:targets=all", (512,)),
+    "beyond": (TEXT, "perplexity:targets=all", (TARGET,)),
+}
+YARN, LONGER_YARN, TRUNCATED, LOG_N = (
+    "rope:type=yarn,factor=8",
+    "rope:type=yarn,factor=16",
+    "rope:type=truncated",
+    "temperature",
+)
+UNTRAINED = ("full", YARN, LONGER_YARN, f"{LONGER_YARN}+{LOG_N}")
+
+FROM_YARN, FROM_TRUNCATED = f"model.rope='{LONGER_YARN}'", f"model.rope='{TRUNCATED}'"
+SKIP, DECOYS = "smt.draw='skip'", "smt.draw='decoys:share=0.5'"
+COPYING = ("2.0", "2.1", "3.2")  # heads; see `copying_heads`
+HEADS = f"trained.heads={list(COPYING)}"
+COMMON = (
+    "model.name='demo'", f"lengths.target={TARGET}", "smt.mixed='alternate'", "optimizer.lr=1e-3",
+    "trainer.batch=2", "trainer.micro_batch=2", "trainer.bf16=false", "watch.every=0",
+    "trainer.log_every=20", "trainer.save_every=100",
+)  # fmt: skip
+RECIPES: dict[str, tuple[tuple[str, ...], str]] = {  # what differs from COMMON, and how the model is read
+    "yarn-skip": ((FROM_YARN, SKIP), "full"),
+    "yarn-decoys": ((FROM_YARN, DECOYS), "full"),
+    "yarn-decoys-log-n": ((FROM_YARN, DECOYS, "model.temperature=true"), LOG_N),
+    "yarn-decoys-heads": ((FROM_YARN, DECOYS, HEADS), "full"),
+    "truncated-skip": ((FROM_TRUNCATED, SKIP), "full"),
+}
+
+
+def copying_heads(repeats: int = 16, length: int = 100) -> dict[str, float]:
+    """Return the mean weight of each head of the model, on shuffled repeats, on the token after the earlier mention."""
+    lm = load("demo", dtype="float32", attention="eager")
+    rng = np.random.default_rng(0)
+    half = torch.from_numpy(rng.integers(5, lm.vocabulary, size=(repeats, length)))
+    with torch.no_grad():
+        weights = lm.model(torch.cat([half, half], 1), output_attentions=True).attentions
+    later = torch.arange(length, 2 * length - 1)
+    return {
+        f"{layer}.{head}": float(one[:, head, later, later - length + 1].mean())
+        for layer, one in enumerate(weights)
+        for head in range(one.shape[1])
+    }
+
+
+def trained(name: str, seed: int, out: Path, steps: int) -> LM:
+    """Train a recipe where it is not there yet."""
+    folder = out / "models" / f"{name}-{seed}"
+    overrides = [*COMMON, *RECIPES[name][0], f"out='{folder}'", f"trainer.steps={steps}", f"trainer.seed={seed}"]
+    overrides.append(f"optimizer.warmup_steps={steps // 10}")
+    if not (folder / "training.json").exists():
+        smt.train(read_config(CONFIG, smt.SmtSettings, overrides), notice=lambda line: print(f"  {line}", flush=True))
+    return replace(load(folder, dtype="float32"), name=folder.name)
+
+
+def measured(lm: LM, methods: Sequence[str], out: Path, repeats: int, quick: bool) -> None:
+    for part, (text, task, lengths) in PARTS.items():
+        if quick:
+            repeats, lengths = 2, tuple(n for n in lengths if n <= 512)
+        elif part == "beyond":
+            repeats = min(repeats, 4)
+        if not lengths:
+            continue
+        folder = out / "measured" / lm.name / part
+        measure([lm], methods, [task], text=text, lengths=lengths, repeats=repeats, out=folder)
+
+
+def rows_of(model: str, part: str, how: str) -> list[Row]:
+    rows = kept.recorded(RECORDED, model, part)[1]
+    return [row for row in rows if row.method == str(method(how)) and row.status == "ok"]
+
+
+def seeds(name: str) -> list[tuple[str, str]]:
+    """Return the recorded models of a recipe, or of an untrained method the model itself, each with its method."""
+    if name in UNTRAINED:
+        return [("base", name)]
+    folders = sorted(folder.name for folder in RECORDED.glob(f"{name}-[0-9]*"))
+    return [(folder, RECIPES[name][1]) for folder in folders]
+
+
+def curve_of(name: str, part: str) -> stats.MeasuredCurve:
+    """Return a forgetting curve, the mean of all seeds text by text."""
+    curves = [stats.curve(rows_of(model, part, how)) for model, how in seeds(name)]
+    assert all((one.targets == curves[0].targets).all() for one in curves), "other texts"
+    means = {half: np.mean([getattr(one, half) for one in curves], 0) for half in ("copy", "control")}
+    return replace(curves[0], **means)
+
+
+def nats_of(name: str, part: str) -> np.ndarray:
+    """Return nats per token of each text, the mean of all seeds."""
+    found = [{row.repeat: row.scores["nats"] for row in rows_of(model, part, how)} for model, how in seeds(name)]
+    return np.array([np.mean([one[repeat] for one in found]) for repeat in sorted(found[0])])
+
+
+def widened(value: Interval, texts: int, tests: int) -> Interval:
+    """Return a 95 % interval at the level that Bonferroni's correction for so many tests asks for."""
+    mean, low, high = value
+    more = student.ppf(1 - 0.025 / tests, texts - 1) / student.ppf(0.975, texts - 1)
+    return mean, mean - (mean - low) * more, mean + (high - mean) * more
+
+
+def judged(name: str) -> dict[str, Interval]:
+    """Return what a recipe is judged by, with intervals corrected for the number of recipes."""
+    natural, tests = curve_of(name, "natural"), len(known())
+    yarn = max((YARN, LONGER_YARN), key=lambda how: stats.headline(curve_of(how, "natural"))["half_life"][0])
+    found = {
+        "times the model's half-life": times(natural, curve_of("full", "natural"), "half_life"),
+        "times untrained YaRN's": times(natural, curve_of(yarn, "natural"), "half_life"),
+        "nats lost inside": student_mean(nats_of(name, "inside") - nats_of("full", "inside"))[:3],
+        "span of shuffled text, times YaRN's": times(curve_of(name, "shuffled"), curve_of(yarn, "shuffled"), "span"),
+    }
+    return {what: widened(value, len(natural.copy), tests) for what, value in found.items()}
+
+
+def passes(found: Mapping[str, Interval]) -> bool:
+    longer, than_yarn, lost, _ = found.values()
+    return longer[1] >= 4 and than_yarn[1] >= 1.5 and lost[2] <= 0.02
+
+
+def known() -> list[str]:
+    return [name for name in RECIPES if seeds(name)]
+
+
+def memory() -> str:
+    """Return the table of all recipes and untrained methods."""
+    lines = []
+    for name in (*UNTRAINED, *known()):
+        natural, shuffled = (curve_of(name, part) for part in ("natural", "shuffled"))
+        gap = student_mean((natural.copy - natural.control)[:, list(natural.lengths).index(AT)])[:3]
+        numbers, beyond = stats.summarise(natural), student_mean(nats_of(name, "beyond"))
+        lines.append([
+            f"`{name}`", str(len(seeds(name)) if name in RECIPES else MISSING),
+            str(numbers.half_life), str(numbers.span),
+            said(gap, 3), str(stats.summarise(shuffled).reach), str(stats.summarise(shuffled).span), said(beyond[:3]),
+        ])  # fmt: skip
+    head = ["", "seeds", "half-life", "span", f"gap at {AT:,}", "reach, shuffled", "span, shuffled", "nats to 8,192"]
+    return table(head, lines).strip()
+
+
+def verdicts() -> str:
+    """Return the table that judges the recipes."""
+    lines = []
+    for name in known():
+        found = judged(name)
+        lines.append([f"`{name}`", *(said(one, 3) for one in found.values()), "met" if passes(found) else "missed"])
+    return table(["", *judged(known()[0]), "bounds"], lines).strip()
+
+
+def page() -> str:
+    """Return the page with its tables made again of the recorded rows."""
+    return kept.with_tables(PAGE.read_text(), lambda name: {"memory": memory, "verdicts": verdicts}[name]())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", help=f"of {', '.join(RECIPES)}; default all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, help="folder for models and runs; a run in it is continued")
+    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--heads", action="store_true", help="only print which heads copy")
+    parser.add_argument("--record", action="store_true", help="keep the rows of all runs below --out")
+    parser.add_argument("--write", action="store_true", help="make the tables of the page")
+    parser.add_argument("--check", action="store_true", help="fail where no recipe keeps all bounds")
+    parser.add_argument("--quick", action="store_true", help="one recipe of 40 steps, one seed, short texts")
+    options = parser.parse_args()
+    if unknown := set(options.recipes) - set(RECIPES):
+        parser.error(f"unknown recipes {', '.join(sorted(unknown))}; known are {', '.join(RECIPES)}")
+    torch.set_num_threads(1)
+    if options.heads:
+        print(copying_heads())
+        return
+    if options.record:
+        print(f"{kept.record(options.out / 'measured', RECORDED):,} bytes")
+    elif not (options.write or options.check):
+        out = options.out or Path("runs/memory_recipes")
+        names, numbers = options.recipes or list(RECIPES), options.seeds
+        if options.quick:
+            names, numbers = names[:1], numbers[:1]
+        measured(replace(load("demo", dtype="float32"), name="base"), UNTRAINED, out, options.repeats, options.quick)
+        for seed in numbers:
+            for name in names:
+                print(f"{name}, seed {seed}", flush=True)
+                lm = trained(name, seed, out, 40 if options.quick else 300)
+                measured(lm, [RECIPES[name][1]], out, options.repeats, options.quick)
+        return
+    if options.write:
+        PAGE.write_text(page())
+    found = {name: judged(name) for name in known()}
+    missed = [] if any(passes(one) for one in found.values()) else ["no recipe keeps all bounds"]
+    end(found, missed, options.check)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The page of benchmarks/memory_recipes.py is that of its recorded rows, and its judgement can fail."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+memory_recipes: Any = importlib.import_module("memory_recipes")
+
+
+def test_the_tables_of_the_page_are_those_of_the_recorded_rows() -> None:
+    assert memory_recipes.PAGE.read_text() == memory_recipes.page()
+
+
+def test_a_recipe_passes_by_whole_intervals_alone() -> None:
+    good = {
+        "longer": (6.0, 4.0, 8.0),
+        "than YaRN": (2.0, 1.5, 2.5),
+        "lost": (0.01, 0.0, 0.02),
+        "span": (1.0, 0.9, 1.1),
+    }
+    assert memory_recipes.passes(good)
+    for name, worse in {"longer": (6.0, 3.9, 8.0), "than YaRN": (2.0, 1.4, 2.6), "lost": (0.01, 0.0, 0.021)}.items():
+        assert not memory_recipes.passes(good | {name: worse})
+
+
+def test_more_recipes_widen_an_interval() -> None:
+    mean, low, high = memory_recipes.widened((1.0, 0.9, 1.1), texts=8, tests=1)
+    assert (mean, round(low, 9), round(high, 9)) == (1.0, 0.9, 1.1)
+    _, low, high = memory_recipes.widened((1.0, 0.9, 1.1), texts=8, tests=5)
+    assert 0.8 < low < 0.9 < 1.1 < high < 1.2
