@@ -26,7 +26,7 @@ import recorded as kept
 import torch
 from common import end
 from real_tables import MISSING, by_length, table, written
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 
 from farspan import measure
 from farspan.lm import load
@@ -256,16 +256,25 @@ def _correlation(pairs: Sequence[tuple[float, float | None]]) -> str:
         return MISSING
     if not (np.ptp(values, axis=0) > 0).all():
         return f"{MISSING} (equal values)"
-    value, low, high = _resampled(values, lambda drawn: spearmanr(*drawn.T).statistic)
+    value, low, high = _resampled(values, lambda drawn: rank_correlations(drawn)[..., 0, 1])
     return f"{value:+.2f} [{low:+.2f}, {high:+.2f}] ({len(values)})"
 
 
-def _resampled(values: np.ndarray, statistic: Callable[[np.ndarray], float]) -> tuple[float, float, float]:
+def rank_correlations(values: np.ndarray) -> np.ndarray:
+    """Return Spearman's correlations [..., measures, measures] of values [..., methods, measures]."""
+    ranks = rankdata(values, axis=-2)
+    ranks -= ranks.mean(-2, keepdims=True)
+    ranks /= np.sqrt((ranks**2).sum(-2, keepdims=True))
+    return np.swapaxes(ranks, -1, -2) @ ranks
+
+
+def _resampled(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float, float]:
     """Return a statistic of values [methods, measures], and its 95 % interval by resampling methods. Samples in which
     a measure is the same for all methods are left out: they have no rank correlation."""
     rng = np.random.default_rng(0)
-    draws = [values[rng.integers(len(values), size=len(values))] for _ in range(SAMPLES)]
-    low, high = np.quantile([statistic(draw) for draw in draws if (np.ptp(draw, axis=0) > 0).all()], [0.025, 0.975])
+    draws = np.array([values[rng.integers(len(values), size=len(values))] for _ in range(SAMPLES)])
+    draws = draws[(np.ptp(draws, axis=1) > 0).all(-1)]
+    low, high = np.quantile(statistic(draws), [0.025, 0.975])
     return float(statistic(values)), float(low), float(high)
 
 
@@ -276,9 +285,9 @@ def against_perplexity(model: str, task: str, measure: str, length: int) -> tupl
     columns = [found[name] for name in (task, measure, "perplexity")]
     values = np.array([[one[how] for one in columns] for how in columns[0] if all(how in one for one in columns)])
 
-    def more(drawn: np.ndarray) -> float:
-        ranks = spearmanr(drawn).statistic
-        return float(ranks[0, 1] - ranks[0, 2])
+    def more(drawn: np.ndarray) -> np.ndarray:
+        correlations = rank_correlations(drawn)
+        return correlations[..., 0, 1] - correlations[..., 0, 2]
 
     return _resampled(values, more)
 
