@@ -40,10 +40,12 @@ transformers.utils.logging.set_verbosity_error()
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One thread, and a cache of the tests' own, which the workers share."""
+    """One thread, a cache of the tests' own, which the workers share, and a folder of trackio, whose name it reads when
+    it is imported."""
     temp = tmp_path_factory.getbasetemp()
     shared = temp.parent if "PYTEST_XDIST_WORKER" in os.environ else temp
     monkeypatch.setenv("FARSPAN_CACHE", str(shared / "cache"))
+    monkeypatch.setenv("TRACKIO_DIR", str(temp / "trackio"))
     torch.set_num_threads(1)
 
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback
 from transformers.integrations import integration_utils
 
 import farspan
+from farspan.measuring import trackers
 from farspan.report import cepe_training as cepe_report
 from farspan.report import training as smt_report
 from farspan.text import retrieval
@@ -543,17 +544,25 @@ def test_what_is_measured_is_reported(
     settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told: dict[int, set[str]] = {}
+    shown: list[tuple[str, int]] = []
 
     class Reporter(TrainerCallback):
+        tb_writer = SimpleNamespace(add_image=lambda name, image, step, dataformats: shown.append((name, step)))
+
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             told.setdefault(state.global_step, set()).update(logs)
 
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "tensorboard", Reporter)
+    monkeypatch.setattr(trackers, "refuse_missing", lambda names: None)
+    monkeypatch.setattr(trackers, "as_pixels", lambda figure: np.zeros((2, 3, 3), np.uint8))
     train(settings("a", "trainer.steps=4", "watch.every=2", "watch.repeats=2", 'trainer.report_to=["tensorboard"]'))
     assert list(told) == [0, 2, 4]
     assert all(
-        {"farspan/perplexity_24", "farspan/perplexity_48", "farspan/half_life"} <= found for found in told.values()
+        {"farspan/perplexity_24", "farspan/perplexity_48", "farspan/half_life", "farspan/reach"} <= found
+        and any(name.startswith("farspan/copy_accuracy_") for name in found)
+        for found in told.values()
     )
+    assert shown == [(f"train/farspan/{task}", step) for step in (0, 2, 4) for task in ("perplexity", "curve")]
     assert {"loss", "loss_nats"} <= told[2]
     assert "Forgetting curve, half-life in tokens, step 0, step 4: " in (tmp_path / "a" / "README.md").read_text()
 

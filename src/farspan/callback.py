@@ -12,7 +12,7 @@ import math
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from farspan import stats
 from farspan.hf.modes import evaluating
 from farspan.lengths import spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, fingerprint, wrap
+from farspan.measuring import trackers
 from farspan.measuring.adaptive import SHORTEST, prepared
 from farspan.measuring.grid import about
 from farspan.measuring.loop import Watch, measure_cell
@@ -35,6 +36,8 @@ from farspan.measuring.setups import Grid
 from farspan.methods.full import Full
 from farspan.reader import dense_reader, read_alike
 from farspan.record import Run
+from farspan.report.exports.numbers import numbers_of
+from farspan.report.runs import Source, of_model
 from farspan.report.training import draw_memory
 from farspan.tasks.base import Bound, Task
 from farspan.tasks.curve import Curve, Protocol
@@ -177,6 +180,7 @@ class MeasuringCallback(TrainerCallback, ABC):
         if values:
             values[self.seconds] = time.perf_counter() - started
             self._log(args, state, control, {f"farspan/{name}": round(value, 4) for name, value in values.items()})
+            self._track(args, state, control, of_model(Source.of("", self.folder, run.header, run.rows), name), values)
 
     def _log(self, args: Any, state: Any, control: Any, values: dict[str, Any]) -> None:
         """Add values to the log history, and call `on_log` of all callbacks if this one is attached.
@@ -190,12 +194,30 @@ class MeasuringCallback(TrainerCallback, ABC):
             self._listeners.on_log(args, state, control, values)
             control.should_log = should_log
 
+    def _track(self, args: Any, state: Any, control: Any, source: Source, logged: Container[str]) -> None:
+        """Send the numbers at each length that were not logged, and pictures, to the trackers of `report_to`: too many
+        for the log history and for callbacks that print it."""
+        listening = trackers.reporters(self._listeners.callbacks) if self._listeners is not None else []
+        if not listening:
+            return
+        numbers = trackers.at_each_length(numbers_of(source))
+        values = {f"farspan/{name}": value for name, value in numbers.items() if name not in logged}
+        pictures = {
+            f"train/farspan/{name}": image
+            for shown in trackers.pictures_of(source).values()
+            for name, image in shown.items()
+        }
+        for one in listening:
+            trackers.log_pictures(one, pictures, state.global_step)
+            one.on_log(args, state, control, logs=dict(values))
+
 
 class CurveCallback(MeasuringCallback):
     """Measure half-life and span of the model in training; log, record and draw them. See `MeasuringCallback`.
 
-    Logs `farspan/half_life`, `farspan/span` (tokens) and `farspan/seconds`. The run folder is `farspan`; `training.png`
-    and `training.svg` in it are drawn again after each measurement.
+    Logs `farspan/half_life`, `farspan/span` (tokens) and `farspan/seconds`; trackers of `report_to` also get the other
+    memory lengths, both accuracies at each length and the picture of the curve. The run folder is `farspan`;
+    `training.png` and `training.svg` in it are drawn again after each measurement.
 
     Args:
         tokenizer, common: as of `MeasuringCallback`.

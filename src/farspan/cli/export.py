@@ -1,6 +1,7 @@
 """`farspan export`."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +10,10 @@ import typer
 from farspan.cli.options import AsJson, err, one_line_errors
 from farspan.terminal import Terminal
 
-Format = Literal["parquet", "csv", "every-eval-ever", "hf-eval-results", "model-card", "lm-eval"]
+Format = Literal[
+    "parquet", "csv", "every-eval-ever", "hf-eval-results", "model-card", "lm-eval", "tensorboard", "wandb", "trackio",
+    "mlflow",
+]  # fmt: skip
 
 
 def export(
@@ -19,7 +23,8 @@ def export(
         typer.Option(
             help="parquet, csv: the rows. every-eval-ever: JSON of that schema. hf-eval-results: .eval_results of a "
             "model on the Hub. model-card: a section with tables and pictures. lm-eval: the forgetting curve as a task "
-            "of lm-evaluation-harness."
+            "of lm-evaluation-harness. tensorboard, wandb, trackio, mlflow: each model as a run of that tracker, where "
+            "it is installed."
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Folder for the files; default: export in the run folder.")] = None,
@@ -43,6 +48,10 @@ def export(
             from farspan.measuring.lm_eval import write_lm_eval  # needs torch, for the tokenizer
 
             formats = {to: write_lm_eval}
+        elif to not in formats:
+            from farspan.measuring.trackers import send  # needs torch, as transformers' integrations do
+
+            formats = {to: partial(send, to, notice=notice)}
         written = exported(run, to, out, model=model, dataset=dataset, formats=formats, notice=notice)
         for path in written:
             (err if as_json else Terminal()).print_line(str(path))

@@ -11,6 +11,7 @@ from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Tick
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure as Canvas  # not pyplot, which would choose the backend of the whole program
 from matplotlib.lines import Line2D
@@ -45,6 +46,15 @@ def as_png(one: Figure | Heat) -> bytes:
     show_text_as_is(canvas)
     canvas.savefig(content, format="png", dpi=72)
     return content.getvalue()
+
+
+def as_pixels(one: Figure | Heat) -> np.ndarray:
+    """Return a figure as an image: uint8 by [height, width, 3 colours], 600 by 900 pixels."""
+    canvas = _drawn(one)
+    show_text_as_is(canvas)
+    drawn = FigureCanvasAgg(canvas)
+    drawn.draw()
+    return np.asarray(drawn.buffer_rgba())[..., :3].copy()
 
 
 def _drawn(one: Figure | Heat) -> Canvas:

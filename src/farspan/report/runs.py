@@ -153,8 +153,12 @@ def read_run(run: str | Path, model: str | None = None) -> Source:
     source = Source.of(path.resolve().name, path, header, rows)
     if model is None:
         return source
-    names = list(dict.fromkeys(row.model for row in source.rows))
-    check_known(f"model of {run}", model, names)
+    check_known(f"model of {run}", model, list(dict.fromkeys(row.model for row in source.rows)))
+    return of_model(source, model)
+
+
+def of_model(source: Source, model: str) -> Source:
+    """Return the part of a run that is of one model."""
     models = {name: about for name, about in source.header["models"].items() if name == model}
     rows = [row for row in source.rows if row.model == model]
     return replace(source, header=source.header | {"models": models}, rows=rows)

@@ -18,6 +18,7 @@ from farspan import files, hf
 from farspan.callback import MeasuringCallback
 from farspan.lm import LM, load
 from farspan.loading.places import folder_of
+from farspan.measuring import trackers
 from farspan.train import checkpoint as checkpoints
 from farspan.train import engines
 from farspan.train.config import CHECKPOINTS, Out, Settings, only_one_in
@@ -128,6 +129,7 @@ def refuse_impossible(settings: RunSettings, optimizer: OptimizerSettings) -> No
     decay_steps(optimizer, settings.steps)
     named = list(settings.report_to)
     try:
+        trackers.refuse_missing(named)
         for reporter in get_reporting_integration_callbacks(named[0] if len(named) == 1 else named):  # also all, none
             reporter()
     except (ValueError, RuntimeError, ImportError) as error:

@@ -26,6 +26,7 @@ FORMATS: dict[str, Writer] = {
     "model-card": write_model_card,
 }
 ROWS = ("parquet", "csv")  # formats of rows, which also hold those that failed
+ELSEWHERE = ("wandb", "trackio", "mlflow")  # trackers, which keep runs in places of their own
 
 
 def export(
@@ -46,16 +47,19 @@ def export(
         out: a folder; default: `export` in the run's, where earlier exports are replaced.
         model: one of the run's models, to export it alone.
         dataset: id of a data set on the Hub under which `hf-eval-results` files the numbers; default: the run's text.
-        formats: by name; those that need a model are in `farspan.measuring`.
+        formats: by name; those that need torch are in `farspan.measuring`.
         notice: called with a line for each thing left out.
 
     Raises:
-        ValueError: an unknown format or model, no run, a run without rows, one of which every row failed (but for
-            formats of rows), a file in the place of one to write, or a missing package of an extra.
+        ValueError: an unknown format or model, `out` for a tracker that keeps its own, no run, a run without rows, one
+            of which every row failed (but for formats of rows), a file in the place of one to write, or a missing
+            package.
     """
     check_known("format", to, formats)
     if dataset is not None and to != "hf-eval-results":
         raise ValueError(f"--dataset belongs to --to hf-eval-results: got --to {to}. Omit it")
+    if out is not None and to in ELSEWHERE:
+        raise ValueError(f"--out is the folder of files, and {to} keeps runs in a place of its own. Omit it")
     source = read_run(run, model)
     if to not in ROWS:
         source = measured_part(source, notice)

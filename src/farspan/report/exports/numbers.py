@@ -1,7 +1,7 @@
 """The numbers of a run, one by one: memory lengths, and the quality of each task at each length."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Number:
     length: int | None = None  # in the group's unit; None: of the whole curve
     is_beyond: bool = False  # the true value is larger than the lengths measured
     interval_is_beyond: bool = False  # so is the upper end of its interval
+    details: Mapping[str, float] = field(default_factory=dict)  # means of other scores at this length
 
     @property
     def id(self) -> str:
@@ -62,7 +63,8 @@ def _numbers(group: Group) -> Iterator[Number]:
                 about = slug(quality["name"]), f"{quality['name']}, mean over examples", cell.value
                 unit = "perplexity" if quality["exp"] else "share"
                 direction = bool(quality["higher_is_better"])
-                yield Number(member, group, *about, cell.low, cell.high, unit, direction, cell.n, cell.length)
+                given = (*about, cell.low, cell.high, unit, direction, cell.n, cell.length)
+                yield Number(member, group, *given, details=cell.details)
 
 
 def _memory(member: CurveMember, group: Group) -> Iterator[Number]:
