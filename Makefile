@@ -58,11 +58,12 @@ test-served: $(VENV)/.installed $(SERVED)/.installed
 	$(BIN)/python benchmarks/served.py --engine llama-server --python $(SERVED)/bin/python --check
 	$(BIN)/python benchmarks/served.py --engine vllm --python $(SERVED)/bin/python --check
 
-# the documentation as a site: site/index.html, with the reference made from the code; every link is checked
+# the documentation as a site: site/index.html, with the reference made from the code; links and accessibility are checked
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs: $(DOCS)/.installed
 	$(DOCS)/bin/mkdocs build --strict
 	$(DOCS)/bin/python docs/links.py site
+	$(DOCS)/bin/python docs/accessibility.py site
 
 # the same at http://127.0.0.1:8000, built again when a page changes
 docs-serve: $(DOCS)/.installed

@@ -23,6 +23,7 @@ install_import_hook(
 
 import huggingface_hub.constants
 import transformers
+from browser import chromium
 from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
@@ -165,20 +166,8 @@ def lm(tokenizer: PreTrainedTokenizerFast) -> LM:
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    pytest.importorskip("selenium")
-    from selenium import webdriver
-
-    chromium, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
-    if chromium is None or driver is None:
-        pytest.skip("chromium or chromedriver is not here")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
-    for flag in f"{flags} disable-component-update disable-sync window-size=1200,1600".split():
-        options.add_argument(f"--{flag}")
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('browser')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    started = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    yield started
-    started.quit()
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        if started is None:
+            pytest.skip("chromium, chromedriver or selenium is not here")
+        yield started

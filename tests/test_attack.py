@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from browser import chromium
 
 from attack import fuzz, hostile, kills, limits, wrong
 from attack.harness import Command, End, Stage, Zygote, judge
@@ -58,7 +59,7 @@ def test_of_two_in_one_folder_one_is_refused_and_the_other_ends_well(stage: Stag
 
 
 def test_a_page_of_hostile_texts_runs_and_loads_nothing(stage: Stage) -> None:
-    with hostile.chromium() as browser:
+    with chromium() as browser:
         assert not hostile.attack(stage, hostile.Hostile("curve", "polyglot"), browser)
 
 

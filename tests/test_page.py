@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import opened
+from browser import axe, findings, opened
 
 from farspan import stats
 from farspan.cli.measured import print_results as show
@@ -995,6 +995,24 @@ def test_a_browser_draws_perplexity_over_logarithmic_lengths_unless_told_otherwi
     assert browser.execute_script("return window.broken") is None
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
     assert loaded(browser, path) == [path.as_uri()]
+
+
+def test_axe_core_finds_no_fault_of_accessibility_on_the_page(browser: Any, tmp_path: Path) -> None:
+    if (source := axe()) is None:
+        pytest.skip("axe-core-python is not installed")
+    maps = [row(length, depth=depth, protocol="probe") for length in (1000, 2000) for depth in (0.0, 0.5)]
+    failed = rows({100: 1.0, 200: None}, model="org/second", status="oom", reason="too little")
+    folders = [
+        run(tmp_path / "a", [*rows(), *failed, *maps]),
+        run(tmp_path / "b", expected_rows() + expected_rows({128: 6.0, 512: 6.0}, method="topk:k=9")),
+    ]
+    example_file(folders[0], ["one ", "two ", "three "], 2)
+    opened(browser, write_report(folders, tmp_path / "out")[0])
+    browser.execute_script(
+        "for (const one of document.querySelectorAll('details')) one.open = true;"
+        "document.querySelector('.legend button').click()"
+    )
+    assert list(findings(browser, source)) == []
 
 
 def test_a_report_of_twenty_runs_is_under_8_mb(report_of_twenty: Path) -> None:

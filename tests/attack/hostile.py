@@ -8,9 +8,7 @@ import csv
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,32 +106,6 @@ def poison(folder: Path, payload: str) -> None:
             line["what"] = line["what"].replace("text.txt", payload + "2")
             line["parts"] = [[kind, [payload, *tokens]] for kind, tokens in line["parts"]]
         (folder / "examples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-@contextmanager
-def chromium() -> Iterator[Any]:
-    """A headless Chromium; None where there is none."""
-    places = [shutil.which(name) for name in ("chromium", "chromedriver")]
-    try:
-        from selenium import webdriver
-    except ModuleNotFoundError:
-        places = [None]
-    if None in places:
-        yield None
-        return
-    options = webdriver.ChromeOptions()
-    options.binary_location = places[0]
-    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
-    with tempfile.TemporaryDirectory() as profile:
-        for flag in f"{flags} disable-component-update disable-sync window-size=1200,1600".split():
-            options.add_argument(f"--{flag}")
-        options.add_argument(f"--user-data-dir={profile}")
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        browser = webdriver.Chrome(options, webdriver.ChromeService(places[1]))
-        try:
-            yield browser
-        finally:
-            browser.quit()
 
 
 LOOK = """

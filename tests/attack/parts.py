@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from browser import chromium
+
 from attack.harness import Finding, Stage, message
 from attack.inputs import Input
 
@@ -84,7 +86,7 @@ def hostile(given: Any, stages: list[Stage]) -> Results:
     chosen = [one for one in hostile.all_pages() if given.only in one.name]
     if given.sample:
         chosen = chosen[:: max(1, len(chosen) // given.sample)]
-    with hostile.chromium() as browser:
+    with chromium() as browser:
         done = shared_out(
             stages[:1], chosen, lambda stage, one: hostile.attack(stage, one, browser), lambda one: one.name
         )

@@ -151,7 +151,7 @@ def _rule(rule: Rule, along: tuple[float, float], up: tuple[float, float]) -> di
         "y": y,
         "text": ["", escape(rule.text, quote=False)],
         "textposition": "bottom left",
-        "textfont": {"color": NEUTRAL, "size": 11},
+        "textfont": {"size": 11},  # in the colour of the page's text
         "line": {"color": NEUTRAL, "width": 1, "dash": "dot"},
         "hoverinfo": "skip",
         "meta": {"kind": "rule"},

@@ -87,6 +87,12 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const element of drawn.values()) Plotly.react(element, element.data, layoutOf(figures[element.id].layout));
 });
 
+// a table that is wider than the page can be scrolled with the keyboard
+const widths = new ResizeObserver((entries) => {
+  for (const { target } of entries) target.tabIndex = target.scrollWidth > target.clientWidth ? 0 : -1;
+});
+for (const table of document.querySelectorAll(".wide")) widths.observe(table);
+
 // what is far below waits until the reader comes near, or prints
 const near = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
