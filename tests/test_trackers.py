@@ -5,6 +5,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ from test_callback import curves, logged, text, trainer  # noqa: F401
 from test_cli import farspan, last_line, refused
 
 import farspan as library
+from farspan.record import read_header, read_rows
 from farspan.report.exports.numbers import Number, numbers_of
 from farspan.report.runs import of_model, read_run
 
@@ -112,6 +114,21 @@ def test_a_run_is_in_tensorboard_with_all_its_numbers(run: Path, undrawn: None) 
             assert is_picture(pixels(image.encoded_image_string))
         about = json.loads(read.Tensors("args/text_summary")[0].tensor_proto.string_val[0])
         assert (about["model"], about["method"], about["dtype"]) == ("demo", method, "float32")
+
+
+def test_models_of_similar_names_have_folders_of_their_own(run: Path, tmp_path: Path, undrawn: None) -> None:
+    pytest.importorskip("tensorboard")
+    rows = [one for one in read_rows(run) if one.method == "full"]
+    header, names = read_header(run), ("a.b", "A-b", "..")
+    header["models"] = {name: header["models"]["demo"] | {"name": name} for name in names}
+    (tmp_path / "run.json").write_text(json.dumps(header))
+    lines = [json.dumps(asdict(replace(one, model=name))) + "\n" for name in names for one in rows]
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    done = farspan("export", tmp_path, "--to", "tensorboard")
+    assert done.exit_code == 0, done.output
+    places = sorted(path.parent for path in (tmp_path / "export").rglob("events.*"))
+    assert [place.name for place in places] == ["a_b", "a_b_2", "run"]
+    assert len(scalars(events(places[1]))) == len(expected(run, "full"))
 
 
 # trackio

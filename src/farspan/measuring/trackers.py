@@ -144,14 +144,17 @@ def send(to: str, source: Source, folder: Path, notice: Callable[[str], None] = 
     numbers, pictures = numbers_of(source), pictures_of(source)
     whose = list(dict.fromkeys([(one.member.model, one.member.method) for one in numbers] + list(pictures)))
     short, methods = short_names(model for model, _ in whose), {method for _, method in whose}
-    tracker = TRACKERS[to]
+    tracker, places = TRACKERS[to], list[Path]()
     for model, method in whose:
         name = f"{short[model]} {method}" if len(methods) > 1 else short[model]
         mine = [one for one in numbers if (one.member.model, one.member.method) == (model, method)]
         integration = integration_utils.INTEGRATION_TO_CALLBACK[to]()
-        called = f"{source.name} {name}" + (f" {datetime.now():%Y-%m-%d %H:%M:%S}" if tracker.resumes else "")
+        called = f"{source.name} {name}".replace("/", "_")  # trackio has folders of this name
+        called += f" {datetime.now():%Y-%m-%d %H:%M:%S}" if tracker.resumes else ""
         if to == "tensorboard":
-            integration.logging_dir = str(folder / to / slug(name))
+            place = folder / to / (slug(name) or "run")
+            places.append(place if place not in places else place.with_name(f"{place.name}_{len(places) + 1}"))
+            integration.logging_dir = str(places[-1])
         about = _About(output_dir=str(folder), run_name=called, project=PROJECT, of=_config(source, model, method))
         shown = pictures.get((model, method), {})
         try:
@@ -160,7 +163,7 @@ def send(to: str, source: Source, folder: Path, notice: Callable[[str], None] = 
         except resolve_name(tracker.error) as error:
             raise ValueError(f"{to}: {str(error).strip()}") from error
         notice(f"{to}: run {called!r}, {counted(len(mine), 'number')} and {counted(len(shown), 'picture')}")
-    return [_renamed(path) for path in sorted(folder.rglob("events.out.tfevents.*"))]
+    return [_renamed(path) for place in places for path in place.iterdir()]
 
 
 class _About(TrainingArguments):
