@@ -116,8 +116,12 @@ def by_pairs(
     kinds = getattr(model.config, "layer_types", None)
     buffers = {name.rpartition(".")[2]: value for name, value in model.named_buffers() if "inv_freq" in name}
 
-    def rotated(x: Tensor, position: int, own: Tensor) -> Tensor:
-        pairs, angle = len(own), position * own
+    positions = torch.tensor([[parts(i, j) if j <= i else (0, 0) for j in range(time)] for i in range(time)])
+    factors = torch.tensor([factor(i) for i in range(time)])[:, None]
+
+    def rotated(x: Tensor, position: Tensor, own: Tensor) -> Tensor:
+        """Each pair's own copy [heads, query, key, dim] at its position [query, key]."""
+        pairs, angle = len(own), position[..., None] * own
         a, b = x[..., :pairs], x[..., pairs : 2 * pairs]
         turned = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
         return torch.cat([*(rotary_scale * part for part in turned), x[..., 2 * pairs :]], -1)
@@ -126,17 +130,15 @@ def by_pairs(
         group, window, cap = q.shape[1] // k.shape[1], windows[module.layer_idx], options.get("softcap")
         own = buffers.get("inv_freq", buffers.get(f"{(kinds or [''])[module.layer_idx % len(kinds or [''])]}_inv_freq"))
         own = own if inv_freq is None else inv_freq
+        query = rotated(q[0, :, :, None].expand(-1, -1, time, -1), positions[..., 0], own)
+        key = rotated(k[0, :, None].expand(-1, time, -1, -1), positions[..., 1], own).repeat_interleave(group, 0)
+        products = factors * (query * key).sum(-1) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
+        products = products if cap is None else cap * torch.tanh(products / cap)
         out = torch.zeros(*q.shape[:3], v.shape[-1])
         for i in range(time):
             seen = [j for j in range(i + 1) if (window is None or i - j < window) and visible(i, j)]
-            scores = torch.zeros(q.shape[1], len(seen))
-            for place, j in enumerate(seen):
-                query, key = (rotated(x, at, own) for x, at in zip((q[0, :, i], k[0, :, j]), parts(i, j), strict=True))
-                scores[:, place] = factor(i) * (query * key.repeat_interleave(group, 0)).sum(-1)
-            scores = scores * (q.shape[-1] ** -0.5 if scaling is None else scaling)
-            scores = scores if cap is None else cap * torch.tanh(scores / cap)
             values = v[0, :, seen].repeat_interleave(group, 0)
-            out[0, :, i] = (weights(i, seen, scores)[..., None] * values).sum(1)
+            out[0, :, i] = (weights(i, seen, products[:, i, seen])[..., None] * values).sum(1)
         return out.transpose(1, 2), None
 
     before = model.config._attn_implementation
