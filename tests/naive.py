@@ -27,15 +27,11 @@ def naive_half(
         logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
     begin = 2 * len(separator) + len(first)
     scored = scored or math.ceil(len(target) / 2)
-    positions = range(begin + len(target) - scored, begin + len(target))
-    hits, nats, margins = [], [], []
-    for position in positions:
-        expected = logits[position - 1]
-        best = expected.topk(2).values
-        hits.append(int(expected.argmax()) == ids[position])
-        nats.append(float(-expected.log_softmax(-1)[ids[position]]))
-        margins.append(float(best[0] - best[1]))
-    return torch.tensor(hits), torch.tensor(nats), torch.tensor(margins)
+    positions = torch.arange(begin + len(target) - scored, begin + len(target))
+    expected, asked = logits[positions - 1], torch.tensor(ids)[positions]
+    best = expected.topk(2).values
+    nats = -expected.log_softmax(-1).gather(-1, asked[:, None])[:, 0]
+    return expected.argmax(-1) == asked, nats, best[:, 0] - best[:, 1]
 
 
 def naive_greedy(model: Any, ids: Tensor, max_new_tokens: int) -> Tensor:
@@ -59,7 +55,7 @@ def naive_llama(
 ) -> Tensor:
     """Logits [time, vocabulary] of a Llama whose query i sees token j, at this distance, if `visible(i, j)`.
 
-    Token by token and head by head, with keys before RoPE. `inv_freq(i)`: the frequencies of query i; `largest`: how
+    Token by token, with keys before RoPE. `inv_freq(i)`: the frequencies of query i; `largest`: how
     many of the scores count.
     """
     config = model.config
@@ -79,15 +75,13 @@ def naive_llama(
                 seen = [j for j in range(i + 1) if visible(i, j)]
                 far = torch.tensor([distance(i, j) for j in seen])
                 angle = far[:, None] * (own if inv_freq is None else inv_freq(i))
-                parts = []
-                for head in range(heads):
-                    a, b = q[i, head, : dim // 2], q[i, head, dim // 2 :]
-                    turned = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
-                    scores = (turned * k[seen, head // group]).sum(-1) / math.sqrt(dim)
-                    if largest is not None and largest < len(seen):
-                        scores[scores.argsort(descending=True)[largest:]] = -torch.inf
-                    parts.append(scores.softmax(-1) @ v[seen, head // group])
-                rows.append(torch.cat(parts))
+                a, b = q[i, :, None, : dim // 2], q[i, :, None, dim // 2 :]
+                turned = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+                keys, values = (x[seen].repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))  # of each head
+                scores = (turned * keys).sum(-1) / math.sqrt(dim)
+                if largest is not None:
+                    scores.scatter_(1, scores.argsort(1, descending=True)[:, largest:], -torch.inf)
+                rows.append((scores.softmax(-1)[..., None] * values).sum(1).flatten())
             hidden = hidden + attention.o_proj(torch.stack(rows))
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return model.lm_head(model.model.norm(hidden))
