@@ -213,13 +213,9 @@ def snapkv(
             if len(held) <= capacity:
                 chosen[layer].append(list(held))
                 continue
-            votes = []
-            for j in held[:-window]:
-                vote = 0.0
-                for head in range(key_head * group, (key_head + 1) * group):
-                    for i in range(read - window, read):
-                        vote += float(weights[head, i, j] / weights[head, i, first:].sum()) / group
-                votes.append(vote)
+            shares = weights[key_head * group : (key_head + 1) * group, read - window : read, first:].double()
+            shares = shares / shares.sum(-1, keepdim=True)
+            votes = (shares.sum((0, 1)) / group)[:-window].tolist()
             pooled = []
             for place in range(len(votes)):
                 near = range(place - kernel // 2, place + kernel // 2 + 1)
