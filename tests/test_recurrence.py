@@ -199,7 +199,7 @@ def test_training_lowers_the_loss_and_the_folder_is_read_as_it_was_trained(setti
 
 
 def test_the_held_out_loss_is_that_of_the_method(settings: Callable[..., LmSettings], tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_text(TEXT[::-1][: len(TEXT) // 3])
+    (tmp_path / "b.txt").write_text(TEXT[::-1][: len(TEXT) // 12])
     chosen = settings("a", f"data.held_out={tmp_path / 'b.txt'}", "trainer.micro_batch=1", "trainer.evaluate_every=5")
     summary = train(chosen)
     lm = farspan.load(chosen.out, device="cpu")
