@@ -21,6 +21,7 @@ measurements in --out are continued.
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -102,14 +103,13 @@ def trained(name: str, seed: int, out: Path, steps: int) -> LM:
 
 def measured(lm: LM, methods: Sequence[str], out: Path, repeats: int, quick: bool) -> None:
     for part, (text, task, lengths) in PARTS.items():
+        texts = min(repeats, 4) if part == "beyond" else repeats
         if quick:
-            repeats, lengths = 2, tuple(n for n in lengths if n <= 512)
-        elif part == "beyond":
-            repeats = min(repeats, 4)
+            texts, lengths = 2, tuple(n for n in lengths if n <= 512)
         if not lengths:
             continue
         folder = out / "measured" / lm.name / part
-        measure([lm], methods, [task], text=text, lengths=lengths, repeats=repeats, out=folder)
+        measure([lm], methods, [task], text=text, lengths=lengths, repeats=texts, out=folder)
 
 
 def rows_of(model: str, part: str, how: str) -> list[Row]:
@@ -125,6 +125,7 @@ def seeds(name: str) -> list[tuple[str, str]]:
     return [(folder, RECIPES[name][1]) for folder in folders]
 
 
+@cache
 def curve_of(name: str, part: str) -> stats.MeasuredCurve:
     """Return a forgetting curve, the mean of all seeds text by text."""
     curves = [stats.curve(rows_of(model, part, how)) for model, how in seeds(name)]
@@ -146,6 +147,7 @@ def widened(value: Interval, texts: int, tests: int) -> Interval:
     return mean, mean - (mean - low) * more, mean + (high - mean) * more
 
 
+@cache
 def judged(name: str) -> dict[str, Interval]:
     """Return what a recipe is judged by, with intervals corrected for the number of recipes."""
     natural, tests = curve_of(name, "natural"), len(known())
@@ -174,11 +176,12 @@ def memory() -> str:
     for name in (*UNTRAINED, *known()):
         natural, shuffled = (curve_of(name, part) for part in ("natural", "shuffled"))
         gap = student_mean((natural.copy - natural.control)[:, list(natural.lengths).index(AT)])[:3]
-        numbers, beyond = stats.summarise(natural), student_mean(nats_of(name, "beyond"))
+        numbers, alone = stats.summarise(natural), stats.summarise(shuffled)
+        beyond = student_mean(nats_of(name, "beyond"))[:3]
         lines.append([
             f"`{name}`", str(len(seeds(name)) if name in RECIPES else MISSING),
             str(numbers.half_life), str(numbers.span),
-            said(gap, 3), str(stats.summarise(shuffled).reach), str(stats.summarise(shuffled).span), said(beyond[:3]),
+            said(gap, 3), str(alone.reach), str(alone.span), said(beyond),
         ])  # fmt: skip
     head = ["", "seeds", "half-life", "span", f"gap at {AT:,}", "reach, shuffled", "span, shuffled", "nats to 8,192"]
     return table(head, lines).strip()

@@ -1,10 +1,10 @@
 """What tests share: tiny models and a tiny tokenizer made in memory, and the folder of real data, if it is there."""
 
-import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ install_import_hook(
     "beartype.beartype",
 )
 
+import accelerate.utils.memory
 import huggingface_hub.constants
 import transformers
 from browser import chromium
@@ -37,6 +38,8 @@ from tiny import tiny_model, tiny_tokenizer
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 transformers.utils.logging.set_verbosity_error()
+# each training makes a whole garbage collection, and torch and transformers are a million objects
+accelerate.utils.memory.gc = SimpleNamespace(collect=lambda: 0)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)
@@ -48,18 +51,6 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     monkeypatch.setenv("FARSPAN_CACHE", str(shared / "cache"))
     monkeypatch.setenv("TRACKIO_DIR", str(temp / "trackio"))
     torch.set_num_threads(1)
-
-
-def pytest_collection_finish() -> None:
-    """Leaves what was imported out of garbage collections: accelerate makes a whole one for each training, and torch
-    and transformers are a million objects."""
-    gc.collect()
-    gc.freeze()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # hypothesis looks for referrers when the summary imports it, and sees no frozen ones
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ class Fake:
         self.engine, self.lm, self.limit, self.faults = engine, lm, limit, faults
         self.requests: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.seen: list[list[int]] = []  # prompts in the prefix cache
+        self.known: dict[tuple[int, ...], torch.Tensor] = {}  # logits of prompts
         self.lock = threading.Lock()
         self.failures = faults.get("failures", 0)
         self.closed = False
@@ -32,8 +33,10 @@ class Fake:
         return max(0, min(longest, len(prompt) - 1))
 
     def logits(self, prompt: list[int]) -> torch.Tensor:
-        with torch.no_grad():
-            return self.lm.model(input_ids=torch.tensor([prompt])).logits[0].float().log_softmax(-1)
+        if (key := tuple(prompt)) not in self.known:
+            with torch.no_grad():
+                self.known[key] = self.lm.model(input_ids=torch.tensor([prompt])).logits[0].float().log_softmax(-1)
+        return self.known[key]
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Return status and JSON."""
@@ -140,6 +143,7 @@ def serving(fake: Fake) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # which holds a body back for 40 ms, until its headers are acknowledged
 
         def log_message(self, *args: Any) -> None:
             pass

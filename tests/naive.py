@@ -27,15 +27,11 @@ def naive_half(
         logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
     begin = 2 * len(separator) + len(first)
     scored = scored or math.ceil(len(target) / 2)
-    positions = range(begin + len(target) - scored, begin + len(target))
-    hits, nats, margins = [], [], []
-    for position in positions:
-        expected = logits[position - 1]
-        best = expected.topk(2).values
-        hits.append(int(expected.argmax()) == ids[position])
-        nats.append(float(-expected.log_softmax(-1)[ids[position]]))
-        margins.append(float(best[0] - best[1]))
-    return torch.tensor(hits), torch.tensor(nats), torch.tensor(margins)
+    positions = torch.arange(begin + len(target) - scored, begin + len(target))
+    expected, asked = logits[positions - 1], torch.tensor(ids)[positions]
+    best = expected.topk(2).values
+    nats = -expected.log_softmax(-1).gather(-1, asked[:, None])[:, 0]
+    return expected.argmax(-1) == asked, nats, best[:, 0] - best[:, 1]
 
 
 def naive_greedy(model: Any, ids: Tensor, max_new_tokens: int) -> Tensor:
@@ -59,7 +55,7 @@ def naive_llama(
 ) -> Tensor:
     """Logits [time, vocabulary] of a Llama whose query i sees token j, at this distance, if `visible(i, j)`.
 
-    Token by token and head by head, with keys before RoPE. `inv_freq(i)`: the frequencies of query i; `largest`: how
+    Token by token, with keys before RoPE. `inv_freq(i)`: the frequencies of query i; `largest`: how
     many of the scores count.
     """
     config = model.config
@@ -79,15 +75,13 @@ def naive_llama(
                 seen = [j for j in range(i + 1) if visible(i, j)]
                 far = torch.tensor([distance(i, j) for j in seen])
                 angle = far[:, None] * (own if inv_freq is None else inv_freq(i))
-                parts = []
-                for head in range(heads):
-                    a, b = q[i, head, : dim // 2], q[i, head, dim // 2 :]
-                    turned = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
-                    scores = (turned * k[seen, head // group]).sum(-1) / math.sqrt(dim)
-                    if largest is not None and largest < len(seen):
-                        scores[scores.argsort(descending=True)[largest:]] = -torch.inf
-                    parts.append(scores.softmax(-1) @ v[seen, head // group])
-                rows.append(torch.cat(parts))
+                a, b = q[i, :, None, : dim // 2], q[i, :, None, dim // 2 :]
+                turned = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+                keys, values = (x[seen].repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))  # of each head
+                scores = (turned * keys).sum(-1) / math.sqrt(dim)
+                if largest is not None:
+                    scores.scatter_(1, scores.argsort(1, descending=True)[:, largest:], -torch.inf)
+                rows.append((scores.softmax(-1)[..., None] * values).sum(1).flatten())
             hidden = hidden + attention.o_proj(torch.stack(rows))
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return model.lm_head(model.model.norm(hidden))
@@ -116,8 +110,12 @@ def by_pairs(
     kinds = getattr(model.config, "layer_types", None)
     buffers = {name.rpartition(".")[2]: value for name, value in model.named_buffers() if "inv_freq" in name}
 
-    def rotated(x: Tensor, position: int, own: Tensor) -> Tensor:
-        pairs, angle = len(own), position * own
+    positions = torch.tensor([[parts(i, j) if j <= i else (0, 0) for j in range(time)] for i in range(time)])
+    factors = torch.tensor([factor(i) for i in range(time)])[:, None]
+
+    def rotated(x: Tensor, position: Tensor, own: Tensor) -> Tensor:
+        """Each pair's own copy [heads, query, key, dim] at its position [query, key]."""
+        pairs, angle = len(own), position[..., None] * own
         a, b = x[..., :pairs], x[..., pairs : 2 * pairs]
         turned = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
         return torch.cat([*(rotary_scale * part for part in turned), x[..., 2 * pairs :]], -1)
@@ -126,17 +124,15 @@ def by_pairs(
         group, window, cap = q.shape[1] // k.shape[1], windows[module.layer_idx], options.get("softcap")
         own = buffers.get("inv_freq", buffers.get(f"{(kinds or [''])[module.layer_idx % len(kinds or [''])]}_inv_freq"))
         own = own if inv_freq is None else inv_freq
+        query = rotated(q[0, :, :, None].expand(-1, -1, time, -1), positions[..., 0], own)
+        key = rotated(k[0, :, None].expand(-1, time, -1, -1), positions[..., 1], own).repeat_interleave(group, 0)
+        products = factors * (query * key).sum(-1) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
+        products = products if cap is None else cap * torch.tanh(products / cap)
         out = torch.zeros(*q.shape[:3], v.shape[-1])
         for i in range(time):
             seen = [j for j in range(i + 1) if (window is None or i - j < window) and visible(i, j)]
-            scores = torch.zeros(q.shape[1], len(seen))
-            for place, j in enumerate(seen):
-                query, key = (rotated(x, at, own) for x, at in zip((q[0, :, i], k[0, :, j]), parts(i, j), strict=True))
-                scores[:, place] = factor(i) * (query * key.repeat_interleave(group, 0)).sum(-1)
-            scores = scores * (q.shape[-1] ** -0.5 if scaling is None else scaling)
-            scores = scores if cap is None else cap * torch.tanh(scores / cap)
             values = v[0, :, seen].repeat_interleave(group, 0)
-            out[0, :, i] = (weights(i, seen, scores)[..., None] * values).sum(1)
+            out[0, :, i] = (weights(i, seen, products[:, i, seen])[..., None] * values).sum(1)
         return out.transpose(1, 2), None
 
     before = model.config._attn_implementation
@@ -217,13 +213,9 @@ def snapkv(
             if len(held) <= capacity:
                 chosen[layer].append(list(held))
                 continue
-            votes = []
-            for j in held[:-window]:
-                vote = 0.0
-                for head in range(key_head * group, (key_head + 1) * group):
-                    for i in range(read - window, read):
-                        vote += float(weights[head, i, j] / weights[head, i, first:].sum()) / group
-                votes.append(vote)
+            shares = weights[key_head * group : (key_head + 1) * group, read - window : read, first:].double()
+            shares = shares / shares.sum(-1, keepdim=True)
+            votes = (shares.sum((0, 1)) / group)[:-window].tolist()
             pooled = []
             for place in range(len(votes)):
                 near = range(place - kernel // 2, place + kernel // 2 + 1)

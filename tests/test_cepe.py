@@ -183,7 +183,7 @@ def test_generation_with_a_cache_equals_generation_without(family: str) -> None:
     model, ids, context = build(family), some_ids(2, 9), some_ids(2, 3, 8, seed=1)
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
-    how = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    how = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
     for beams in (1, 3):
         expected = model.generate(
             ids, use_cache=False, num_beams=beams, context_input_ids=context, context_attention_mask=some_mask(), **how
@@ -339,7 +339,7 @@ def test_left_padding_changes_nothing() -> None:
     model, ids, context = build("llama"), some_ids(2, 9), some_ids(2, 3, 8, seed=1)
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
-    how = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    how = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
     together = model.generate(ids, attention_mask=mask, context_input_ids=context, **how)
     alone = model.generate(ids[:1, 4:], attention_mask=mask[:1, 4:], context_input_ids=context[:1], **how)
     assert torch.equal(together[0, 9:], alone[0, 5:])

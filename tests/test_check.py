@@ -23,15 +23,18 @@ from farspan.report.runs import Source
 from farspan.stats import tost
 from farspan.terminal import Terminal
 
+from tiny import CODE
+
 CPU = ("--device", "cpu")
 TASKS = ("curve", "perplexity:target_tokens=16")
+MEASURED: dict[str, Any] = {"text": CODE, "shard": (1, 1)}
 
 
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the embedded model on texts of farspan's own."""
+    """A run of the embedded model."""
     folder = tmp_path_factory.mktemp("check") / "baseline"
-    library.measure(["demo"], ["full"], TASKS, lengths=(32, 64, 128), repeats=8, out=folder, shard=(1, 1))
+    library.measure(["demo"], ["full"], TASKS, **MEASURED, lengths=(32, 64, 128), repeats=8, out=folder)
     return folder
 
 
@@ -71,7 +74,7 @@ def test_a_damaged_model_is_worse_and_has_its_own_exit_code(baseline: Path, dama
 
 def test_the_mended_model_is_better(damaged: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad"
-    library.measure([str(damaged)], ["full"], TASKS[1:], lengths=(32, 64), repeats=8, out=bad, shard=(1, 1))
+    library.measure([str(damaged)], ["full"], TASKS[1:], **MEASURED, lengths=(32, 64), repeats=8, out=bad)
     done = farspan("check", bad, "demo", "--out", tmp_path / "run", "--json", *CPU)
     assert done.exit_code == 0, done.output
     assert last_line(done)["verdict"] == "better"
@@ -80,7 +83,7 @@ def test_the_mended_model_is_better(damaged: Path, tmp_path: Path) -> None:
 def test_undecided_fails_with_strict_alone(baseline: Path, damaged: Path, tmp_path: Path) -> None:
     """With two texts nothing can be tested."""
     few = tmp_path / "few"
-    library.measure(["demo"], ["full"], TASKS[1:], lengths=(32, 64), repeats=2, out=few, shard=(1, 1))
+    library.measure(["demo"], ["full"], TASKS[1:], **MEASURED, lengths=(32, 64), repeats=2, out=few)
     common = ("check", few, damaged, "--out", tmp_path / "run", *CPU)
     assert farspan(*common).exit_code == 0
     assert farspan(*common, "--strict").exit_code == 4

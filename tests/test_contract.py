@@ -40,8 +40,10 @@ def composed() -> Iterator[Method]:
 ALL = [*EXAMPLES, *composed()]
 NEUTRAL = list(dict.fromkeys(one for how in ALL if (one := how.neutral(100)) not in (None, how)))
 EVERYWHERE = [(how, a) for a in ARCHITECTURES for how in (ALL if a in ("llama", "gemma2") else FEW)]
-AND_OTHERS = EVERYWHERE + [(how, architecture) for how in FEW for architecture in OTHERS]
-NEUTRAL_EVERYWHERE = [(n, a) for a in ARCHITECTURES + OTHERS for n in (NEUTRAL if a in ARCHITECTURES else NEUTRAL[::2])]
+SOME = len(OTHERS) // 2  # each method on two of the others, each of them with several methods
+AND_OTHERS = EVERYWHERE + [(how, a) for i, a in enumerate(OTHERS) for how in FEW[i % SOME :: SOME]]
+NEUTRAL_EVERYWHERE = [(how, a) for a in ARCHITECTURES for how in NEUTRAL]
+NEUTRAL_EVERYWHERE += [(how, a) for i, a in enumerate(OTHERS) for how in NEUTRAL[i % SOME :: SOME]]
 IN_MODEL = [(how, architecture) for how, architecture in AND_OTHERS if how.in_model]
 FORGETFUL = [how for how in ALL if how.reach is not None and how.in_model]
 BOUNDED = [how for how in ALL if how.kept_to_answer(4000) == how.kept_to_answer(400)]
@@ -132,7 +134,7 @@ def test_at_any_other_setting_it_does_not(how: Method, architecture: str, open_l
 def test_the_result_does_not_depend_on_how_the_text_is_cut(how: Method, architecture: str, open_lm: Any) -> None:
     lm, ids = open_lm(architecture), some_ids(2, READ + ASKED)
     once = nats(how, lm, ids)
-    for chunk in (1, 7, 33):
+    for chunk in (1, 7, 33) if architecture == "llama" else (7, 33):
         same(nats(how, lm, ids, chunk), once)
     with how.on(lm) as reader:
         reader.chunk = 9
@@ -142,10 +144,10 @@ def test_the_result_does_not_depend_on_how_the_text_is_cut(how: Method, architec
             memory.read(ids[:, 31:READ])
             assert memory.num_seen == READ
             same(memory.score(ids[:, READ:]).nats, once)
-        one_by_one = reader.read(ids[:, :READ])
-        for i in range(ASKED if how.scores_as_it_reads else 0):
-            same(one_by_one.score(ids[:, READ + i : READ + i + 1]).nats, once[:, i : i + 1])
-            one_by_one.read(ids[:, READ + i : READ + i + 1])
+        as_it_reads = reader.read(ids[:, :READ])
+        for i in range(0, ASKED if how.scores_as_it_reads else 0, 3):
+            same(as_it_reads.score(ids[:, READ + i : READ + i + 1]).nats, once[:, i : i + 1])
+            as_it_reads.read(ids[:, READ + i : READ + i + 3])
 
 
 @pytest.mark.parametrize(("how", "architecture"), IN_MODEL, ids=str)
@@ -216,7 +218,7 @@ def test_scoring_leaves_the_memory_as_it_was_for_any_multiple_of_its_rows(
         assert (memory.num_seen, memory.num_kept) == (READ, kept)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "phi3"])
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
 @pytest.mark.parametrize("how", BOUNDED, ids=str)
 def test_it_keeps_no_more_than_it_promises_however_long_the_text(how: Method, architecture: str, open_lm: Any) -> None:
     lm, ids = open_lm(architecture), some_ids(2, 401)

@@ -31,16 +31,19 @@ from farspan.report.exports.rows import METADATA, rows_table
 from farspan.report.runs import Source, read_run
 from farspan.stats import summarise
 
+from tiny import CODE
+
 SCHEMA = Path(__file__).parent / "data" / "every_eval_ever" / "eval.schema.json"
 LENGTHS = (64, 128, 256)
 REPEATS = 3
+MEASURED = {"text": CODE, "shard": (1, 1)}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the embedded model: a forgetting curve, and perplexity, under two methods."""
     folder = tmp_path_factory.mktemp("runs") / "both"
-    settings: dict[str, Any] = {"lengths": LENGTHS, "repeats": REPEATS, "out": folder, "shard": (1, 1)}
+    settings: dict[str, Any] = {"lengths": LENGTHS, "repeats": REPEATS, "out": folder, **MEASURED}
     library.measure(["demo"], ["full", "sinks:window=100"], ["curve", "perplexity:target_tokens=32"], **settings)
     return folder
 
@@ -187,9 +190,9 @@ def test_eval_results_are_read_by_the_hubs_library(run: Path) -> None:
 
 def test_a_text_of_the_hub_names_the_data_set(changed: Callable[[Change], Path]) -> None:
     folder = changed(lambda rows: [row for row in rows if row.task == "perplexity"])
-    text = (folder / "run.json").read_text().replace('"text": "builtin"', '"text": "owner/books"')
+    text = (folder / "run.json").read_text().replace(CODE, "owner/books")
     (folder / "run.json").write_text(text)
-    rows = (folder / "rows.jsonl").read_text().replace('"text": "builtin"', '"text": "owner/books"')
+    rows = (folder / "rows.jsonl").read_text().replace(CODE, "owner/books")
     (folder / "rows.jsonl").write_text(rows)
     (path,) = export(folder, "hf-eval-results")
     assert {one["dataset"]["id"] for one in yaml.safe_load(path.read_text())} == {"owner/books"}
@@ -197,7 +200,7 @@ def test_a_text_of_the_hub_names_the_data_set(changed: Callable[[Change], Path])
 
 def test_a_text_that_the_hub_does_not_have_needs_a_data_set(run: Path) -> None:
     said = refused(farspan("export", run, "--to", "hf-eval-results"))
-    assert "'builtin' is none of the Hub's" in said
+    assert f"'{CODE}' is none of the Hub's" in said
     assert "--dataset OWNER/NAME" in said
 
 
@@ -298,7 +301,7 @@ def test_a_missing_package_names_its_extra(run: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_task_without_a_direction_is_left_out(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"lengths": (64,), "repeats": 2, "out": tmp_path / "run", "shard": (1, 1)}
+    settings: dict[str, Any] = {"lengths": (64,), "repeats": 2, "out": tmp_path / "run", **MEASURED}
     library.measure(["demo"], ["full"], ["attention:map_bins=0", "perplexity:target_tokens=32"], **settings)
     notices: list[str] = []
     (record,) = records(tmp_path / "run", notice=notices.append)
@@ -312,7 +315,7 @@ def test_a_task_without_a_direction_is_left_out(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def curve(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("curves") / "curve"
-    settings: dict[str, Any] = {"lengths": (32, 64), "repeats": 3, "out": folder, "shard": (1, 1)}
+    settings: dict[str, Any] = {"lengths": (32, 64), "repeats": 3, "out": folder, **MEASURED}
     library.measure([library.load("demo", dtype="float32", device="cpu")], ["full"], ["curve"], **settings)
     return folder
 

@@ -1,10 +1,6 @@
 """The one loop: what it writes, that it resumes, what it does when memory or positions run out."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
-from typer.testing import CliRunner
 
 from farspan import stats
-from farspan.cli import app
 from farspan.hf.device import is_out_of_memory
 from farspan.lm import LM, wrap
 from farspan.measuring.loop import Watch, _batches, measure_cell
@@ -99,37 +93,6 @@ def test_a_stopped_run_goes_on_to_the_same_rows(kept: int, tmp_path: Path) -> No
     file.write_bytes(b"".join(lines[:kept]) + lines[kept][:40])
     assert scores(measured(tmp_path / "cut", curve_of(counting_text()), batch=2)) == scores(whole)
     assert len(read_rows(tmp_path / "cut")) == len(whole)
-
-
-def test_a_killed_process_resumes_to_the_same_numbers(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    tiny_model().save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 600)
-
-    def arguments(out: str) -> list[str]:
-        options = ["--text", str(tmp_path / "text.txt"), "--lengths", "20:240", "--points", "12", "--repeats", "6"]
-        return ["curve", str(tmp_path / "model"), *options, "--batch", "2", "--out", str(tmp_path / out)]
-
-    rows = tmp_path / "killed" / "rows.jsonl"
-    command = [sys.executable, "-m", "farspan", *arguments("killed")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (rows.exists() and rows.read_bytes().count(b"\n") >= 5):
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    before = len(read_rows(tmp_path / "killed"))
-    assert 0 < before < 72  # it was in the middle
-    for out in ("killed", "whole"):
-        result = CliRunner().invoke(app, arguments(out))
-        assert result.exit_code == 0, result.output
-    summaries = [stats.summarise(stats.curve(read_rows(tmp_path / out))) for out in ("killed", "whole")]
-    assert summaries[0] == summaries[1]
-    hits = [
-        sorted((row.example, row.length, row.scores["copy_hits"], row.scores["control_hits"]) for row in rows)
-        for rows in (read_rows(tmp_path / out) for out in ("killed", "whole"))
-    ]
-    assert hits[0] == hits[1]
 
 
 def test_out_of_memory_halves_the_chunk_first_then_the_batch(tmp_path: Path) -> None:
@@ -262,7 +225,7 @@ def test_in_bfloat16_a_run_stopped_anywhere_ends_with_the_same_rows(
 ) -> None:
     lm = wrap(tiny_model("llama").to(torch.bfloat16), tokenizer, "tiny")
     task = TEXT_TASKS[kind](replace(counting_text(), tokens=np.arange(4800) * 7919 % 300))
-    lengths = (13, 29, 61, 103)
+    lengths = (13, 29, 61)
 
     def once(folder: Path, rows: int | None = None) -> list[Row]:
         def row(row: Row, done: int, total: int) -> None:
@@ -271,14 +234,14 @@ def test_in_bfloat16_a_run_stopped_anywhere_ends_with_the_same_rows(
 
         with Run.open(folder, {}) as run:
             return measure_cell(
-                task, method("full"), lm, run, lengths=lengths, repeats=6, batch=4, watch=Watch(row=row)
+                task, method("full"), lm, run, lengths=lengths, repeats=5, batch=3, watch=Watch(row=row)
             )
 
     def compared(rows: list[Row]) -> list[tuple[Any, ...]]:
         return sorted((row.repeat, row.length, row.depth, json.dumps((row.scores, row.reading))) for row in rows)
 
     whole = compared(once(tmp_path / "whole"))
-    for stop in range(1, len(whole), 5):
+    for stop in range(1, len(whole), len(whole) // 4):
         folder = tmp_path / f"stopped-{stop}"
         with suppress(StoppedError):
             once(folder, stop)

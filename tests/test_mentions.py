@@ -150,12 +150,12 @@ def test_examples_do_not_depend_on_the_number_of_repeats_and_differ_by_seed(lm: 
 # scores
 
 
-def naive_nats(lm: LM, tokens: np.ndarray, span: slice) -> float:
+def naive_nats(lm: LM, tokens: np.ndarray, spans: list[slice]) -> list[float]:
     ids = torch.tensor([[*lm.separator.ids, *tokens.tolist()]])
     with torch.no_grad():
         logits = lm.model(input_ids=ids, use_cache=False).logits[0].double().log_softmax(-1)
     shift = len(lm.separator.ids)
-    return -sum(float(logits[shift + i - 1, tokens[i]]) for i in range(span.start, span.stop))
+    return [-sum(float(logits[shift + i - 1, tokens[i]]) for i in range(one.start, one.stop)) for one in spans]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "mamba"])
@@ -172,7 +172,7 @@ def test_gains_equal_plain_forwards_over_both_texts(
         sides = []
         for tokens in (payload.tokens[-row.length :], payload.without(row.length)):
             spans = [slice(one.first - 700 + row.length, one.end - 700 + row.length) for one in payload.at(row.length)]
-            sides.append([naive_nats(lm, tokens, span) for span in spans])
+            sides.append(naive_nats(lm, tokens, spans))
         assert row.status == "ok"
         assert row.scores["nats"] == pytest.approx(np.mean(sides[0]), abs=1e-4)
         assert row.scores["control"] == pytest.approx(np.mean(sides[1]), abs=1e-4)

@@ -48,14 +48,14 @@ W, S = 14, 3
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_sinks_are_streaming_llm_token_by_token(architecture: str, tokenizer: Any) -> None:
-    lm, ids = open_lm(architecture, tokenizer), some_ids(1, 44)
+    lm, ids = open_lm(architecture, tokenizer), some_ids(1, 32)
     expected = nats_of(streaming(lm.model, ids, W, S), ids[0])
     same(nats_by(f"sinks:window={W},sinks={S}", lm, ids)[0], expected)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_the_lambda_mask_is_lm_infinite_token_by_token(architecture: str, tokenizer: Any) -> None:
-    lm, ids = open_lm(architecture, tokenizer), some_ids(1, 44)
+    lm, ids = open_lm(architecture, tokenizer), some_ids(1, 32)
     expected = nats_of(streaming(lm.model, ids, W, S, ceiling=True), ids[0])
     same(nats_by(f"lambda_mask:window={W},sinks={S}", lm, ids)[0], expected)
 
@@ -67,8 +67,7 @@ def test_a_stride_is_the_cache_trimmed_every_so_many_tokens(architecture: str, t
     same(nats_by(f"sinks:window={W},sinks={S},stride=11", lm, ids)[0], expected)
 
 
-@pytest.mark.parametrize("window", [1, 2, 17])
-@pytest.mark.parametrize("sinks", [0, 1, 5])
+@pytest.mark.parametrize(("window", "sinks"), [(1, 0), (1, 5), (2, 1), (17, 0), (17, 5)])
 def test_sinks_and_the_lambda_mask_are_their_equations(window: int, sinks: int, lm: LM) -> None:
     ids = some_ids(1, 50)
 

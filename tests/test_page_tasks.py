@@ -19,7 +19,6 @@ from tiny import tiny_model
 
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
-pytestmark = pytest.mark.usefixtures("drawn")
 
 WORDS = [
     a + b for a in ("Fox", "dog", "Over", "lazy", "Quick", "brow") for b in ("el", "ar", "ing", "ton", "wick", "y")
@@ -143,3 +142,12 @@ def test_a_page_of_a_task_shows_its_numbers(
     assert ("First examples" in texts) == (folder / "examples.jsonl").exists()
     assert "What was not measured" not in texts
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.parametrize("name", ["needle", "own", "icl"])
+def test_pictures_of_a_task_are_drawn(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of curves, attention, perplexity, longppl and mentions are drawn in their own tests."""
+    monkeypatch.chdir(place)
+    pictures = [path.stat().st_size for path in measured(place, name).glob("*.png")]
+    assert min(pictures, default=0) > 10_000

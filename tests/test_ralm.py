@@ -155,9 +155,8 @@ def test_random_passages_are_the_control(documents: Path, lm: LM) -> None:
     long = [tuple(row.scores["passages"]) for row in rows if row.length == 30]
     assert len(set(long)) == 6  # each window has its own
     assert any(row.scores["excluded"] for row in rows)
-    assert [row.scores for row in measured(documents / "again", lm, drawn, repeats=6, lengths=(0, 1, 30))] == [
-        row.scores for row in rows
-    ]
+    again = measured(documents / "again", lm, drawn, repeats=2, lengths=(1, 30))
+    assert {row.key: row.scores for row in again}.items() <= {row.key: row.scores for row in rows}.items()
     assert {one.id for one in drawn.examples(lm, (0,), 3, 0)}.isdisjoint(
         {one.id for one in found.examples(lm, (0,), 3, 0)}
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from test_train import assert_same_weights, of_a_second
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -26,7 +26,7 @@ from naive import naive_llama
 from tiny import nats_by, nats_of, open_lm, same, some_ids, tiny_model
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-WORDS = (
+WORDS = [
     "The",
     "quick",
     "brown",
@@ -41,7 +41,7 @@ WORDS = (
     "it",
     "thinks",
     "nobody",
-)
+]
 TEXT = " ".join(np.random.default_rng(0).choice(WORDS, 800))
 SEGMENT = 6
 MEMORIES = [0, 4, 6, 15]  # none, shorter than a segment, one, more
@@ -178,26 +178,9 @@ def test_an_evaluation_leaves_the_memory_of_the_training_as_it_is() -> None:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Callable[..., LmSettings]:
-    """A training of a second: `settings("name", "table.key=value", ...)`, in the folder of that name."""
-    (tmp_path / "a.txt").write_text(TEXT)
-    lines = ['out = "?"', "[data]", f"text = {str(tmp_path / 'a.txt')!r}", "[tokenizer]", "vocabulary = 300"]
-    lines += ["[model]", "hidden = 32", "feed_forward = 64", "layers = 2", "heads = 2", "key_value_heads = 1"]
-    lines += ["[recurrence]", "memory = 24", "[optimizer]", "lr = 1e-2", "warmup_steps = 1"]
-    lines += ["[trainer]", "steps = 12", "window = 16", "batch = 4", "micro_batch = 2", "bf16 = false"]
-    lines += ['dtype = "float32"', "log_every = 2", "save_every = 4"]
-    path = tmp_path / "a.toml"
-    path.write_text("\n".join(lines))
-    return lambda out, *overrides: read_config(path, LmSettings, [f"out={tmp_path / out}", *overrides])
-
-
-def weights(settings: LmSettings) -> dict[str, Tensor]:
-    return load_file(Path(settings.out) / "model.safetensors")
-
-
-def assert_same_weights(one: LmSettings, other: LmSettings) -> None:
-    a, b = weights(one), weights(other)
-    assert a.keys() == b.keys()
-    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+    """A training of a second with recurrence."""
+    made = of_a_second(tmp_path, TEXT)
+    return lambda out, *overrides: made(out, "recurrence.memory=24", "trainer.window=16", *overrides)
 
 
 def test_training_lowers_the_loss_and_the_folder_is_read_as_it_was_trained(settings: Callable[..., LmSettings]) -> None:
@@ -216,7 +199,7 @@ def test_training_lowers_the_loss_and_the_folder_is_read_as_it_was_trained(setti
 
 
 def test_the_held_out_loss_is_that_of_the_method(settings: Callable[..., LmSettings], tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_text(TEXT[::-1][: len(TEXT) // 3])
+    (tmp_path / "b.txt").write_text(TEXT[::-1][: len(TEXT) // 12])
     chosen = settings("a", f"data.held_out={tmp_path / 'b.txt'}", "trainer.micro_batch=1", "trainer.evaluate_every=5")
     summary = train(chosen)
     lm = farspan.load(chosen.out, device="cpu")

@@ -26,6 +26,7 @@ WORDS = ["fox", "dog", "quick", "lazy", "brown", "jumps", "over", "the"]
 TEXT = [" ".join(WORDS[i * i % 11 % 8] + str(i + 1000 * part) for i in range(200)) for part in range(3)]
 PERPLEXITY = "perplexity:targets=last,target_tokens=4"
 SMALL: dict[str, Any] = {"text": TEXT, "lengths": (4, 8, 16), "repeats": 3}
+FEW = SMALL | {"lengths": (8, 16)}
 PROGRAM = """
 import sys
 import farspan
@@ -92,7 +93,7 @@ def test_a_frame_has_a_line_for_each_row_with_its_scores(measured: Measured) -> 
 
 
 def test_a_frame_holds_failed_rows_and_several_tasks(lm: LM) -> None:
-    measured = farspan.measure(lm, tasks=[PERPLEXITY, "curve"], **SMALL | {"lengths": (8, 16)})
+    measured = farspan.measure(lm, tasks=[PERPLEXITY, "curve"], **FEW)
     failed = replace(measured.rows[0], status="oom", scores={})
     frame = Measured(measured.folder, [failed, *measured.rows[1:]]).to_pandas()
     assert len(frame) == 12
@@ -137,7 +138,7 @@ def test_a_curve_is_drawn_on_given_axes_and_on_new_ones(measured: Measured) -> N
 
 @pytest.mark.usefixtures("drawn")
 def test_of_several_tasks_one_is_named(lm: LM) -> None:
-    measured = farspan.compare(lm, ["full", "sinks:window=12"], [PERPLEXITY, "curve"], **SMALL | {"lengths": (8, 16)})
+    measured = farspan.compare(lm, ["full", "sinks:window=12"], [PERPLEXITY, "curve"], **FEW, cost=False)
     assert measured.plot(task="curve").get_ylabel() == "accuracy (share of tokens predicted)"
     assert measured.plot(task="perplexity").get_ylabel() == "nats per token"
     with pytest.raises(ValueError, match=r"has the tasks perplexity:.*; curve:.*: name one of them, plot\(task=...\)"):

@@ -72,7 +72,7 @@ def test_a_config_with_longrope_gives_what_transformers_makes_of_it(tokenizer: A
     same(nats_by(f"rope:type=factors,factor=16,file={tmp_path}/own.json", lm, ids)[0], nats_of(expected, ids[0]))
 
 
-@pytest.mark.parametrize("other", ["", "+temperature:original=20", "+sinks:window=20,sinks=3"])
+@pytest.mark.parametrize("other", ["", "+sinks:window=20,sinks=3+temperature:original=20"])
 def test_the_doctor_passes_factors_from_a_file(other: str, file: Path, lm: LM) -> None:
     text = "the quick brown fox jumps over the lazy dog, and 31 foxes 41 dogs; " * 20
     checks = doctor.diagnose(lm, method(f"rope:type=factors,file={file}{other}"), text)

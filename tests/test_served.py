@@ -21,12 +21,30 @@ from farspan.reader.served import ServerError
 from farspan.reader.served.client import Client
 from farspan.record import read_rows
 
+from tiny import tiny_model
+
 ENGINES = ("vLLM", "SGLang", "llama-server", "completions")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
+    """A model, with a text beside it."""
+    folder = tmp_path_factory.mktemp("served") / "tiny-llama"
+    tiny_model().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    words = ("fox", "dog", "over", "lazy", "quick")
+    (folder.parent / "text.txt").write_text(" ".join(f"{words[i * i % 5]} {i}" for i in range(300)))
+    return folder
+
+
+@pytest.fixture(scope="module")
 def own(folder: Path) -> LM:
     return load_model(folder)
+
+
+@pytest.fixture(scope="module")
+def text(folder: Path) -> str:
+    return str(folder.parent / "text.txt")
 
 
 @pytest.fixture
@@ -62,9 +80,9 @@ def test_hits_and_nats_are_those_of_this_process(engine: str, own: LM, folder: P
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_curve_has_the_same_hits(engine: str, own: LM, folder: Path, tmp_path: Path) -> None:
+def test_a_curve_has_the_same_hits(engine: str, own: LM, folder: Path, text: str, tmp_path: Path) -> None:
     task = "curve:protocol=probe,warmup=2,scored=4"
-    arguments: dict[str, Any] = {"tasks": [task], "lengths": [16, 40], "repeats": 2}
+    arguments: dict[str, Any] = {"tasks": [task], "lengths": [16, 40], "repeats": 2, "text": text}
     here = measure([own], **arguments, out=tmp_path / "here").rows
     with serving(Fake(engine, own)) as url:
         there = measure([served(url, tokenizer=str(folder))], **arguments, out=tmp_path / "there").rows
@@ -78,11 +96,11 @@ def test_a_curve_has_the_same_hits(engine: str, own: LM, folder: Path, tmp_path:
         assert other.reading["requests"] == (2 if engine in ("vLLM", "SGLang") else 8)
 
 
-def test_llama_server_computes_new_tokens_only(own: LM, folder: Path, tmp_path: Path) -> None:
+def test_llama_server_computes_new_tokens_only(own: LM, folder: Path, text: str, tmp_path: Path) -> None:
     with serving(Fake("llama-server", own)) as url:
         lm = served(url, tokenizer=str(folder))
         task = "curve:protocol=probe,warmup=4,scored=8"
-        rows = measure([lm], tasks=[task], lengths=[64, 128], repeats=2, out=tmp_path / "run").rows
+        rows = measure([lm], tasks=[task], lengths=[64, 128], repeats=2, text=text, out=tmp_path / "run").rows
     sent, cached = (sum(row.reading[name] for row in rows) for name in ("prompt_tokens", "cached_tokens"))
     assert cached > 0.9 * sent
 
@@ -95,13 +113,13 @@ def test_cached_positions_of_vllm_are_never_read(own: LM, folder: Path, ids: tor
             torch.testing.assert_close(memory.score(ids[:, 40:]).nats, expected.nats, rtol=1e-4, atol=1e-4)
 
 
-def test_a_task_that_needs_nats_is_refused_without_them(own: LM, folder: Path, tmp_path: Path) -> None:
+def test_a_task_that_needs_nats_is_refused_without_them(own: LM, folder: Path, text: str, tmp_path: Path) -> None:
     with serving(Fake("llama-server", own)) as url:
         lm = served(url, tokenizer=str(folder))
         with pytest.raises(ValueError, match=r"perplexity needs the log-probability .* vLLM or SGLang"):
-            measure([lm], tasks=["perplexity"], lengths=[300], repeats=2, out=tmp_path / "run")
+            measure([lm], tasks=["perplexity"], lengths=[300], repeats=2, text=text, out=tmp_path / "run")
     with serving(Fake("vLLM", own)) as url:
-        arguments: dict[str, Any] = {"tasks": ["perplexity"], "lengths": [300], "repeats": 2}
+        arguments: dict[str, Any] = {"tasks": ["perplexity"], "lengths": [300], "repeats": 2, "text": text}
         there = measure([served(url, tokenizer=str(folder))], **arguments, out=tmp_path / "there").rows
     here = measure([own], **arguments, out=tmp_path / "here").rows
     assert [row.scores["nats"] for row in there] == pytest.approx([row.scores["nats"] for row in here], rel=1e-4)
@@ -204,13 +222,13 @@ def test_a_wrong_model_name_is_refused_with_the_right_one(own: LM, folder: Path)
 
 
 def test_the_key_is_sent_and_never_recorded(
-    own: LM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: LM, folder: Path, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FARSPAN_API_KEY", "sesame")
     fake = Fake("vLLM", own)
     with serving(fake) as url:
         lm = served(url, tokenizer=str(folder))
-        run = measure([lm], tasks=["curve"], lengths=[32], repeats=2, out=tmp_path / "run").folder
+        run = measure([lm], tasks=["curve"], lengths=[32], repeats=2, text=text, out=tmp_path / "run").folder
     assert {headers["Authorization"] for *_, headers in fake.requests} == {"Bearer sesame"}
     assert not any("sesame" in path.read_text() for path in run.glob("*.json*"))
 
@@ -221,10 +239,10 @@ def test_a_proxy_is_not_asked_for_this_machine(own: LM, folder: Path, monkeypatc
         assert served(url, tokenizer=str(folder)).trained_length == 512
 
 
-def test_more_tokens_than_the_server_takes_are_a_row(own: LM, folder: Path, tmp_path: Path) -> None:
+def test_more_tokens_than_the_server_takes_are_a_row(own: LM, folder: Path, text: str, tmp_path: Path) -> None:
     with serving(Fake("vLLM", own, limit=100)) as url:
         lm = served(url, tokenizer=str(folder))
-        rows = measure([lm], tasks=["curve"], lengths=[32, 64], repeats=2, out=tmp_path / "run").rows
+        rows = measure([lm], tasks=["curve"], lengths=[32, 64], repeats=2, text=text, out=tmp_path / "run").rows
     assert [row.status for row in rows] == ["ok", "ok", "too_long", "too_long"] or {
         row.length: row.status for row in rows
     } == {32: "ok", 64: "too_long"}
@@ -237,18 +255,19 @@ def runner() -> CliRunner:
 
 
 def test_the_command_line_measures_compares_and_resumes(
-    own: LM, folder: Path, tmp_path: Path, runner: CliRunner
+    own: LM, folder: Path, text: str, tmp_path: Path, runner: CliRunner
 ) -> None:
     fake = Fake("vLLM", own)
     with serving(fake) as url:
-        common = ["--lengths", "16,32", "--repeats", "2", "--out", str(tmp_path / "run"), "--tokenizer", str(folder)]
+        given = ["--tokenizer", str(folder), "--text", text, "--repeats", "2"]
+        common = ["--lengths", "16,32", "--out", str(tmp_path / "run"), *given]
         done = runner.invoke(app, ["curve", "--base-url", url, *common])
         assert done.exit_code == 0, done.output
         before = asked(fake)
         assert runner.invoke(app, ["curve", url, *common]).exit_code == 0
         assert asked(fake) == before + 1  # the probe: all rows are there
-        task = ["--task", "curve", "--lengths", "16", "--repeats", "2", "--out", str(tmp_path / "both")]
-        both = runner.invoke(app, ["compare", str(folder), "--base-url", url, "--tokenizer", str(folder), *task])
+        task = ["--task", "curve", "--lengths", "16", "--out", str(tmp_path / "both"), *given]
+        both = runner.invoke(app, ["compare", str(folder), "--base-url", url, *task])
         assert both.exit_code == 0, both.output
     rows = [row for row in read_rows(tmp_path / "both") if row.task == "curve"]
     by_model = {name: [r.scores["copy_hits"] for r in rows if r.model == name] for name in {r.model for r in rows}}
@@ -293,22 +312,25 @@ def test_a_server_that_dies_and_returns_is_waited_for(own: LM, folder: Path, ids
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_doctor_finds_nothing_wrong_with_a_server(engine: str, own: LM, folder: Path, runner: CliRunner) -> None:
+def test_the_doctor_finds_nothing_wrong_with_a_server(
+    engine: str, own: LM, folder: Path, text: str, runner: CliRunner
+) -> None:
+    given = ["--tokenizer", str(folder), "--text", text]
     with serving(Fake(engine, own)) as url:
-        done = runner.invoke(app, ["doctor", "--base-url", url, "--tokenizer", str(folder), "--json"])
+        done = runner.invoke(app, ["doctor", "--base-url", url, *given, "--json"])
         assert done.exit_code == 0, done.output
         checks = {one["name"]: one["passed"] for one in json.loads(done.output.splitlines()[-1])["checks"]}
         assert all(passed is not False for passed in checks.values())
         assert checks["log-probabilities"] is (True if engine in ("vLLM", "SGLang") else None)
         assert checks["prefix cache"] is (True if engine in ("SGLang", "llama-server") else None)
-        refused = runner.invoke(app, ["doctor", url, "--tokenizer", str(folder), "--method", "sinks:window=20"])
+        refused = runner.invoke(app, ["doctor", url, *given, "--method", "sinks:window=20"])
         assert refused.exit_code == 2
         assert "runs on a server" in refused.output
 
 
-def test_the_doctor_finds_leftovers_at_cached_positions(own: LM, folder: Path, runner: CliRunner) -> None:
+def test_the_doctor_finds_leftovers_at_cached_positions(own: LM, folder: Path, text: str, runner: CliRunner) -> None:
     with serving(Fake("vLLM", own, forced=True, silent=True)) as url:
-        done = runner.invoke(app, ["doctor", url, "--tokenizer", str(folder), "--json"])
+        done = runner.invoke(app, ["doctor", url, "--tokenizer", str(folder), "--text", text, "--json"])
     assert done.exit_code == 1
     checks = {one["name"]: one["passed"] for one in json.loads(done.output.splitlines()[-1])["checks"]}
     assert checks["repeats"] is checks["order of requests"] is False

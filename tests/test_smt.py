@@ -346,7 +346,7 @@ def test_a_folder_is_not_continued_with_other_settings(settings: Make) -> None:
 def test_a_training_watches_itself_without_noticing(settings: Make, tmp_path: Path) -> None:
     held_out = tmp_path / "held-out.txt"
     held_out.write_text("".join(SENTENCE.format(f"{i} of {i * i}") for i in range(90)))
-    watch = ["watch.every=6", f"watch.text={held_out}", "watch.repeats=2", "watch.tokens=20000"]
+    watch = ["watch.every=6", f"watch.text={held_out}", "watch.repeats=2", "watch.tokens=6000"]
     unwatched, watched = settings("unwatched"), settings("watched", *watch)
     train(unwatched)
     train(watched)

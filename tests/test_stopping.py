@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from farspan.loading.places import DEMO, folder_of
+from farspan.loading.places import DEMO
+
+from tiny import CODE
 
 BEGINNING = """
 import sys, time
@@ -91,9 +93,9 @@ def test_a_signal_after_the_end_of_a_command_changes_nothing(by: signal.Signals)
 
 
 def test_a_measurement_that_is_terminated_keeps_its_rows_and_shows_the_cursor_again(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "farspan", "curve", folder_of(DEMO), "--lengths", "8:128", "--repeats", "500"]
+    words = f"-m farspan curve {DEMO} --lengths 8:128 --repeats 200 --out run --text {CODE}".split()
     screen, terminal = pty.openpty()
-    with subprocess.Popen([*command, "--out", "run"], cwd=tmp_path, stdout=terminal, stderr=terminal) as process:
+    with subprocess.Popen([sys.executable, *words], cwd=tmp_path, stdout=terminal, stderr=terminal) as process:
         os.close(terminal)
         deadline = time.monotonic() + 120
         while not ((rows := tmp_path / "run" / "rows.jsonl").exists() and rows.stat().st_size):

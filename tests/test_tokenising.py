@@ -142,21 +142,21 @@ PARTS = st.one_of(
 TEXTS = st.lists(PARTS, min_size=1, max_size=8).map(lambda parts: "".join(text * count for text, count in parts))
 
 
-@hypothesis.settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@hypothesis.settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @given(text=TEXTS)
 def test_tokens_of_pieces_are_those_of_the_whole(any_tokenizer: Any, text: str) -> None:
     assert in_pieces(any_tokenizer, text) == whole(any_tokenizer, text)
 
 
 def test_tokens_of_a_book_are_those_of_the_whole(any_tokenizer: Any, shared_data: Path) -> None:
-    book = (shared_data / "books" / "tinyshakespeare.txt").read_text("utf-8")[:60_000]
+    book = (shared_data / "books" / "tinyshakespeare.txt").read_text("utf-8")[:20_000]
     for text in (book, book.replace("\n", " ")):
         assert in_pieces(any_tokenizer, text) == whole(any_tokenizer, text)
 
 
 def test_long_runs_of_one_character_have_the_tokens_of_the_whole(any_tokenizer: Any) -> None:
     for character in " \na=0-":
-        text = f"x{character * 8191}the end"
+        text = f"x{character * 3071}the end"
         assert in_pieces(any_tokenizer, text) == whole(any_tokenizer, text)
 
 

@@ -325,17 +325,21 @@ def test_a_vocabulary_that_does_not_hold_every_byte_is_refused(tmp_path: Path) -
 # training
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> Callable[..., LmSettings]:
+def of_a_second(folder: Path, text: str) -> Callable[..., LmSettings]:
     """A training of a second: `settings("name", "table.key=value", ...)`, in the folder of that name."""
-    (tmp_path / "a.txt").write_text(TEXT)
-    lines = ['out = "?"', "[data]", f"text = {str(tmp_path / 'a.txt')!r}", "[tokenizer]", "vocabulary = 300"]
+    (folder / "a.txt").write_text(text)
+    lines = ['out = "?"', "[data]", f"text = {str(folder / 'a.txt')!r}", "[tokenizer]", "vocabulary = 300"]
     lines += ["[model]", "hidden = 32", "feed_forward = 64", "layers = 2", "heads = 2", "key_value_heads = 1"]
     lines += ["[optimizer]", "lr = 1e-2", "warmup_steps = 1", "[trainer]", "steps = 12", "window = 64", "batch = 4"]
     lines += ["micro_batch = 2", "bf16 = false", 'dtype = "float32"', "log_every = 2", "save_every = 4"]
-    path = tmp_path / "a.toml"
+    path = folder / "a.toml"
     path.write_text("\n".join(lines))
-    return lambda out, *overrides: read_config(path, LmSettings, [f"out={tmp_path / out}", *overrides])
+    return lambda out, *overrides: read_config(path, LmSettings, [f"out={folder / out}", *overrides])
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Callable[..., LmSettings]:
+    return of_a_second(tmp_path, TEXT)
 
 
 def weights(settings: LmSettings) -> dict[str, Tensor]:

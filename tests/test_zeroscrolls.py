@@ -413,18 +413,19 @@ def test_a_question_prints_as_it_parses() -> None:
     assert question.quality.name == "ROUGE-L"
 
 
-@pytest.mark.parametrize("how", ["full", "sinks:window=128,sinks=4", "replug:piece=128,tail=64"])
-def test_real_meetings_are_answered(how: str, shared_data: Path, tmp_path: Path) -> None:
+def test_real_meetings_are_answered(shared_data: Path, tmp_path: Path) -> None:
     lm = load(shared_data / "models" / "stories260K", dtype="float32", device="cpu")
     file = shared_data / "meetings" / "qmsum_val.jsonl"
     what = task(f"zeroscrolls:set=qmsum,data={file},truncate=beginning,new_tokens=16").on(lm, "")
     assert isinstance(what, BoundZeroScrolls)
     assert len(what.items) == 272
-    rows = measured(tmp_path, lm, what, how, lengths=(512,), repeats=2)
-    assert [row.status for row in rows] == ["ok", "ok"]
-    assert all(row.scores["left_out"] > 4000 and 0 <= row.scores["score"] <= 1 for row in rows)
+    for how in ("full", "sinks:window=128,sinks=4", "replug:piece=128,tail=64"):
+        (row,) = measured(tmp_path, lm, what, how, lengths=(512,), repeats=1)
+        assert row.status == "ok"
+        assert row.scores["left_out"] > 4000
+        assert 0 <= row.scores["score"] <= 1
     whole = task(f"zeroscrolls:set=qmsum,data={file},new_tokens=16").on(lm, "")
-    assert {row.status for row in measured(tmp_path, lm, whole, how, lengths=(512,), repeats=2)} == {"too_long"}
+    assert {row.status for row in measured(tmp_path, lm, whole, lengths=(512,), repeats=2)} == {"too_long"}
 
 
 def test_a_model_without_an_end_of_text_can_be_asked(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Tiny models of random weights, one for each way of reading that transformers has, their nats, and a tokenizer."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from farspan.lm import LM, wrap
 from farspan.methods import method
 
 VOCABULARY = 300
+CODE = argparse.__file__  # a text such as the embedded model has learned, which takes no time to read
 
 
 def tiny_model(architecture: str = "llama", **changes: object) -> torch.nn.Module:

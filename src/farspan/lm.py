@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from farspan import hf
 from farspan.files import expanded
 from farspan.lengths import LARGEST
-from farspan.loading import load_config, load_tokenizer, load_weights, own_loader, without_weights
+from farspan.loading import load_config, load_tokenizer, load_weights, own_loader, stored_dtype, without_weights
 from farspan.loading.gguf import identity, is_gguf
 from farspan.loading.places import gguf_file, place_of
 from farspan.text.corpora import tokenizer_hash
@@ -339,7 +339,7 @@ def _check_options(
 
 
 def _own_dtype(name: str, config: Any, device: torch.device | None) -> torch.dtype | Literal["auto"]:
-    own = config.dtype or config.get_text_config(decoder=True).dtype
+    own = stored_dtype(config)
     if own is None or device is None or hf.has_instructions(device, own):
         return "auto"
     stored = str(own).removeprefix("torch.")

@@ -6,6 +6,7 @@ folder, environment, standard streams and limits, and its exit code is that of t
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -55,6 +56,8 @@ def _prepare() -> None:
     for module in MODULES.split():
         with contextlib.suppress(ModuleNotFoundError):  # an extra that is not installed
             importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page of what was imported
 
 
 def _start(request: dict[str, Any]) -> int:

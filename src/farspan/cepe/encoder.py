@@ -41,23 +41,21 @@ def encode(
         offset: tokens between the context and the decoder, for `order`; masked tokens count in a distance.
 
     Raises:
-        ValueError: ids of another shape or device, no ids, chunks longer than the encoder's window, or ids that the
+        ValueError: ids of another shape or device, no ids, chunks longer than the encoder's window, ids that the
             encoder does not have, or a context longer than the range of `order`.
     """
     _check(encoder, ids, mask)
     rows, chunks, length = ids.shape
-    distances = torch.arange(chunks * length, 0, -1, device=ids.device)
-    distances = distances + torch.as_tensor(offset, device=ids.device).reshape(-1, 1).expand(rows, 1)
     if order is not None:
+        distances = torch.arange(chunks * length, 0, -1, device=ids.device)
+        distances = distances + torch.as_tensor(offset, device=ids.device).reshape(-1, 1).expand(rows, 1)
         order.check(int(distances.max()))
-
-    def ordered(states: tuple[Tensor, ...], distances: Tensor) -> tuple[Tensor, ...]:
-        return states if order is None else order(states, distances, length)
-
     flat, at_once = ids.reshape(-1, length), max(1, TOKENS_AT_ONCE // length)
     if mask is None or bool(mask.all()):
         states = _states(encoder, [flat[i : i + at_once] for i in range(0, len(flat), at_once)], None, num_states)
-        states = ordered(tuple(s.view(rows, chunks * length, -1) for s in states), distances)
+        states = tuple(s.view(rows, chunks * length, -1) for s in states)
+        if order is not None:
+            states = order(states, distances, length)
         return Context(states, mode=mode, budget=budget)
     real = mask.reshape(-1, length).bool()
     seen = real.any(-1)
@@ -67,15 +65,17 @@ def encode(
             none = ids.new_empty(rows, 0, width, dtype=encoder.dtype)
             return Context((none,) * num_states, mode=mode, budget=budget)
         states = tuple(s.expand(rows, -1, -1) for s in _states(encoder, [ids[0, :1]], None, num_states))
-        states = ordered(states, distances[:, -length:])
+        if order is not None:
+            states = order(states, distances[:, -length:], length)
         return Context(states, None, torch.zeros(rows, device=ids.device, dtype=encoder.dtype), "recompute")
     # as many parts as without a mask: processes that share a sharded encoder must call it equally often
     which = [part for part in seen.nonzero()[:, 0].tensor_split(-(-len(flat) // at_once)) if len(part)]
     states = _states(encoder, [flat[w] for w in which], [real[w] for w in which], num_states)
     counts = real.view(rows, -1).sum(-1).tolist()
     compact = tuple(pad_sequence(list(s[real[seen]].split(counts)), batch_first=True) for s in states)
-    theirs = distances[real.view(rows, -1)].split(counts)
-    compact = ordered(compact, pad_sequence(list(theirs), batch_first=True))
+    if order is not None:
+        theirs = distances[real.view(rows, -1)].split(counts)
+        compact = order(compact, pad_sequence(list(theirs), batch_first=True), length)
     if min(counts) == max(counts):
         return Context(compact, mode=mode, budget=budget)
     there = torch.tensor(counts, device=ids.device)

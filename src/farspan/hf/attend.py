@@ -5,6 +5,7 @@ Nothing here depends on transformers; `hf.replaced_attention` replaces a model's
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -253,11 +254,7 @@ def _fused_block(
     own = near.stop - (block.stop - block.start)  # the first key of the block itself
     all_see = min(max(shape.first_near(call.start + block.stop - 1) - call.num_missing, near.start), own)
     query = call.query[..., block, :].flatten(1, 2)
-
-    def part(query: Tensor, key: Tensor, keys: slice, hidden: Tensor | None = None, causal: bool = False) -> Part:
-        mask = None if hidden is None else hidden_mask(hidden, query.dtype)[None, None]
-        return flash(query, key, call.value[:, :, keys], 0.0, causal, attn_mask=mask, scale=call.scale)
-
+    part = partial(_fused_part, call)
     first = shape.first_near(here)
     positions = torch.arange(own, near.stop) + call.num_missing
     narrow = shape.first_near(call.start + block.stop - 1) - call.num_missing > own  # than the block
@@ -274,6 +271,13 @@ def _fused_block(
         some = slice(0, first_keys.shape[2])
         parts.append(part(far_query.flatten(1, 2), first_keys, some, torch.arange(some.stop) >= first))
     return joined(parts).unflatten(1, call.query.shape[1:3])
+
+
+def _fused_part(
+    call: Call, query: Tensor, key: Tensor, keys: slice, hidden: Tensor | None = None, causal: bool = False
+) -> Part:
+    mask = None if hidden is None else hidden_mask(hidden, query.dtype)[None, None]
+    return flash(query, key, call.value[:, :, keys], 0.0, causal, attn_mask=mask, scale=call.scale)
 
 
 def keeps_to_its_own(layer: Layer, shape: SinkWindow) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -60,11 +59,7 @@ def remapped(call: Call, remap: Remap) -> Float[Tensor, "batch heads groups time
     missing, end = call.num_missing, call.start + call.query.shape[3]
     held = torch.arange(missing, end, device=call.key.device)
     fused = call.softcap is None and takes(call.query, call.key, call.value)
-
-    @cache
-    def moved_keys() -> Tensor:
-        return turned(call.key, angles(held, inv_freq), angles(remap.key(held), inv_freq))
-
+    moved: Tensor | None = None
     out = call.query.new_empty(*call.query.shape[:4], call.value.shape[-1])
     for block in _blocks(call, remap.block, fused):
         here = torch.arange(call.start + block.start, call.start + block.stop, device=call.query.device)
@@ -73,12 +68,16 @@ def remapped(call: Call, remap: Remap) -> Float[Tensor, "batch heads groups time
             query = call.query[..., block, :]
             if piece.query is not None:
                 query = turned(query, angles(here, inv_freq), angles(piece.query, inv_freq))
+            key = call.key
+            if piece.moved:
+                if moved is None:
+                    moved = turned(call.key, angles(held, inv_freq), angles(remap.key(held), inv_freq))
+                key = moved
             for one in _visible(call, piece, here, fused):
                 keys = slice(one.start - missing, one.stop - missing)
-                key = moved_keys()[:, :, keys] if piece.moved else call.key[:, :, keys]
                 causal = fused and _is_causal(one, here)
                 hidden = None if causal else _hidden(one, here)
-                parts.append((query, key, call.value[:, :, keys], hidden, causal))
+                parts.append((query, key[:, :, keys], call.value[:, :, keys], hidden, causal))
         out[..., block, :] = (_fused if fused else _plain)(call, parts)
     return out
 

@@ -84,6 +84,11 @@ def _own_module(config: PreTrainedConfig) -> Any:
     return None
 
 
+def stored_dtype(config: PreTrainedConfig) -> torch.dtype | None:
+    """Return the dtype that a config gives its weights; None: it gives none."""
+    return config.dtype or config.get_text_config(decoder=True).dtype
+
+
 def without_weights(
     name: str | Path,
     config: PreTrainedConfig,
@@ -102,7 +107,7 @@ def without_weights(
         ValueError: a config from which no model can be built.
     """
     if dtype == "auto":
-        dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
+        dtype = stored_dtype(config) or torch.float32
     options: dict[str, Any] = {"dtype": dtype} | ({"attn_implementation": attention} if attention else {})
     with explained(name, "model", "config.json", trust_remote_code), torch.device("meta"):
         if (own := _own_module(config)) is not None:

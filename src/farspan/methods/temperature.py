@@ -71,15 +71,15 @@ class Temperature(Method):
 
     def _scaled(self, reader: DenseReader) -> AbstractContextManager[None]:
         assert reader.attention is not None
-        log_original = math.log(self._original(reader.lm))
-
-        def factor(positions: Int[Tensor, "time"]) -> Float[Tensor, "time"]:
-            return ((positions + 1).log() / log_original).clamp_min(1.0)
-
-        return reader.attention.scaled_queries(factor)
+        return reader.attention.scaled_queries(partial(log_n, original=self._original(reader.lm)))
 
     def _original(self, lm: LM) -> int:
         # of the model as it was loaded: a method of RoPE reports a longer trained length
         if (original := self.original or lm.identity.get("trained_length")) is None or original < 2:
             raise ValueError(f"{self}: the config of {lm.name} has no trained length. Write original=TOKENS")
         return original
+
+
+def log_n(positions: Int[Tensor, "*shape"], original: int) -> Float[Tensor, "*shape"]:
+    """Return the factor of the query at each position, from 0 on."""
+    return ((positions + 1).log() / math.log(original)).clamp_min(1.0)

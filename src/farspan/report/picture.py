@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.axis import Tick
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure as Canvas  # not pyplot, which would choose the backend of the whole program
@@ -252,8 +252,9 @@ def saved(figure: Canvas, folder: Path, name: str) -> list[Path]:
 
 def show_text_as_is(artist: Artist) -> None:
     """Show the names in a picture as they are: a dollar sign begins no formula, and control characters have a sign."""
-    ticks = {id(text) for tick in artist.findobj(Tick) for text in tick.findobj(Text)}  # powers of ten are formulas
-    for text in artist.findobj(Text):
-        if isinstance(text, Text) and id(text) not in ticks:
-            text.set_parse_math(False)
-            text.set_text(CONTROL.sub("\ufffd", text.get_text()))
+    if isinstance(artist, Text):
+        artist.set_parse_math(False)
+        artist.set_text(CONTROL.sub("\ufffd", artist.get_text()))
+    # the ticks of an axis are left out: they are many, and powers of ten are formulas
+    for part in [artist.label, artist.offsetText] if isinstance(artist, Axis) else artist.get_children():
+        show_text_as_is(part)

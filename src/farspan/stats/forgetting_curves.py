@@ -179,10 +179,7 @@ def _cells(rows: Sequence[Row]) -> Map:
 def label(settings: dict[str, Any], *, whole: bool = False) -> str:
     """Return protocol and texts of a curve in a few words; only numbers with the same label are comparable. `whole`:
     with the texts' paths, if their last parts are the same."""
-
-    def named(text: str) -> str:
-        return text if whole else short_text(text)
-
+    named = str if whole else short_text
     protocol = settings["protocol"]
     if protocol == "probe":
         protocol += f" {settings['warmup']}+{settings['scored']}"

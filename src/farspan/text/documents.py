@@ -17,6 +17,7 @@ A byte-order mark at the beginning of a file is not part of its text.
 
 import hashlib
 import json
+import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ from farspan.text.hub import HUB_ID, hub_rows
 from farspan.text.utf8 import TextFile, refuse_surrogates
 
 MIN_BUILTIN_CHARACTERS = 200
+IN_NO_TEXT = frozenset({"site-packages", "__pycache__"})  # folders of Python's library
+TESTS = frozenset({"test", "tests", "idle_test"})
 FOLDER_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 Document = str | TextFile | None  # None: a row without a text
 Text = str | Sequence[str]  # a name, or documents
@@ -189,26 +192,30 @@ def builtin_texts(part: str = "") -> Iterator[str]:
             f"text 'builtin:{part}' is unknown: use builtin, builtin:train or builtin:held-out, the last two also "
             "with +tests"
         )
-    library = Path(sysconfig.get_path("stdlib"))
-    suffixes = (".py", ".txt", ".rst") if tests else (".py",)
-    texts = {f"topics/{topic}": text for topic, text in topics.items()}
-    for path in library.rglob("*"):
-        place = path.relative_to(library)
-        if path.suffix not in suffixes or "site-packages" in place.parts or place == Path("pydoc_data/topics.py"):
-            continue
-        if not tests and any(folder in ("test", "tests", "idle_test") for folder in place.parts):
-            continue
-        try:
-            texts[place.as_posix()] = path.read_text("utf-8")
-        except UnicodeDecodeError:
-            continue  # a few of the library's test files are in other encodings on purpose
+    places: dict[str, Path | None] = {f"topics/{topic}": None for topic in topics}
+    places |= _library((".py", ".txt", ".rst"), IN_NO_TEXT) if tests else _library((".py",), IN_NO_TEXT | TESTS)
 
     # a file of `train` that is a copy of a held-out one is left out
     seen = set(builtin_texts(part.replace("train", "held-out"))) if name == "train" else set()
-    for place_name in sorted(texts):
-        text = texts[place_name]
-        held_out = int(hashlib.sha256(place_name.encode()).hexdigest(), 16) % 20 == 0
-        if len(text) < MIN_BUILTIN_CHARACTERS or text in seen or (name and held_out != (name == "held-out")):
+    for place, path in sorted(places.items()):
+        held_out = int(hashlib.sha256(place.encode()).hexdigest(), 16) % 20 == 0
+        if name and held_out != (name == "held-out"):
             continue
-        seen.add(text)
-        yield text
+        try:
+            text = topics[place.removeprefix("topics/")] if path is None else path.read_text("utf-8")
+        except UnicodeDecodeError:
+            continue  # a few of the library's test files are in other encodings on purpose
+        if len(text) >= MIN_BUILTIN_CHARACTERS and text not in seen:
+            seen.add(text)
+            yield text
+
+
+def _library(suffixes: tuple[str, ...], without: frozenset[str]) -> dict[str, Path]:
+    """Return the files of Python's library by their places in it, without those in folders of some names."""
+    library, found = sysconfig.get_path("stdlib"), dict[str, Path]()
+    for folder, folders, names in os.walk(library):
+        folders[:] = set(folders) - without
+        for path in (Path(folder, name) for name in names if name.endswith(suffixes)):
+            found[path.relative_to(library).as_posix()] = path
+    found.pop("pydoc_data/topics.py", None)  # the topics
+    return found

@@ -8,7 +8,6 @@ from pydantic import Field
 from torch.utils.data import Dataset
 
 from farspan import hf
-from farspan.hf.rotary import length_dependent_rope
 from farspan.loading import load_tokenizer
 from farspan.loading.places import folder_of
 from farspan.text.corpora import Corpus, load
@@ -165,7 +164,7 @@ def started(name: str, trainer: PretrainingSettings, positions: int) -> Any:
     model = load_finite(name, "model", trainer, dtype="float32").model
     if not isinstance(model, LlamaForCausalLM):
         raise ValueError(f"model.start = {name!r} is a {type(model).__name__}: expected a LlamaForCausalLM")
-    if kind := length_dependent_rope(model):
+    if kind := hf.length_dependent_rope(model):
         raise ValueError(
             f"the RoPE of model.start = {name!r} depends on the length of a text ({kind}): use another model"
         )

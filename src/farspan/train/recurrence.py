@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import DynamicCache
 
+from farspan import hf
 from farspan.hf.attend import angles, turned
-from farspan.hf.rotary import rotary_modules
 from farspan.methods import Sinks
 from farspan.text.corpora import Corpus
 from farspan.train import engines
@@ -142,7 +142,7 @@ class Recurrence:
         labels = batch["labels"]
         output = model(input_ids=ids, labels=labels, shift_labels=labels, **inputs)
         if cache is not None:
-            inv_freq = rotary_modules(core)[0].inv_freq
+            inv_freq = hf.rotary_modules(core)[0].inv_freq
             carried[row] = [self._last(layer.keys, layer.values, inv_freq) for layer in cache.layers]
         return {"lm": output.loss}
 

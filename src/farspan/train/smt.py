@@ -21,7 +21,7 @@ from pydantic import Field
 from farspan import hf
 from farspan.callback import MeasuringCallback
 from farspan.lm import LM
-from farspan.loading import load_config
+from farspan.loading import load_config, stored_dtype
 from farspan.loading.places import folder_of
 from farspan.methods import method
 from farspan.methods.full import Full
@@ -188,8 +188,7 @@ def opened(settings: SmtSettings, device: str | None = None) -> LM:
 
 def dtype_of(settings: SmtModelSettings) -> torch.dtype:
     """Return the dtype of a model's weights by its config; float32, which holds all others, where it has none."""
-    config = load_config(folder_of(settings.name), revision=settings.revision)
-    own = config.dtype or config.get_text_config(decoder=True).dtype
+    own = stored_dtype(load_config(folder_of(settings.name), revision=settings.revision))
     return own if own in (torch.float32, torch.bfloat16, torch.float16) else torch.float32
 
 

@@ -3,12 +3,12 @@
 A trained model is a plain checkpoint and has no place for the factor: it is to be read under `temperature` too.
 """
 
-import math
 from typing import Any
 
 from torch import Tensor, nn
 
 from farspan import hf
+from farspan.methods.temperature import log_n
 
 
 def scale_queries(model: Any, original: int) -> None:
@@ -36,8 +36,7 @@ def scale_queries(model: Any, original: int) -> None:
         seen["positions"] = options["position_ids"] if "position_ids" in options else given[1]
 
     def scaled(module: nn.Module, given: Any, queries: Tensor) -> Tensor:
-        factor = ((seen["positions"] + 1).log() / math.log(original)).clamp_min(1.0)
-        return queries * factor[..., None].to(queries.dtype)
+        return queries * log_n(seen["positions"], original)[..., None].to(queries.dtype)
 
     for module in hf.rotary_modules(model):  # each call of the decoder asks them for its positions first
         module.register_forward_pre_hook(positions, with_kwargs=True)
