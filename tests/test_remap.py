@@ -42,11 +42,11 @@ CASES = [
     ("dca:chunk=7,local=0", chunked(7, 0)),
     ("dca:chunk=30,local=20", chunked(30, 20)),
 ]
+EVERY = [(*case, "llama") for case in CASES] + [(*case, name) for case in CASES[::3] for name in FIVE[1:]]
 
 
 @pytest.mark.parametrize(
-    ("text", "positions", "architecture"),
-    [(*case, "llama") for case in CASES] + [(*case, name) for case in CASES[::3] for name in FIVE[1:]],
+    ("text", "positions", "architecture"), EVERY, ids=[f"{text}-{name}" for text, _, name in EVERY]
 )
 def test_every_pair_is_at_the_distance_of_the_equation(
     text: str, positions: Positions, architecture: str, tokenizer: Any
