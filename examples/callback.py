@@ -14,7 +14,7 @@ text = "\n".join(islice(read_texts("builtin:train"), 20))
 ids = lm.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 rows = [{"input_ids": ids[i : i + WINDOW], "labels": ids[i : i + WINDOW]} for i in range(0, len(ids) - WINDOW, WINDOW)]
 
-callback = farspan.CurveCallback(every=10, tokens=12_000, at_start=True)
+callback = farspan.CurveCallback(every=10, tokens=7_000, at_start=True)
 trainer = Trainer(
     lm.model,
     TrainingArguments("runs/callback", max_steps=20, learning_rate=1e-3, use_cpu=True, save_strategy="no"),

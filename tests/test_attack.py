@@ -14,7 +14,6 @@ from attack import fuzz, hostile, kills, limits, wrong
 from attack.harness import Command, End, Stage, Zygote, judge
 
 pytest.importorskip("pyarrow")
-pytestmark = pytest.mark.xdist_group("attack")  # one zygote
 
 OF_EACH = int(os.environ.get("FARSPAN_ATTACK_SAMPLE", "2"))  # inputs of each table
 INPUTS = wrong.sample(wrong.all_inputs(), OF_EACH)
