@@ -17,8 +17,8 @@ from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.reader import Scores
 from farspan.record import Row, Run, read_rows
-from farspan.tasks import task
-from farspan.tasks.mentions import BoundMentions, MentionText, kind_of, words_of
+from farspan.tasks import mentions, task
+from farspan.tasks.mentions import BoundMentions, MentionText, Word, kind_of, words_of
 from farspan.text.corpora import load
 
 from tiny import tiny_model
@@ -139,6 +139,22 @@ def test_the_control_lacks_the_earlier_mentions_and_nothing_else(lm: LM, text: s
             pairs = [(old, new) for old, new in zip(before, shown, strict=True) if old != new]
             assert pairs
             assert all(kind_of(old) == kind_of(new) for old, new in pairs)
+
+
+def test_replacing_words_are_drawn_in_the_order_of_the_text(lm: LM, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in that of a set of strings, which differs from process to process."""
+    words = [Word("Ada", "name", 10 * i, 10 * i + 1, str(i), True) for i in range(8)]
+    words += [
+        Word(f"N{i}{j}", "name", 100 + 10 * i + j, 101 + 10 * i + j, str(i), True)
+        for i in range(8)
+        for j in range(i + 1)
+    ]
+    monkeypatch.setattr(mentions, "words_of", lambda lm, tokens: [*words, Word("Ada", "name", 700, 701, " ", True)])
+    among: list[int] = []
+    rng = SimpleNamespace(integers=lambda most: among.append(most) or 0)
+    found = bound(lm, text)._marked(lm, np.arange(800), rng)
+    assert [one.word for one in found.mentions] == ["Ada"]
+    assert among == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_examples_do_not_depend_on_the_number_of_repeats_and_differ_by_seed(lm: LM, text: str) -> None:

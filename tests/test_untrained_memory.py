@@ -1,5 +1,6 @@
-"""benchmarks/untrained_memory.py: seeds averaged by text, paired differences, and how models are given."""
+"""benchmarks/untrained_memory.py: its page, seeds averaged by text, paired differences, and how models are given."""
 
+import gzip
 import importlib
 import sys
 from pathlib import Path
@@ -13,6 +14,16 @@ from farspan.stats import student_mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 untrained_memory: Any = importlib.import_module("untrained_memory")
+
+
+def test_the_tables_of_the_page_are_those_of_the_recorded_rows() -> None:
+    assert untrained_memory.PAGE.read_text() == untrained_memory.page()
+
+
+def test_recorded_rows_name_no_folder_of_a_machine() -> None:
+    paths = sorted(untrained_memory.RECORDED.parent.rglob("*.jsonl.gz"))
+    assert paths
+    assert [path for path in paths if b'"/' in gzip.decompress(path.read_bytes())] == []
 
 
 def rows(folder: Path, member: str, gains: list[float]) -> None:

@@ -142,7 +142,7 @@ class BoundMentions(Mentions, BoundText[MentionText]):
     """Mentions in one text."""
 
     task: ClassVar[str] = "mentions"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -200,10 +200,9 @@ class BoundMentions(Mentions, BoundText[MentionText]):
             earlier = [one for one in by_text[text] if one.first < mention.first]
             if not all(one.whole and others[one.form] for one in earlier):
                 continue
-            # the same spelling is replaced by the same word
-            chosen = {
-                form: others[form][int(rng.integers(len(others[form])))] for form in {one.form for one in earlier}
-            }
+            # the same spelling is replaced by the same word; in order, as strings hash differently in each process
+            forms = dict.fromkeys(one.form for one in earlier)
+            chosen = {form: others[form][int(rng.integers(len(others[form])))] for form in forms}
             replaced = tuple(
                 (one.first, tokens[chosen[one.form].first : chosen[one.form].end].copy()) for one in earlier
             )
