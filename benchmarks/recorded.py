@@ -12,6 +12,7 @@ from typing import Any
 from farspan.record import Row, read_header, read_rows
 
 BENCHMARKS = Path(__file__).resolve().parent
+ABSOLUTE = re.compile(r'"/(?:[^"/]*/)*([^"/]+)"')  # a path in JSON, as models have; its name is kept
 OF_PLACES = ("--out", "--data", "--model")  # options whose values are folders of a machine
 
 
@@ -29,7 +30,8 @@ def recorded(folder: Path, model: str, part: str) -> tuple[dict[str, Any], list[
 
 
 def record(out: Path, folder: Path) -> int:
-    """Keep the rows of all runs OUT/MODEL/PART as FOLDER/MODEL/PART.jsonl.gz; return the bytes of all files there."""
+    """Keep the rows of all runs OUT/MODEL/PART as FOLDER/MODEL/PART.jsonl.gz, without folders of this machine; return
+    the bytes of all files there."""
     for run in sorted(out.glob("*/*/rows.jsonl")):
         header = json.loads((run.parent / "run.json").read_text())
         for session in header["sessions"]:
@@ -37,8 +39,8 @@ def record(out: Path, folder: Path) -> int:
         kept = folder / run.parent.parent.name / f"{run.parent.name}.jsonl.gz"
         kept.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(header), *run.read_text().splitlines()]
-        # without the time, so that equal rows make equal files
-        kept.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
+        text = ABSOLUTE.sub(r'"\1"', "\n".join(lines) + "\n")
+        kept.write_bytes(gzip.compress(text.encode(), mtime=0))  # without the time: equal rows make equal files
     return sum(path.stat().st_size for path in folder.rglob("*.gz"))
 
 
