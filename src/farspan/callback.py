@@ -180,7 +180,7 @@ class MeasuringCallback(TrainerCallback, ABC):
         if values:
             values[self.seconds] = time.perf_counter() - started
             self._log(args, state, control, {f"farspan/{name}": round(value, 4) for name, value in values.items()})
-            self._track(args, state, control, of_model(Source.of("", self.folder, run.header, run.rows), name), values)
+            self._track(args, state, control, run, name, values)
 
     def _log(self, args: Any, state: Any, control: Any, values: dict[str, Any]) -> None:
         """Add values to the log history, and call `on_log` of all callbacks if this one is attached.
@@ -194,18 +194,19 @@ class MeasuringCallback(TrainerCallback, ABC):
             self._listeners.on_log(args, state, control, values)
             control.should_log = should_log
 
-    def _track(self, args: Any, state: Any, control: Any, source: Source, logged: Container[str]) -> None:
+    def _track(self, args: Any, state: Any, control: Any, run: Run, name: str, logged: Container[str]) -> None:
         """Send the numbers at each length that were not logged, and pictures, to the trackers of `report_to`: too many
         for the log history and for callbacks that print it."""
         listening = trackers.reporters(self._listeners.callbacks) if self._listeners is not None else []
         if not listening:
             return
+        source = of_model(Source.of("", self.folder, run.header, run.rows), name)
         numbers = trackers.at_each_length(numbers_of(source))
-        values = {f"farspan/{name}": value for name, value in numbers.items() if name not in logged}
+        values = {f"farspan/{number}": value for number, value in numbers.items() if number not in logged}
         pictures = {
-            f"train/farspan/{name}": image
+            f"train/farspan/{task}": image
             for shown in trackers.pictures_of(source).values()
-            for name, image in shown.items()
+            for task, image in shown.items()
         }
         for one in listening:
             trackers.log_pictures(one, pictures, state.global_step)
