@@ -33,7 +33,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from farspan import hf
 from farspan.lm import LM, wrap
 
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved, tiny_model, tiny_tokenizer
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -139,9 +139,7 @@ def hub_offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
     """A tiny Llama as `save_pretrained` leaves it; `tiny.configure` changes its config."""
-    tiny_model().save_pretrained(tmp_path / "tiny-llama")
-    tokenizer.save_pretrained(tmp_path / "tiny-llama")
-    return tmp_path / "tiny-llama"
+    return saved(tmp_path / "tiny-llama", tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from farspan.reader.served import ServerError
 from farspan.reader.served.client import Client
 from farspan.record import read_rows
 
-from tiny import tiny_model
+from tiny import saved
 
 ENGINES = ("vLLM", "SGLang", "llama-server", "completions")
 
@@ -29,9 +29,7 @@ ENGINES = ("vLLM", "SGLang", "llama-server", "completions")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     """A model, with a text beside it."""
-    folder = tmp_path_factory.mktemp("served") / "tiny-llama"
-    tiny_model().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    folder = saved(tmp_path_factory.mktemp("served") / "tiny-llama", tokenizer)
     words = ("fox", "dog", "over", "lazy", "quick")
     (folder.parent / "text.txt").write_text(" ".join(f"{words[i * i % 5]} {i}" for i in range(300)))
     return folder

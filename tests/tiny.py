@@ -36,6 +36,13 @@ def open_lm(architecture: str, tokenizer: Any, **changes: object) -> LM:
     return wrap(tiny_model(architecture, **changes), tokenizer, f"tiny-{architecture}")
 
 
+def saved(folder: Path, tokenizer: Any) -> Path:
+    """A tiny Llama with its tokenizer in a folder, as `save_pretrained` leaves them."""
+    tiny_model().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def some_ids(rows: int, length: int, seed: int = 0) -> Tensor:
     return torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
 
