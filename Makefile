@@ -8,6 +8,7 @@ DOCS := .venv-docs
 FLOOR_TRANSFORMERS := 5.15.0
 
 export HF_HUB_OFFLINE ?= 1
+export PYTHONDONTWRITEBYTECODE := # empty: modules are compiled once, and not in each process that tests start
 
 .PHONY: demo real check test lint package notebook docs docs-serve test-attack test-floor test-distributed test-served clean
 

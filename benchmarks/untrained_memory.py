@@ -6,7 +6,7 @@
 
 NAME=FOLDER,FOLDER is a recipe and its models, one for each seed; --recipe is a recipe of smt_extend.py, trained with
 seeds 0 to N - 1 below --out where it is not there yet. All are measured on the same texts as the embedded model
-(`base`) and the same under YaRN by 8 (`yarn8`), neither of which is trained for long texts:
+(`base`) and the same under YaRN by 8 (`yarn8`) and by 16 (`yarn16`), none of which is trained for long texts:
 
     mentions     nats that names and numbers gain from mentions 1,000 tokens and more before
     needle       answers to five needles in one text, and their nats
@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 import recorded as kept
 import torch
-from smt_extend import RECIPES, TEXT, UNTRAINED, extended, table
+from smt_extend import RECIPES, TEXT, extended, table
 
 from farspan import LM, Row, load, measure
 from farspan.loading.places import DEMO, folder_of
@@ -44,6 +44,7 @@ from farspan.stats import holm, student_mean
 RECORDED = kept.BENCHMARKS / "untrained_memory"
 PAGE = RECORDED.with_suffix(".md")
 STEPS = 300  # of a recipe
+UNTRAINED = {"base": "full", "yarn8": "rope:type=yarn,factor=8", "yarn16": "rope:type=yarn,factor=16"}
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ By = dict[tuple[str, str, int], dict[str, float]]  # by score, text and length: 
 def members(options: argparse.Namespace) -> list[tuple[LM, str]]:
     """Return the models and their methods, the trained ones named RECIPE.SEED."""
     base = load(folder_of(DEMO), dtype="float32", device="cpu")
-    found = [(replace(base, name="base"), "full"), (replace(base, name="yarn8"), UNTRAINED["yarn8"])]
+    found = [(replace(base, name=name), how) for name, how in UNTRAINED.items()]
     for given in options.models:
         name, _, folders = given.partition("=")
         for seed, folder in enumerate(folders.split(",")):
@@ -182,8 +183,8 @@ def main() -> None:
             options.out, options.repeats = Path(scratch), 2
         measure_parts(options, QUICK if options.quick else PARTS)
         found = measured(options.out / "rows")
-        for one in sorted(found.keys() - {"base", "yarn8"}) or ["yarn8"]:
-            for other in sorted({"base", "yarn8"} - {one}):
+        for one in sorted(found.keys() - UNTRAINED.keys()) or ["yarn8"]:
+            for other in sorted(UNTRAINED.keys() - {one}):
                 print(f"\n{compared(found, one, other)}", flush=True)
 
 

@@ -2,20 +2,21 @@
 
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
-from jaxtyping import install_import_hook
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's libraries look once, when they are imported
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: two workers with two threads each wait for another
-# shapes in the annotations are checked while the tests run
+# shapes in the annotations are checked while the tests run; see `_shapes`
 STATS = ("forgetting_curves", "headlines", "intervals", "joint_test", "memory_lengths")
-install_import_hook(
+jaxtyping.install_import_hook(
     ["farspan.reader", "farspan.hf", "farspan.methods", "farspan.text.corpora"]
     + [f"farspan.stats.{name}" for name in STATS],
     "beartype.beartype",
@@ -32,6 +33,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from farspan import hf
 from farspan.lm import LM, wrap
+from farspan.report import picture
 
 from tiny import saved, tiny_model, tiny_tokenizer
 
@@ -50,7 +52,14 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     shared = temp.parent if "PYTEST_XDIST_WORKER" in os.environ else temp
     monkeypatch.setenv("FARSPAN_CACHE", str(shared / "cache"))
     monkeypatch.setenv("TRACKIO_DIR", str(temp / "trackio"))
+    monkeypatch.setattr(os, "fsync", lambda number: None)  # no test cuts the power
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _shapes(request: pytest.FixtureRequest) -> None:
+    """Shapes are checked in a fifth of the tests, always the same ones: it takes a third of the time of tiny models."""
+    jaxtyping.config.update("jaxtyping_disable", zlib.crc32(request.node.name.encode()) % 5 > 0)
 
 
 @pytest.fixture
@@ -60,8 +69,10 @@ def drawn() -> None:
 
 @pytest.fixture(autouse=True)
 def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures of the other tests are empty files: to render one takes longer than a small training."""
+    """Pictures of the other tests are empty files: to draw one takes longer than a small training."""
     if "drawn" not in request.fixturenames:
+        for step in ("draw_on", "add_legend"):
+            monkeypatch.setattr(picture, step, lambda *_: None)
         monkeypatch.setattr(Figure, "savefig", lambda self, path, **options: Path(path).touch())
 
 

@@ -123,6 +123,7 @@ def test_without_pandas_the_error_names_the_extra(measured: Measured, monkeypatc
     assert "memory lengths" in measured._repr_html_()
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_curve_is_drawn_on_given_axes_and_on_new_ones(measured: Measured) -> None:
     figure, (left, right) = pyplot.subplots(1, 2)
     assert measured.plot(right) is right

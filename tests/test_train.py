@@ -332,6 +332,7 @@ def of_a_second(folder: Path, text: str) -> Callable[..., LmSettings]:
     lines += ["[model]", "hidden = 32", "feed_forward = 64", "layers = 2", "heads = 2", "key_value_heads = 1"]
     lines += ["[optimizer]", "lr = 1e-2", "warmup_steps = 1", "[trainer]", "steps = 12", "window = 64", "batch = 4"]
     lines += ["micro_batch = 2", "bf16 = false", 'dtype = "float32"', "log_every = 2", "save_every = 4"]
+    lines += ["[watch]", "every = 0"]
     path = folder / "a.toml"
     path.write_text("\n".join(lines))
     return lambda out, *overrides: read_config(path, LmSettings, [f"out={folder / out}", *overrides])
@@ -398,6 +399,31 @@ def test_the_held_out_loss_is_that_of_the_saved_model(settings: Callable[..., Lm
     with torch.no_grad():
         losses = [lm.model(rows[i]["input_ids"][None], labels=rows[i]["labels"][None]).loss for i in range(len(rows))]
     assert summary["held_out_loss"] == pytest.approx(float(torch.stack(losses).mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "how"),
+    [((), "full"), (("recurrence.memory=24", "trainer.window=32"), "sinks:window=25,sinks=0,stride=32")],
+    ids=("rows", "recurrence"),
+)
+def test_a_training_measures_itself_as_it_is_read(
+    settings: Callable[..., LmSettings], tmp_path: Path, changes: tuple[str, ...], how: str
+) -> None:
+    (tmp_path / "b.txt").write_text(TEXT[::-1])
+    watch = [f"watch.text={tmp_path / 'b.txt'}", "watch.every=6", "watch.repeats=2", "watch.tokens=9000"]
+    unwatched, watched = settings("unwatched", *changes), settings("watched", *changes, *watch)
+    summary = train(unwatched)
+    assert train(watched)["loss"] == summary["loss"]
+    assert_same_weights(watched, unwatched)
+    window = watched.trainer.window
+    rows = farspan.read_rows(Path(watched.out) / "perplexity")
+    assert {(row.model, row.method, row.length) for row in rows} == {
+        (f"step-{step}", how, length) for step in (0, 6, 12) for length in (window // 2, window, 2 * window)
+    }
+    curve = farspan.read_rows(Path(watched.out) / "farspan")
+    assert {row.method for row in curve} == {how}
+    assert window < max(row.scores["context"] for row in curve) <= 2 * window
+    assert '"farspan/half_life"' in (Path(watched.out) / "log.jsonl").read_text()
 
 
 def test_a_batch_in_pieces_trains_as_the_whole(settings: Callable[..., LmSettings]) -> None:

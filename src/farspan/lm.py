@@ -79,7 +79,7 @@ class LM:
         known = ids if isinstance(ids, list) else [ids, self.tokenizer.eos_token_id]
         return sorted({one for one in known if one is not None})
 
-    @property
+    @cached_property
     def key_bytes_per_token(self) -> int:
         """Bytes of the keys and values of one token over all layers; an upper bound for layers with a window."""
         return hf.key_bytes_per_token(self.model)

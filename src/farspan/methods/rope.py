@@ -41,7 +41,7 @@ from farspan.files import expanded, read_json
 from farspan.hf.attend import Call, angles, dense, frequencies, turned
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, ROPE, Method
-from farspan.reader import Reader, attending, dense_reader
+from farspan.reader import Reader, attending, dense_reader, read_alike
 from farspan.specs import check_known
 
 TYPES = ("linear", "ntk", "dynamic", "yarn", "truncated", "factors")
@@ -135,9 +135,11 @@ class Rope(Method):
             with attending(lm, partial(dense, scores=scores), name=str(self)) as reader:
                 yield reader
             return
+        reach = lm.trained_length if self.factor is None else int(original * self.factor)
+        longer = replace(lm, trained_length=reach)
+        if hf.length_dependent_rope(lm.model) is None:  # other frequencies leave it as readable in chunks as it was
+            read_alike(longer, lm)
         with hf.rope(lm.model, *other, name=str(self)) as scope:
-            reach = lm.trained_length if self.factor is None else int(original * self.factor)
-            longer = replace(lm, trained_length=reach)
             yield replace(dense_reader(longer), scope=scope)
 
     @property

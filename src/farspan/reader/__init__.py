@@ -199,7 +199,7 @@ def attending(
 
 
 def read_alike(lm: LM, before: LM) -> None:
-    """Read `lm` as the self-check decided for `before`, the same model at an earlier step."""
+    """Read `lm` as the self-check decided for `before`: the same model at an earlier step, or under other positions."""
     _CHECKED[lm] = _checked(before)
 
 

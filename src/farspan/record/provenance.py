@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,20 @@ def environment() -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     return {
         "python": platform.python_version(),
-        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
-        "git": commit_of(PACKAGE),
-        "source": source_hash(PACKAGE),
+        **_imported(),
     }
+
+
+@cache
+def _imported() -> dict[str, Any]:
+    """Return what the process runs: it has imported its files once, and later edits of them do not count."""
+    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"packages": packages, "git": commit_of(PACKAGE), "source": source_hash(PACKAGE)}
 
 
 def commit_of(package: Path) -> str | None:

@@ -8,8 +8,10 @@ from pydantic import Field
 from torch.utils.data import Dataset
 
 from farspan import hf
+from farspan.callback import MeasuringCallback
 from farspan.loading import load_tokenizer
 from farspan.loading.places import folder_of
+from farspan.methods import Full, method
 from farspan.text.corpora import Corpus, load
 from farspan.text.documents import read_texts
 from farspan.train import engines
@@ -20,12 +22,12 @@ from farspan.train.recurrence import ConsecutiveRows, Recurrence, RecurrenceSett
 from farspan.train.trainer import (
     Notice,
     PretrainingSettings,
-    TrainingSettings,
     load_finite,
     run,
     training,
     write_up,
 )
+from farspan.train.watching import WatchedSettings, measuring
 
 
 class LlamaSettings(Settings):
@@ -56,7 +58,7 @@ class DataSettings(Settings):
     held_out: str | None = None  # its loss is reported
 
 
-class LmSettings(TrainingSettings):
+class LmSettings(WatchedSettings):
     """The whole config of `farspan train lm`."""
 
     data: DataSettings
@@ -127,13 +129,28 @@ def train(settings: LmSettings, notice: Notice) -> dict[str, Any]:
     if settings.recurrence is not None:
         recurrence = Recurrence(memory)
         options = {"terms": recurrence, "weights": {"lm": 1.0}, "state": recurrence}
-    summary = run(model, read, settings, notice, held_out=judged, again=new, **options)
+    watched = watching(settings, tokenizer)
+    summary = run(model, read, settings, notice, held_out=judged, callbacks=watched, again=new, **options)
     summary["tokens"] = summary.pop("rows") * trainer.window
     if settings.recurrence is None:
         return write_up(settings, summary, tokenizer)
     summary["reading"] = reading(memory, trainer.window)
     notice(f"to read it as it was trained: --method {summary['reading']}")
     return write_up(settings, summary, tokenizer, model_card)
+
+
+def watching(settings: LmSettings, tokenizer: Any) -> list[MeasuringCallback]:
+    """Return the callbacks that measure the model in training, read as it is trained: perplexity of the same tokens
+    inside and beyond the window, and a forgetting curve whose contexts have up to two windows."""
+    window, recurrence = settings.trainer.window, settings.recurrence
+    return measuring(
+        settings,
+        Full() if recurrence is None else method(reading(recurrence.memory, window)),
+        tokenizer=tokenizer,
+        trained_length=window + (recurrence.memory if recurrence else 0),
+        lengths=(max(2, window // 2), window, 2 * window),
+        longest=2 * window,
+    )
 
 
 def refuse_two_shapes(settings: LmSettings) -> None:

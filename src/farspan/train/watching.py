@@ -31,7 +31,13 @@ class WatchedSettings(TrainingSettings):
 
 
 def measuring(
-    settings: WatchedSettings, method: Any, *, trained_length: int, lengths: Sequence[int], longest: int
+    settings: WatchedSettings,
+    method: Any,
+    *,
+    tokenizer: Any = None,
+    trained_length: int,
+    lengths: Sequence[int],
+    longest: int,
 ) -> list[MeasuringCallback]:
     """Return the callbacks that measure perplexity and, with `watch.curve`, a forgetting curve.
 
@@ -40,6 +46,7 @@ def measuring(
 
     Args:
         method: how texts are read.
+        tokenizer: default the Trainer's.
         trained_length: tokens.
         lengths: tokens, of the perplexity, where `watch.lengths` is not given.
         longest: tokens of the longest context of the curve.
@@ -48,7 +55,13 @@ def measuring(
     if watch.every == 0 or (watch.every is None and trainer.engine == "fsdp2"):
         return []
     every = watch.every or max(1, -(-trainer.steps // 4))
-    common: dict[str, Any] = {"text": watch.text, "every": every, "at_start": True, "trained_length": trained_length}
+    common: dict[str, Any] = {
+        "tokenizer": tokenizer,
+        "text": watch.text,
+        "every": every,
+        "at_start": True,
+        "trained_length": trained_length,
+    }
     found: list[MeasuringCallback] = [
         PerplexityCallback(**common, lengths=watch.lengths or lengths, repeats=watch.repeats, out=out / "perplexity")
     ]
