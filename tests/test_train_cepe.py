@@ -569,6 +569,7 @@ def test_none_and_all_are_names_of_reporters(settings: Callable[..., Any]) -> No
         assert train(settings(name, "trainer.steps=2", f'trainer.report_to=["{name}"]'))["loss"] > 0
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_single_loss_is_drawn_as_a_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Any] = []
     monkeypatch.setattr("farspan.report.picture.saved", lambda figure, *place: figures.append(figure) or [])
