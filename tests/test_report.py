@@ -21,6 +21,7 @@ from farspan.report.curve_section import draw_curves
 from farspan.report.curves import as_data, remarks, series
 from farspan.report.figure import Figure, Line
 from farspan.report.picture import draw_on
+from farspan.report.runs import differences_of
 
 pytestmark = pytest.mark.usefixtures("drawn")
 MODELS = {"org/small": {"trained_length": 512}}
@@ -196,3 +197,20 @@ def test_reports_do_not_import_torch() -> None:
     code = "import sys, farspan.report.terminal; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("titles", "words"),
+    [
+        (["nested, books", "nested, shuffled:books"], ["natural text", "shuffled text"]),
+        (["nested, books", "probe 32+96, books"], ["nested", "probe 32+96"]),
+        (["nested, books", "nested, shuffled:books", "nested, code"], ["books", "shuffled:books", "code"]),
+        (
+            ["all tokens, books", "last 9 tokens, fixed, books"],
+            ["all tokens, books", "last 9 tokens, fixed, books"],
+        ),
+    ],
+    ids=["shuffled", "protocols", "texts", "other parts"],
+)
+def test_curves_are_named_by_what_distinguishes_them(titles: list[str], words: list[str]) -> None:
+    assert list(differences_of(titles).values()) == words

@@ -301,17 +301,6 @@ class IndexAbout(Checked):
     encoder: str | None
 
 
-class PublishedLength(Checked):
-    """A length in a result file of the forgetting curve's authors."""
-
-    length: Positive
-    copy_accs: Annotated[list[Share], Field(min_length=1)]
-    lm_accs: list[Share]
-
-
-PUBLISHED = TypeAdapter(Annotated[list[PublishedLength], Field(min_length=1)])
-
-
 def check_row(values: Any, known: dict[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Check a row and return its fields.
 
@@ -350,18 +339,6 @@ def check_example(values: Any) -> dict[str, Any]:
     if kind != "asked" or values["scored"] > len(tokens):
         raise ValueError(f"scored: got {values['scored']:,}, expected at most the tokens of a last part of kind asked")
     return dict(values)
-
-
-def check_results(points: Any) -> None:
-    """Raise ValueError, with field and value, unless this is a result file of the forgetting curve's authors."""
-    check(PUBLISHED, points)
-    lengths = [point["length"] for point in points]
-    for number, point in enumerate(points):
-        copies, controls = len(point["copy_accs"]), len(point["lm_accs"])
-        if copies != controls:
-            raise ValueError(f"{number}.lm_accs: got {controls} accuracies, expected {copies}, as many as copy_accs")
-        if lengths.count(point["length"]) > 1:
-            raise ValueError(f"{number}.length: got {point['length']:,} twice, expected each length once")
 
 
 def check_header(header: Any) -> None:

@@ -192,6 +192,7 @@ def _draw_failed(axes: Axes, failed: Failed) -> None:
 
 def _draw_rule(axes: Axes, rule: Rule) -> None:
     look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": "#555555", "ha": "right"}
+    look["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}  # readable where a curve passes
     if rule.x is None:
         axes.axhline(rule.y or 0.0, color=NEUTRAL, linestyle=":", linewidth=1.2)
         across = axes.get_yaxis_transform()

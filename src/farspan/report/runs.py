@@ -249,12 +249,32 @@ def names_of(keys: Sequence[tuple[str, str, str]]) -> list[str]:
     """Return a name for each different (model, method, what): by the parts that differ, or by model where none does."""
     several = [len({key[part] for key in keys}) > 1 for part in range(3)]
     short = short_names(model for model, _, _ in keys)
+    words = differences_of([what for _, _, what in keys])
     names = []
     for model, method, what in keys:
         parts = [short[model]] if several[0] or not any(several) else []
-        parts += [what] if several[2] else []
+        parts += [words[what]] if several[2] else []
         parts += [method] if several[1] else []
         names.append(" ".join(parts))
+    return names
+
+
+def differences_of(titles: Iterable[str]) -> dict[str, str]:
+    """Return what distinguishes each of some titles: the parts between commas that are not the same in all. A text and
+    its shuffled tokens, such as books and shuffled:books, are called natural and shuffled text."""
+    parts = {title: title.split(", ") for title in titles}
+    columns = list(zip(*parts.values(), strict=False))
+    if len({len(one) for one in parts.values()}) == 1:
+        differ = [len(set(column)) > 1 for column in columns]
+        parts = {
+            title: [part for part, other in zip(one, differ, strict=True) if other] for title, one in parts.items()
+        }
+    names = {title: ", ".join(one) for title, one in parts.items()}
+    texts = {name.removeprefix("shuffled:") for name in names.values()}
+    if len(texts) == 1 and len(set(names.values())) == 2:
+        return {
+            title: f"{'shuffled' if name.startswith('shuffled:') else 'natural'} text" for title, name in names.items()
+        }
     return names
 
 

@@ -2,11 +2,25 @@
 
 import math
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from farspan.files import read_json
 from farspan.record import Row
-from farspan.schema import check_results
+from farspan.schema import Checked, Positive, Share, check
 from farspan.tasks.curve import BoundCurve
+
+
+class PublishedLength(Checked):
+    """A length in such a file."""
+
+    length: Positive
+    copy_accs: Annotated[list[Share], Field(min_length=1)]
+    lm_accs: list[Share]
+
+
+PUBLISHED = TypeAdapter(Annotated[list[PublishedLength], Field(min_length=1)])
 
 
 def read_authors_file(path: str | Path, model: str) -> list[Row]:
@@ -21,7 +35,7 @@ def read_authors_file(path: str | Path, model: str) -> list[Row]:
     )
     try:
         points = read_json(path)
-        check_results(points)
+        _check(points)
     except FileNotFoundError as error:
         raise ValueError(f"{path} does not exist: expected a result file of the forgetting curve's authors") from error
     except ValueError as error:
@@ -48,3 +62,15 @@ def read_authors_file(path: str | Path, model: str) -> list[Row]:
         for point in points
         for repeat, (copy, control) in enumerate(zip(point["copy_accs"], point["lm_accs"], strict=True))
     ]
+
+
+def _check(points: Any) -> None:
+    """Raise ValueError, with field and value, unless these are the lengths of such a file."""
+    check(PUBLISHED, points)
+    lengths = [point["length"] for point in points]
+    for number, point in enumerate(points):
+        copies, controls = len(point["copy_accs"]), len(point["lm_accs"])
+        if copies != controls:
+            raise ValueError(f"{number}.lm_accs: got {controls} accuracies, expected {copies}, as many as copy_accs")
+        if lengths.count(point["length"]) > 1:
+            raise ValueError(f"{number}.length: got {point['length']:,} twice, expected each length once")
