@@ -422,6 +422,7 @@ def test_a_copy_reads_with_its_own_weights() -> None:
         assert torch.equal(other(input_ids=ids, context_input_ids=context).logits, model(input_ids=ids).logits)
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # of torch, on Python 3.13.0
 def test_a_compiled_model_gives_the_same() -> None:
     model, ids, context = build("llama"), some_ids(2, 12), some_ids(2, 3, 8, seed=1)
     with torch.no_grad():
