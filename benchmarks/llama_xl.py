@@ -77,7 +77,7 @@ def name_of(memory: int, seed: int) -> str:
 def trained(memory: int, seed: int, out: Path, steps: int | None) -> LM:
     """Return a model of a seed; train it, or continue its training, where it is not finished."""
     folder = out / "models" / name_of(memory, seed)
-    overrides = [f"out='{folder}'", f"recurrence.memory={memory}", f"trainer.seed={seed}", "watch.every=0"]
+    overrides = [f"out='{folder}'", f"recurrence.memory={memory}", f"trainer.seed={seed}"]
     overrides += [] if steps is None else [f"trainer.steps={steps}", f"optimizer.warmup_steps={steps // 10}"]
     if not (folder / "training.json").exists():
         training.train(read_config(CONFIG, training.LmSettings, overrides), lambda line: print(f"  {line}", flush=True))

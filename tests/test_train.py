@@ -332,7 +332,6 @@ def of_a_second(folder: Path, text: str) -> Callable[..., LmSettings]:
     lines += ["[model]", "hidden = 32", "feed_forward = 64", "layers = 2", "heads = 2", "key_value_heads = 1"]
     lines += ["[optimizer]", "lr = 1e-2", "warmup_steps = 1", "[trainer]", "steps = 12", "window = 64", "batch = 4"]
     lines += ["micro_batch = 2", "bf16 = false", 'dtype = "float32"', "log_every = 2", "save_every = 4"]
-    lines += ["[watch]", "every = 0"]
     path = folder / "a.toml"
     path.write_text("\n".join(lines))
     return lambda out, *overrides: read_config(path, LmSettings, [f"out={folder / out}", *overrides])
@@ -415,15 +414,26 @@ def test_a_training_measures_itself_as_it_is_read(
     summary = train(unwatched)
     assert train(watched)["loss"] == summary["loss"]
     assert_same_weights(watched, unwatched)
-    window = watched.trainer.window
+    trained = watched.trainer.window + (24 if changes else 0)
     rows = farspan.read_rows(Path(watched.out) / "perplexity")
     assert {(row.model, row.method, row.length) for row in rows} == {
-        (f"step-{step}", how, length) for step in (0, 6, 12) for length in (window // 2, window, 2 * window)
+        (f"step-{step}", how, length) for step in (0, 6, 12) for length in (trained // 2, trained, 2 * trained)
     }
     curve = farspan.read_rows(Path(watched.out) / "farspan")
     assert {row.method for row in curve} == {how}
-    assert window < max(row.scores["context"] for row in curve) <= 2 * window
+    assert trained < max(row.scores["context"] for row in curve) <= 2 * trained
     assert '"farspan/half_life"' in (Path(watched.out) / "log.jsonl").read_text()
+
+
+def test_a_folder_of_an_older_version_is_continued(settings: Callable[..., LmSettings]) -> None:
+    train(settings("a", "trainer.steps=4"))
+    file = Path(settings("a").out) / "settings.json"
+    older = json.loads(file.read_text())
+    del older["watch"], older["model"]["tied"]
+    file.write_text(json.dumps(older))
+    with pytest.raises(ValueError, match=r"made with other settings: model\.hidden was 32, now 48\."):
+        train(settings("a", "model.hidden=48"))
+    assert train(settings("a", "trainer.steps=6"))["settings"]["trainer"]["steps"] == 6
 
 
 def test_a_batch_in_pieces_trains_as_the_whole(settings: Callable[..., LmSettings]) -> None:

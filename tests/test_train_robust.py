@@ -69,7 +69,7 @@ every = 0
 """
 CONFIGS = {
     "lm": 'out = "?"\n[data]\ntext = "{0}/text"\n[tokenizer]\nfolder = "{0}/model"\n[model]\nhidden = 16\n'
-    "feed_forward = 32\nlayers = 1\nheads = 2\nkey_value_heads = 1\n[watch]\nevery = 0\n" + ENDS + "window = 32\n",
+    "feed_forward = 32\nlayers = 1\nheads = 2\nkey_value_heads = 1\n" + ENDS + "window = 32\n",
     "smt": 'out = "?"\n[model]\nname = "{0}/model"\nwindow = 32\n[data]\ntext = "{0}/text"\n[lengths]\ntarget = 64\n'
     "[watch]\nevery = 0\n" + ENDS,
     "mlm": 'out = "?"\ndecoder = "{0}/model"\n[data]\ntext = "{0}/text"\n[encoder]\nhidden = 16\nfeed_forward = 32\n'

@@ -137,8 +137,7 @@ class Rope(Method):
             return
         reach = lm.trained_length if self.factor is None else int(original * self.factor)
         longer = replace(lm, trained_length=reach)
-        if hf.length_dependent_rope(lm.model) is None:  # other frequencies leave it as readable in chunks as it was
-            read_alike(longer, lm)
+        read_alike(longer, lm)  # fixed frequencies, its own as these: it is as readable in chunks as it was
         with hf.rope(lm.model, *other, name=str(self)) as scope:
             yield replace(dense_reader(longer), scope=scope)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -119,12 +120,12 @@ def draw_on(axes: Axes, one: Figure | Heat) -> None:
         axes.axvspan(area.start, area.end, color=area.colour, zorder=0, label=area.label)
     for failed in one.failed:
         _draw_failed(axes, failed)
-    for rule in one.rules:
-        _draw_rule(axes, rule)
     axes.set(xlabel=one.x, ylabel=one.y, title=shorten(one.title, TITLE_CHARACTERS, placeholder=" …"))
     _scale(axes, one)
     if one.span is not None:
         axes.set_ylim(one.span)
+    for rule in one.rules:
+        _draw_rule(axes, rule, one.lines)
     if one.exp:
         right = axes.secondary_yaxis("right", functions=(lambda y: y, lambda y: y))  # the same height in another unit
         right.yaxis.set_major_locator(MaxNLocator(8))
@@ -190,9 +191,8 @@ def _draw_failed(axes: Axes, failed: Failed) -> None:
         )  # fmt: skip
 
 
-def _draw_rule(axes: Axes, rule: Rule) -> None:
+def _draw_rule(axes: Axes, rule: Rule, lines: Sequence[Line]) -> None:
     look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": "#555555", "ha": "right"}
-    look["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}  # readable where a curve passes
     if rule.x is None:
         axes.axhline(rule.y or 0.0, color=NEUTRAL, linestyle=":", linewidth=1.2)
         across = axes.get_yaxis_transform()
@@ -200,8 +200,22 @@ def _draw_rule(axes: Axes, rule: Rule) -> None:
         return
     axes.axvline(rule.x, color=NEUTRAL, linestyle=":", linewidth=1.2)
     up = axes.get_xaxis_transform()
-    look |= {"rotation": 90, "va": "top", "annotation_clip": True}
-    axes.annotate(rule.text, (rule.x, 0.98), xycoords=up, xytext=(-3, 0), **look)
+    look |= {"rotation": 90, "va": "center", "annotation_clip": True}
+    axes.annotate(rule.text, (rule.x, _free_height(axes, rule.x, lines)), xycoords=up, xytext=(-3, 0), **look)
+
+
+def _free_height(axes: Axes, x: float, lines: Sequence[Line]) -> float:
+    """Return the middle of the largest gap between the lines at `x`, as a share of the height."""
+    heights = [0.0, 1.0]
+    for line in lines:
+        at, values = np.asarray(line.x, float), np.asarray(line.y, float)
+        known = np.isfinite(values)
+        if known.any():
+            y = float(np.interp(x, at[known], values[known]))
+            heights.append(float(axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[1]))
+    heights = sorted(min(1.0, max(0.0, height)) for height in heights)
+    _, low, high = max((high - low, low, high) for low, high in pairwise(heights))
+    return (low + high) / 2
 
 
 def short_number(number: float) -> str:

@@ -271,7 +271,7 @@ def differences_of(titles: Iterable[str]) -> dict[str, str]:
         }
     names = {title: ", ".join(one) for title, one in parts.items()}
     texts = {name.removeprefix("shuffled:") for name in names.values()}
-    if len(texts) == 1 and len(set(names.values())) == 2:
+    if len(texts) == 1 and len(set(names.values())) == 2 and texts != {"random"}:
         return {
             title: f"{'shuffled' if name.startswith('shuffled:') else 'natural'} text" for title, name in names.items()
         }

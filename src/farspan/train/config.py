@@ -125,8 +125,16 @@ def refuse_other_settings(out: Path, settings: Settings) -> None:
     file = out / "settings.json"
     now = settings.model_dump(mode="json")
     if file.exists() and any((out / begun).exists() for begun in BEGUN):
-        refuse_differences(out, "training", _read_settings(file), now, MAY_CHANGE)
+        refuse_differences(out, "training", _completed(_read_settings(file), type(settings)), now, MAY_CHANGE)
     files.write(file, json.dumps(now, indent=2) + "\n")
+
+
+def _completed(before: dict[str, Any], kind: type[Settings]) -> dict[str, Any]:
+    """Return settings with the defaults of those that were added since they were written."""
+    try:
+        return kind.model_validate_json(json.dumps(before)).model_dump(mode="json")
+    except ValidationError:
+        return before  # the differences are named
 
 
 def _read_settings(file: Path) -> dict[str, Any]:

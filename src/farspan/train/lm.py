@@ -27,7 +27,7 @@ from farspan.train.trainer import (
     training,
     write_up,
 )
-from farspan.train.watching import WatchedSettings, measuring
+from farspan.train.watching import WatchedSettings, WatchSettings, measuring
 
 
 class LlamaSettings(Settings):
@@ -58,6 +58,12 @@ class DataSettings(Settings):
     held_out: str | None = None  # its loss is reported
 
 
+class LmWatchSettings(WatchSettings):
+    """[watch]: off unless asked for."""
+
+    every: int = Field(0, ge=0)  # steps; 0: never
+
+
 class LmSettings(WatchedSettings):
     """The whole config of `farspan train lm`."""
 
@@ -67,6 +73,7 @@ class LmSettings(WatchedSettings):
     recurrence: RecurrenceSettings | None = None  # default: rows are independent
     optimizer: OptimizerSettings = OptimizerSettings()
     trainer: PretrainingSettings
+    watch: LmWatchSettings = LmWatchSettings()
 
 
 @training
@@ -129,7 +136,7 @@ def train(settings: LmSettings, notice: Notice) -> dict[str, Any]:
     if settings.recurrence is not None:
         recurrence = Recurrence(memory)
         options = {"terms": recurrence, "weights": {"lm": 1.0}, "state": recurrence}
-    watched = watching(settings, tokenizer)
+    watched = watching(settings, tokenizer, model.config.max_position_embeddings)
     summary = run(model, read, settings, notice, held_out=judged, callbacks=watched, again=new, **options)
     summary["tokens"] = summary.pop("rows") * trainer.window
     if settings.recurrence is None:
@@ -139,17 +146,20 @@ def train(settings: LmSettings, notice: Notice) -> dict[str, Any]:
     return write_up(settings, summary, tokenizer, model_card)
 
 
-def watching(settings: LmSettings, tokenizer: Any) -> list[MeasuringCallback]:
+def watching(settings: LmSettings, tokenizer: Any, trained: int) -> list[MeasuringCallback]:
     """Return the callbacks that measure the model in training, read as it is trained: perplexity of the same tokens
-    inside and beyond the window, and a forgetting curve whose contexts have up to two windows."""
-    window, recurrence = settings.trainer.window, settings.recurrence
+    inside and beyond what it is trained on, and a forgetting curve whose contexts have up to twice that.
+
+    Args:
+        trained: tokens of the trained context: a row, and the memory before it.
+    """
     return measuring(
         settings,
-        Full() if recurrence is None else method(reading(recurrence.memory, window)),
+        Full() if settings.recurrence is None else method(reading(settings.recurrence.memory, settings.trainer.window)),
         tokenizer=tokenizer,
-        trained_length=window + (recurrence.memory if recurrence else 0),
-        lengths=(max(2, window // 2), window, 2 * window),
-        longest=2 * window,
+        trained_length=trained,
+        lengths=(max(2, trained // 2), trained, 2 * trained),
+        longest=2 * trained,
     )
 
 
