@@ -19,7 +19,7 @@ from farspan.report.cells import interval_of
 from farspan.report.curve_figures import curve_figure
 from farspan.report.curve_section import draw_curves
 from farspan.report.curves import as_data, remarks, series
-from farspan.report.figure import Figure, Line
+from farspan.report.figure import Figure, Line, Rule
 from farspan.report.picture import draw_on
 from farspan.report.runs import differences_of
 
@@ -123,6 +123,21 @@ def test_three_rouge_scores_of_0_have_no_interval() -> None:
 def test_the_picture_marks_the_context_the_model_was_trained_on(tmp_path: Path) -> None:
     assert "<!-- context = 512 (trained) -->" in svg(rows(), tmp_path)
     assert "(trained)" not in svg(rows(model="org/other"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "middle"),
+    [
+        (Line("line", [0.0, 10.0], [0.5, 0.7], 0), 0.3),  # passes the rule at 0.6
+        (Line("points", [1.0, 5.1, 9.0], [0.1, 0.4, 0.9], 0, style="points"), 0.7),  # only one is near the rule
+    ],
+    ids=["line", "points"],
+)
+def test_the_label_of_a_rule_stands_where_nothing_is_drawn(line: Line, middle: float) -> None:
+    axes = Canvas().subplots()
+    draw_on(axes, Figure("a", "x", "y", [line], span=(0.0, 1.0), rules=[Rule("here", x=5.0)]))
+    (label,) = axes.texts
+    assert label.xy[1] == pytest.approx(middle, abs=0.01)  # type: ignore[attr-defined]
 
 
 def test_the_picture_shows_lengths_that_failed_and_why(tmp_path: Path) -> None:

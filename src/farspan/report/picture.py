@@ -24,6 +24,7 @@ from farspan.report.export import three_digits
 from farspan.report.figure import FEW_TICKS, RECALL, Failed, Figure, Heat, Line, Rule, colour, shape
 from farspan.terminal import CONTROL
 
+LABEL_WIDTH = 0.03  # of a rule, as a share of the width of a picture
 LEGEND_CHARACTERS = 150  # of small print in the width of a picture
 LEGEND_LINES = 24
 TITLE_CHARACTERS = 100
@@ -205,14 +206,16 @@ def _draw_rule(axes: Axes, rule: Rule, lines: Sequence[Line]) -> None:
 
 
 def _free_height(axes: Axes, x: float, lines: Sequence[Line]) -> float:
-    """Return the middle of the largest gap between the lines at `x`, as a share of the height."""
-    heights = [0.0, 1.0]
+    """Return the middle of the largest gap between the lines and points at `x`, as a share of the height."""
+    to_share = axes.transData + axes.transAxes.inverted()
+    here, heights = to_share.transform((x, 0.0))[0], [0.0, 1.0]
     for line in lines:
-        at, values = np.asarray(line.x, float), np.asarray(line.y, float)
-        known = np.isfinite(values)
-        if known.any():
-            y = float(np.interp(x, at[known], values[known]))
-            heights.append(float(axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[1]))
+        places = to_share.transform(np.column_stack([np.asarray(line.x, float), np.asarray(line.y, float)]))
+        places = places[np.isfinite(places).all(1)]
+        if line.style == "points":
+            heights += places[abs(places[:, 0] - here) < LABEL_WIDTH, 1].tolist()
+        elif len(places):
+            heights.append(float(np.interp(here, *places[places[:, 0].argsort()].T)))
     heights = sorted(min(1.0, max(0.0, height)) for height in heights)
     _, low, high = max((high - low, low, high) for low, high in pairwise(heights))
     return (low + high) / 2
