@@ -425,6 +425,14 @@ def test_a_training_measures_itself_as_it_is_read(
     assert '"farspan/half_life"' in (Path(watched.out) / "log.jsonl").read_text()
 
 
+def test_a_training_refused_after_its_tokenizer_keeps_only_that(settings: Callable[..., LmSettings]) -> None:
+    with pytest.raises(ValueError, match="nowhere"):
+        train(settings("a", "data.held_out=nowhere.txt"))
+    with pytest.raises(ValueError, match=r"tokenizer\.vocabulary was 300, now 320\."):
+        train(settings("a", "tokenizer.vocabulary=320"))
+    assert train(settings("a", "trainer.steps=1", "model.hidden=48"))["loss"] > 0
+
+
 def test_a_folder_of_an_older_version_is_continued(settings: Callable[..., LmSettings]) -> None:
     train(settings("a", "trainer.steps=4"))
     file = Path(settings("a").out) / "settings.json"

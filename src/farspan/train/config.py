@@ -107,7 +107,8 @@ def _config_file(path: str | Path) -> Path:
     return Path(path) if Path(path).exists() else shipped_configs().get(str(path), Path(path))
 
 
-BEGUN = ("log.jsonl", "tokenizer.json")  # the first files that a training writes
+BEGUN = "log.jsonl"  # of a training that has begun
+TOKENIZER = "tokenizer.json"  # which a training may make before
 MAY_CHANGE = ("out", "trainer.steps", "trainer.log_every", "trainer.save_every", "trainer.evaluate_every")
 CHECKPOINTS = "checkpoints"  # the folder in a training's folder that holds them, and its lock
 
@@ -116,7 +117,7 @@ def refuse_other_settings(out: Path, settings: Settings) -> None:
     """Create a training's folder with `settings.json`; refuse to continue a training with other settings.
 
     The folder, the number of steps, and how often it logs and saves may change. If a training was refused before it
-    began, all settings may change.
+    began, all settings may change but those of the tokenizer that it has trained.
 
     Raises:
         ValueError: the folder was begun with other settings, or its settings.json is damaged.
@@ -124,9 +125,18 @@ def refuse_other_settings(out: Path, settings: Settings) -> None:
     out.mkdir(parents=True, exist_ok=True)
     file = out / "settings.json"
     now = settings.model_dump(mode="json")
-    if file.exists() and any((out / begun).exists() for begun in BEGUN):
-        refuse_differences(out, "training", _completed(_read_settings(file), type(settings)), now, MAY_CHANGE)
+    if file.exists() and ((out / BEGUN).exists() or (out / TOKENIZER).exists()):
+        before, after = _completed(_read_settings(file), type(settings)), now
+        if not (out / BEGUN).exists():
+            before, after = _of_tokenizer(before), _of_tokenizer(now)
+        refuse_differences(out, "training", before, after, MAY_CHANGE)
     files.write(file, json.dumps(now, indent=2) + "\n")
+
+
+def _of_tokenizer(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings on which a tokenizer depends."""
+    data = settings.get("data")
+    return {"tokenizer": settings.get("tokenizer"), "data.text": data.get("text") if isinstance(data, dict) else data}
 
 
 def _completed(before: dict[str, Any], kind: type[Settings]) -> dict[str, Any]:
