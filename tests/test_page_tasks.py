@@ -151,7 +151,9 @@ def test_a_page_of_one_run_names_its_task_and_shows_its_first_examples(
     name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    folder = measured(place, name)  # the rows of the test before
+    folder = place / f"run-{name}"  # of the test before, if it ran
+    if not folder.exists():
+        measured(place, name)
     page, *_ = write_report([folder], tmp_path / "out")
     text = page.read_text("utf-8")
     title = " ".join(re.sub("<[^>]*>", " ", re.findall("<h1>(.*?)</h1>", text, re.S)[0]).split())

@@ -140,6 +140,14 @@ def test_the_label_of_a_rule_stands_where_nothing_is_drawn(line: Line, middle: f
     assert label.xy[1] == pytest.approx(middle, abs=0.01)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("log_x", [False, True])
+def test_a_rule_beyond_all_lengths_is_on_the_picture(log_x: bool) -> None:
+    axes = Canvas().subplots()
+    line = Line("line", [64.0, 256.0], [3.0, 2.0], 0)
+    draw_on(axes, Figure("a", "x", "y", [line], rules=[Rule("512 (trained)", x=512.0)], log_x=log_x))
+    assert axes.get_xlim()[1] > 512
+
+
 def test_the_picture_shows_lengths_that_failed_and_why(tmp_path: Path) -> None:
     assert "<!-- failed: oom -->" in svg(rows() + failures(500, 600), tmp_path)
     assert "failed" not in svg(rows(), tmp_path)

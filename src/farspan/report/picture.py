@@ -121,12 +121,14 @@ def draw_on(axes: Axes, one: Figure | Heat) -> None:
         axes.axvspan(area.start, area.end, color=area.colour, zorder=0, label=area.label)
     for failed in one.failed:
         _draw_failed(axes, failed)
+    for rule in one.rules:
+        _draw_rule(axes, rule)
     axes.set(xlabel=one.x, ylabel=one.y, title=shorten(one.title, TITLE_CHARACTERS, placeholder=" …"))
     _scale(axes, one)
     if one.span is not None:
         axes.set_ylim(one.span)
     for rule in one.rules:
-        _draw_rule(axes, rule, one.lines)
+        _label_rule(axes, rule, one.lines)
     if one.exp:
         right = axes.secondary_yaxis("right", functions=(lambda y: y, lambda y: y))  # the same height in another unit
         right.yaxis.set_major_locator(MaxNLocator(8))
@@ -192,14 +194,20 @@ def _draw_failed(axes: Axes, failed: Failed) -> None:
         )  # fmt: skip
 
 
-def _draw_rule(axes: Axes, rule: Rule, lines: Sequence[Line]) -> None:
-    look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": "#555555", "ha": "right"}
+def _draw_rule(axes: Axes, rule: Rule) -> None:
     if rule.x is None:
         axes.axhline(rule.y or 0.0, color=NEUTRAL, linestyle=":", linewidth=1.2)
+    else:
+        axes.axvline(rule.x, color=NEUTRAL, linestyle=":", linewidth=1.2)
+
+
+def _label_rule(axes: Axes, rule: Rule, lines: Sequence[Line]) -> None:
+    """Write the text of a rule on axes whose limits are final."""
+    look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": "#555555", "ha": "right"}
+    if rule.x is None:
         across = axes.get_yaxis_transform()
         axes.annotate(rule.text, (0.99, rule.y or 0.0), xycoords=across, xytext=(0, 3), **look)
         return
-    axes.axvline(rule.x, color=NEUTRAL, linestyle=":", linewidth=1.2)
     up = axes.get_xaxis_transform()
     look |= {"rotation": 90, "va": "center", "annotation_clip": True}
     axes.annotate(rule.text, (rule.x, _free_height(axes, rule.x, lines)), xycoords=up, xytext=(-3, 0), **look)
@@ -207,6 +215,7 @@ def _draw_rule(axes: Axes, rule: Rule, lines: Sequence[Line]) -> None:
 
 def _free_height(axes: Axes, x: float, lines: Sequence[Line]) -> float:
     """Return the middle of the largest gap between the lines and points at `x`, as a share of the height."""
+    axes.autoscale_view()  # matplotlib leaves limits to be computed at the first drawing
     to_share = axes.transData + axes.transAxes.inverted()
     here, heights = to_share.transform((x, 0.0))[0], [0.0, 1.0]
     for line in lines:

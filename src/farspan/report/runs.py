@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -263,12 +264,9 @@ def differences_of(titles: Iterable[str]) -> dict[str, str]:
     """Return what distinguishes each of some titles: the parts between commas that are not the same in all. A text and
     its shuffled tokens, such as books and shuffled:books, are called natural and shuffled text."""
     parts = {title: title.split(", ") for title in titles}
-    columns = list(zip(*parts.values(), strict=False))
     if len({len(one) for one in parts.values()}) == 1:
-        differ = [len(set(column)) > 1 for column in columns]
-        parts = {
-            title: [part for part, other in zip(one, differ, strict=True) if other] for title, one in parts.items()
-        }
+        differ = [len(set(column)) > 1 for column in zip(*parts.values(), strict=True)]
+        parts = {title: list(compress(one, differ)) for title, one in parts.items()}
     names = {title: ", ".join(one) for title, one in parts.items()}
     texts = {name.removeprefix("shuffled:") for name in names.values()}
     if len(texts) == 1 and len(set(names.values())) == 2 and texts != {"random"}:

@@ -125,11 +125,11 @@ def refuse_other_settings(out: Path, settings: Settings) -> None:
     out.mkdir(parents=True, exist_ok=True)
     file = out / "settings.json"
     now = settings.model_dump(mode="json")
-    if file.exists() and ((out / BEGUN).exists() or (out / TOKENIZER).exists()):
-        before, after = _completed(_read_settings(file), type(settings)), now
-        if not (out / BEGUN).exists():
-            before, after = _of_tokenizer(before), _of_tokenizer(now)
-        refuse_differences(out, "training", before, after, MAY_CHANGE)
+    begun = (out / BEGUN).exists()
+    if file.exists() and (begun or (out / TOKENIZER).exists()):
+        binding = dict if begun else _of_tokenizer
+        before = _completed(_read_settings(file), type(settings))
+        refuse_differences(out, "training", binding(before), binding(now), MAY_CHANGE)
     files.write(file, json.dumps(now, indent=2) + "\n")
 
 
