@@ -1,10 +1,12 @@
 """Fake servers: the answers of vLLM, SGLang, llama-server and others from a model in this process, and their faults."""
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -138,8 +140,8 @@ def _common(a: list[int], b: list[int]) -> int:
 
 
 @contextmanager
-def serving(fake: Fake) -> Iterator[str]:
-    """Yield the base URL of a fake server on loopback."""
+def serving(fake: Fake, *, certificate: Path | None = None) -> Iterator[str]:
+    """Yield the base URL of a fake server on loopback; `certificate`: a file with it and its key, for https."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -180,9 +182,13 @@ def serving(fake: Fake) -> Iterator[str]:
                 self.close_connection = True
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http{'s' if certificate else ''}://127.0.0.1:{server.server_port}"
     finally:
         fake.closed = True  # also for connections that are still open
         server.shutdown()

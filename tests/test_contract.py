@@ -12,13 +12,13 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from farspan.lm import LM, wrap
 from farspan.methods import METHODS, Composed, Method, method
 from farspan.methods.base import ATTENTION, PASSAGES, ROPE, TEMPERATURE
-from farspan.reader import dense_reader
 
 from tiny import VOCABULARY, tiny_model
 
 ARCHITECTURES = ["llama", "mistral", "gpt_neox", "smollm3", "gemma2"]  # plain; own window; partial; without RoPE; both
 OTHERS = ["qwen2", "qwen3", "phi3", "gemma", "olmo2", "stablelm"]
 READ, ASKED = 52, 18  # tokens
+FULL = method("full")
 
 
 EXAMPLES = [one for kind in METHODS.values() if not kind.own_model for one in kind.examples()]
@@ -68,6 +68,9 @@ def some_ids(rows: int, length: int, seed: int = 0) -> Tensor:
     return torch.randint(1, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
+USUAL = some_ids(2, READ + ASKED)
+
+
 def same(given: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5)
 
@@ -78,8 +81,14 @@ def nats(how: Method, lm: LM, ids: Tensor, chunk: int = 1024) -> Tensor:
         return reader.read(ids[:, :READ]).score(ids[:, READ:]).nats
 
 
-def full_nats(lm: LM, ids: Tensor) -> Tensor:
-    return dense_reader(lm).read(ids[:, :READ]).score(ids[:, READ:]).nats
+_USUAL: dict[tuple[Method, str], Tensor] = {}
+
+
+def usual_nats(how: Method, lm: LM) -> Tensor:
+    """Those of `USUAL`, read once for all tests."""
+    if (how, lm.name) not in _USUAL:
+        _USUAL[how, lm.name] = nats(how, lm, USUAL)
+    return _USUAL[how, lm.name]
 
 
 def state(lm: LM) -> Iterator[Any]:
@@ -105,8 +114,7 @@ def assert_unchanged(before: list[Any], lm: LM) -> None:
 
 @pytest.mark.parametrize(("how", "architecture"), EVERYWHERE, ids=str)
 def test_the_model_is_left_bit_identical_also_after_an_error(how: Method, architecture: str, open_lm: Any) -> None:
-    lm = open_lm(architecture)
-    ids = some_ids(2, READ + ASKED)
+    lm, ids = open_lm(architecture), USUAL
     with torch.no_grad():
         before, logits = list(state(lm)), lm.model(input_ids=ids).logits
     nats(how, lm, ids)
@@ -120,21 +128,21 @@ def test_the_model_is_left_bit_identical_also_after_an_error(how: Method, archit
 
 @pytest.mark.parametrize(("how", "architecture"), NEUTRAL_EVERYWHERE, ids=str)
 def test_at_its_neutral_setting_it_equals_full(how: Method, architecture: str, open_lm: Any) -> None:
-    lm, ids = open_lm(architecture), some_ids(2, READ + ASKED)
-    same(nats(how, lm, ids, chunk=32), full_nats(lm, ids))
+    lm = open_lm(architecture)
+    same(nats(how, lm, USUAL, chunk=32), usual_nats(FULL, lm))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "smollm3"])
 @pytest.mark.parametrize("how", [how for how in ALL if how.neutral(1) != how], ids=str)
 def test_at_any_other_setting_it_does_not(how: Method, architecture: str, open_lm: Any) -> None:
-    lm, ids = open_lm(architecture), some_ids(2, READ + ASKED)
-    assert (nats(how, lm, ids) - full_nats(lm, ids)).abs().max() > 0.01
+    lm = open_lm(architecture)
+    assert (usual_nats(how, lm) - usual_nats(FULL, lm)).abs().max() > 0.01
 
 
 @pytest.mark.parametrize(("how", "architecture"), AND_OTHERS, ids=str)
 def test_the_result_does_not_depend_on_how_the_text_is_cut(how: Method, architecture: str, open_lm: Any) -> None:
-    lm, ids = open_lm(architecture), some_ids(2, READ + ASKED)
-    once = nats(how, lm, ids)
+    lm, ids = open_lm(architecture), USUAL
+    once = usual_nats(how, lm)
     for chunk in (1, 7, 33) if architecture == "llama" and how in FEW else (7, 33):
         same(nats(how, lm, ids, chunk), once)
     with how.on(lm) as reader:
@@ -153,8 +161,8 @@ def test_the_result_does_not_depend_on_how_the_text_is_cut(how: Method, architec
 
 @pytest.mark.parametrize(("how", "architecture"), IN_MODEL, ids=str)
 def test_one_pass_of_the_model_itself_gives_the_same(how: Method, architecture: str, open_lm: Any) -> None:
-    lm, ids = open_lm(architecture), some_ids(2, READ + ASKED)
-    ours = nats(how, lm, ids)
+    lm, ids = open_lm(architecture), USUAL
+    ours = usual_nats(how, lm)
     with how.on(lm), torch.no_grad():
         for cached in (False, True):
             logits = lm.model(input_ids=ids, use_cache=cached).logits[:, READ - 1 : -1].float()
@@ -183,20 +191,18 @@ def test_generation_takes_what_scoring_ranks_first(how: Method, architecture: st
 
 @pytest.mark.parametrize(("how", "architecture"), EVERYWHERE, ids=str)
 def test_nothing_is_known_before_its_time(how: Method, architecture: str, open_lm: Any) -> None:
-    lm, ids = open_lm(architecture), some_ids(2, READ + ASKED)
-    other = ids.clone()
+    lm, other = open_lm(architecture), USUAL.clone()
     other[:, READ + 10 :] = some_ids(2, ASKED - 10, 1)
-    given, changed = nats(how, lm, ids), nats(how, lm, other)
+    given, changed = usual_nats(how, lm), nats(how, lm, other)
     same(changed[:, :10], given[:, :10])
     assert (changed[:, 11:] - given[:, 11:]).abs().min() > 0
 
 
 @pytest.mark.parametrize(("how", "architecture"), EVERYWHERE, ids=str)
 def test_rows_do_not_see_each_other(how: Method, architecture: str, open_lm: Any) -> None:
-    lm, ids = open_lm(architecture), some_ids(2, READ + ASKED)
-    together = nats(how, lm, ids)
+    lm = open_lm(architecture)
     for row in range(2):
-        same(nats(how, lm, ids[row : row + 1]), together[row : row + 1])
+        same(nats(how, lm, USUAL[row : row + 1]), usual_nats(how, lm)[row : row + 1])
 
 
 @pytest.mark.parametrize(("how", "architecture"), EVERYWHERE, ids=str)

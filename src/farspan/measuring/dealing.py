@@ -11,6 +11,7 @@ computes the same dealing.
 """
 
 import heapq
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +19,12 @@ from functools import cached_property
 
 BALANCED = 1.05  # the longest shard over the mean of the work in one piece; no smaller units are tried below that
 WORTH = 0.98  # of the longest shard: smaller units must bring it below that
-SMALLER = 0.8  # the largest unit of one try over that of the try before
-TRIES = 20
+SMALLER = 0.9  # the largest unit of one try over that of the try before
+TRIES = 40
 LONG = 32_768  # length from which on a repeat may be cut
 BANDS = 4
+LARGER = 1.05  # a largest band that cannot be had, over the one tried before
 REREAD = 2.0  # cost of a repeat in bands, at most, over its cost in one piece
-BISECTIONS = 40
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,50 +55,32 @@ class Cell:
         """Return the cost of the lengths from one to another, both included, after reading the text from its begin."""
         return self.alone[last] + self._scored[last] - self._scored[first]
 
-    def bands(self, count: int) -> Sequence[tuple[int, int, float]]:
-        """Return at most `count` bands of lengths: the first, the one after the last, and the share of a repeat's cost.
+    def bands(self, largest: float) -> Sequence[tuple[int, int, float]]:
+        """Return bands of lengths: the first, the one after the last, and the share of a repeat's cost.
 
-        Their longest is as short as possible; there are fewer if the text would be read again too often.
+        Each costs at most `largest`, or as little more as BANDS and REREAD allow.
         """
-        if count not in self._known:
-            self._known[count] = self._banded(count)
-        return self._known[count]
-
-    @cached_property
-    def _known(self) -> dict[int, list[tuple[int, int, float]]]:
-        return {}
-
-    def _banded(self, count: int) -> list[tuple[int, int, float]]:
-        end = len(self.lengths)
-        short = sum(length <= LONG for length in self.lengths)
-        whole = [(0, end, 1.0)]
-        if not self.alone or not self.up_to[-1] or short == end:
+        whole = [(0, len(self.lengths), 1.0)]
+        if not self.alone or not self.up_to[-1]:
             return whole
-        for most in range(count, 1, -1):
-            low, high, found = 0.0, self.up_to[-1], list[tuple[int, int]]()
-            for _ in range(BISECTIONS):
-                middle = (low + high) / 2
-                tried = self._cut(middle, short)
-                if len(tried) <= most and max(self._band(a, b - 1) for a, b in tried) <= middle:
-                    high, found = middle, tried
-                else:
-                    low = middle
-            shares = [(a, b, self._band(a, b - 1) / self.up_to[-1]) for a, b in found]
-            if len(shares) > 1 and sum(share for *_, share in shares) <= REREAD:
-                return shares
+        while largest < self.up_to[-1]:
+            found = self._cut(largest)
+            if len(found) <= BANDS and sum(share for *_, share in found) <= REREAD:
+                return found
+            largest *= LARGER
         return whole
 
-    def _cut(self, cost: float, short: int) -> list[tuple[int, int]]:
+    def _cut(self, largest: float) -> list[tuple[int, int, float]]:
         """Return bands of at most this cost, the longest lengths first; one length and all short ones are never cut."""
-        bands = []
-        end = len(self.lengths)
+        short = sum(length <= LONG for length in self.lengths)
+        bands, end = [], len(self.lengths)
         while end > 0:
             first = end - 1
-            while first > 0 and self._band(first - 1, end - 1) <= cost:
+            while first > 0 and self._band(first - 1, end - 1) <= largest:
                 first -= 1
             if first < max(1, short):
                 first = 0
-            bands.append((first, end))
+            bands.append((first, end, self._band(first, end - 1) / self.up_to[-1]))
             end = first
         return bands
 
@@ -139,9 +122,10 @@ class Dealing:
 def deal(cells: Sequence[Cell], count: int) -> Dealing:
     """Deal the cells to `count` shards, in units as large as balance allows."""
     mean = sum(cell.flops for cell in cells) / count
+    largest = max([mean, *(max(cell.repeats, default=0.0) for cell in cells)])  # no repeat is cut at first
     best: Dealing | None = None
-    for number in range(TRIES):
-        dealing = _longest_first(cells, _units(cells, mean * SMALLER**number), count)
+    for cut, number in itertools.product((False, True), range(TRIES)):
+        dealing = _longest_first(cells, _units(cells, largest * SMALLER**number, cut=cut), count)
         if best is None or dealing.longest < WORTH * best.longest:
             best = dealing
         if best.longest <= BALANCED * mean:
@@ -150,16 +134,13 @@ def deal(cells: Sequence[Cell], count: int) -> Dealing:
     return best
 
 
-def _units(cells: Sequence[Cell], largest: float) -> list[Unit]:
-    """Return units that cost no more than `largest` where a cell can be cut that far."""
+def _units(cells: Sequence[Cell], largest: float, *, cut: bool) -> list[Unit]:
+    """Return units that cost no more than `largest` where a cell can be divided that far; `cut`: also into bands."""
     units = []
     for number, cell in enumerate(cells):
         repeats, lengths = len(cell.repeats), (0, len(cell.lengths))
-        pieces = math.ceil(cell.flops / largest) if largest and cell.divisible else 1
-        groups = max(1, min(pieces, repeats))
-        bands: Sequence[tuple[int, int, float]] = [(*lengths, 1.0)]
-        if groups == repeats and cell.repeats:
-            bands = cell.bands(min(BANDS, math.ceil(pieces / repeats)))
+        groups = max(1, min(math.ceil(cell.flops / largest), repeats)) if largest and cell.divisible else 1
+        bands = cell.bands(largest) if cut and groups == repeats and cell.divisible else [(*lengths, 1.0)]
         for group in range(groups):
             first, end = repeats * group // groups, repeats * (group + 1) // groups
             flops = sum(cell.repeats[first:end])

@@ -81,7 +81,9 @@ class Client:
         key = next((os.environ[name] for name in KEYS if os.environ.get(name)), None)
         self._requests: Any = optional_import("requests", "served")
         self._session = self._requests.Session()
-        self._session.trust_env = not local  # a proxy cannot reach this machine's own addresses
+        if local:  # a proxy cannot reach this machine's own addresses
+            self._session.trust_env = False
+            self._session.verify = os.environ.get("REQUESTS_CA_BUNDLE") or True
         self._session.headers.update({"Authorization": f"Bearer {key}"} if key else {})
 
     def get(self, path: str) -> Any:
