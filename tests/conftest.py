@@ -21,6 +21,16 @@ jaxtyping.install_import_hook(
     + [f"farspan.stats.{name}" for name in STATS],
     "beartype.beartype",
 )
+DECORATE = jaxtyping.jaxtyped
+
+
+def jaxtyped(**options: Any) -> Callable[[Any], Any]:
+    """Functions in functions, which are decorated again at each call, stay as they are where shapes are not checked."""
+    decorated = DECORATE(**options)
+    return lambda one: one if jaxtyping.config.jaxtyping_disable and "<locals>" in one.__qualname__ else decorated(one)
+
+
+jaxtyping.jaxtyped = jaxtyped
 
 import accelerate.utils.memory
 import huggingface_hub.constants

@@ -400,15 +400,23 @@ def test_a_plan_says_what_would_be_trained_and_trains_nothing(settings: Make, tm
     assert (done.exit_code, "optimizer.warmup_steps = 13 and a decay" in done.output) == (2, True)
 
 
-def test_the_preset_that_remembers_is_the_recipe_that_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = CONFIGS.parent / "benchmarks" / "smt_extend.py"
+@pytest.mark.parametrize(
+    ("config", "script", "recipe"),
+    [("smt-memory", "smt_extend", "yarn-repeat"), ("smt-decoys", "memory_recipes", "yarn-decoys")],
+)
+def test_a_config_of_a_recipe_is_what_was_measured(
+    config: str, script: str, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = CONFIGS.parent / "benchmarks" / f"{script}.py"
     monkeypatch.syspath_prepend(path.parent)  # as for a script that is run: its neighbours can be imported
-    names = {name: value for name, value in runpy.run_path(str(path)).items() if name in ("RECIPES", "COMMON")}
-    overrides = [*names["COMMON"], *names["RECIPES"]["yarn-repeat"], "out='?'", "trainer.steps=300"]
-    recipe = read_config(CONFIGS / "smt-demo.toml", SmtSettings, [*overrides, "optimizer.warmup_steps=30"])
-    preset = read_config(CONFIGS / "smt-memory.toml", SmtSettings, ["out='?'", "watch.every=0"])
-    assert preset.model_copy(update={"trainer": recipe.trainer}) == recipe
-    assert preset.trainer.model_copy(update={"attention": "eager"}) == recipe.trainer
+    names = runpy.run_path(str(path))
+    own = names["RECIPES"][recipe]
+    overrides = [*names["COMMON"], *(own[0] if isinstance(own[0], tuple) else own), "out='?'", "trainer.steps=300"]
+    expected = read_config(CONFIGS / "smt-demo.toml", SmtSettings, [*overrides, "optimizer.warmup_steps=30"])
+    given = read_config(CONFIGS / f"{config}.toml", SmtSettings, ["out='?'", "watch.every=0"])
+    left_to_the_machine = {"attention": expected.trainer.attention, "save_every": expected.trainer.save_every}
+    trainer = given.trainer.model_copy(update=left_to_the_machine)
+    assert given.model_copy(update={"trainer": trainer}) == expected
 
 
 @pytest.mark.parametrize("family", ["bloom", "mamba"])
