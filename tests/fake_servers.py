@@ -1,8 +1,10 @@
 """Fake servers: the answers of vLLM, SGLang, llama-server and others from a model in this process, and their faults."""
 
 import json
+import math
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,7 +26,9 @@ class Fake:
         self.seen: list[list[int]] = []  # prompts in the prefix cache
         self.known: dict[tuple[int, ...], torch.Tensor] = {}  # logits of prompts
         self.lock = threading.Lock()
+        self.at_once = self.most_at_once = 0  # requests
         self.failures = faults.get("failures", 0)
+        self.failing_after: float = faults.get("failing_after", math.inf)  # requests
         self.closed = False
 
     def cached(self, prompt: list[int], salt: str = "") -> int:
@@ -35,7 +39,12 @@ class Fake:
         return max(0, min(longest, len(prompt) - 1))
 
     def logits(self, prompt: list[int]) -> torch.Tensor:
-        if (key := tuple(prompt)) not in self.known:
+        if (key := tuple(prompt)) not in self.known and self.faults.get("words"):  # the same ones, again and again
+            words = self.lm.tokenizer(" the lazy dog jumps over the quick fox", add_special_tokens=False)["input_ids"]
+            after = dict(zip(words, [*words[1:], words[0]], strict=True))
+            likeliest = torch.tensor([after.get(one, words[0]) for one in prompt])
+            self.known[key] = torch.nn.functional.one_hot(likeliest, self.lm.vocabulary).float().log_softmax(-1)
+        if key not in self.known:
             with torch.no_grad():
                 self.known[key] = self.lm.model(input_ids=torch.tensor([prompt])).logits[0].float().log_softmax(-1)
         return self.known[key]
@@ -46,7 +55,8 @@ class Fake:
             about = {"id": MODEL, "max_model_len": self.limit} if self.engine == "vLLM" else {"id": MODEL}
             if self.engine == "llama-server":
                 about["meta"] = {"n_vocab": self.faults.get("n_vocab", self.lm.vocabulary)}
-            return 200, {"object": "list", "data": [about] * self.faults.get("models", 1)}
+            others = [{"id": f"{MODEL}-{number}"} for number in range(1, self.faults.get("models", 1))]
+            return 200, {"object": "list", "data": [about, *others]}
         if path == "/props" and self.engine == "llama-server":
             return 200, {"default_generation_settings": {"n_ctx": self.limit}}
         if path == "/get_server_info" and self.engine == "SGLang":
@@ -55,41 +65,56 @@ class Fake:
             ids = self.lm.tokenizer(body.get("prompt") or body.get("content"), add_special_tokens=False)["input_ids"]
             return 200, {"tokens": [(id + self.faults.get("shift", 0)) % self.lm.vocabulary for id in ids]}
         if self.engine == "vLLM" and path == "/v1/completions":
-            return 200, self.vllm(body)
+            return self.vllm(body)
         if self.engine == "SGLang" and path == "/generate":
             return 200, self.sglang(body)
         if self.engine == "llama-server" and path == "/completion":
             return 200, self.llama(body)
-        if self.engine in ("completions", "llama-server") and path == "/v1/completions":
-            return 200, self.completions(body)
+        if self.engine in ("completions", "text", "llama-server") and path == "/v1/completions":
+            return self.completions(body)
         if self.engine == "chat" and path == "/v1/chat/completions":
             return 400, {"error": {"message": "messages: field required"}}
         return 404, {"error": {"message": f"no {path}"}}
 
-    def vllm(self, body: dict[str, Any]) -> dict[str, Any]:
+    def vllm(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         prompt = body["prompt"]
-        cached = self.cached(prompt, body.get("cache_salt", "")) // BLOCK * BLOCK if self.faults.get("forced") else 0
+        if len(prompt) + body["max_tokens"] > self.faults.get("refused_above", self.limit):
+            error = f"This model's maximum context length is {self.limit} tokens. However, you requested more."
+            return 400, {"error": {"message": error, "type": "BadRequestError"}}
+        cached = 0
+        if salt := self.faults.get("forced"):  # reads its cache where log-probabilities are asked for, too
+            cached = self.cached(prompt, "" if salt == "unsalted" else body.get("cache_salt", "")) // BLOCK * BLOCK
         found = self.logits(prompt)
         entries: list[Any] = [None]
         for i, token in enumerate(prompt[1:]):
             if i + 1 < cached:  # what its memory held
                 entries.append({str(token): {"logprob": -1000.0 * torch.rand(()).item(), "rank": 1}})
                 continue
-            value, best = float(found[i, token]), int(found[i].argmax())
-            rank = int((found[i] > found[i, token]).sum()) + 1
+            best = found[i].topk(body.get("prompt_logprobs") or 1)
+            entries.append({str(int(one)): {"logprob": float(found[i, one]), "rank": 1} for one in best.indices})
+            rank = int((found[i] >= found[i, token]).sum())  # of tied ones, the last
             named = token if not self.faults.get("other_ids") else token + 1
-            entries.append({str(best): {"logprob": float(found[i].max()), "rank": 1}})
-            entries[-1][str(named)] = {"logprob": value, "rank": rank}
+            entries[-1][str(named)] = {"logprob": float(found[i, token]), "rank": rank}
         if self.faults.get("echo") == "ignored":
             entries = entries[-1:]
         new = self.new(prompt, body)
-        choice = {"text": "", "prompt_logprobs": entries, "token_ids": new}
+        choice = {"text": self.text(prompt, new), "prompt_logprobs": entries, "token_ids": new}
         if not body.get("prompt_logprobs"):
             del choice["prompt_logprobs"]
+        if self.faults.get("no_ids"):
+            del choice["token_ids"]
+        if body.get("echo"):
+            scores = [float(found[i, token]) for i, token in enumerate(prompt[1:])]
+            choice["logprobs"] = {"token_logprobs": [None, *scores]}
         usage: dict[str, Any] = {"prompt_tokens": len(prompt)}
         if not self.faults.get("silent"):
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
-        return {"choices": [choice], "usage": usage}
+        return 200, {"choices": [choice], "usage": usage}
+
+    def text(self, prompt: list[int], new: list[int]) -> str:
+        decode = self.lm.tokenizer.decode
+        shifted = [(one + self.faults.get("other_words", 0)) % self.lm.vocabulary for one in new]
+        return str(decode([prompt[-1], *shifted])[len(decode([prompt[-1]])) :])
 
     def new(self, prompt: list[int], body: dict[str, Any]) -> list[int]:
         tokens = list(prompt)
@@ -111,11 +136,11 @@ class Fake:
             top: list[Any] = [None]
             for i in range(first + 1, len(prompt)):
                 entries.append([float(found[i - 1, prompt[i]]), prompt[i] + self.faults.get("other_ids", 0), None])
-                best = int(found[i - 1].argmax())
-                top.append([[float(found[i - 1, best]), best, None]])
+                best = found[i - 1].topk(body["top_logprobs_num"])
+                top.append([[float(value), int(id), None] for value, id in zip(*best, strict=True)])
             meta |= {"input_token_logprobs": entries, "input_top_logprobs": top}
         new = self.new(prompt, {"max_tokens": body["sampling_params"]["max_new_tokens"], **body["sampling_params"]})
-        return {"text": "", "output_ids": new, "meta_info": meta}
+        return {"text": self.text(prompt, new), "output_ids": new, "meta_info": meta}
 
     def llama(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt = body["prompt"]
@@ -123,16 +148,24 @@ class Fake:
         top = [{"id": int(i), "logprob": float(found[i])} for i in found.topk(body.get("n_probs", 0)).indices]
         probabilities = {"completion_probabilities": [{"id": top[0]["id"], "top_logprobs": top}]} if top else {}
         timings = {"prompt_n": len(prompt) - cached, "cache_n": cached}
-        return {"content": "", "tokens": self.new(prompt, body), "timings": timings, **probabilities}
-
-    def completions(self, body: dict[str, Any]) -> dict[str, Any]:
-        prompt, decode = body["prompt"], self.lm.tokenizer.decode
         new = self.new(prompt, body)
-        text = decode([prompt[-1], *new])[len(decode([prompt[-1]])) :]
-        choice = {"text": text}
+        answer = {"content": self.text(prompt, new), "tokens": new, "timings": timings, **probabilities}
+        if self.faults.get("no_ids"):
+            del answer["tokens"]
+        return answer
+
+    def completions(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        prompt = body["prompt"]
+        if self.engine == "text" and not isinstance(prompt, str):
+            return 422, {"error": "prompt: invalid type: sequence, expected a string"}
+        if isinstance(prompt, str):
+            prompt = self.lm.tokenizer(prompt)["input_ids"]
+        new = self.new(prompt, body)
+        text = self.text(prompt, new)
+        choice: dict[str, Any] = {"text": text.strip() if self.faults.get("strips") else text}
         if self.faults.get("named_ids"):
             choice["logprobs"] = {"tokens": [f"token_id:{new[0]}"], "top_logprobs": [{}]}
-        return {"choices": [choice], "usage": {"prompt_tokens": len(prompt)}}
+        return 200, {"choices": [choice], "usage": {"prompt_tokens": len(prompt)}}
 
 
 def _common(a: list[int], b: list[int]) -> int:
@@ -158,12 +191,18 @@ def serving(fake: Fake, *, certificate: Path | None = None) -> Iterator[str]:
 
         def reply(self, body: dict[str, Any]) -> None:
             with fake.lock:
+                fake.at_once += 1
+                fake.most_at_once = max(fake.most_at_once, fake.at_once)
+            time.sleep(fake.faults.get("slow", 0.0))
+            with fake.lock:
+                fake.at_once -= 1
                 if fake.closed:
                     self.close_connection = True
                     return
                 fake.requests.append((self.path, body, dict(self.headers)))
-                if fake.failures and self.path not in ("/v1/models",):
-                    fake.failures -= 1
+                late = len(fake.requests) > fake.failing_after
+                if (fake.failures or late) and self.path not in ("/v1/models",):
+                    fake.failures -= not late
                     status, found = fake.faults.get("failure", (429, {"error": "too many requests"}))
                 elif "page" in fake.faults:
                     status, found = fake.faults["page"]

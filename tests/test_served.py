@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import torch
 from fake_servers import MODEL, Fake, serving
 from typer.testing import CliRunner
@@ -19,7 +21,7 @@ from farspan.lm import LM, Load
 from farspan.lm import load as load_model
 from farspan.methods import method
 from farspan.reader import dense_reader
-from farspan.reader.served import ServerError
+from farspan.reader.served import ServerError, client
 from farspan.reader.served.client import Client
 from farspan.record import read_rows
 
@@ -61,6 +63,7 @@ def asked(fake: Fake) -> int:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_hits_and_nats_are_those_of_this_process(engine: str, own: LM, folder: Path, ids: torch.Tensor) -> None:
     text, more = ids[:, :40], torch.cat([ids[:, 40:], ids[:, :20]])
+    more[0, 7:15] = dense_reader(own).read(text).generate(more[:1, :7], 8)[0]  # so that there are hits
     expected = dense_reader(own).read(text).score(more, slice(5, None))
     greedy = dense_reader(own).read(text).generate(ids[:, 40:45], 6)[0].tolist()
     with serving(Fake(engine, own)) as url:
@@ -71,6 +74,7 @@ def test_hits_and_nats_are_those_of_this_process(engine: str, own: LM, folder: P
             new = memory.generate(ids[:, 40:45], 6)[0].tolist()
     assert lm.name == f"{MODEL} ({engine})"
     assert torch.equal(scores.rank == 0, expected.rank == 0)
+    assert int((scores.rank == 0).sum()) >= 7
     known = scores.nats.isfinite()
     torch.testing.assert_close(scores.nats[known], expected.nats[known], rtol=1e-4, atol=1e-4)
     assert bool(known.all()) == (engine in ("vLLM", "SGLang")) == reader.gives_nats
@@ -143,7 +147,7 @@ def test_a_busy_server_is_asked_again(failure: Any, own: LM, folder: Path, ids: 
         scores = lm.own_reader().read(ids[:, :40]).score(ids[:, 40:])
     torch.testing.assert_close(scores.nats, expected.nats, rtol=1e-4, atol=1e-4)
     assert asked(fake) == before + 3
-    assert lm.usage()["requests"] == 1
+    assert lm.client.take().requests == 1
     identities = [headers["X-Request-Id"] for *_, headers in fake.requests]
     assert len(set(identities)) == len(identities)
 
@@ -175,11 +179,14 @@ FAULTS = {
     "ids": ("vLLM", {"other_ids": 1}, "answered about another token than"),
     "ids of SGLang": ("SGLang", {"other_ids": 1}, "answered about token"),
     "tokenizer": ("vLLM", {"shift": 1}, "does not match the server's: a sentence is"),
+    "tokenizer, not asked": ("SGLang", {"words": 1, "other_words": 1}, "does not match the server's: new tokens are"),
+    "spaces": ("completions", {"words": 1, "strips": 1}, "cannot be told from their text"),
     "vocabulary": ("llama-server", {"n_vocab": 100}, "289 entries, the model on .* only 100"),
-    "several models": ("vLLM", {"models": 2}, r"serves tiny, tiny: name one \(--served-model\)"),
+    "several models": ("vLLM", {"models": 2}, r"serves tiny, tiny-1: name one \(--served-model\)"),
     "chat": ("chat", {}, "serves chats only"),
     "HTML": ("vLLM", {"page": (200, "<html>hello</html>")}, "a page of HTML: is .* an inference server"),
-    "wrong path": ("nothing", {}, "cannot score tokens. vLLM: .*404: no /v1/completions"),
+    "wrong path": ("vLLM", {"page": (404, "not found")}, "lists no models: is it the server's base URL"),
+    "no completions": ("nothing", {}, "cannot score tokens. vLLM: .*404: no /v1/completions"),
     "no key": ("vLLM", {"page": (401, {"error": {"message": "no key"}})}, "answers 401: no key"),
 }
 
@@ -197,7 +204,8 @@ def test_a_server_that_cannot_be_measured_is_refused(
     ("url", "message"),
     [
         ("http://example.com:8000", r"unencrypted to another machine: use https, or allow it \(--insecure\)"),
-        ("ftp://127.0.0.1", "is no address"),
+        ("http://127.example.com:8000", r"unencrypted to another machine"),
+        ("ftp://127.0.0.1", "is not an address"),
         ("http://user:secret@127.0.0.1", "holds a password: remove it, and set FARSPAN_API_KEY"),
         ("http://127.0.0.1:9", r"no answer from http://127.0.0.1:9 .*is it running"),
     ],
@@ -248,8 +256,176 @@ def test_the_key_is_sent_and_never_recorded(
     with serving(fake) as url:
         lm = served(url, tokenizer=str(folder))
         run = measure([lm], tasks=["curve"], lengths=[32], repeats=2, text=text, out=tmp_path / "run").folder
+    (tmp_path / "netrc").write_text("machine example.com login user password other")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    session = Client("https://example.com")._session
+    request = session.prepare_request(requests.Request("GET", "https://example.com"))
+    assert request.headers["Authorization"] == "Bearer sesame"
     assert {headers["Authorization"] for *_, headers in fake.requests} == {"Bearer sesame"}
     assert not any("sesame" in path.read_text() for path in run.glob("*.json*"))
+
+
+def test_of_tied_tokens_the_first_is_the_hit(folder: Path, ids: torch.Tensor) -> None:
+    own = load_model(folder)
+    own.model.lm_head.weight = torch.nn.Parameter(own.model.lm_head.weight.detach().clone())
+    own.model.lm_head.weight.data[1::2] = own.model.lm_head.weight.data[::2]  # each logit twice
+    text = ids[:, :40]
+    first = dense_reader(own).read(text).generate(ids[:, 40:41], 8)[0]
+    for more, hits in ((first, 8), (first ^ 1, 0)):  # the other of the two
+        more = torch.cat([ids[:, 40:41], more[None]], 1)
+        expected = dense_reader(own).read(text).score(more, slice(1, 2))
+        assert int((expected.rank == 0).sum()) == min(hits, 1)
+        for engine in ("vLLM", "SGLang"):
+            with serving(Fake(engine, own)) as url:
+                scores = served(url, tokenizer=str(folder)).own_reader().read(text).score(more, slice(1, 2))
+            assert torch.equal(scores.rank == 0, expected.rank == 0)
+
+
+def test_a_server_that_takes_text_only_is_sent_text(own: LM, folder: Path, text: str) -> None:
+    ids = own.tokenizer(Path(text).read_text()[:400], return_tensors="pt")["input_ids"]
+    expected = dense_reader(own).read(ids[:, :40]).score(ids[:, 40:80])
+    with serving(Fake("text", own)) as url:
+        reader = served(url, tokenizer=str(folder)).own_reader()
+        scores = reader.read(ids[:, :40]).score(ids[:, 40:80])
+        letters = torch.tensor([own.tokenizer.convert_tokens_to_ids(list("fox"))])
+        as_letters = reader.read(torch.cat([ids[:, :37], letters], 1)).score(ids[:, 40:80])
+    known = ~scores.failed
+    assert int(known.sum()) > 20
+    assert torch.equal((scores.rank == 0)[known], (expected.rank == 0)[known])
+    assert bool(as_letters.failed.all())  # no text has these tokens
+
+
+def test_as_many_requests_as_allowed_are_sent_at_once(own: LM, folder: Path, ids: torch.Tensor) -> None:
+    for engine, given, most in (("completions", 3, 3), ("llama-server", 2, 2), ("llama-server", None, 1)):
+        fake = Fake(engine, own, slow=0.01)
+        with serving(fake) as url:
+            lm = served(url, tokenizer=str(folder), concurrency=given)
+            lm.own_reader().read(ids[:, :40]).score(ids[:, 40:])
+        assert fake.most_at_once == most
+
+
+def test_answers_that_take_too_long_are_asked_for_again(
+    own: LM, folder: Path, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake("vLLM", own)
+    with serving(fake) as url:
+        lm = served(url, tokenizer=str(folder), wait=0.3)
+        monkeypatch.setattr(client, "TIMEOUTS", (1.0, 0.5))  # longer than servers are waited for
+        fake.faults["slow"] = 0.8
+        threading.Timer(0.4, fake.faults.pop, ("slow",)).start()
+        scores = lm.own_reader().read(ids[:, :40]).score(ids[:, 40:])
+    assert bool(scores.nats.isfinite().all())
+
+
+def test_rows_of_one_text_are_asked_for_together_in_ascending_length(
+    own: LM, folder: Path, text: str, tmp_path: Path
+) -> None:
+    fake = Fake("vLLM", own)
+    with serving(fake) as url:
+        lm = served(url, tokenizer=str(folder))
+        fake.requests.clear()
+        given: dict[str, Any] = {"lengths": [16, 32, 64], "repeats": 3, "text": text}
+        rows = measure([lm], tasks=["curve:protocol=probe,warmup=4,scored=4"], **given, out=tmp_path / "run").rows
+    prompts = [body["prompt"] for path, body, _ in fake.requests if path == "/v1/completions"]
+    assert len(prompts) == 3 * 3 * 2
+    for first in range(0, len(prompts), 6):
+        lengths = [len(one) for one in prompts[first : first + 6]]
+        assert lengths == sorted(lengths)
+        assert len({tuple(one[:17]) for one in prompts[first : first + 6]}) == 1
+    begins = {row.reading["request_id"] for row in rows}
+    assert len(begins) == len(rows)
+    assert {headers["X-Request-Id"].partition("-")[0] for *_, headers in fake.requests} == begins
+
+
+@pytest.mark.parametrize("command", [["curve"], ["compare", "--task", "curve"]])
+def test_a_server_that_stays_away_ends_the_command_and_a_repeated_one_asks_for_the_rest(
+    command: list[str], own: LM, folder: Path, text: str, tmp_path: Path, runner: CliRunner
+) -> None:
+    name, *task = command
+    fake = Fake("vLLM", own, failure=(503, {"error": "gone"}))
+    with serving(fake) as url:
+        given = ["--tokenizer", str(folder), "--text", text, "--repeats", "4", "--lengths", "16,32", "--wait", "0"]
+        line = [name, url, *given, *task, "--out", str(tmp_path / "run")]
+        fake.failing_after = 10
+        done = runner.invoke(app, line)
+        assert done.exit_code == 2, done.output
+        assert "answers 503: gone" in done.output
+        there = [row for row in read_rows(tmp_path / "run") if row.status == "ok"]
+        assert there == read_rows(tmp_path / "run")
+        assert 0 < len(there) < 8
+        fake.failing_after = math.inf
+        before = asked(fake)
+        done = runner.invoke(app, line)
+        assert done.exit_code == 0, done.output
+        assert asked(fake) == before + 2 + 2 * (8 - len(there))  # the probe, and copy and control of each row
+    assert len(read_rows(tmp_path / "run")) == 8
+
+
+def test_a_text_that_the_server_refuses_as_too_long_is_a_row(own: LM, folder: Path, text: str, tmp_path: Path) -> None:
+    with serving(Fake("vLLM", own, refused_above=100)) as url:
+        lm = served(url, tokenizer=str(folder))
+        rows = measure([lm], tasks=["curve"], lengths=[32, 64, 80], repeats=2, text=text, out=tmp_path / "run").rows
+    assert {(row.length, row.status) for row in rows} == {(32, "ok"), (64, "too_long"), (80, "too_long")}
+    assert "maximum context length" in rows[-1].reason
+
+
+@pytest.mark.parametrize("engine", ["vLLM", "llama-server"])
+def test_a_server_without_ids_of_new_tokens_is_asked_in_another_way(
+    engine: str, own: LM, folder: Path, ids: torch.Tensor
+) -> None:
+    with serving(Fake(engine, own, no_ids=1)) as url:
+        lm = served(url, tokenizer=str(folder))
+        memory = lm.own_reader().read(ids[:, :40])
+        assert int((~memory.score(ids[:, 40:]).failed).sum()) > 0
+        if engine == "vLLM":
+            with pytest.raises(ServerError, match="returns no ids of new tokens"):
+                memory.generate(ids[:, 40:45], 6)
+    assert lm.identity["attention"] == ("prompt_logprobs" if engine == "vLLM" else "one_token")
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_tokens_from_the_cache_are_recorded_where_they_are_reported(
+    silent: bool, own: LM, folder: Path, text: str, tmp_path: Path
+) -> None:
+    with serving(Fake("vLLM", own, silent=silent)) as url:
+        lm = served(url, tokenizer=str(folder))
+        (row, *_) = measure([lm], tasks=["curve"], lengths=[32], repeats=2, text=text, out=tmp_path / "run").rows
+    assert ("cached_tokens" in row.reading) == (not silent)
+    assert row.reading["requests"] == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "recall --length 64 --warmup 8 --scored 8",
+        "perplexity --lengths 300",
+        "task passkey --lengths 300",
+        "task needle --lengths 600",
+    ],
+)
+def test_every_command_that_measures_takes_a_server(
+    command: str, own: LM, folder: Path, text: str, tmp_path: Path, runner: CliRunner
+) -> None:
+    with serving(Fake("vLLM", own, limit=1024, models=2)) as url:
+        given = ["--base-url", url, "--served-model", MODEL, "--tokenizer", str(folder), "--repeats", "2"]
+        done = runner.invoke(app, [*command.split(), *given, "--text", text, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert "tiny (vLLM) is asked through prompt_logprobs: one request scores all tokens" in " ".join(
+        done.output.split()
+    )
+
+
+@pytest.mark.parametrize(("engine", "faults", "message"), FAULTS.values(), ids=FAULTS)
+def test_a_command_says_in_one_line_why_a_server_cannot_be_measured(
+    engine: str, faults: dict[str, Any], message: str, own: LM, folder: Path, text: str, runner: CliRunner
+) -> None:
+    with serving(Fake(engine, own, **faults)) as url:
+        done = runner.invoke(
+            app, ["curve", url, "--tokenizer", str(folder), "--text", text, "--lengths", "16", "--wait", "0"]
+        )
+    assert done.exit_code == 2
+    assert re.search(message, " ".join(done.output.split()))
+    assert "Traceback" not in done.output, done.output[-1500:]
 
 
 def test_a_proxy_is_not_asked_for_this_machine(own: LM, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +439,9 @@ def test_more_tokens_than_the_server_takes_are_a_row(own: LM, folder: Path, text
         lm = served(url, tokenizer=str(folder))
         rows = measure([lm], tasks=["curve"], lengths=[32, 64], repeats=2, text=text, out=tmp_path / "run").rows
     assert {(row.length, row.status) for row in rows} == {(32, "ok"), (64, "too_long")}
-    assert "the model has 99 positions" in next(row.reason for row in rows if row.status == "too_long")
+    assert "needs 130 tokens, and one more is written; the server takes 100" in next(
+        row.reason for row in rows if row.status == "too_long"
+    )
 
 
 @pytest.fixture
@@ -282,7 +460,7 @@ def test_the_command_line_measures_compares_and_resumes(
         assert done.exit_code == 0, done.output
         before = asked(fake)
         assert runner.invoke(app, ["curve", url, *common]).exit_code == 0
-        assert asked(fake) == before + 1  # the probe: all rows are there
+        assert asked(fake) == before + 2  # the probe, and whether the tokenizer is the server's: all rows are there
         task = ["--task", "curve", "--lengths", "16", "--out", str(tmp_path / "both"), *given]
         both = runner.invoke(app, ["compare", str(folder), "--base-url", url, *task])
         assert both.exit_code == 0, both.output
@@ -325,7 +503,7 @@ def test_a_server_that_dies_and_returns_is_waited_for(own: LM, folder: Path, ids
         threading.Timer(0.6, setattr, (fake, "closed", False)).start()
         scores = lm.own_reader().read(ids[:, :40]).score(ids[:, 40:])
     assert bool(scores.nats.isfinite().all())
-    assert lm.usage()["requests"] == 1
+    assert lm.client.take().requests == 1
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -346,7 +524,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_server(
 
 
 def test_the_doctor_finds_leftovers_at_cached_positions(own: LM, folder: Path, text: str, runner: CliRunner) -> None:
-    with serving(Fake("vLLM", own, forced=True, silent=True)) as url:
+    with serving(Fake("vLLM", own, forced="unsalted", silent=True)) as url:
         done = runner.invoke(app, ["doctor", url, "--tokenizer", str(folder), "--text", text, "--json"])
     assert done.exit_code == 1
     checks = {one["name"]: one["passed"] for one in json.loads(done.output.splitlines()[-1])["checks"]}

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from farspan.cli import app
 from farspan.demo import run_demo
 from farspan.lm import LM, wrap
-from farspan.measuring import sharding
+from farspan.measuring import dealing, sharding
 from farspan.measuring.dealing import BANDS, LONG, REREAD, Cell, deal
 from farspan.measuring.grid import measure
 from farspan.measuring.loop import Watch
@@ -266,6 +266,23 @@ def test_shards_give_the_rows_of_one_process(two: list[LM], text: str, tmp_path:
     headers = [read_header(tmp_path / name) for name in ("whole", "parts")]
     assert list(headers[0]["models"]) == list(headers[1]["models"]) == ["tiny-llama", "tiny-other"]
     assert [one["shard"] for one in headers[1]["sessions"]] == [[number, count] for number in range(count, 0, -1)]
+
+
+def test_bands_of_lengths_give_the_rows_of_one_process(
+    lm: LM, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (dealing, sharding):
+        monkeypatch.setattr(module, "LONG", 16)
+    asked: dict[str, Any] = {"lengths": (16, 32, 64, 96), "repeats": 2}
+    whole = run([lm], text, tmp_path / "whole", **asked)
+    parts = [run([lm], text, tmp_path / "parts", (number, 24), **asked) for number in range(1, 25)]
+    assert contents(parts[-1].rows) == contents(whole.rows)
+    of = Counter[tuple[str, str, str]]()  # the files that hold lengths of an example
+    for path in (tmp_path / "parts").glob("rows*.jsonl"):
+        of.update(
+            {(row["method"], row["task"], row["example"]) for row in map(json.loads, path.read_text().splitlines())}
+        )
+    assert max(of.values()) > 1
 
 
 def test_a_shard_returns_what_the_others_still_have_to_measure(two: list[LM], text: str, tmp_path: Path) -> None:

@@ -104,6 +104,16 @@ class LM:
         return per_token * num_tokens + attention + per_scored * num_scored
 
     @property
+    def limit(self) -> str:
+        """The most tokens that can be read, in words."""
+        return f"the model has {self.position_limit:,} positions"
+
+    @property
+    def how_asked(self) -> str:
+        """How a model on a server is asked for scores, in words; empty: it runs in this process."""
+        return ""
+
+    @property
     def rows_at_once(self) -> int | None:
         """The most repeats to read together; None: as many as memory allows."""
         return None

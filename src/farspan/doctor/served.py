@@ -8,7 +8,7 @@ import torch
 from farspan.doctor.subject import Check, beginning
 from farspan.reader.served import ServedLM
 from farspan.reader.served.client import NotServedError, ServerError
-from farspan.reader.served.transports import Completions, Expected, Transport
+from farspan.reader.served.transports import Completions, Expected, Sampling, Transport
 
 READ, SCORED = 160, 16  # tokens of the text, and after it
 NOISE = 0.05  # nats; engines that batch differently round differently
@@ -73,7 +73,7 @@ class Server:
         return apart <= NOISE, apart, f"≤ {NOISE} nats, no other hit", "the same request four times"
 
     def order(self) -> Answer:
-        """Cached positions that hold leftovers differ with what was asked in between (vLLM issue 42019)."""
+        """Answers must not depend on earlier requests; stale entries of a cache change them (vLLM issue 42019)."""
         first = self.ask()
         self.ask(prefix=self.prefix[: len(self.prefix) // 2])
         self.ask(prefix=[*self.lm.separator.ids, *self.prefix[READ // 3 :]])
@@ -82,24 +82,42 @@ class Server:
 
     def prefix_cache(self) -> Answer:
         self.ask()
-        self.lm.usage()
+        self.lm.client.take()
         self.ask()
-        used = self.lm.usage()
-        share = used["cached_tokens"] / max(1, used["prompt_tokens"])
-        note = "" if share >= LIMIT else "each request reads its text again, or the server does not report what it has"
+        used = self.lm.client.take()
+        if used.cached_tokens is None:
+            return None, "", "", "the server does not report how many tokens it takes from its cache"
+        share = used.cached_tokens / max(1, used.prompt_tokens)
+        note = "" if share >= LIMIT else "each request reads its text again"
         return (share >= LIMIT) or None, f"{share:.0%}", f"≥ {LIMIT:.0%} of a known text", note
+
+    def echo(self) -> Answer:
+        """Completions that return the prompt with log-probabilities; not needed by any way of asking."""
+        body = {"model": self.lm.transport.model, "prompt": list(self.prefix), "max_tokens": 1}
+        try:
+            answer = self.lm.client.post("/v1/completions", body | {"echo": True, "logprobs": 1})
+            known = sum(one is not None for one in answer["choices"][0]["logprobs"]["token_logprobs"])
+        except (ServerError, LookupError, TypeError):
+            return None, "", "", "not offered, and not needed"
+        every = known >= len(self.prefix) - 1
+        note = "" if every else "the prompt is not scored, which is not needed"
+        return every or None, f"{known} of {len(self.prefix)}", "every token but the first", note
 
     def two_ways(self) -> Answer:
         """New tokens against log-probabilities of the prompt; an engine computes them in different shapes."""
         if self.lm.transport.name == "one_token":
             return None, "", "", "the server is asked for new tokens only"
-        ours = self.ask()
+        written, _ = self.lm.transport.generate(self.prefix, Sampling(SCORED))  # so that there are hits
+        subject = Server(self.lm, self.prefix, [*written, *self.target])
+        ours = subject.ask()
         try:
-            other = self.ask(Completions(self.lm.client, self.lm.transport.model, self.lm.tokenizer))
+            other = subject.ask(Completions(self.lm.client, self.lm.transport.model, self.lm.tokenizer))
         except NotServedError as error:
             return None, "", "", str(error)
-        differ = sum((a[1] == 0) != (b[1] == 0) for a, b in zip(ours, other, strict=True) if b[1] >= 0)
-        return differ == 0, f"{differ} of {len(ours)}", "no other hit", "by new tokens, and by the prompt's own"
+        both = [(a[1] == 0, b[1] == 0) for a, b in zip(ours, other, strict=True) if b[1] >= 0]
+        note = f"{sum(a and b for a, b in both)} hits both ways, by new tokens and by the prompt's own"
+        differ = sum(a != b for a, b in both)
+        return differ == 0, f"{differ} of {len(both)}", "no other hit", note
 
 
 def _apart(one: Sequence[Expected], other: Sequence[Expected]) -> float:
@@ -116,5 +134,6 @@ QUESTIONS: dict[str, Callable[[Server], Answer]] = {
     "repeats": Server.repeats,
     "order of requests": Server.order,
     "prefix cache": Server.prefix_cache,
+    "echo": Server.echo,
     "two ways": Server.two_ways,
 }

@@ -14,6 +14,7 @@ from farspan.measuring.result import Measured
 from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Lengths, Setup, grid, possible_lengths
 from farspan.measuring.sharding import Sharding, chosen_shard, sharding
 from farspan.methods import Method, method
+from farspan.reader.served.client import ServerError
 from farspan.record import Row, Run, Shard, default_folder, latest, read_header, read_rows
 from farspan.tasks import Task
 from farspan.tasks.cost import BoundCost
@@ -178,6 +179,8 @@ def begin_model(lm: LM, what: Grid, run: Run, order: Sequence[str], watch: Watch
     Raises:
         ValueError: another model of that name, a text that has changed, or rows of another version of a task.
     """
+    if lm.how_asked:
+        watch.notice(lm.how_asked)
     setups = what.setups(lm, watch)
     tasks = {one.what: one.bound.settings for one in setups if one.what != BoundCost.task}
     run.add_model(lm.identity | about(*(text for one in setups for text in one.bound.texts)) | {"tasks": tasks}, order)
@@ -219,7 +222,7 @@ def measure_setups(
                 share = Budget(budget.left / (left - done))
                 _measure_setup(one, how, lm, run, what.seed, share, batch, chunk, mine, watch)
             except ValueError as error:
-                if not what.compared:
+                if not what.compared or isinstance(error, ServerError):
                     raise
                 watch.notice(f"{lm.name} {how}, {one.what}: refused: {error}")
                 _refuse(run, lm, how, one, what.seed, dict.fromkeys(one.lengths or (one.longest,), str(error)))

@@ -13,6 +13,7 @@ from farspan.hf.device import free_bytes, is_out_of_memory, peak_bytes
 from farspan.lm import LM
 from farspan.methods import Method
 from farspan.reader import CHUNK, Reader
+from farspan.reader.served.client import TooLongError
 from farspan.record import UNFINISHED, Row, Run
 from farspan.tasks.base import Bound, Example, Result, Work
 
@@ -162,8 +163,7 @@ def measure_cell(
         for length in ledger.missing(example):
             if not _within_positions(bound, lm, example, length):
                 tokens = bound.num_tokens(lm, example, length)
-                reason = f"needs {tokens:,} tokens, the model has {lm.position_limit:,} positions"
-                ledger.fail(example, length, "too_long", reason)
+                ledger.fail(example, length, "too_long", f"needs {tokens:,} tokens, {lm.limit}")
     if longest is not None:
         ledger.leave_out(longest())
     if not ledger.any_missing():
@@ -208,6 +208,11 @@ def _measure_batches(
         reader.chunk = min(largest_chunk, group.chunk or largest_chunk)
         try:
             _measure_batch(reader, ledger, group.examples, unmeasured, longest)
+        except TooLongError as error:
+            for example in group.examples:
+                for length in ledger.missing(example):
+                    ledger.fail(example, length, "too_long", str(error))
+            continue
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -254,7 +259,7 @@ def _measure_batch(
         if len(ready) == len(batch) * len(batch[0].depths):
             now = time.perf_counter()
             reading = how | {"cuts": [cut for cut in cuts if cut <= result.length]}
-            reading |= {key: count // len(ready) for key, count in reader.usage().items()}
+            reading |= reader.usage(len(ready))
             for finished in ready:
                 ledger.write(finished, (now - started) / len(ready), reading)
             ready, started = [], now

@@ -76,8 +76,9 @@ class Reader(Protocol):
         """Whether it knows the log-probability of every token, not only whether the model would choose it."""
         return True
 
-    def usage(self) -> dict[str, int]:
-        """Return what a server counted since the last call, for the rows: requests, prompt tokens, cached tokens."""
+    def usage(self, rows: int) -> dict[str, Any]:
+        """Return the work of a server since the last call, divided by the rows that share it: requests, prompt tokens,
+        cached tokens where it reports them, and the begin of the requests' ids."""
         return {}
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:

@@ -1,4 +1,4 @@
-"""Models behind an inference server (vLLM, SGLang, llama-server, ...) as an LM."""
+"""Models on an inference server (vLLM, SGLang, llama-server, ...) as an LM."""
 
 import hashlib
 from collections.abc import Callable
@@ -12,19 +12,24 @@ import torch
 from farspan.files import expanded
 from farspan.lm import LM, choose_separator
 from farspan.loading import load_tokenizer
-from farspan.reader.served.client import Client, NotServedError, ServerError
+from farspan.reader.served.client import Client, NotServedError, ServerError, TooLongError
 from farspan.reader.served.memory import Elsewhere, ServedReader
-from farspan.reader.served.transports import Transport, probe
+from farspan.reader.served.transports import PROBED, UNREADABLE, Completions, Sampling, Transport, probe
 from farspan.text.corpora import tokenizer_hash
 
-__all__ = ["Client", "NotServedError", "ServedLM", "ServedReader", "ServerError", "served"]
+__all__ = ["Client", "NotServedError", "ServedLM", "ServedReader", "ServerError", "TooLongError", "served"]
 
+HOW_ASKED = {
+    "prompt_logprobs": "one request scores all tokens of a text",
+    "input_logprobs": "one request scores all tokens after a position",
+    "one_token": "one request for each scored token",
+}
 SENTENCE = "The quick brown fox jumps over the lazy dog. The quick brown fox jumps over the lazy dog."
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ServedLM(LM):
-    """A causal model behind a server. The tokenizer runs here, the model there."""
+    """A causal model on a server. The tokenizer runs here."""
 
     transport: Transport
     client: Client
@@ -52,6 +57,15 @@ class ServedLM(LM):
         return 0
 
     @property
+    def limit(self) -> str:
+        assert self.position_limit is not None
+        return f"and one more is written; the server takes {self.position_limit + 1:,}"
+
+    @property
+    def how_asked(self) -> str:
+        return f"{self.name} is asked through {self.transport.name}: {HOW_ASKED[self.transport.name]}"
+
+    @property
     def rows_at_once(self) -> int | None:
         """One repeat after the other: interleaved prefixes evict each other from the server's cache."""
         return 1
@@ -66,10 +80,6 @@ class ServedLM(LM):
     def own_reader(self) -> ServedReader:
         return ServedReader(self)
 
-    def usage(self) -> dict[str, int]:
-        """Return requests, prompt tokens, and how many of these the server had in its cache, since the last call."""
-        return self.client.usage.take()
-
 
 def served(
     base_url: str,
@@ -82,7 +92,7 @@ def served(
     insecure: bool = False,
     trust_remote_code: bool | None = False,
 ) -> LM:
-    """Return a model behind a server on which curves, recall, perplexity and tasks can be measured.
+    """Return a model on a server on which curves, recall, perplexity and tasks can be measured.
 
     A probe of some tokens finds how the server can be asked: vLLM's `prompt_logprobs`, SGLang's `input_logprobs`, or
     one new token for each scored one. Keys come from the environment variable FARSPAN_API_KEY (or OPENAI_API_KEY).
@@ -92,7 +102,8 @@ def served(
         model: the name on the server; default: the only one it serves.
         tokenizer: folder, GGUF file or hub id; default: the one that the server names.
         trained_length: tokens; default: the server's context.
-        concurrency: requests at once; default 1 for llama-server, which has one cache for each, else 8.
+        concurrency: requests at once where each scores one token; default 1 for llama-server, which has a cache for
+            each, else 8.
         wait: seconds to wait for a server that was there and cannot be reached.
         insecure: allow http to another machine than this one.
 
@@ -119,9 +130,10 @@ def served(
         )
     _check_tokens(client, name, words, source)
     transport = probe(client, name, words, ids, concurrency)
+    _check_answer(transport, words, ids, source)
     limit = _context(client, about)
     shown = f"{_short(name)} ({transport.engine})"
-    client.usage.take()
+    client.take()
     identity = {
         "name": shown,
         "revision": None,
@@ -214,3 +226,23 @@ def _check_tokens(client: Client, model: str, tokenizer: Any, source: str) -> No
             )
         if theirs:
             return
+
+
+def _check_answer(transport: Transport, tokenizer: Any, prompt: list[int], source: str) -> None:
+    """Raise ValueError if the server's text of new tokens is not the tokenizer's; not every server can tokenise."""
+    if isinstance(transport, Completions):  # whose answers are text alone
+        return
+    try:
+        new, text = transport.generate(prompt, Sampling(PROBED))
+    except ServerError:  # no ids of new tokens: curves do not need them
+        return
+    before, both = (
+        tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        for ids in (prompt[-1:], [*prompt[-1:], *new])
+    )
+    ours, theirs = "".join(both[len(before) :].split()), "".join(text.split())
+    if theirs and UNREADABLE not in ours + theirs and ours != theirs:
+        raise ValueError(
+            f"tokenizer {source!r} does not match the server's: new tokens are {ours[:40]!r} here and {theirs[:40]!r} "
+            "there. Give the model's own (--tokenizer)"
+        )

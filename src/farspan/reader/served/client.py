@@ -1,10 +1,15 @@
-"""Requests to an inference server: what is refused, what is tried again, and what every error says."""
+"""Requests to an inference server: refusals, retries and error messages."""
 
+import math
 import os
 import random
+import re
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from ipaddress import ip_address
+from itertools import count
 from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,21 +17,27 @@ from urllib.parse import urlsplit
 from farspan.extras import optional_import
 
 KEYS = ("FARSPAN_API_KEY", "OPENAI_API_KEY")  # environment variables of the key; it is never recorded
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 TRIED_AGAIN = (408, 425, 429, 500, 502, 503, 504)  # statuses of a server that may answer later
 FIRST_WAIT = 5.0  # seconds, for the first answer
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds
+TOO_LONG = re.compile(r"context (length|size|window)|max_new_tokens` must be|too (long|many tokens)", re.I)  # in errors
 TIMEOUTS = 10.0, 600.0  # seconds: to connect, and of one answer; a prompt of 128K tokens takes minutes on a CPU
 
 
 class ServerError(ValueError):
-    """A server that does not answer as its protocol says."""
+    """No answer, or one that does not follow the server's protocol."""
 
 
 class NotServedError(ServerError):
     """A server without the path that was asked for, or that refuses its arguments."""
 
-    status = 0  # of HTTP
+    def __init__(self, line: str, status: int = 0) -> None:
+        super().__init__(line)
+        self.status = status  # of HTTP
+
+
+class TooLongError(ServerError):
+    """More tokens than the server takes."""
 
 
 class OtherTokensError(ServerError):
@@ -35,17 +46,16 @@ class OtherTokensError(ServerError):
 
 @dataclass
 class Usage:
-    """What the server did since the last `take`."""
+    """The work of a server for one row."""
 
-    requests: int = 0
-    prompt_tokens: int = 0  # of all requests
-    cached_tokens: int = 0  # of these, taken from the server's cache, as far as it reports them
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # begins the X-Request-Id of all its requests
+    requests: int = 0  # answered ones
+    prompt_tokens: int = 0  # of all these
+    cached_tokens: int | None = 0  # of these, taken from the server's cache; None: it does not report them
 
-    def take(self) -> dict[str, int]:
-        """Return the counts and begin again at 0."""
-        counts = dict(vars(self))
-        self.requests = self.prompt_tokens = self.cached_tokens = 0
-        return counts
+    def add(self, prompt: int, cached: int | None) -> None:
+        self.prompt_tokens += prompt
+        self.cached_tokens = None if cached is None or self.cached_tokens is None else self.cached_tokens + cached
 
 
 @dataclass
@@ -63,16 +73,19 @@ class Client:
     insecure: bool = False
     usage: Usage = field(default_factory=Usage)
     answered: bool = False  # once; before that, a server that cannot be reached is waited for a short time only
+    _sent: Iterator[int] = field(default_factory=count, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     def __post_init__(self) -> None:
         self.base_url = self.base_url.rstrip("/").removesuffix("/v1")
         address = urlsplit(self.base_url)
         if address.scheme not in ("http", "https") or not address.hostname:
-            raise ValueError(f"base URL {self.base_url!r} is no address: expected such as http://127.0.0.1:8000")
+            raise ValueError(
+                f"base URL {self.base_url!r} is not an address: expected one such as http://127.0.0.1:8000"
+            )
         if address.username or address.password:
             raise ValueError(f"the base URL holds a password: remove it, and set {KEYS[0]} instead")
-        local = address.hostname in LOOPBACK or address.hostname.startswith("127.")
+        local = _is_loopback(address.hostname)
         if address.scheme == "http" and not local and not self.insecure:
             raise ValueError(
                 f"{self.base_url} would send texts and key unencrypted to another machine: use https, or allow it "
@@ -85,6 +98,7 @@ class Client:
             self._session.trust_env = False
             self._session.verify = os.environ.get("REQUESTS_CA_BUNDLE") or True
         self._session.headers.update({"Authorization": f"Bearer {key}"} if key else {})
+        self._session.auth = lambda request: request  # else a .netrc file would replace the key
 
     def get(self, path: str) -> Any:
         """Return the JSON at a path.
@@ -99,19 +113,25 @@ class Client:
         """Send JSON and return the JSON of the answer. The errors are those of `get`."""
         return self._send("POST", path, body)
 
-    def count(self, prompt: int, cached: int) -> None:
-        """Add the tokens of one answered prompt to the usage."""
+    def count(self, prompt: int, cached: int | None) -> None:
+        """Add the tokens of one answered prompt to the usage; `cached`: None if the server does not report them."""
         with self._lock:
-            self.usage.prompt_tokens += prompt
-            self.usage.cached_tokens += cached
+            self.usage.add(prompt, cached)
+
+    def take(self) -> Usage:
+        """Return the usage since the last call, and begin that of another row."""
+        with self._lock:
+            taken, self.usage = self.usage, Usage()
+        return taken
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
-        url, pause = f"{self.base_url}{path}", FIRST_PAUSE
-        end = time.monotonic() + (self.wait if self.answered else min(FIRST_WAIT, self.wait))
+        url, pause, end = f"{self.base_url}{path}", FIRST_PAUSE, math.inf
         options = {"json": body, "timeout": TIMEOUTS, "allow_redirects": False}
         while True:
+            # servers refuse an id that is still at work, as that of a request that was too slow
+            headers = {"X-Request-Id": f"{self.usage.request_id}-{next(self._sent)}"}
             try:
-                answer = self._session.request(method, url, headers={"X-Request-Id": uuid.uuid4().hex}, **options)
+                answer = self._session.request(method, url, headers=headers, **options)
             except self._requests.RequestException as error:
                 problem: ServerError = ServerError(self._unreachable(error))
                 again = not isinstance(error, self._requests.exceptions.SSLError)
@@ -121,11 +141,10 @@ class Client:
                         self.answered = True
                         self.usage.requests += method == "POST"
                     return self._parsed(answer)
-                kind = ServerError if answer.status_code in (401, 403, *TRIED_AGAIN) else NotServedError
-                problem = kind(f"{url} answers {answer.status_code}: {_reason(answer)}")
-                if isinstance(problem, NotServedError):
-                    problem.status = answer.status_code
+                problem = _problem(url, answer)
                 again = answer.status_code in TRIED_AGAIN
+            # from the first failure: an answer alone may take longer than servers are waited for
+            end = min(end, time.monotonic() + (self.wait if self.answered else min(FIRST_WAIT, self.wait)))
             left = end - time.monotonic()
             if not again or left <= 0:
                 raise problem
@@ -154,6 +173,21 @@ class Client:
         except ValueError as error:
             kind = "a page of HTML" if "<html" in answer.text[:500].lower() else "no JSON"
             raise ServerError(f"{answer.url} answers with {kind}: is {self.base_url} an inference server?") from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name, which begins with any digits
+        return False
+
+
+def _problem(url: str, answer: Any) -> ServerError:
+    reason = _reason(answer)
+    line = f"{url} answers {answer.status_code}: {reason}"
+    if answer.status_code in (401, 403, *TRIED_AGAIN):
+        return ServerError(line)
+    return TooLongError(line) if TOO_LONG.search(reason) else NotServedError(line, answer.status_code)
 
 
 def _reason(answer: Any) -> str:

@@ -32,8 +32,9 @@ class ServedReader(Reader):
     def gives_nats(self) -> bool:
         return self.lm.transport.gives_nats
 
-    def usage(self) -> dict[str, int]:
-        return self.lm.usage()
+    def usage(self, rows: int) -> dict[str, Any]:
+        used = vars(self.lm.client.take())
+        return {name: n // rows if isinstance(n, int) else n for name, n in used.items() if n is not None}
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> "ServedMemory":
         memory = ServedMemory(self.lm, self.lm.transport)
@@ -94,7 +95,7 @@ class ServedMemory(BaseMemory):
         check_sampling(temperature, top_p)
         how = Sampling(max_new_tokens, min_new_tokens, tuple(stop), seed, temperature, top_p)
         prompts = torch.cat([self.ids, self._to_continue(ids)], 1).tolist()
-        rows = [self.transport.generate(prompt, how) if max_new_tokens else [] for prompt in prompts]
+        rows = [self.transport.generate(prompt, how)[0] if max_new_tokens else [] for prompt in prompts]
         if on_token is not None:
             for tokens in zip_longest(*rows, fillvalue=-1):
                 on_token(torch.tensor(tokens))

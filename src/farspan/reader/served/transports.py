@@ -6,6 +6,7 @@
 
 `one_token` sends the text again each time, which costs one token where the server keeps a prefix cache. Its hits are
 the server's own choices. Log-probabilities are known for the likeliest tokens, which it returns, and are never guessed.
+Of tokens that tie for the largest log-probability, the one with the smallest id is the hit, as in this process.
 """
 
 import math
@@ -19,6 +20,8 @@ from farspan.reader.served.client import Client, NotServedError, OtherTokensErro
 
 Expected = tuple[float, int]  # nats of a token (NaN: not known), and its rank (0: the server's choice; -1: not known)
 TOP = 10  # likeliest tokens asked for with each new one
+TIES = 2  # the same of given tokens, to see those that tie
+PROBED = 8  # new tokens asked for to see whether texts stand for tokens
 TOKEN_ID = "token_id:"  # begins a token as vLLM names it by its id
 UNREADABLE = "\ufffd"  # stands for a part of a character
 CHAT = "/v1/chat/completions"
@@ -59,8 +62,12 @@ class Transport(Protocol):
             ServerError: an answer that is not about the tokens sent.
         """
 
-    def generate(self, prompt: Sequence[int], how: Sampling) -> list[int]:
-        """Return the tokens that the server writes after `prompt`, without the one that stopped it."""
+    def generate(self, prompt: Sequence[int], how: Sampling) -> tuple[list[int], str]:
+        """Return the tokens that the server writes after `prompt`, without the one that stopped it, and its text.
+
+        Raises:
+            ValueError: the engine does not take one of the settings.
+        """
 
 
 @dataclass
@@ -76,27 +83,22 @@ class PromptLogprobs:
     def expect(self, prefix: Sequence[int], target: Sequence[int], keep: range) -> list[Expected]:
         prompt = [*prefix, *target[: keep.stop]]
         first = len(prefix) + keep.start
-        for salt in ({}, {"cache_salt": uuid.uuid4().hex}):
-            found, cached = self._logprobs(prompt, salt)
-            # entries of tokens from the cache are not computed: some versions leave whatever their memory held
-            if cached <= first:
-                return [_entry(found[i], prompt[i], i) for i in range(first, len(prompt))]
-        raise ServerError(
-            f"{self.client.base_url} takes {cached:,} tokens from its cache and gives no log-probabilities of them: "
-            "start it with --no-enable-prefix-caching"
-        )
-
-    def _logprobs(self, prompt: Sequence[int], salt: dict[str, str]) -> tuple[list[Any], int]:
-        body = {"model": self.model, "prompt": list(prompt), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1}
-        answer = self.client.post("/v1/completions", body | salt)
+        body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": TIES}
+        # entries of tokens from the cache are not computed: some versions leave whatever their memory held
+        answer = self.client.post("/v1/completions", body | {"cache_salt": uuid.uuid4().hex})
         found = _first(answer, "choices").get("prompt_logprobs")
         if not isinstance(found, list) or len(found) != len(prompt):
             raise ServerError(
                 f"{self.client.base_url} gave log-probabilities of {len(found or ())} tokens, {len(prompt)} were sent"
             )
-        return found, _counted(self.client, answer, len(prompt))
+        if (cached := _counted(self.client, answer, len(prompt)) or 0) > first:
+            raise ServerError(
+                f"{self.client.base_url} takes {cached:,} tokens from its cache, without log-probabilities of them: "
+                "start it with --no-enable-prefix-caching"
+            )
+        return [_entry(found[i], prompt[i], i) for i in range(first, len(prompt))]
 
-    def generate(self, prompt: Sequence[int], how: Sampling) -> list[int]:
+    def generate(self, prompt: Sequence[int], how: Sampling) -> tuple[list[int], str]:
         body = {
             "model": self.model,
             "prompt": list(prompt),
@@ -108,23 +110,21 @@ class PromptLogprobs:
         }
         answer = self.client.post("/v1/completions", body)
         _counted(self.client, answer, len(prompt))
-        return _before_stop(self.client, _first(answer, "choices").get("token_ids"), how.stop)
+        choice = _first(answer, "choices")
+        return _before_stop(self.client, choice.get("token_ids"), how.stop), str(choice.get("text") or "")
 
 
 def _entry(entry: Any, token: int, position: int) -> Expected:
     found = entry.get(str(token)) if isinstance(entry, dict) else None
     if not isinstance(found, dict) or not isinstance(found.get("logprob"), int | float):
         raise OtherTokensError(
-            f"the server answered about another token than {token} at position {position:,}: its tokenizer or its "
-            "cache is not what it says"
+            f"the server answered about another token than {token} at position {position:,}: its tokenizer or cache "
+            "does not match what it reports. Give the model's own tokenizer (--tokenizer), or restart the server"
         )
-    rank = found.get("rank")
-    return -float(found["logprob"]), int(rank) - 1 if rank else _rank(found, entry)
-
-
-def _rank(found: dict[str, Any], entry: dict[str, Any]) -> int:
-    """Return a rank from the likeliest tokens alone: 0, or at least 1."""
-    return sum(one.get("logprob", -math.inf) > found["logprob"] for one in entry.values() if isinstance(one, dict))
+    value, listed = float(found["logprob"]), [one.get("logprob", -math.inf) for one in entry.values()]
+    if value >= max(listed):  # tied tokens count as better than one another in the server's rank
+        return -value, int(min(map(int, entry), key=lambda id: (-entry[str(id)]["logprob"], id)) != token)
+    return -value, int(found.get("rank") or 2) - 1
 
 
 @dataclass
@@ -145,7 +145,7 @@ class InputLogprobs:
             "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
             "return_logprob": True,
             "logprob_start_len": first - 1,  # the first entry has no log-probability
-            "top_logprobs_num": 1,
+            "top_logprobs_num": TIES,
         }
         about = self._about(self.client.post("/generate", body), len(prompt))
         found, top = about.get("input_token_logprobs"), about.get("input_top_logprobs")
@@ -159,10 +159,11 @@ class InputLogprobs:
                 raise OtherTokensError(
                     f"the server answered about token {one[1]}, not {token}, at position {position:,}"
                 )
-            expected.append((-float(one[0]), int(best[0][1] != token)))
+            likeliest = min((-value, id) for value, id, *_ in [*best, one])[1]
+            expected.append((-float(one[0]), int(likeliest != token)))
         return expected
 
-    def generate(self, prompt: Sequence[int], how: Sampling) -> list[int]:
+    def generate(self, prompt: Sequence[int], how: Sampling) -> tuple[list[int], str]:
         settings = {
             "max_new_tokens": how.max_new_tokens,
             "min_new_tokens": how.min_new_tokens,
@@ -172,13 +173,13 @@ class InputLogprobs:
         }
         answer = self.client.post("/generate", {"input_ids": list(prompt), "sampling_params": settings})
         self._about(answer, len(prompt))
-        return _before_stop(self.client, answer.get("output_ids"), how.stop)
+        return _before_stop(self.client, answer.get("output_ids"), how.stop), str(answer.get("text") or "")
 
     def _about(self, answer: Any, sent: int) -> dict[str, Any]:
         about = answer.get("meta_info") if isinstance(answer, dict) else None
         if not isinstance(about, dict):
             raise ServerError(f"{self.client.base_url}/generate answers without meta_info")
-        self.client.count(sent, int(about.get("cached_tokens") or 0))
+        self.client.count(sent, about.get("cached_tokens"))
         return about
 
 
@@ -208,22 +209,19 @@ class LlamaServer:
         nats, place = ranked.get(token, (math.nan, len(ranked)))
         return nats, 0 if tokens[0] == token else max(1, place)
 
-    def generate(self, prompt: Sequence[int], how: Sampling) -> list[int]:
+    def generate(self, prompt: Sequence[int], how: Sampling) -> tuple[list[int], str]:
         if how.min_new_tokens:
-            raise ServerError(
-                "llama-server takes no smallest number of new tokens: measure this task on another engine"
-            )
+            raise ValueError("llama-server takes no smallest number of new tokens: measure this task on another engine")
         answer = self._post(prompt, {"n_predict": how.max_new_tokens, **how.named})
-        return _before_stop(self.client, answer["tokens"], how.stop)
+        return _before_stop(self.client, answer["tokens"], how.stop), str(answer.get("content") or "")
 
     def _post(self, prompt: Sequence[int], more: dict[str, Any]) -> dict[str, Any]:
         body = {"prompt": list(prompt), "cache_prompt": True, "return_tokens": True, **more}
         answer = self.client.post("/completion", body)
         if not isinstance(answer, dict) or "tokens" not in answer:
             raise NotServedError(f"{self.client.base_url}/completion returns no tokens")
-        timings = answer.get("timings") or {}
-        computed = timings.get("prompt_n")
-        self.client.count(len(prompt), 0 if computed is None else max(0, len(prompt) - int(computed)))
+        computed = (answer.get("timings") or {}).get("prompt_n")
+        self.client.count(len(prompt), None if computed is None else max(0, len(prompt) - int(computed)))
         return answer
 
 
@@ -235,12 +233,13 @@ def _likeliest(answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 @dataclass
 class Completions:
-    """Any /v1/completions that takes token ids, one new token at a time."""
+    """Any /v1/completions, one new token at a time. Prompts are token ids, or text with these tokens."""
 
     client: Client
     model: str
     tokenizer: Any
     concurrency: int = 8
+    as_text: bool = False  # prompts
     name: str = "one_token"
     engine: str = "completions"
     gives_nats: bool = False
@@ -249,15 +248,15 @@ class Completions:
     def expect(self, prefix: Sequence[int], target: Sequence[int], keep: range) -> list[Expected]:
         def one(i: int) -> Expected:
             prompt = [*prefix, *target[:i]]
+            if self.as_text and self._prompt(prompt) is None:
+                return math.nan, -1
             choice = self._post(prompt, Sampling(1), {"logprobs": TOP, "return_tokens_as_token_ids": True})
             logprobs = choice.get("logprobs") or {}
             listed, new = ((logprobs.get(name) or [{}])[0] for name in ("top_logprobs", "tokens"))
             if str(new).startswith(TOKEN_ID):  # the server names ids
                 written = f"{TOKEN_ID}{target[i]}"
-            elif isinstance(choice.get("text"), str):
-                written, new = self._text(prompt[-1], target[i]), choice["text"]
             else:
-                raise ServerError(f"{self.client.base_url}/v1/completions returns no text")
+                written, new = self._text(prompt[-1], target[i]), choice["text"]
             nats = -float(listed[written]) if written in (listed or ()) else math.nan
             if not written or UNREADABLE in written:  # other tokens have the same text
                 return math.nan, -1
@@ -265,25 +264,58 @@ class Completions:
 
         return _in_order(one, keep, self.concurrency)
 
+    def check(self, prompt: Sequence[int]) -> None:
+        """Raise OtherTokensError if the server drops the space before a word: each would count as another one."""
+        ids = self.tokenizer(self._post(prompt, Sampling(PROBED))["text"], add_special_tokens=False)["input_ids"]
+        for i in range(1, len(ids)):
+            before = [*prompt, *ids[:i]]
+            if self.as_text and self._prompt(before) is None:
+                continue
+            new, whole = self._post(before, Sampling(1))["text"], self._text(ids[i - 1], ids[i])
+            if new != whole and new == whole.strip():
+                raise OtherTokensError(
+                    f"{self.client.base_url} answers {new!r} where {whole!r} is the token: its tokens cannot be told "
+                    "from their text"
+                )
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
     def _text(self, before: int, token: int) -> str:
         """Return the text that a token adds after another one."""
         if (before, token) not in self._texts:
-            both, alone = self.tokenizer.decode([before, token]), self.tokenizer.decode([before])
-            self._texts[before, token] = both[len(alone) :]
+            self._texts[before, token] = self._decoded([before, token])[len(self._decoded([before])) :]
         return self._texts[before, token]
 
-    def generate(self, prompt: Sequence[int], how: Sampling) -> list[int]:
-        if how.min_new_tokens:
-            raise ServerError("/v1/completions takes no smallest number of new tokens: measure this task elsewhere")
-        stop = [self.tokenizer.decode([token]) for token in how.stop][:4]  # as many as the interface takes
-        text = self._post(prompt, how, {"stop": stop} if stop else {}).get("text") or ""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])[: how.max_new_tokens]
+    def _prompt(self, ids: Sequence[int]) -> str | None:
+        """Return the text of which a server makes these tokens; None: no text has them."""
+        alone = len(self.tokenizer("")["input_ids"])
+        for text in (self._decoded(ids[alone:]), self._decoded(ids)):
+            if self.tokenizer(text)["input_ids"] == list(ids):
+                return text
+        return None
 
-    def _post(self, prompt: Sequence[int], how: Sampling, more: dict[str, Any]) -> dict[str, Any]:
-        body = {"model": self.model, "prompt": list(prompt), "max_tokens": how.max_new_tokens, **how.named, **more}
+    def generate(self, prompt: Sequence[int], how: Sampling) -> tuple[list[int], str]:
+        if how.min_new_tokens:
+            raise ValueError("/v1/completions takes no smallest number of new tokens: measure this task elsewhere")
+        stop = [self._decoded([token]) for token in how.stop][:4]  # as many as the interface takes
+        text = self._post(prompt, how, {"stop": stop} if stop else {})["text"]
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])[: how.max_new_tokens], text
+
+    def _post(self, prompt: Sequence[int], how: Sampling, more: dict[str, Any] | None = None) -> dict[str, Any]:
+        sent = self._prompt(prompt) if self.as_text else list(prompt)
+        if sent is None:
+            raise ServerError(f"{self.client.base_url} takes text only, and no text has these {len(prompt):,} tokens")
+        body = {"model": self.model, "prompt": sent, "max_tokens": how.max_new_tokens, **how.named, **(more or {})}
         answer = self.client.post("/v1/completions", body)
         _counted(self.client, answer, len(prompt))
-        return _first(answer, "choices")
+        read = (answer.get("usage") or {}).get("prompt_tokens", len(prompt))
+        if read != len(prompt):
+            raise ServerError(f"{self.client.base_url} read {read:,} tokens, {len(prompt):,} were sent")
+        choice = _first(answer, "choices")
+        if not isinstance(choice.get("text"), str):
+            raise ServerError(f"{self.client.base_url}/v1/completions returns no text")
+        return choice
 
 
 def _in_order(one: Any, keep: range, concurrency: int) -> list[Expected]:
@@ -301,10 +333,9 @@ def _first(answer: Any, key: str) -> dict[str, Any]:
     return found[0]
 
 
-def _counted(client: Client, answer: Any, sent: int) -> int:
-    """Count the tokens of an answered prompt; return how many of them the server took from its cache."""
-    details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
-    cached = int(details.get("cached_tokens") or 0)
+def _counted(client: Client, answer: Any, sent: int) -> int | None:
+    """Count the tokens of an answered prompt; return how many of them the server took from its cache, if it says so."""
+    cached = ((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
     client.count(sent, cached)
     return cached
 
@@ -327,11 +358,14 @@ def probe(client: Client, model: str, tokenizer: Any, prompt: Sequence[int], con
         InputLogprobs(client, model),
         LlamaServer(client, model, concurrency or 1),
         Completions(client, model, tokenizer, concurrency or 8),
+        Completions(client, model, tokenizer, concurrency or 8, as_text=True),
     ]
     reasons = []
     for one in tried:
         try:
             one.expect(prompt[:-4], prompt[-4:], range(4))
+            if isinstance(one, Completions):
+                one.check(prompt)
         except OtherTokensError:
             raise
         except ServerError as error:
@@ -345,7 +379,7 @@ def probe(client: Client, model: str, tokenizer: Any, prompt: Sequence[int], con
             f"{client.base_url} serves chats only: it puts its own tokens around a text and takes no token ids, so "
             "that nothing can be scored. Serve the model with /v1/completions"
         )
-    raise ServerError(f"{client.base_url} cannot score tokens. {'; '.join(reasons)}")
+    raise ServerError(f"{client.base_url} cannot score tokens. {'; '.join(dict.fromkeys(reasons))}")
 
 
 def _has_chat(client: Client) -> bool:
