@@ -29,7 +29,7 @@ from farspan import hf
 from farspan.lengths import LARGEST
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
-from farspan.tasks.base import BoundText, Example, Quality, Result, Task, Work, digest
+from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest
 from farspan.text.corpora import load
 
 SINKS = 8  # the paper's, figure 7
@@ -169,6 +169,11 @@ class BoundAttention(Attention, BoundText[np.ndarray]):
                 memory.score(ids[:, :1])  # some memories run the model only when they score
                 for index, example in enumerate(batch):
                     yield self._result(example, index, length, found[length], picture, memory)
+
+    def parts(self, lm: LM, example: Example[np.ndarray], length: int) -> Parts:
+        """Return the parts, the last of which is the query."""
+        read = example.payload[: length - len(lm.separator.ids)]
+        return [("separator", lm.separator.ids), ("read", read[:-1]), ("asked", read[-1:])], 1
 
     @contextmanager
     def around(self, reader: Reader) -> Iterator[None]:

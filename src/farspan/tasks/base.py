@@ -165,7 +165,8 @@ class Bound(ABC, Generic[P]):
 
     def parts(self, lm: LM, example: Example[P], length: int) -> Parts | None:
         """Return the example's token ids at one length in parts, each with its kind ("separator", "read" or "asked"),
-        and how many of the last are scored, or are a right answer; None if it is not shown."""
+        and how many of the last are scored, a right answer, or the query of a task on attention; None: random tokens,
+        which are not shown."""
         return None
 
     def shown(self, lm: LM, example: Example[P], length: int) -> dict[str, Any] | None:

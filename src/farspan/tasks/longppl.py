@@ -40,7 +40,7 @@ from farspan.reader import Reader
 from farspan.record import Row, latest, read_rows
 from farspan.specs import check_known
 from farspan.stats import unpacked
-from farspan.tasks.base import BoundText, Example, Quality, Result, Task, Work, digest, not_finite
+from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.perplexity import TARGETS, BoundPerplexity, Reading
 from farspan.text.corpora import load
 
@@ -225,6 +225,11 @@ class BoundLongPPL(BoundText[np.ndarray]):
                 values |= {"context": len(reader.lm.separator.ids) + reading.length, "target": target}
                 counts = reading.num_seen, reading.num_kept
                 yield Result(example, reading.length, 0.0, values, status, reason, *counts)
+
+    def parts(self, lm: LM, example: Example[np.ndarray], length: int) -> Parts:
+        """Return the parts of the long reading."""
+        first, end = self.span(len(example.payload), length)
+        return self._long.parts(lm, example, length)[0], end - first
 
     def _judged(
         self, nats: np.ndarray, short: np.ndarray | None, target: str, reading: Reading

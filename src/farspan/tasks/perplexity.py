@@ -25,7 +25,7 @@ import torch
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import CHUNK, Memory, Reader, Scores
 from farspan.specs import check_known
-from farspan.tasks.base import BoundText, Example, Quality, Result, Task, Work, digest, not_finite
+from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.terminal import report
 from farspan.text.corpora import load
 
@@ -230,6 +230,11 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
             reader.read(text[:, begin:first], head=head).score(text[:, first:end])
         where = found() or "the output head"
         return f"at {length:,} tokens the first numbers that are not finite came out of {where}"
+
+    def parts(self, lm: LM, example: Example[np.ndarray], length: int) -> Parts:
+        begin, first, end = self.span(len(example.payload), length)
+        read, asked = ("read", example.payload[begin:first]), ("asked", example.payload[first:end])
+        return [("separator", lm.separator.ids), read, asked], end - first
 
     def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...]:
         """Return powers of two as `lengths` for this model, up to the end of its positions or the text.
