@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from farspan.record import Row, Run, default_folder, latest, read_examples, read_header, read_rows
-from farspan.schema import check_row
+from farspan.schema import FORM, check_row
 
 SETTINGS = {"task": "curve", "seed": 0, "lengths": (8, 16)}
 IDENTITY = {"name": "tiny", "dtype": "float32", "fingerprint": "abc"}
@@ -238,6 +238,30 @@ def test_other_settings_are_refused_with_both_values(tmp_path: Path) -> None:
     made(tmp_path / "run")
     with pytest.raises(ValueError, match=r"other settings: seed was 0, now 1\. Repeat .* another folder \(--out"):
         Run.open(tmp_path / "run", SETTINGS | {"seed": 1})
+
+
+def test_a_run_of_an_older_form_is_read_but_not_continued(tmp_path: Path) -> None:
+    path = made(tmp_path / "run").with_name("run.json")
+    header = json.loads(path.read_text())
+    assert header.pop("version") == FORM
+    path.write_text(json.dumps(header))
+    before = path.read_bytes(), (tmp_path / "run" / "rows.jsonl").read_bytes()
+    with pytest.raises(
+        ValueError,
+        match=r"holds a run of an older farspan, which can be reported but not continued: choose another folder \(--out",
+    ):
+        Run.open(tmp_path / "run", {"tasks": {"curve": {"task": "curve"}}, "seed": 0})
+    assert (path.read_bytes(), (tmp_path / "run" / "rows.jsonl").read_bytes()) == before
+    assert len(read_rows(tmp_path / "run")) == 3
+    made(tmp_path / "run")  # the same settings: a run of an older version in the same form is continued
+
+
+def test_a_run_of_a_newer_form_is_refused(tmp_path: Path) -> None:
+    path = made(tmp_path / "run").with_name("run.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": FORM + 1}))
+    for read in (read_rows, lambda folder: Run.open(folder, SETTINGS)):
+        with pytest.raises(ValueError, match="got version 3, expected at most 2: a newer farspan wrote it. Update"):
+            read(tmp_path / "run")
 
 
 def test_a_setting_that_is_new_or_gone_is_another_setting(tmp_path: Path) -> None:

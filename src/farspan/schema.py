@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints, Ty
 from farspan.lengths import LARGEST
 
 MOST_BYTES = 2**63
+FORM = 2  # of run.json, recorded as its version: tasks by name in the settings
 # instead of pydantic's own messages, which name its types or a pattern
 EXPECTED = {"too_short": "at least one value", "string_pattern_mismatch": "hexadecimal digits in pairs, or base64"}
 
@@ -241,6 +242,7 @@ class Session(Checked):
 class Header(Checked):
     """run.json"""
 
+    version: Positive = 1  # of the form of this file; 1 is not recorded
     settings: Words  # of the run: tasks, methods, lengths, seed
     models: dict[str, Identity]  # by name
     sessions: list[Session]  # one for each time that the command was started

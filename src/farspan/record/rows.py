@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from farspan.files import parse_json, read_json
-from farspan.schema import Row, check_example, check_header, check_row
+from farspan.schema import FORM, Row, check_example, check_header, check_row
 
 T = TypeVar("T")
 Shard = tuple[int, int]  # the number of a shard, from 1, and of how many
@@ -49,7 +49,7 @@ def read_header(folder: str | Path) -> dict[str, Any]:
     """Return the content of a run's run.json.
 
     Raises:
-        ValueError: the folder holds no run, or its run.json is damaged.
+        ValueError: the folder holds no run, or its run.json is damaged or of a newer farspan.
     """
     path = Path(folder) / "run.json"
     refuse_file(Path(folder))
@@ -65,6 +65,11 @@ def read_header(folder: str | Path) -> dict[str, Any]:
         check_header(header)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}. {REPAIR}") from error
+    if header.get("version", FORM) > FORM:
+        raise ValueError(
+            f"{path}: got version {header['version']}, expected at most {FORM}: a newer farspan wrote it. Update "
+            "farspan, or choose another folder (--out)"
+        )
     return header
 
 

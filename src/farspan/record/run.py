@@ -27,7 +27,7 @@ from farspan.record.rows import (
     writers_files,
     written_by,
 )
-from farspan.schema import Row
+from farspan.schema import FORM, Row
 
 HEADER_LOCK = "run.lock"
 HEADER_WAIT = 600.0  # seconds: a thousand shards that start together write run.json one after another
@@ -277,9 +277,10 @@ def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None) -> dict[
     """Return the content of run.json that a process continues, or that of a new run.
 
     Raises:
-        ValueError: run.json is damaged, or its rows, or those that other shards will write, have other settings.
+        ValueError: run.json is damaged or of an older form, or its rows, or those that other shards will write, have
+            other settings.
     """
-    header: dict[str, Any] = {"settings": settings, "models": {}, "sessions": []}
+    header: dict[str, Any] = {"version": FORM, "settings": settings, "models": {}, "sessions": []}
     if (folder / "run.json").exists():
         before = read_header(folder)  # also without rows: a file of others is not overwritten
         if (
@@ -287,6 +288,12 @@ def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None) -> dict[
             or (shard is not None and before["settings"] == settings)
             or (shard is not None and _others_write(folder, shard))
         ):
+            forms = [isinstance(one.get("tasks"), dict) for one in (before["settings"], settings)]
+            if "version" not in before and forms == [False, True]:
+                raise ValueError(
+                    f"{folder} holds a run of an older farspan, which can be reported but not continued: choose "
+                    "another folder (--out)"
+                )
             refuse_differences(folder, "run", _by_name(before["settings"]), _by_name(settings))
             header = before
     return header
