@@ -13,7 +13,14 @@ import torch
 
 from farspan import stats
 from farspan.measuring import adaptive
-from farspan.measuring.adaptive import Budget, coarse_lengths, finer_lengths, measure_adaptively, prepared, undecided
+from farspan.measuring.adaptive import (
+    TimeBudget,
+    coarse_lengths,
+    finer_lengths,
+    measure_adaptively,
+    prepared,
+    undecided,
+)
 from farspan.measuring.loop import Watch, measure_cell
 from farspan.record import Row, Run, read_rows
 from farspan.tasks.curve import BoundCurve
@@ -30,7 +37,7 @@ def adaptively(
     task: BoundCurve | None = None,
     longest: int = LONGEST,
     repeats: int | None = None,
-    budget: Budget | None = None,
+    budget: TimeBudget | None = None,
     watch: Watch | None = None,
 ) -> list[Row]:
     task, longest = prepared(task or curve_of(counting_text(40, 2000)), longest, repeats)
@@ -45,7 +52,7 @@ def adaptively(
             seed=0,
             batch=4,
             chunk=None,
-            budget=budget or Budget(),
+            budget=budget or TimeBudget(),
             watch=watch or Watch(),
         )
 
@@ -189,7 +196,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
 def test_a_budget_that_runs_out_leaves_rows_that_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive._Rounds, "affordable", lambda self, grid, repeats: grid)
     ticking(monkeypatch, 1.0)
-    rows = adaptively(tmp_path, copier(10_000), budget=Budget(6.5, started=0.0))
+    rows = adaptively(tmp_path, copier(10_000), budget=TimeBudget(6.5, started=0.0))
     left_out = [row for row in rows if row.status == "budget"]
     assert left_out
     assert {row.length for row in rows} == set(coarse_lengths(LONGEST))
@@ -201,7 +208,7 @@ def test_a_budget_that_runs_out_leaves_rows_that_say_so(tmp_path: Path, monkeypa
 def test_more_time_measures_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(adaptive._Rounds, "affordable", lambda self, grid, repeats: grid[:3])
-        adaptively(tmp_path, copier(10_000), budget=Budget(1e6))
+        adaptively(tmp_path, copier(10_000), budget=TimeBudget(1e6))
     assert any(row.status == "budget" for row in read_rows(tmp_path))
     rows = adaptively(tmp_path, copier(10_000))
     assert {row.status for row in rows} == {"ok"}
@@ -218,12 +225,12 @@ def test_the_plan_says_how_many_lengths_a_budget_allows(
 
     monkeypatch.setattr(adaptive, "plan", planned)
     if lengths:
-        rows = adaptively(tmp_path, copier(10_000), budget=Budget(left))
+        rows = adaptively(tmp_path, copier(10_000), budget=TimeBudget(left))
         measured = {row.length for row in rows if row.status == "ok"}
         assert measured == set(coarse_lengths(LONGEST)[:lengths])
     else:
         with pytest.raises(ValueError, match="give more --minutes"):
-            adaptively(tmp_path, copier(10_000), budget=Budget(left))
+            adaptively(tmp_path, copier(10_000), budget=TimeBudget(left))
 
 
 def test_what_is_measured_already_costs_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +239,7 @@ def test_what_is_measured_already_costs_no_budget(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(adaptive, "plan", planned)
     for times in (1, 2, 3):
-        rows = adaptively(tmp_path, copier(10_000), budget=Budget(4.0))  # three lengths, at 80 % of it
+        rows = adaptively(tmp_path, copier(10_000), budget=TimeBudget(4.0))  # three lengths, at 80 % of it
         assert len({row.length for row in rows if row.status == "ok"}) == min(8, 3 * times)
 
 

@@ -17,7 +17,7 @@ from farspan.cli import app
 from farspan.demo import run_demo
 from farspan.lm import LM, wrap
 from farspan.measuring import dealing, sharding
-from farspan.measuring.dealing import BANDS, LONG, REREAD, Cell, deal
+from farspan.measuring.dealing import BANDS, LONG, REREAD, CellCost, deal
 from farspan.measuring.grid import measure
 from farspan.measuring.loop import Watch
 from farspan.measuring.result import Measured
@@ -61,14 +61,14 @@ def cost(lengths: Sequence[int], per_token: float, per_pair: float, scored: int)
     return forward(0, max(lengths)) + sum(2 * forward(length, scored or length) for length in lengths)
 
 
-def cell(name: str, lengths: Sequence[int], repeats: int, *how: Any) -> Cell:
+def cell(name: str, lengths: Sequence[int], repeats: int, *how: Any) -> CellCost:
     """A task with the costs of `cost`."""
     alone = tuple(cost([length], *how) for length in lengths)
     up_to = tuple(cost(lengths[: at + 1], *how) for at in range(len(lengths)))
-    return Cell((name, "full", "curve"), (up_to[-1],) * repeats, tuple(lengths), alone, up_to)
+    return CellCost((name, "full", "curve"), (up_to[-1],) * repeats, tuple(lengths), alone, up_to)
 
 
-def comparison() -> list[Cell]:
+def comparison() -> list[CellCost]:
     """14 models x 8 methods x 10 repeats at 32 lengths to 128K, nested and probed."""
     lengths = [4096 * i for i in range(1, 33)]
     return [
@@ -79,7 +79,7 @@ def comparison() -> list[Cell]:
     ]
 
 
-def some_cells(seed: int) -> list[Cell]:
+def some_cells(seed: int) -> list[CellCost]:
     rng = random.Random(seed)
     cells = []
     for number in range(rng.randrange(1, 9)):

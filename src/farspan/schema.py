@@ -261,7 +261,7 @@ class ComparedQuestion(Checked):
     unit: str
 
 
-class Comparison(Checked):
+class ComparisonSettings(Checked):
     """The settings in run.json of a comparison, in older versions."""
 
     questions: dict[str, ComparedQuestion]
@@ -349,7 +349,7 @@ def check_header(header: Any) -> None:
     if isinstance(header["settings"].get("tasks"), dict):
         check(HeaderSettings, header["settings"], "settings")
     elif header["settings"].get("task") == "compare":
-        check(Comparison, header["settings"], "settings")
+        check(ComparisonSettings, header["settings"], "settings")
 
 
 def check_index(about: Any) -> None:

@@ -10,7 +10,7 @@ from farspan.cli.options import (
     Models,
     Repeats,
     Running,
-    Sampling,
+    TextOptions,
     count,
     one_line_errors,
     option,
@@ -20,7 +20,7 @@ from farspan.cli.options import (
 def attention(
     models: Models = None,
     *,
-    sampling: Sampling,
+    sampling: TextOptions,
     repeats: Repeats = 10,
     layers: Annotated[str, option(TASK, "all, or layers such as 0,5,-1: the first, the sixth, the last.")] = "all",
     sinks: Annotated[int, count(TASK, "First tokens of a text that `rest` leaves out.", 0)] = 8,

@@ -150,7 +150,7 @@ class Loading:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class TextOptions:
     """Options: which texts are measured, at which lengths."""
 
     text: Text = "builtin"

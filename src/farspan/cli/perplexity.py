@@ -10,7 +10,7 @@ from farspan.cli.options import (
     Models,
     Repeats,
     Running,
-    Sampling,
+    TextOptions,
     count,
     one_line_errors,
     option,
@@ -20,7 +20,7 @@ from farspan.cli.options import (
 def perplexity(
     models: Models = None,
     *,
-    sampling: Sampling,
+    sampling: TextOptions,
     repeats: Repeats = 10,
     targets: Annotated[
         str, option(TASK, "fixed: the same tokens at all lengths; last: of each length; all: every token.")

@@ -18,9 +18,9 @@ from farspan.cli.options import (
     Loading,
     Model,
     Out,
-    Sampling,
     Scored,
     Text,
+    TextOptions,
     Warmup,
     count,
     err,
@@ -36,7 +36,7 @@ Shape = Literal["yarn", "factors"]  # as in farspan.measuring.search, which impo
 
 
 @dataclass(frozen=True)
-class Searching(Sampling):
+class Searching(TextOptions):
     """Options: the texts of a search, which are not the held-out ones."""
 
     text: Text = "builtin:train"

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from farspan.cli.measured import run_measurement
-from farspan.cli.options import TASK, Loading, Methods, Models, Repeats, Running, Sampling, one_line_errors, option
+from farspan.cli.options import TASK, Loading, Methods, Models, Repeats, Running, TextOptions, one_line_errors, option
 
 
 def task(
@@ -14,7 +14,7 @@ def task(
     ],
     models: Models = None,
     *,
-    sampling: Sampling,
+    sampling: TextOptions,
     repeats: Repeats = 10,
     method: Methods = None,
     loading: Loading,
@@ -40,7 +40,7 @@ def compare(
         option(TASK, "A task with its settings; default perplexity. Repeatable.", "--task", metavar="TASK"),
     ] = None,
     cost: Annotated[bool, option(TASK, "Also measure tokens per second and memory.")] = True,
-    sampling: Sampling,
+    sampling: TextOptions,
     repeats: Repeats = 10,
     method: Methods = None,
     loading: Loading,

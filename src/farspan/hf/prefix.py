@@ -19,14 +19,14 @@ from farspan.hf.flash import flash, hidden_mask, joined, takes
 
 
 @dataclass(frozen=True)
-class Parts:
+class PrefixMask:
     """A mask [batch, heads, time, keys] of which only the last `time` keys hide anything."""
 
     before: int  # keys that every query sees
     own: Tensor | None  # additive mask of the other keys; None: causal
 
     @classmethod
-    def of(cls, mask: Tensor, dtype: torch.dtype) -> "Parts | None":
+    def of(cls, mask: Tensor, dtype: torch.dtype) -> "PrefixMask | None":
         """Return the parts of a boolean mask (True: visible) or an additive one; None if it has other gaps."""
         time, keys = mask.shape[-2:]
         before = keys - time
@@ -44,7 +44,7 @@ class Parts:
 class _Reading(threading.local):
     """The masks of the forward that this thread runs, by their ids."""
 
-    masks: dict[int, tuple[Tensor, Parts | None]] | None = None
+    masks: dict[int, tuple[Tensor, PrefixMask | None]] | None = None
 
 
 _reading = _Reading()
@@ -89,7 +89,9 @@ def sdpa(
     return joined(both).transpose(1, 2).contiguous(), None
 
 
-def _parts(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Parts | None:
+def _parts(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
+) -> PrefixMask | None:
     """Return how to split this call; None: it cannot be, or comes from another thread."""
     if _reading.masks is None or mask is None or mask.dim() != 4 or mask.shape[-2] != query.shape[2]:
         return None
@@ -99,5 +101,5 @@ def _parts(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, optio
     if not takes(query, key, value) or query.shape[0] != key.shape[0] or mask.shape[-1] != key.shape[2]:
         return None
     if id(mask) not in _reading.masks:
-        _reading.masks[id(mask)] = mask, Parts.of(mask, query.dtype)
+        _reading.masks[id(mask)] = mask, PrefixMask.of(mask, query.dtype)
     return _reading.masks[id(mask)][1]

@@ -46,7 +46,7 @@ BUDGET_SHARE = 0.8  # of the time given that a plan may take: plans err
 
 
 @dataclass
-class Budget:
+class TimeBudget:
     """Time that a measurement may take."""
 
     seconds: float = math.inf
@@ -99,7 +99,7 @@ def measure_adaptively(
     seed: int,
     batch: int | None,
     chunk: int | None,
-    budget: Budget,
+    budget: TimeBudget,
     watch: Watch,
 ) -> list[Row]:
     """Measure a curve and return its rows. `task` and `longest` as `prepared` returns them.
@@ -218,7 +218,7 @@ class _Rounds:
     seed: int
     batch: int | None
     chunk: int | None
-    budget: Budget
+    budget: TimeBudget
     watch: Watch
     seconds: float = 0.0
     tokens: int = 0

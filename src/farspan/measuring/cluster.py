@@ -24,7 +24,7 @@ from typing import Any
 from farspan.extras import optional_import
 from farspan.files import HeldError
 from farspan.lm import LM, Load
-from farspan.measuring.adaptive import Budget
+from farspan.measuring.adaptive import TimeBudget
 from farspan.measuring.grid import begin_model, measure_setups
 from farspan.measuring.loop import Watch
 from farspan.measuring.queue import UnitQueue
@@ -168,7 +168,7 @@ class Worker:
             self._name = name
         job, methods = self._job, [method(one) for one in self._job.methods]
         sizes = job.batch, job.chunk
-        measure_setups(self._setups, self._lm, methods, job.what, self._run, part, Budget(), *sizes, self._watch)
+        measure_setups(self._setups, self._lm, methods, job.what, self._run, part, TimeBudget(), *sizes, self._watch)
         lines = list(self._notices)
         self._notices.clear()
         return lines

@@ -28,7 +28,7 @@ REREAD = 2.0  # cost of a repeat in bands, at most, over its cost in one piece
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
+class CellCost:
     """The cost of one task on one model under one method, in floating-point operations."""
 
     name: tuple[str, str, str]  # model, method, task
@@ -99,7 +99,7 @@ class Unit:
 class Dealing:
     """Which shard does which units."""
 
-    cells: Sequence[Cell]
+    cells: Sequence[CellCost]
     units: Sequence[Unit]
     owners: Sequence[int]  # of each unit: its shard, from 0
     loads: Sequence[float]  # of each shard
@@ -119,7 +119,7 @@ class Dealing:
         return [unit for unit, owner in zip(self.units, self.owners, strict=True) if owner == shard]
 
 
-def deal(cells: Sequence[Cell], count: int) -> Dealing:
+def deal(cells: Sequence[CellCost], count: int) -> Dealing:
     """Deal the cells to `count` shards, in units as large as balance allows."""
     mean = sum(cell.flops for cell in cells) / count
     largest = max([mean, *(max(cell.repeats, default=0.0) for cell in cells)])  # no repeat is cut at first
@@ -134,7 +134,7 @@ def deal(cells: Sequence[Cell], count: int) -> Dealing:
     return best
 
 
-def _units(cells: Sequence[Cell], largest: float, *, cut: bool) -> list[Unit]:
+def _units(cells: Sequence[CellCost], largest: float, *, cut: bool) -> list[Unit]:
     """Return units that cost no more than `largest` where a cell can be divided that far; `cut`: also into bands."""
     units = []
     for number, cell in enumerate(cells):
@@ -148,7 +148,7 @@ def _units(cells: Sequence[Cell], largest: float, *, cut: bool) -> list[Unit]:
     return units
 
 
-def _longest_first(cells: Sequence[Cell], units: Sequence[Unit], count: int) -> Dealing:
+def _longest_first(cells: Sequence[CellCost], units: Sequence[Unit], count: int) -> Dealing:
     heap = [(0.0, shard) for shard in range(count)]
     owners = [0] * len(units)
     for number in sorted(range(len(units)), key=lambda number: (-units[number].flops, number)):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from farspan.lm import LM, Load
-from farspan.measuring.adaptive import Budget, measure_adaptively, round_one
+from farspan.measuring.adaptive import TimeBudget, measure_adaptively, round_one
 from farspan.measuring.loop import Mine, Watch, measure_cell
 from farspan.measuring.plan import Plan, plan
 from farspan.measuring.result import Measured
@@ -115,14 +115,14 @@ def _measure_here(
     watch: Watch,
 ) -> Measured:
     """Measure a run, or the part of a shard, in this process."""
-    budget = Budget() if minutes is None else Budget(60 * minutes)
+    budget = TimeBudget() if minutes is None else TimeBudget(60 * minutes)
     part = None if shard is None else sharding(models, methods, what, shard, loader)
     if part is not None:
         watch.notice(str(part))
         models = part.measured(models)
     with Run.open(folder, header, shard) as run:
         for done, model in enumerate(models):
-            share = Budget(budget.left / (len(models) - done))
+            share = TimeBudget(budget.left / (len(models) - done))
             # a separate call, so that a model is freed before the next is loaded
             _measure_model(loader(model), methods, what, run, part, share, batch, chunk, watch)
     if part is None:
@@ -161,7 +161,7 @@ def _measure_model(
     what: Grid,
     run: Run,
     part: Sharding | None,
-    budget: Budget,
+    budget: TimeBudget,
     batch: int | None,
     chunk: int | None,
     watch: Watch,
@@ -196,7 +196,7 @@ def measure_setups(
     what: Grid,
     run: Run,
     part: Sharding | None,
-    budget: Budget,
+    budget: TimeBudget,
     batch: int | None,
     chunk: int | None,
     watch: Watch,
@@ -219,7 +219,7 @@ def measure_setups(
         for done, how in enumerate(some if one.lengths != () else ()):
             try:
                 mine = None if part is None else part.mine(lm.name, str(how), one.what)
-                share = Budget(budget.left / (left - done))
+                share = TimeBudget(budget.left / (left - done))
                 _measure_setup(one, how, lm, run, what.seed, share, batch, chunk, mine, watch)
             except ValueError as error:
                 if not what.compared or isinstance(error, ServerError):
@@ -236,7 +236,7 @@ def _measure_setup(
     lm: LM,
     run: Run,
     seed: int,
-    budget: Budget,
+    budget: TimeBudget,
     batch: int | None,
     chunk: int | None,
     mine: Mine | None,

@@ -15,7 +15,7 @@ from typing import Any
 
 from farspan.lm import LM, Load
 from farspan.measuring.adaptive import round_one
-from farspan.measuring.dealing import LONG, Cell, Dealing, Unit, deal
+from farspan.measuring.dealing import LONG, CellCost, Dealing, Unit, deal
 from farspan.measuring.loop import Mine, Watch, within_positions
 from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, possible_lengths
 from farspan.methods import Method
@@ -83,7 +83,7 @@ def _slurm_shard(variables: Mapping[str, str]) -> Shard:
 class Content:
     """What a cell consists of: its cost, and its rows."""
 
-    cell: Cell
+    cell: CellCost
     settings: str  # of its task, as JSON
     places: Sequence[Sequence[tuple[str, tuple[int, ...], tuple[float, ...]]]]  # of each repeat: its examples
 
@@ -259,7 +259,9 @@ def _contents(lm: LM, methods: Sequence[Method], one: Setup, what: Grid) -> list
             if not what.compared:
                 raise
             costs = (0.0,) * repeats, (), ()  # the shard that has it records the refusal
-        contents.append(Content(Cell(name, costs[0], lengths, *costs[1:], divisible=not adaptive), settings, places))
+        contents.append(
+            Content(CellCost(name, costs[0], lengths, *costs[1:], divisible=not adaptive), settings, places)
+        )
     return contents
 
 

@@ -22,7 +22,7 @@ HITS = ("copy_hits", "hits")  # scores with a bit for each scored token
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShownText:
     """Some text that is shown in one way."""
 
     kind: str  # separator, read, fed; and of the scored: remembered, guessed, missed, or hit where no control is known
@@ -41,7 +41,7 @@ class ShownExample:
     num_scored: int
     num_hits: int | None  # None: the row does not record them
     answer: str  # that the model gave; "": none is recorded
-    pieces: list[Piece]
+    pieces: list[ShownText]
 
 
 def examples(source: Source) -> list[ShownExample]:
@@ -62,8 +62,8 @@ def _example(source: Source, values: Mapping[str, Any]) -> ShownExample:
     asked = parts[-1][1]
     rows = _rows(source, values)
     mine = [row for row in rows if row.repeat == values["repeat"]]
-    pieces = [Piece("read" if kind == "asked" else kind, "".join(tokens)) for kind, tokens in parts[:-1]]
-    pieces.append(Piece("fed", "".join(asked[:-scored])))
+    pieces = [ShownText("read" if kind == "asked" else kind, "".join(tokens)) for kind, tokens in parts[:-1]]
+    pieces.append(ShownText("fed", "".join(asked[:-scored])))
     hits = next((found for name in HITS if (found := _hits(mine, name, scored)) is not None), None)
     # the control of a target is recorded with the text that was read instead of it
     other = [row for row in rows if row.scores.get("control_repeat") == values["repeat"]]
@@ -107,11 +107,11 @@ def _hits(rows: Sequence[Row], name: str, scored: int) -> np.ndarray | None:
     return None
 
 
-def _scored(tokens: Sequence[str], hits: np.ndarray | None, control: np.ndarray | None) -> Iterator[Piece]:
+def _scored(tokens: Sequence[str], hits: np.ndarray | None, control: np.ndarray | None) -> Iterator[ShownText]:
     """Yield the scored tokens, neighbours of one kind together."""
     kinds = ["fed" if hits is None else _kind(i, hits, control) for i in range(len(tokens))]
     for kind, same in groupby(zip(kinds, tokens, strict=True), key=lambda pair: pair[0]):
-        yield Piece(kind, "".join(token for _, token in same))
+        yield ShownText(kind, "".join(token for _, token in same))
 
 
 def _kind(index: int, hits: np.ndarray, control: np.ndarray | None) -> str:

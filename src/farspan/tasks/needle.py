@@ -60,7 +60,7 @@ NEW_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class Query:
+class NeedleQuery:
     """The needles of one depth, and the question about them."""
 
     facts: tuple[Fact, ...]
@@ -78,7 +78,7 @@ class NeedlePrompt:
     head: np.ndarray  # the separator, or the beginning of the chat template
     description: np.ndarray
     hay: np.ndarray
-    queries: tuple[Query, ...]  # one for each depth
+    queries: tuple[NeedleQuery, ...]  # one for each depth
     others: tuple[Fact, ...]  # distractors
     other_answers: tuple[str, ...]  # of these
 
@@ -211,7 +211,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         named = self._tracking(rng, lm) if self.kind == "tracking" else self._needles(rng, lm)
         head, end = self._template(lm)
         spread = self.used("spread") or 0.0
-        queries: list[Query] = []
+        queries: list[NeedleQuery] = []
         others: list[Fact] = []
         other_answers: list[str] = []
         for which, (key, sentences, answers) in enumerate(named):
@@ -403,7 +403,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
 
 def _query(
     lm: LM, facts: tuple[Fact, ...], question: str, beginning: str, answers: Sequence[str], end: np.ndarray | None
-) -> Query:
+) -> NeedleQuery:
     """Return a query of these answers.
 
     Args:
@@ -424,7 +424,7 @@ def _query(
                 "tokens differ from those it has alone; use values of the other form, or kind=single"
             )
     spans = tuple((int(last) - len(part), int(last)) for part, last in zip(parts, ends, strict=True))[::2]
-    return Query(facts, ids, whole, spans, question, tuple(answers))
+    return NeedleQuery(facts, ids, whole, spans, question, tuple(answers))
 
 
 def _check_apart(lm: LM, what: str, texts: Sequence[str], hint: str) -> None:

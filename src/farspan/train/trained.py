@@ -103,12 +103,12 @@ def plain(model: Any) -> Any:
         model = model.merge_and_unload()
     for module in list(model.modules()):
         for name in list(getattr(module, "parametrizations", ())):
-            if isinstance(module.parametrizations[name][0], Parts):
+            if isinstance(module.parametrizations[name][0], TrainedRows):
                 parametrize.remove_parametrizations(module, name, leave_parametrized=True)
     return model
 
 
-class Parts(nn.Module):
+class TrainedRows(nn.Module):
     """A parametrization of one parameter as two: its trained rows (of dimension `dim`), and the others."""
 
     rows: Tensor
@@ -167,7 +167,9 @@ def _train_queries_and_keys(model: Any, *, norms: bool, heads: Sequence[str]) ->
 def _train_rows(module: nn.Module, name: str, rows: Int[Tensor, "trained"], dim: int) -> None:
     """Train these rows (of dimension `dim`) of a parameter, and no others."""
     parameter = getattr(module, name)
-    parametrize.register_parametrization(module, name, Parts(rows.to(parameter.device), parameter.shape[dim], dim))
+    parametrize.register_parametrization(
+        module, name, TrainedRows(rows.to(parameter.device), parameter.shape[dim], dim)
+    )
     parts: Any = module.parametrizations
     parts[name].original0.requires_grad_(True)
     parts[name].original1.requires_grad_(False)
