@@ -2,7 +2,7 @@
 
 import pytest
 
-from farspan.lengths import authors_lengths, parse_depths, parse_lengths, spaced_lengths
+from farspan.lengths import authors_lengths, doubled_lengths, parse_depths, parse_lengths, spaced_lengths
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,13 @@ def test_depths_are_read_as_written(written: str, expected: tuple[float, ...]) -
 def test_depths_outside_a_length_are_refused(written: str) -> None:
     with pytest.raises(ValueError, match="depths"):
         parse_depths(written)
+
+
+@pytest.mark.parametrize(
+    ("first", "trained", "lengths"),
+    [(128, (512,), (128, 256, 512, 1024)), (300, (512, 700), (300, 600, 1200)), (4096, (512,), (4096,))],
+)
+def test_doubled_lengths_end_at_twice_the_largest_trained_length(
+    first: int, trained: tuple[int, ...], lengths: tuple[int, ...]
+) -> None:
+    assert doubled_lengths(first, trained) == lengths

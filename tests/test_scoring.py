@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from farspan.tasks import scoring
-from farspan.tasks.scoring import choice, exact_match, f1, geometric_mean, longbench, rouge
+from farspan.tasks.scoring import choice, exact_match, f1, longbench, rouge
 
 FOX = "The quick brown fox jumps over the lazy dog"
 DOG = "The quick brown dog jumps on the log."
@@ -64,11 +64,6 @@ def test_rouge_takes_the_best_reference_for_each_of_its_numbers() -> None:
 
 def test_rouge_of_nothing_is_nothing() -> None:
     assert rouge("", ["some words"]) == rouge("?!", ["some words"]) == {"rouge1": 0.0, "rouge2": 0.0, "rougeL": 0.0}
-
-
-def test_the_geometric_mean_is_of_the_means_over_a_set() -> None:
-    scores = [{"rouge1": 0.2, "rouge2": 0.0, "rougeL": 0.1}, {"rouge1": 0.4, "rouge2": 0.2, "rougeL": 0.3}]
-    assert geometric_mean(scores) == pytest.approx((0.3 * 0.1 * 0.2) ** (1 / 3))
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,11 @@ def spaced_lengths(
     return tuple(sorted(set(values)))
 
 
+def doubled_lengths(first: int, trained: Sequence[int]) -> tuple[int, ...]:
+    """Return a length and its doubles, to twice the largest of the trained lengths; always the first."""
+    return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
+
+
 def parse_lengths(text: str, points: int, spacing: Literal["linear", "log"]) -> tuple[int, ...]:
     """Return lengths from the text of an option: `512,1024,2048`, or `512:16384` with points and spacing.
 

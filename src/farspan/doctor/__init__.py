@@ -14,6 +14,7 @@ from farspan.doctor.checks import ORDER, stages
 from farspan.doctor.subject import Check, Subject, beginning, reason
 from farspan.doctor.table import print_checks
 from farspan.doctor.trace import no_trace, state
+from farspan.hf.chunks import TROUBLE
 from farspan.hf.device import is_out_of_memory
 from farspan.lm import LM
 from farspan.methods import Method
@@ -22,7 +23,6 @@ from farspan.reader import Reader
 __all__ = ["ORDER", "Check", "Watch", "beginning", "diagnose", "print_checks"]
 
 Watch = Callable[[str, int, int], None]  # the check that begins, checks done, checks in all
-TROUBLE = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)  # of models it does not suit
 
 
 class _Stop(Exception):  # noqa: N818

@@ -18,6 +18,13 @@ CHECK_TEXT = (
     "of the whole arrives: same words, same order, same expectations. Names help to see it: Ada, Grace, Alan, Kurt, "
     "Emmy, Srinivasa; and numbers do as well: 3, 14, 159, 2653, 58979. "
 )
+TROUBLE = (
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+)  # of a model that cannot be read this way
 _BRANCHES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
@@ -62,7 +69,7 @@ def self_check(lm: Any) -> str | None:
             parts += [stream.step(ids[:, first:last]) for first, last in cuts]
         except torch.OutOfMemoryError:
             raise
-        except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+        except TROUBLE as error:
             return f"reading in chunks fails: {type(error).__name__}: {error}"
         chunked = torch.cat(parts, 1)
         difference = _Difference()
@@ -96,7 +103,7 @@ def can_branch(lm: Any) -> bool:
                     expected = logits(lm.model, stream.step(branch), stream.output).float()
                     difference.add(expected, given[None])
                     stream.restore(snapshot)
-            except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+            except TROUBLE as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
                 _BRANCHES[lm] = False

@@ -1,4 +1,4 @@
-"""A budget of keys that stay once a text has been read, as their number or as a share of the text."""
+"""Methods that keep some keys once a text has been read: of a budget, their number or a share of the text."""
 
 import math
 from contextlib import AbstractContextManager
@@ -8,22 +8,35 @@ from typing import ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from farspan.hf.attend import Call, dense
+from farspan.hf.attend import Call, Eviction, dense
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
 
 
 @dataclass(frozen=True)
-class Budget(Method):
+class Evicting(Method, Eviction):
+    """The base of methods that read with full attention, and then keep the keys that they choose."""
+
+    changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
+    in_model: ClassVar[bool] = False
+    scores_as_it_reads: ClassVar[bool] = False
+
+    @property
+    def sees(self) -> int:
+        return self.window
+
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
+        return attending(lm, dense, name=str(self), rotary=False, eviction=self, padding=True)
+
+
+@dataclass(frozen=True)
+class Budget(Evicting):
     """The base of methods that read with full attention and then keep the keys with the largest `votes`."""
 
     capacity: int | None = None  # keys per head
     share: float | None = None  # of the tokens of the text, rounded up; instead of capacity
 
-    changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
-    in_model: ClassVar[bool] = False
-    scores_as_it_reads: ClassVar[bool] = False
     window: ClassVar[int] = 1  # last queries that the choice needs
 
     def __post_init__(self) -> None:
@@ -51,13 +64,6 @@ class Budget(Method):
         if self.share is not None:
             return replace(self, share=1.0)
         return replace(self, capacity=max(self.capacity or 0, num_tokens))
-
-    @property
-    def sees(self) -> int:
-        return 1
-
-    def on(self, lm: LM) -> AbstractContextManager[Reader]:
-        return attending(lm, dense, name=str(self), rotary=False, eviction=self, padding=True)
 
     def votes(self, call: Call) -> Float[Tensor, "batch heads keys"]:
         """Return how much each head wants to keep each key. `call` is as in `Eviction.choose`."""

@@ -130,13 +130,8 @@ class CepeReader(OuterReader):
     mode: str
     scope: hf.Scope
 
-    @property
-    def capacity(self) -> int:
-        return self.inner.capacity
-
-    @capacity.setter
-    def capacity(self, tokens: int) -> None:
-        self.inner.capacity = min(tokens, self.window)
+    def inner_capacity(self, num_tokens: int) -> int:
+        return min(num_tokens, self.window)
 
     def bytes_needed(self, num_rows: int, num_tokens: int) -> dict[str, int]:
         model, in_decoder = self.lm.model, min(num_tokens, self.window)

@@ -84,13 +84,8 @@ class MixtureReader(OuterReader):
 
     how: Replug
 
-    @property
-    def capacity(self) -> int:
-        return self.inner.capacity
-
-    @capacity.setter
-    def capacity(self, tokens: int) -> None:
-        self.inner.capacity = tokens if self.how.piece is None else 0  # a piece takes a part of it
+    def inner_capacity(self, num_tokens: int) -> int:
+        return num_tokens if self.how.piece is None else 0  # a piece takes a part of it
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
         """Read each passage (or piece) in a pass of its own, `head` first in each.

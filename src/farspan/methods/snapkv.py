@@ -15,7 +15,6 @@ the answer, as in the paper. Holds every key while it reads, then `capacity` per
 reads the text again. Not trained.
 """
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -24,18 +23,15 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
-from farspan.hf.attend import Call, dense
-from farspan.lm import LM
-from farspan.methods.base import ATTENTION, Method
-from farspan.methods.budget import largest_votes
-from farspan.reader import Reader, attending
+from farspan.hf.attend import Call
+from farspan.methods.budget import Evicting, largest_votes
 from farspan.specs import check_known
 
 POOLS = ("max", "mean")
 
 
 @dataclass(frozen=True)
-class SnapKV(Method):
+class SnapKV(Evicting):
     """The `capacity` keys of each head that the last `window` queries of the text attend to most."""
 
     capacity: int  # keys per head, the window among them
@@ -44,9 +40,6 @@ class SnapKV(Method):
     pool: str = field(default="max", metadata={"quiet": True})  # one of POOLS
 
     name: ClassVar[str] = "snapkv"
-    changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
-    in_model: ClassVar[bool] = False
-    scores_as_it_reads: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.capacity <= self.window:
@@ -67,13 +60,6 @@ class SnapKV(Method):
 
     def neutral(self, num_tokens: int) -> "SnapKV":
         return replace(self, capacity=max(self.capacity, num_tokens))
-
-    @property
-    def sees(self) -> int:
-        return self.window
-
-    def on(self, lm: LM) -> AbstractContextManager[Reader]:
-        return attending(lm, dense, name=str(self), rotary=False, eviction=self, padding=True)
 
     def choose(self, call: Call) -> Int[Tensor, "batch heads chosen"] | None:
         keys = call.key.shape[2]

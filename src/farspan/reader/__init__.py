@@ -159,6 +159,18 @@ class OuterReader(Reader):
     def chunk(self, num_tokens: int) -> None:
         self.inner.chunk = num_tokens
 
+    @property
+    def capacity(self) -> int:
+        return self.inner.capacity
+
+    @capacity.setter
+    def capacity(self, num_tokens: int) -> None:
+        self.inner.capacity = self.inner_capacity(num_tokens)
+
+    def inner_capacity(self, num_tokens: int) -> int:
+        """Return how many tokens the inner reader's memory allocates for, of a text of `num_tokens`; 0: not known."""
+        return num_tokens
+
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
         return self.inner.flops(num_before, num_tokens, num_scored)
 

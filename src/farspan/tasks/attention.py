@@ -30,7 +30,6 @@ from farspan.lengths import LARGEST
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest
-from farspan.text.corpora import load
 
 SINKS = 8  # the paper's, figure 7
 MAP_BINS = 128
@@ -72,7 +71,7 @@ class Attention(Task):
         return tuple(sorted({longest // part for part in PARTS} - set(range(self.sinks + 1)))) or (longest,)
 
     def on(self, lm: LM, text: str) -> "BoundAttention":
-        return BoundAttention(**vars(self), text=load(text, lm.tokenizer))
+        return BoundAttention.of(self, lm, text)
 
 
 @dataclass(frozen=True, kw_only=True)

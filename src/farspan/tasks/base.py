@@ -13,7 +13,7 @@ from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.specs import written
 from farspan.tasks.prompts import token_texts
-from farspan.text.corpora import Corpus
+from farspan.text.corpora import Corpus, load
 
 P = TypeVar("P")
 Parts = tuple[Sequence[tuple[str, Sequence[int] | np.ndarray]], int]  # of an example as text, see `Bound.parts`
@@ -208,6 +208,11 @@ class BoundText(Bound[P]):
     """A task bound to one text."""
 
     text: Corpus
+
+    @classmethod
+    def of(cls, task: Task, lm: LM, text: str) -> Self:
+        """Bind a task to a text, tokenised for the model."""
+        return cls(**vars(task), text=load(text, lm.tokenizer))
 
     @property
     def texts(self) -> tuple[Corpus, ...]:

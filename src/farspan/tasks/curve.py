@@ -90,8 +90,7 @@ class Curve(Task):
             raise ValueError(f"warmup = {self.warmup}, scored = {self.scored} tokens: at least 0 and 1 are needed")
         if wrong := [depth for depth in self.depths if not 0 <= depth <= 1]:
             raise ValueError(f"depth {wrong[0]} is outside the text: expected 0, its beginning, to 1, its end")
-        if "" in (self.target_text, self.prefix_text):
-            raise ValueError("a text has no name: got '', expected one for target_text or prefix_text, or leave it out")
+        check_names(self.target_text, self.prefix_text)
         if self.protocol is not None:
             check_depths(self.depths, self.protocol, (), 0)
 
@@ -324,6 +323,12 @@ def probe_tokens(warmup: int | None, scored: int | None, largest: int, context: 
             "give smaller ones, or longer --lengths"
         )
     return w, k
+
+
+def check_names(*texts: str | None) -> None:
+    """Raise ValueError if a text is given without a name."""
+    if "" in texts:
+        raise ValueError("a text has no name: got '', expected one for target_text or prefix_text, or leave it out")
 
 
 def named_text(name: str, text: str, lm: LM) -> Corpus:

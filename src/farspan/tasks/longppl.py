@@ -35,6 +35,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from farspan.files import expanded
+from farspan.lengths import doubled_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import Reader
 from farspan.record import Row, latest, read_rows
@@ -114,7 +115,7 @@ class LongPPL(Task):
         first = min(trained)
         while first < self.resolved(None, (first,)).least:
             first *= 2
-        return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
+        return doubled_lengths(first, trained)
 
     def on(self, lm: LM, text: str) -> "BoundLongPPL":
         chosen = None if self.keys == OWN else key_tokens(self.keys)

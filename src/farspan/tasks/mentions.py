@@ -37,11 +37,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.tasks.prompts import token_texts
-from farspan.text.corpora import load
 
 DISTANCE = 1000  # tokens
 TARGET_TOKENS = 1024
@@ -131,10 +131,10 @@ class Mentions(Task):
         """Return powers of two from the first that holds the distance to twice the largest trained length, at least
         one."""
         first = 1 << (self.least - 1).bit_length()
-        return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
+        return doubled_lengths(first, trained)
 
     def on(self, lm: LM, text: str) -> "BoundMentions":
-        return BoundMentions(**vars(self), text=load(text, lm.tokenizer))
+        return BoundMentions.of(self, lm, text)
 
 
 @dataclass(frozen=True, kw_only=True)

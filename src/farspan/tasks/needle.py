@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from farspan.ask import template
+from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Memory, NotFiniteError, Reader
 from farspan.specs import check_known
@@ -39,7 +40,6 @@ from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.needle_words import ADJECTIVES, FORMS, NOUNS, WORDS
 from farspan.tasks.passages import joined, places, row
 from farspan.tasks.prompts import encoded, following, pieces
-from farspan.text.corpora import load
 
 KINDS = ("single", "multikey", "multivalue", "tracking")
 NEEDLES = KINDS[:3]
@@ -172,10 +172,10 @@ class Needle(Task):
         """Return powers of two from a quarter of the smallest trained length to twice the largest, but at least 512, or
         1,024 where a depth has several needles."""
         first = max(1024 if self.used("spread") else 512, min(trained) // 4)
-        return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
+        return doubled_lengths(first, trained)
 
     def on(self, lm: LM, text: str) -> "BoundNeedle":
-        return BoundNeedle(**vars(self), text=load(text, lm.tokenizer))
+        return BoundNeedle.of(self, lm, text)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Memory, Reader
 from farspan.specs import check_known
@@ -36,7 +37,6 @@ from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task,
 from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.passages import joined, places, row
 from farspan.tasks.prompts import encoded, following
-from farspan.text.corpora import load
 
 TESTS = ("recall", "pairs", "cloze")
 CUE = 16  # tokens of the recalled passage that are given
@@ -129,12 +129,11 @@ class Own(Task):
         return TESTS if self.tests == "all" else (self.tests,)
 
     def on(self, lm: LM, text: str) -> "BoundOwn":
-        return BoundOwn(**vars(self), text=load(text, lm.tokenizer))
+        return BoundOwn.of(self, lm, text)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return powers of two from a quarter of the smallest trained length to twice the largest, but at least 512."""
-        first = max(512, min(trained) // 4)
-        return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
+        return doubled_lengths(max(512, min(trained) // 4), trained)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from farspan.lengths import doubled_lengths
 from farspan.lm import LM
 from farspan.reader import Reader
 from farspan.tasks.base import Bound, Example, Parts, Quality, Result, Task, Work, digest
@@ -74,8 +75,7 @@ class Passkey(Task):
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return powers of two from a quarter of the smallest trained length to twice the largest, but at least 256."""
-        first = max(256, min(trained) // 4)
-        return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
+        return doubled_lengths(max(256, min(trained) // 4), trained)
 
     def on(self, lm: LM, text: str) -> "BoundPasskey":
         return BoundPasskey(**vars(self))

@@ -22,12 +22,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from farspan.lengths import doubled_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import CHUNK, Memory, Reader, Scores
 from farspan.specs import check_known
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.terminal import report
-from farspan.text.corpora import load
 
 TARGETS = ("fixed", "last", "all")
 TARGET_TOKENS = 256  # CEPE's
@@ -79,8 +79,7 @@ class Perplexity(Task):
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return powers of two to twice the largest trained length, from a quarter of the smallest, at most 512, or
         from the first with as many context tokens as targets."""
-        first = self._shortest(min(trained))
-        return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
+        return doubled_lengths(self._shortest(min(trained)), trained)
 
     def _shortest(self, trained: int) -> int:
         first = shortest_length(trained)
@@ -93,7 +92,7 @@ class Perplexity(Task):
         return TARGET_TOKENS if self.target_tokens is None else self.target_tokens
 
     def on(self, lm: LM, text: str) -> "BoundPerplexity":
-        return BoundPerplexity(**vars(self), text=load(text, lm.tokenizer))
+        return BoundPerplexity.of(self, lm, text)
 
 
 @dataclass(frozen=True)

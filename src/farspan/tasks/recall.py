@@ -12,7 +12,7 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.tasks.base import Quality, Task
-from farspan.tasks.curve import BoundCurve, named_text, probe_tokens
+from farspan.tasks.curve import BoundCurve, check_names, named_text, probe_tokens
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class Recall(Task):
     quality: ClassVar[Quality] = Quality("copy", "copy accuracy", higher_is_better=True, graded=True)
 
     def __post_init__(self) -> None:
-        if "" in (self.target_text, self.prefix_text):
-            raise ValueError("a text has no name: got '', expected one for target_text or prefix_text, or leave it out")
+        check_names(self.target_text, self.prefix_text)
         if not 2 <= self.points <= 1000:
             raise ValueError(f"points = {self.points}; give 2 to 1,000 depths (--points)")
 

@@ -19,8 +19,6 @@ from difflib import SequenceMatcher
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from farspan.extras import optional_import
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -65,12 +63,6 @@ def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
     scorer = package.RougeScorer(ROUGES, use_stemmer=False)
     each = [scorer.score(reference, prediction) for reference in _some(references)]
     return {name: max(float(scores[name].fmeasure) for scores in each) for name in ROUGES}
-
-
-def geometric_mean(scores: Sequence[dict[str, float]]) -> float:
-    """Return SCROLLS' number of a summarisation set: of the means of ROUGE-1, ROUGE-2 and ROUGE-L over examples."""
-    means = [float(np.mean([each[name] for each in scores])) for name in ROUGES]
-    return float(np.prod(means) ** (1 / 3))
 
 
 def choice(prediction: str, options: Sequence[str]) -> str | None:
