@@ -1,4 +1,7 @@
-"""A method or a task as text: `name:setting=value,setting=value`; the values of a list are joined by `+`."""
+"""A method or a task as text: `name:setting=value,setting=value`; the values of a list are joined by `+`.
+
+A setting that is None is left out, or written as `auto` where leaving it out would give it another value.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
@@ -7,17 +10,18 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 M = TypeVar("M")
+AUTO = "auto"  # None, of a setting with another default
 
 
 def written(name: str, settings: Any) -> str:
-    """Return the settings, a dataclass, as text that `one_of` parses. Settings that are None are left out, and those
-    with `metadata={"quiet": True}` while they have their default."""
-    given = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    quiet = {
-        field.name for field in fields(settings) if field.metadata.get("quiet") and given[field.name] == field.default
-    }
-    listed = ",".join(f"{key}={_plain(v)}" for key, v in given.items() if v is not None and key not in quiet)
-    return f"{name}:{listed}" if listed else name
+    """Return the settings, a dataclass, as text that `one_of` parses. Settings with their default are left out if it is
+    None or they have `metadata={"quiet": True}`."""
+    listed = []
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if value != field.default or not (value is None or field.metadata.get("quiet")):
+            listed.append(f"{field.name}={_plain(value)}")
+    return f"{name}:{','.join(listed)}" if listed else name
 
 
 def one_of(known: Mapping[str, type[M]], text: str, noun: str) -> M:
@@ -52,7 +56,8 @@ def _parsed(kind: type[M], noun: str, name: str, settings: str) -> M:
             raise ValueError(f"setting {key!r} of {noun} {problem}")
         if not value:
             raise ValueError(f"setting {key!r} of {noun} is empty: write {key}=VALUE, or leave it out")
-        values[key] = _read(noun, key, value, hints[key])
+        chosen = value == AUTO and NoneType in get_args(hints[key]) and known[key].default is not None
+        values[key] = None if chosen else _read(noun, key, value, hints[key])
     for key, field in known.items():
         if key not in values and field.default is MISSING:
             raise ValueError(f"{noun} needs {key}: write {name}:{key}=...")
@@ -89,9 +94,11 @@ def _read(noun: str, key: str, value: str, hint: Any) -> Any:
 
 
 def _plain(value: Any) -> str:
+    if value is None:
+        return AUTO
     if isinstance(value, tuple):
         return "+".join(map(_plain, value))
     if isinstance(value, bool):
         return str(value).lower()
     whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
-    return str(int(value)) if whole else str(value)
+    return str(int(value)) if whole else str(value).replace("e+", "e")  # a + joins values, and methods
