@@ -12,10 +12,11 @@ from browser import opened
 from test_cli import farspan
 from transformers import PreTrainedTokenizerFast
 
+from farspan.lm import load
 from farspan.record import Row, read_rows
 from farspan.report.export import three_digits
 from farspan.report.page import write_report
-from farspan.tasks import TASKS
+from farspan.tasks import TASKS, Bound, Example, task
 
 from tiny import tiny_model
 
@@ -47,6 +48,11 @@ RUNS = {
         "score",
     ),
     "longbench2": ("task longbench2:data=longbench2.jsonl,truncate=middle model --lengths 300,900", "score"),
+}
+SPELLED = {  # of tasks with a command of their own
+    "recall": "recall:points=3,warmup=4,scored=8",
+    "perplexity": "perplexity:target_tokens=16",
+    "attention": "attention:map_bins=8",
 }
 TITLES = {
     "curve": "Forgetting curve",
@@ -175,6 +181,33 @@ def test_a_page_of_one_run_names_its_task_and_shows_its_first_example_whole(
     assert title.endswith("of model")
     assert name in title or name in TITLES
     assert shown_example(text) == "".join(token for _, part in first_example(folder)["parts"] for token in part)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_tokens_and_work_of_an_example_do_not_depend_on_the_examples_made_since(
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    if name == "ralm":
+        farspan("index", "--text", "text", "--out", "index")
+    words = RUNS[name][0].split()
+    spec = words[1] if words[0] == "task" else SPELLED.get(name, name)
+    lengths = tuple(int(length) for length in words[words.index("model") + 2].split(","))
+    lm = load("model")
+
+    def bound() -> Bound[Any]:
+        return task(spec).resolved(lengths, (64,)).on(lm, "text")
+
+    def costs(bound: Bound[Any], examples: list[Example[Any]]) -> list[Any]:
+        tokens = [bound.num_tokens(lm, example, length) for example in examples for length in lengths]
+        return [*tokens, *(list(bound.work(lm, example)) for example in examples)]
+
+    one = bound()
+    examples = one.examples(lm, lengths, 2, 0)
+    before = costs(one, examples)
+    one.examples(lm, (lengths[-1] + (lengths[-1] > 8),), 3, 1)
+    assert costs(one, examples) == before
+    assert costs(bound(), examples) == before
 
 
 @pytest.mark.usefixtures("drawn")

@@ -19,7 +19,7 @@ from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.measuring.setups import grid
 from farspan.methods import method
-from farspan.reader import CachedMemory
+from farspan.reader import DenseReader
 from farspan.record import Run
 from farspan.tasks.curve import BoundCurve
 
@@ -336,11 +336,16 @@ def test_a_text_that_is_skipped_leaves_a_memory_of_the_same_size(architecture: s
     lm, ids = wrap(tiny_model(architecture), tokenizer, architecture), torch.ones(2, 101, dtype=torch.long)
     with method(how).on(lm) as reader:
         read, skipped = reader.read(ids[:, :1]), reader.read(ids[:, :1])
-        assert isinstance(skipped, CachedMemory)
         read.read(ids[:, 1:100])
-        skipped.skip(99)
+        assert skipped.skip(99)
         for _ in range(2):
             assert (skipped.num_seen, skipped.num_kept) == (read.num_seen, read.num_kept)
             assert skipped.num_bytes == pytest.approx(read.num_bytes, rel=0.3)  # spare capacity
             read.read(ids[:, 100:])
             skipped.read(ids[:, 100:])
+
+
+def test_a_memory_without_keys_does_not_skip(lm: LM) -> None:
+    memory = DenseReader(lm, fallback="a test").read(torch.ones(1, 3, dtype=torch.long))
+    assert not memory.skip(5)
+    assert memory.num_seen == 3

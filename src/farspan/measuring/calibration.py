@@ -9,7 +9,7 @@ import torch
 
 from farspan.hf.device import wait
 from farspan.methods import Method
-from farspan.reader import CachedMemory, Memory, Reader
+from farspan.reader import Memory, Reader
 from farspan.tasks.base import Work
 
 PARTS = 64, 8, 1  # of the largest forward: the sizes that are timed, and one token
@@ -80,7 +80,7 @@ class _Timer:
         self.ids = torch.randint(3, min(1000, reader.lm.vocabulary), (batch, max(largest, READ) + 1))
         self.place: tuple[int, int] | None = None  # tokens and rows of the memory
         self.memory: Memory | None = None
-        self.skips = isinstance(reader.read(self.ids[:, :1]), CachedMemory)
+        self.skips = reader.read(self.ids[:, :1]).skip(0)
 
     def least(self, before: int, size: int, expected: float, most: float, *, scored: bool = False) -> float:
         """Return the seconds of a forward of `size` tokens after `before` others; 0 if one row takes more than `most`.
@@ -106,7 +106,7 @@ class _Timer:
         if self.memory is None or self.place != (before, rows):
             self.memory, self.reader.capacity = None, before + self.largest + 1
             memory = self.reader.read(self.ids[:rows, : 1 if self.skips else before])
-            if isinstance(memory, CachedMemory):
+            if self.skips:
                 memory.skip(before - 1)
             self.place, self.memory = (before, rows), memory
         return self.memory

@@ -361,8 +361,10 @@ def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
     """Write the first example measured, at its shortest length above 0, as text next to the rows."""
     if run.has_example(lm.name, one.what):
         return
-    bound, lengths = one.bound, one.lengths or (one.longest,)
-    repeats = one.repeats or (getattr(bound, "pool", None) or RING if one.lengths is None else DEFAULT_REPEATS)
+    bound, lengths, repeats = one.bound, one.lengths or (one.longest,), one.repeats or DEFAULT_REPEATS
+    if one.lengths is None:
+        assert isinstance(bound, BoundCurve)
+        repeats = bound.pool or RING
     mine = [row for row in run.rows if (row.model, row.settings, row.status) == (lm.name, bound.settings, "ok")]
     if not mine:
         return

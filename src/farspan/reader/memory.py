@@ -41,6 +41,11 @@ class Memory(Protocol):
 
     def read(self, ids: Ids) -> None: ...
 
+    def skip(self, num_tokens: int) -> bool:
+        """Count so many tokens as read, with random keys, to time what follows a long text; return False, and change
+        nothing, if the memory cannot."""
+        return False
+
     def score(self, ids: Ids, keep: slice | None = None) -> Scores: ...
 
     def generate(
@@ -90,6 +95,9 @@ class BaseMemory(ABC):
 
     @abstractmethod
     def read(self, ids: Ids) -> None: ...
+
+    def skip(self, num_tokens: int) -> bool:
+        return False
 
     @property
     def longest(self) -> int:
@@ -273,11 +281,12 @@ class CachedMemory(BaseMemory):
         self.batch, self.num_seen = ids.shape[0], self.num_seen + ids.shape[1]
 
     @torch.no_grad()
-    def skip(self, num_tokens: int) -> None:
-        """Count so many tokens as read, with random keys, to time what follows a long text; see `hf.Stream.skip`."""
+    def skip(self, num_tokens: int) -> bool:
+        """Skip as `Memory.skip`; see `hf.Stream.skip`."""
         with self._appending():
             self.stream.skip(num_tokens)
         self.num_seen += num_tokens
+        return True
 
     def expectations(self, ids: Tensor, kept: range) -> Generator[tuple[Tensor, Head], None, None]:
         snapshot = self.stream.snapshot()

@@ -117,8 +117,8 @@ def _known_entry(row: Row, settings: Mapping[str, Any]) -> dict[str, Any]:
             one = task(spec)
         except ValueError:
             continue
-        of, details = one.quality, getattr(one, "details", ())
-        return _entry(one.unit, of.score, of.name, of.higher_is_better, *details, exp=of.exp, graded=of.graded)
+        of = one.quality
+        return _entry(one.unit, of.score, of.name, of.higher_is_better, *one.details, exp=of.exp, graded=of.graded)
     numbers = [name for name, value in row.scores.items() if isinstance(value, int | float)] or ["score"]
     return _entry("tokens", numbers[0], numbers[0], None, graded=True)
 
