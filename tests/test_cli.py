@@ -372,6 +372,26 @@ def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
     assert not Path("run").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("curve", "demo", "--method", "full", "--method", "yarn"), "write rope:type=yarn,factor=4"),
+        (("recall", "demo", "--method", "full+nope:x=1"), "method 'nope' is unknown"),
+        (("task", "paskey", "demo"), "did you mean 'passkey'"),
+        (("compare", "demo", "--task", "perplexity", "--task", "curv"), "did you mean 'curve'"),
+        (("perplexity", "./nowhere"), "neither a folder nor a hub id"),
+        (("doctor", "demo", "--method", "sinkz:window=9"), "did you mean 'sinks'"),
+        (("ask", "~/nowhere/model", "Who?"), "neither a folder nor a hub id"),
+    ],
+)
+def test_what_is_misspelled_is_refused_before_torch_is_imported(arguments: tuple[str, ...], said: str) -> None:
+    code = "import sys; from farspan.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (2, "False\n"), found.stderr
+    assert said in found.stderr
+    assert found.stderr.count("\n") == 1
+
+
 def test_an_unknown_text_is_refused_with_what_a_text_can_be(models: Path) -> None:
     said = refused(curve(models / "llama", "--text", "missing.txt"))
     assert "text 'missing.txt' is neither a file, a folder, a hub dataset (org/name) nor a built-in text" in said

@@ -16,7 +16,11 @@ from farspan import doctor
 from farspan.demo import embedded_model
 from farspan.doctor import Check, diagnose
 from farspan.lm import LM, wrap
-from farspan.methods import Full, LambdaMask, Method, Rope, Sinks, method
+from farspan.methods import Method, method
+from farspan.methods.full import Full
+from farspan.methods.lambda_mask import LambdaMask
+from farspan.methods.rope import Rope
+from farspan.methods.sinks import Sinks
 from farspan.reader import Memory, Reader, Scores, dense_reader
 
 from tiny import tiny_model

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from farspan.hf import attend as attention
 from farspan.lm import LM, wrap
-from farspan.methods import method
+from farspan.methods import SPELLINGS, method
 from farspan.methods.rope import ntk, scaled
 from farspan.methods.topk import largest
 from farspan.text import retrieval
@@ -313,6 +313,8 @@ def test_a_model_called_by_itself_is_refused_what_cannot_be_told_apart(tokenizer
     ("text", "reason"),
     [
         ("sinkz:window=5", r"unknown; known are full, .* \(did you mean 'sinks'\?\)"),
+        ("StreamingLLM", "unknown; for example write sinks:window=508"),
+        ("full+lm-infinite:window=5", "unknown; for example write lambda_mask:window=512"),
         ("sinks:windw=5", r"no setting 'windw' \(did you mean 'window'\?\); it has window, sinks, stride"),
         ("sinks", "needs window: write sinks:window="),
         ("sinks:window", "'window' of method 'sinks' has no value: write window=VALUE"),
@@ -351,6 +353,11 @@ def test_a_model_called_by_itself_is_refused_what_cannot_be_told_apart(tokenizer
 def test_what_cannot_be_meant_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         method(text)
+
+
+@pytest.mark.parametrize("spelling", [one for one in SPELLINGS.values() if "FACTORS.json" not in one])
+def test_what_a_name_of_the_literature_leads_to_is_a_method(spelling: str) -> None:
+    assert str(method(spelling)).startswith(spelling)
 
 
 def test_a_composition_is_written_from_the_inside_out() -> None:

@@ -190,8 +190,8 @@ def test_the_table_holds_what_summarise_says(tmp_path: Path) -> None:
     folder = run(tmp_path / "a", rows(repeats=3))
     head, line = page(tmp_path / "out", folder).table(0)
     summary = stats.summarise(stats.curve(rows(repeats=3)))
-    lengths = [str(getattr(summary, name)) for name in ("fine", "coarse", "half_life", "reach", "span")]
-    assert head == ["model", "trained", "fine", "coarse", "half-life", "reach", "span", "repeats"]
+    lengths = [str(getattr(summary, name)) for name in ("half_life", "reach", "span", "fine", "coarse")]
+    assert head == ["model", "trained", "half-life", "reach", "span", "fine", "coarse", "repeats"]
     assert line == ["● small", "512", *lengths, "3"]
 
 
@@ -214,8 +214,8 @@ def test_a_censored_length_says_what_ended_the_measurement(tmp_path: Path) -> No
 def test_half_lives_are_also_in_characters_where_the_tokenizer_is_known(tmp_path: Path) -> None:
     known = run(tmp_path / "a", rows(), characters_per_token={"aa": 4.0})
     half = stats.summarise(stats.curve(rows())).half_life.value
-    assert f"{4 * half:,.0f} characters" in page(tmp_path / "out", known).table(0)[1][4]
-    assert "characters" not in page(tmp_path / "out", run(tmp_path / "b", rows())).table(0)[1][4]
+    assert f"{4 * half:,.0f} characters" in page(tmp_path / "out", known).table(0)[1][2]
+    assert "characters" not in page(tmp_path / "out", run(tmp_path / "b", rows())).table(0)[1][2]
 
 
 def test_protocols_and_texts_are_shown_apart(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_protocols_and_texts_are_shown_apart(tmp_path: Path) -> None:
     shown = page(tmp_path / "out", *folders)
     titles = ["nested, books", "probe 128+256, books", "nested, code"]
     assert shown.headings[:3] == [f"Forgetting curve, {title}" for title in titles]
-    tables = [shown.table(i) for i in range(len(shown.tables)) if shown.table(i)[0][1:3] == ["trained", "fine"]]
+    tables = [shown.table(i) for i in range(len(shown.tables)) if shown.table(i)[0][1:3] == ["trained", "half-life"]]
     assert [[line[0] for line in table[1:]] for table in tables] == [["● small", "● large"], ["● small"], ["● small"]]
     figure = drawn(tmp_path / "out")
     assert {trace["meta"]["curve"] for trace in figure["curve-1"]["data"] if "curve" in trace["meta"]} == {0, 1}
@@ -950,7 +950,7 @@ def test_a_browser_opens_the_page_from_disk_and_a_point_says_what_it_is(browser:
     )
     half = stats.summarise(stats.curve(rows())).half_life
     assert cells[0].split()[-1] == "small"
-    assert " ".join(cells[4].split()) == str(half)
+    assert " ".join(cells[2].split()) == str(half)
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
     assert loaded(browser, path) == [path.as_uri()]
 

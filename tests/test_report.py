@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,12 @@ from matplotlib.figure import Figure as Canvas
 from farspan.record import Row
 from farspan.report.cells import interval_of
 from farspan.report.curve_figures import curve_figure
-from farspan.report.curve_section import draw_curves
-from farspan.report.curves import as_data, remarks, series
+from farspan.report.curve_section import draw_curves, print_curves
+from farspan.report.curves import CurveMember, as_data, remarks, series, verdict
 from farspan.report.figure import Figure, Line, Rule
 from farspan.report.picture import draw_on
 from farspan.report.runs import differences_of
+from farspan.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("drawn")
 MODELS = {"org/small": {"trained_length": 512}}
@@ -103,6 +106,56 @@ def test_a_value_at_0_is_not_drawn_on_the_edge_of_the_axis() -> None:
 
 def test_a_figure_without_values_is_drawn() -> None:
     assert x_limits(Figure("nothing", "length", "accuracy", [], span=(0, 1))) == (0, 1)
+
+
+def printed(curves: list[CurveMember], **options: bool) -> str:
+    console = Terminal(file=StringIO(), width=80)
+    print_curves(curves, console, **options)
+    return console.file.getvalue()
+
+
+def test_the_headline_is_half_life_reach_and_span_and_the_papers_lengths_are_a_table_of_their_own() -> None:
+    curves = series(rows(repeats=3), MODELS)
+    shown = printed(curves)
+    assert re.findall(r"^  (half-life|reach|span|fine|coarse|paper)", shown, re.M) == ["half-life", "reach", "span"]
+    assert "coarse" not in shown
+    added = printed(curves, paper=True).removeprefix(shown)
+    assert re.findall(r"^  (half-life|reach|span|fine|coarse|paper \w+)", added, re.M) == [
+        "fine", "coarse", "paper fine", "paper coarse",
+    ]  # fmt: skip
+    assert not any("coarse" in line for line in remarks(curves[0], ("half_life", "reach", "span")))
+
+
+def test_copy_and_control_are_printed_by_length() -> None:
+    measured = rows(repeats=3) + failures(500) + rows({100: 0.9, 300: 0.5}, repeats=3, model="org/other")
+    lines = [line.split() for line in printed(series(measured, MODELS)).splitlines()]
+    assert ["length", "small", "copy", "small", "control", "other", "copy", "other", "control"] in lines
+    assert ["100", "1.010", "0.200", "0.910", "0.200"] in lines
+    assert ["200", "1.010", "0.200"] in lines
+    assert ["500", "oom", "oom"] in lines
+
+
+@pytest.mark.parametrize(
+    ("copies", "said"),
+    [
+        ({100: 0.2, 200: 0.2}, "recalls less than a twentieth .* at every length measured: no memory$"),
+        ({100: 1.0, 200: 1.0}, "recalls at least half .* up to 200 tokens, the longest length measured$"),
+        ({100: 0.5, 200: 0.2}, "recalls less than half .* at every length measured, and at least a twentieth .* up to"),
+        ({100: 1.0, 200: 0.4}, "at least half .* up to 1.. tokens, and at least a twentieth .* up to 200, the longest"),
+        (CURVE, r"up to 3.. tokens, and .* up to 3.. \(a text and its copy fill .* of 512 tokens at 255\)$"),
+    ],
+)
+def test_a_verdict_is_one_sentence(copies: dict[int, float], said: str) -> None:
+    (one,) = series(rows(copies, repeats=3), MODELS if copies is CURVE else {})
+    assert re.search(said, verdict(one)), verdict(one)
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 window with"), (2, "2 windows with")])
+def test_contaminated_windows_are_counted_in_words(count: int, said: str) -> None:
+    (one,) = series(rows(repeats=12), MODELS)
+    found = [{"window": number} for number in range(count)]
+    one.__dict__["summary"] = replace(one.summary, contaminated=found)
+    assert any(said in line for line in remarks(one))
 
 
 def test_lengths_too_far_apart_for_a_memory_length_are_named_once() -> None:

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from farspan.hf import attend
 from farspan.hf.attend import Call, Layer, frequencies, sink_window
-from farspan.methods import LambdaMask, Sinks
+from farspan.methods.lambda_mask import LambdaMask
+from farspan.methods.sinks import Sinks
 
 SHAPES = [Sinks(30), Sinks(30, 0), Sinks(500, 4), Sinks(9, 40), Sinks(30, 4, 8), LambdaMask(30, 5), LambdaMask(1, 0)]
 

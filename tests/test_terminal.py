@@ -3,6 +3,7 @@ obeys."""
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from farspan.cli import app
+from farspan.report.cells import Cell, by_member
 from farspan.report.picture import saved
+from farspan.report.tables import costs_of, print_comparison, print_quality
 from farspan.terminal import Terminal, shown
 
 from tiny import tiny_model
@@ -56,7 +59,7 @@ def test_brackets_colons_and_backslashes_are_shown_as_they_are() -> None:
 def test_a_name_too_long_for_its_column_is_broken_between_its_settings() -> None:
     file = StringIO()
     lines = [["sinks:window=64,sinks=4+rope:type=yarn,factor=4", "1,024", "0.123 [0.100, 0.150]"]]
-    Terminal(file=file, width=50).print_table("a title", ["method", "tokens", "quality"], lines, num_names=1)
+    Terminal(file=file, width=60).print_table("a title", ["method", "tokens", "quality"], lines, num_names=1)
     first = [line.split()[0] for line in file.getvalue().splitlines()[4:] if line.strip()]
     assert first == ["sinks:window=64,", "sinks=4+", "rope:type=yarn,", "factor=4"]
     assert "sinks:window=64,sinks=4+rope:type=yarn,factor=4" in _wide(lines)
@@ -66,6 +69,60 @@ def _wide(lines: list[list[str]]) -> str:
     file = StringIO()
     Terminal(file=file, width=200).print_table("a title", ["method", "tokens", "quality"], lines, num_names=1)
     return file.getvalue()
+
+
+METHODS = ("full", "sinks:window=508,sinks=4", "rope:type=yarn,factor=4")
+
+
+def lines_of(*, width: int, print_to: Callable[[Terminal], None]) -> list[str]:
+    file = StringIO()
+    print_to(Terminal(file=file, width=width))
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    return lines
+
+
+def cells_of(*, task: str, lengths: Sequence[int], details: Sequence[str] = ()) -> list[Cell]:
+    """Cells with intervals, verdicts and costs, no two of which have a number in common."""
+    numbers = (round(0.1 + 0.001 * i, 3) for i in range(1000))
+    cells = []
+    for method in METHODS:
+        for length in lengths:
+            value, low, high = (next(numbers) for _ in range(3))
+            found = {"value": value, "low": low, "high": high, "verdict": "" if method == "full" else "win"}
+            found |= {"details": {name: next(numbers) for name in details}, "tokens_per_second": 1e5 * next(numbers)}
+            costs = {name: 1e5 * next(numbers) for name in ("prefill_rate", "decode_rate")}
+            memory = {name: 2**30 * next(numbers) for name in ("weight_bytes", "context_bytes", "activation_bytes")}
+            about = ("SmolLM2-135M", method, task, length, "tokens", "right answers", False)
+            cells.append(Cell(*about, n=25, kept=float(length), **found, **costs, **memory))
+    return cells
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_every_number_of_a_comparison_is_on_one_line_of_a_narrow_terminal(width: int) -> None:
+    cells = cells_of(task="curve:protocol=nested", lengths=[512 << i for i in range(6)])
+    lines = lines_of(width=width, print_to=lambda console: print_comparison(cells, console))
+    for cell in cells:
+        assert sum(f" {cell.value:.3f}{'' if cell.method == 'full' else ' ▲'} " in line for line in lines) == 1
+    for mine in by_member(cells):
+        for cost in costs_of(mine)[1:]:
+            assert sum(f" {cost} " in f"{line} " for line in lines) == 1, cost
+    heads = [line.split() for line in lines]
+    assert all(any(f"{cell.length:,}" in words for words in heads) for cell in cells)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_every_number_and_interval_of_a_task_is_on_one_line_of_a_narrow_terminal(width: int) -> None:
+    cells = cells_of(task="own", lengths=(512, 1024), details=("control", "recall", "pairs", "cloze"))
+    quality = {"name": "right answers", "higher_is_better": True}
+    lines = lines_of(width=width, print_to=lambda console: print_quality(cells, quality, console))
+    for cell in cells:
+        (line,) = [line for line in lines if f" {cell.value:.3f} [{cell.low:.3f}, {cell.high:.3f}] " in line]
+        assert f" {cell.length:,} " in line
+        for value in cell.details.values():
+            (line,) = [line for line in lines if f" {value:.3f} " in line]
+            assert f" {cell.length:,} " in line, "each part names the length of its lines"
+        assert sum(f" {cell.tokens_per_second:,.0f} " in line for line in lines) == 1
 
 
 def test_what_moves_on_a_terminal_holds_no_control_characters_of_names() -> None:

@@ -10,7 +10,7 @@ from farspan.loading.places import DEMO, folder_of
 from farspan.measuring.grid import measure
 from farspan.measuring.loop import Watch
 from farspan.record import Row, read_header
-from farspan.report.curve_section import draw_curves, print_memory_lengths
+from farspan.report.curve_section import draw_curves, print_curves
 from farspan.report.curves import series
 from farspan.report.progress import Display
 from farspan.terminal import Terminal
@@ -59,7 +59,7 @@ def run_demo(out: Path, console: Terminal, *, fresh: bool = False) -> int:
     curves = series(rows, read_header(out / "natural")["models"])
     drawn = [one for one in curves if one.summary is not None]
     picture, _ = draw_curves(drawn, out, "Forgetting curve of farspan's embedded model")
-    print_memory_lengths(drawn, console)
+    print_curves(drawn, console)
     console.print_line(f"\npicture: {picture}")
     console.print("next, with a model of your own (a folder or a hub id):", Text(NEXT, style="bold"))
     return sum(row.status != "ok" for row in rows)

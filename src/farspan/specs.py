@@ -3,14 +3,41 @@
 A setting that is None is left out, or written as `auto` where leaving it out would give it another value.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
+from importlib import import_module
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 M = TypeVar("M")
 AUTO = "auto"  # None, of a setting with another default
+
+
+class Kinds(Mapping[str, type[M]]):
+    """Classes by name. The class NAME is in the module PACKAGE.NAME, which is imported when the class is first used, so
+    that names are known without importing torch.
+
+    Args:
+        package: its name.
+        classes: the name of each class.
+    """
+
+    def __init__(self, package: str, classes: Mapping[str, str]) -> None:
+        self._package, self._classes = package, classes
+
+    def __getitem__(self, name: str) -> type[M]:
+        kind: type[M] = getattr(import_module(f"{self._package}.{name}"), self._classes[name])
+        return kind
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._classes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._classes)
+
+    def __len__(self) -> int:
+        return len(self._classes)
 
 
 def written(name: str, settings: Any) -> str:

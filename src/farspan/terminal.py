@@ -3,6 +3,8 @@
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from textwrap import wrap
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,6 +16,7 @@ from rich.text import Text
 
 # C0 but for tab and newline, DEL, C1, and halves of surrogate pairs, which cannot be encoded
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+WORD = 16  # characters of a word in the head of a column that are not broken, however narrow its cells are
 _reported: set[str] = set()  # lines that this process has printed
 
 
@@ -48,16 +51,37 @@ class Terminal(Console):
         self.print(text, style=style, highlight=False, soft_wrap=True)
 
     def print_table(
-        self, title: str, head: Iterable[str], lines: Iterable[Sequence[str]], *, num_names: int = 0
+        self,
+        title: str,
+        head: Iterable[str],
+        lines: Iterable[Sequence[str]],
+        *,
+        num_names: int = 0,
+        num_keys: int | None = None,
     ) -> None:
-        """Print a table of numbers; its first `num_names` columns are names, on the left."""
-        head, lines = list(head), list(lines)
-        table = _table(title, head, lines, num_names)
-        if table.__rich_measure__(self, self.options).maximum > self.width:  # a long name ends its lines after , or +
-            head = [_broken(name) for name in head]
-            lines = [[*map(_broken, line[:num_names]), *line[num_names:]] for line in lines]
-            table = _table(title, head, lines, num_names, whole_names=True)
-        self.print(table)
+        """Print a table of numbers. If it is wider than the terminal, print its columns in several tables, so that
+        every number stays on one line; only names are broken, after `,` or `+`.
+
+        Args:
+            num_names: the first columns that hold names, aligned on the left.
+            num_keys: the first columns that each of several tables repeats; default: the names.
+        """
+        keys = num_names if num_keys is None else num_keys
+        columns = [[str(cell) for cell in column] for column in zip_longest(head, *lines, fillvalue="")]
+        self.print(Text(title, style="table.title"))
+        if not self._fits(columns, num_names):
+            names = [list(map(_broken, column)) for column in columns[:num_names]]
+            columns = names + [[_narrow(name, _width(cells)), *cells] for name, *cells in columns[num_names:]]
+        parts = [columns[:keys]]
+        for column in columns[keys:]:
+            if len(parts[-1]) > keys and not self._fits([*parts[-1], column], num_names):
+                parts.append(columns[:keys])
+            parts[-1] = [*parts[-1], column]
+        for part in parts:
+            self.print(_table(part, num_names))
+
+    def _fits(self, columns: Sequence[Sequence[str]], num_names: int) -> bool:
+        return _table(columns, num_names).__rich_measure__(self, self.options).maximum <= self.width
 
     def status(self, status: RenderableType, **options: Any) -> Status:
         return super().status(Text(shown(status)) if isinstance(status, str) else status, **options)
@@ -74,13 +98,24 @@ def _broken(name: str) -> str:
     return re.sub(r"([,+])", r"\1\n", name)
 
 
-def _table(
-    title: str, head: Sequence[str], lines: Sequence[Sequence[str]], num_names: int, *, whole_names: bool = False
-) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for place, name in enumerate(head):
+def _narrow(head: str, width: int) -> str:
+    """Return the head of a column in lines of `width` characters, broken between words. Longer words end their lines
+    after `,` or `+`, and have at least WORD characters in a line."""
+    lines = wrap(head, width, break_long_words=False, break_on_hyphens=False)
+    parts = [part for line in lines for part in (line if len(line) <= width else _broken(line)).split("\n")]
+    return "\n".join(piece for part in parts for piece in wrap(part, max(width, WORD)))
+
+
+def _width(cells: Iterable[str]) -> int:
+    return max(1, *map(len, cells))
+
+
+def _table(columns: Sequence[Sequence[str]], num_names: int) -> Table:
+    """Return a table of columns, each with its head first; only names are broken where they do not fit."""
+    table = Table(box=SIMPLE_HEAD)
+    for place, (head, *_) in enumerate(columns):
         is_name = place < num_names
-        table.add_column(name, justify="left" if is_name else "right", overflow="fold", no_wrap=is_name and whole_names)
-    for line in lines:
+        table.add_column(head, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
+    for line in list(zip(*columns, strict=True))[1:]:
         table.add_row(*line)
     return table

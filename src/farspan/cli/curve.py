@@ -53,6 +53,12 @@ def curve(
     test: Annotated[
         bool, option(TASK, "Test whether several prefix or target texts give the same curve.", "--test")
     ] = False,
+    paper: Annotated[
+        bool,
+        option(
+            TASK, "Also print the memory lengths of the paper: fine, coarse; always with --protocol paper.", "--paper"
+        ),
+    ] = False,
     minutes: Annotated[float | None, option(RUN, "Time budget in minutes, for auto lengths.", metavar="N")] = None,
     method: Methods = None,
     loading: Loading,
@@ -88,6 +94,7 @@ def curve(
             for target, prefix in pairs_of(target_text, prefix_text)
         ]
         settings |= {"repeats": repeats, "minutes": minutes, "test_texts": test}
+        settings["paper"] = paper or tasks[0].protocol == "paper"
         run_measurement(models, method, tasks, running, loading, **settings)
 
 

@@ -30,12 +30,14 @@ def run_measurement(
     refusals: bool = False,
     minutes: float | None = None,
     test_texts: bool = False,
+    paper: bool = False,
     **settings: Any,
 ) -> None:
     """Plan or measure the tasks.
 
     Args:
         test_texts: test whether several texts of a forgetting curve give the same results.
+        paper: also print the memory lengths of the Forgetting Curve's paper.
         settings: text, lengths, repeats, seed and cost, as of `farspan.measure`.
     """
     from farspan.measuring.grid import measure, plans
@@ -71,7 +73,7 @@ def run_measurement(
         if print_missing(measured, shard, console, running.as_json):
             raise typer.Exit(1)
         return
-    if print_results(measured.rows, measured.folder, console, running.as_json, test=test_texts):
+    if print_results(measured.rows, measured.folder, console, running.as_json, test=test_texts, paper=paper):
         raise typer.Exit(1)
 
 

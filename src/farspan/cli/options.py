@@ -25,6 +25,39 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]  # as in farspan.lm, w
 Spacing = Literal["linear", "log"]
 
 
+def checked(check: Callable[[str], None]) -> Callable[[Any], Any]:
+    """Return a callback that checks each value of an option before the command imports torch, which takes seconds."""
+
+    def callback(given: Any) -> Any:
+        with one_line_errors():
+            for one in [given] if isinstance(given, str) else given or ():
+                check(one)
+        return given
+
+    return callback
+
+
+def known_task(text: str) -> None:
+    from farspan.tasks import check_name
+
+    check_name(text)
+
+
+def _known_methods(text: str) -> None:
+    from farspan.methods import check_names
+
+    check_names(text)
+
+
+def _known_place(model: str) -> None:
+    """Raise ValueError for a path that does not exist."""
+    from farspan.files import expanded
+
+    is_path = model.startswith((".", "/", "~")) and " " not in model  # with spaces: a question (ask --base-url)
+    if is_path and not expanded(model).exists():
+        raise ValueError(f"model {model!r} is neither a folder nor a hub id such as org/name")
+
+
 def option(panel: str, help: str, *names: str, **settings: Any) -> Any:
     """Return an option of one group of `--help`."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **settings)
@@ -38,13 +71,22 @@ TEXTS, LENGTHS, TASK = "Texts", "Lengths and examples", "Task"
 MODEL, SERVED, RUN = "Model", "Served model", "Run"
 
 NAMED = "Folder, GGUF file or hub id of a causal model, demo, or http://... of a server."
-Model = Annotated[str | None, typer.Argument(help=f"{NAMED} Not needed with --base-url.")]
-Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help=f"{NAMED} Not needed with --base-url.")]
+IF_NEEDED = f"{NAMED} Not needed with --base-url."
+Model = Annotated[str | None, typer.Argument(help=IF_NEEDED, callback=checked(_known_place))]
+Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help=IF_NEEDED, callback=checked(_known_place))]
 Methods = Annotated[
     list[str] | None,
-    option(MODEL, "Method of reading, such as sinks:window=508; default full. Repeatable.", metavar="METHOD"),
+    option(
+        MODEL,
+        "Method of reading, such as sinks:window=508; default full. Repeatable.",
+        metavar="METHOD",
+        callback=checked(_known_methods),
+    ),
 ]
-OneMethod = Annotated[str, option(MODEL, "Method of reading, such as sinks:window=508.", metavar="METHOD")]
+OneMethod = Annotated[
+    str,
+    option(MODEL, "Method of reading, such as sinks:window=508.", metavar="METHOD", callback=checked(_known_methods)),
+]
 Text = Annotated[
     str, option(TEXTS, "FILE, FOLDER, org/name, builtin, builtin:held-out, shuffled:TEXT or random.", metavar="TEXT")
 ]

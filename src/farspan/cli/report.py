@@ -47,4 +47,4 @@ def import_file(
             for row in rows:
                 if row.key not in known:
                     run.append(row)
-            print_results(run.rows, out, err if as_json else Terminal(), as_json)
+            print_results(run.rows, out, err if as_json else Terminal(), as_json, paper=True)

@@ -5,12 +5,29 @@ from typing import Annotated, Any
 import typer
 
 from farspan.cli.measured import run_measurement
-from farspan.cli.options import TASK, Loading, Methods, Models, Repeats, Running, TextOptions, one_line_errors, option
+from farspan.cli.options import (
+    TASK,
+    Loading,
+    Methods,
+    Models,
+    Repeats,
+    Running,
+    TextOptions,
+    checked,
+    known_task,
+    one_line_errors,
+    option,
+)
 
 
 def task(
     name: Annotated[
-        str, typer.Argument(metavar="TASK", help="A task with its settings, such as qa:data=nq.jsonl,shots=2.")
+        str,
+        typer.Argument(
+            metavar="TASK",
+            help="A task with its settings, such as qa:data=nq.jsonl,shots=2.",
+            callback=checked(known_task),
+        ),
     ],
     models: Models = None,
     *,
@@ -37,7 +54,13 @@ def compare(
     *,
     task: Annotated[
         list[str] | None,
-        option(TASK, "A task with its settings; default perplexity. Repeatable.", "--task", metavar="TASK"),
+        option(
+            TASK,
+            "A task with its settings; default perplexity. Repeatable.",
+            "--task",
+            metavar="TASK",
+            callback=checked(known_task),
+        ),
     ] = None,
     cost: Annotated[bool, option(TASK, "Also measure tokens per second and memory.")] = True,
     sampling: TextOptions,

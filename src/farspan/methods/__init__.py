@@ -1,51 +1,85 @@
 """The ways a model reads a long text, one file each. No other module lists their names."""
 
-from farspan.methods.ape import Ape
-from farspan.methods.base import Composed, Method
-from farspan.methods.cepe import Cepe
-from farspan.methods.dca import Dca
-from farspan.methods.full import Full
-from farspan.methods.knorm import Knorm
-from farspan.methods.lambda_mask import LambdaMask
-from farspan.methods.replug import Replug
-from farspan.methods.rope import Rope
-from farspan.methods.selfextend import SelfExtend
-from farspan.methods.sinks import Sinks
-from farspan.methods.snapkv import SnapKV
-from farspan.methods.temperature import Temperature
-from farspan.methods.topk import TopK
-from farspan.methods.tova import Tova
-from farspan.specs import one_of
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["METHODS", "Composed", "Method", "method"]
+from farspan.specs import Kinds, check_known, one_of
 
-KINDS: tuple[type[Method], ...] = (
-    Full,
-    Sinks,
-    LambdaMask,
-    SelfExtend,
-    Dca,
-    Rope,
-    TopK,
-    SnapKV,
-    Tova,
-    Knorm,
-    Temperature,
-    Replug,
-    Ape,
-    Cepe,
+if TYPE_CHECKING:
+    from farspan.methods.base import Composed, Method
+
+__all__ = ["METHODS", "Composed", "Method", "check_names", "method"]
+
+METHODS: "Kinds[Method]" = Kinds(
+    __name__,
+    {
+        "full": "Full",
+        "sinks": "Sinks",
+        "lambda_mask": "LambdaMask",
+        "selfextend": "SelfExtend",
+        "dca": "Dca",
+        "rope": "Rope",
+        "topk": "TopK",
+        "snapkv": "SnapKV",
+        "tova": "Tova",
+        "knorm": "Knorm",
+        "temperature": "Temperature",
+        "replug": "Replug",
+        "ape": "Ape",
+        "cepe": "Cepe",
+    },
 )
-METHODS: dict[str, type[Method]] = {kind.name: kind for kind in KINDS}
+# names from the literature, without - and _
+SPELLINGS = {
+    "yarn": "rope:type=yarn,factor=4",
+    "linear": "rope:type=linear,factor=4",
+    "pi": "rope:type=linear,factor=4",
+    "ntk": "rope:type=ntk,factor=4",
+    "dynamic": "rope:type=dynamic",
+    "dynamicntk": "rope:type=dynamic",
+    "longrope": "rope:type=factors,file=FACTORS.json",
+    "prope": "rope:type=truncated",
+    "streamingllm": "sinks:window=508",
+    "window": "sinks:window=508,sinks=0",
+    "slidingwindow": "sinks:window=508,sinks=0",
+    "lminfinite": "lambda_mask:window=512",
+    "logn": "temperature",
+}
 
 
-def method(text: str) -> Method:
+def method(text: str) -> "Method":
     """Return the method that `text` names, as `sinks:window=2045,sinks=4`, or several joined by `+`, in any order.
 
     Raises:
         ValueError: an unknown name or setting, a value out of range, or methods that do not go together.
     """
+    check_names(text)
+    parts = tuple(one_of(METHODS, part, "method") for part in text.split("+"))
+    if len(parts) == 1:
+        return parts[0]
+    from farspan.methods.base import Composed
+
+    return Composed(parts)
+
+
+def check_names(text: str) -> None:
+    """Check the names of the methods in `text`, but not their settings. Imports no method, and so not torch.
+
+    Raises:
+        ValueError: an unknown name.
+    """
     written = text.split("+")
     if len(written) > 1 and not all(part.strip() for part in written):
         raise ValueError(f"method {text!r} has a + without a method on both sides: write METHOD+METHOD, or one METHOD")
-    parts = tuple(one_of(METHODS, part, "method") for part in written)
-    return parts[0] if len(parts) == 1 else Composed(parts)
+    for part in written:
+        name = part.partition(":")[0].strip()
+        if spelling := SPELLINGS.get(name.lower().replace("-", "").replace("_", "")):
+            raise ValueError(f"method {name!r} is unknown; for example write {spelling}")
+        check_known("method", name, METHODS)
+
+
+def __getattr__(name: str) -> Any:
+    """`Composed` and `Method`, which need torch, are imported when they are first used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("farspan.methods.base"), name)

@@ -144,10 +144,10 @@ class AttentionReport(TaskReport):
             lines = [[f"{at.length:,}", *map(_short, at.headline().values())] for at in one.at]
             lines += [[f"{length:,}", status] for length, status in sorted(one.failures.items())]
             title = f"{one.name}: share of attention (means over layers and heads, 95 % intervals)"
-            console.print_table(title, ("query at", *head), lines)
+            console.print_table(title, ("query at", *head), lines, num_keys=1)
             if one.at:
                 title = f"by layer at {one.at[-1].length:,} tokens"
-                console.print_table(title, ("layer", "keys it sees", *head), one.lines_by_layer())
+                console.print_table(title, ("layer", "keys it sees", *head), one.lines_by_layer(), num_keys=1)
         if measured:
             console.print(NOTE, style="dim", highlight=False)
 

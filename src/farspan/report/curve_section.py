@@ -8,7 +8,7 @@ from typing import Any
 from farspan import stats
 from farspan.report.contrasts import TextTest, difference_line, group_differences, robustness_lines, text_tests
 from farspan.report.curve_figures import curve_figure, half_of, index_figure, map_figure, recall_figure, why_missing
-from farspan.report.curves import HEADLINE, CurveMember, as_data, curves_of, remarks, spoken
+from farspan.report.curves import HEADLINE, CurveMember, Point, as_data, curves_of, remarks, spoken, verdict
 from farspan.report.export import WHOSE, CsvTable, number, p_value, whose
 from farspan.report.figure import Figure, Heat
 from farspan.report.interactive import place
@@ -19,7 +19,8 @@ from farspan.stats import Difference
 from farspan.terminal import Terminal
 
 RECALL = ("depth", "distance", "copy", "control", "memory index")
-COLUMNS = ("fine", "coarse", "half_life", "reach", "span")
+LEADING = ("half_life", "reach", "span")
+COLUMNS = (*LEADING, "fine", "coarse")
 PAPER_COLUMNS = ("paper_fine", "paper_coarse")
 PROTOCOLS = {
     "nested": "a text is read and then predicted again whole, its last half scored; one text serves all lengths",
@@ -42,13 +43,14 @@ class CurveReport(TaskReport):
 
     Args:
         test: test whether several texts give the same curve.
+        paper: also print the memory lengths of the Forgetting Curve's paper.
     """
 
     name, member = "forgetting curve", CurveMember
 
-    def __init__(self, groups: Sequence[Group], folder: Path, *, test: bool = False) -> None:
+    def __init__(self, groups: Sequence[Group], folder: Path, *, test: bool = False, paper: bool = False) -> None:
         super().__init__(groups, folder)
-        self.test = test
+        self.test, self.paper = test, paper
         if test and self.drawn and not self.tests:
             raise ValueError(f"{folder} has too few repeats to test its texts: measure at least 3 at a length")
 
@@ -88,8 +90,8 @@ class CurveReport(TaskReport):
                 title = f"recall by distance: {one.name}, {one.everywhere.lengths[0]:,} tokens"
                 console.print_table(title, RECALL, _recall(one))
         elif self.drawn:
-            print_memory_lengths(self.drawn, console)
-            lines += [line for one in self.drawn for line in remarks(one)]
+            print_curves(self.drawn, console, paper=self.paper)
+            lines += [line for one in self.drawn for line in remarks(one, HEADLINE if self.paper else LEADING)]
         for test in self.tests:
             lines += [f"{test.model} {test.method}, {test.which}: {line}" for line in robustness_lines(test.result)]
         # a length that is 0 in both shows nothing
@@ -201,16 +203,43 @@ def draw_curves(curves: Sequence[CurveMember], folder: str | Path, title: str, n
     return draw_figure(curve_figure(curves, title), folder, name)
 
 
-def print_memory_lengths(curves: Sequence[CurveMember], console: Terminal) -> None:
-    """Print the memory lengths of some curves, a column each, in tokens with their 95 % intervals, and what they
-    mean."""
+def print_curves(curves: Sequence[CurveMember], console: Terminal, *, paper: bool = False) -> None:
+    """Print the memory lengths of some curves, a column each, a verdict for each, and their accuracies by length.
+
+    Args:
+        paper: also print the memory lengths of the Forgetting Curve's paper.
+    """
     what = {one.what for one in curves}
     about = f", {min(what)}" if len(what) == 1 else ""
-    title = f"memory lengths{about} (tokens to be copied, 95 % interval over repeats)"
-    lines = [[spoken(field), *(str(getattr(one.summary, field)) for one in curves)] for field in HEADLINE]
+    _print_lengths(f"memory lengths{about} (tokens to be copied, 95 % interval over repeats)", LEADING, curves, console)
+    for one in curves:
+        console.print_line(verdict(one), style="bold")
+    halves = [(one, half) for one in curves for half in ("copy", "control")]
+    head = ["length", *(half if len(curves) == 1 else f"{one.name} {half}" for one, half in halves)]
+    points = {one.name: {point["length"]: point for point in one.points()} for one in curves}
+    lines = [
+        [f"{length:,}", *(_accuracy(points[one.name].get(length), half) for one, half in halves)]
+        for length in sorted({length for known in points.values() for length in known})
+    ]
+    title = "accuracy by length: copy after reading the text, control after reading another (means over repeats)"
+    console.print_table(title, head, lines, num_keys=1)
+    if paper:
+        _print_lengths("memory lengths of the paper", (*COLUMNS[len(LEADING) :], *PAPER_COLUMNS), curves, console)
+
+
+def _print_lengths(title: str, names: Sequence[str], curves: Sequence[CurveMember], console: Terminal) -> None:
+    """Print a table of some memory lengths, and what they mean."""
+    lines = [[spoken(name), *(str(getattr(one.summary, name)) for one in curves)] for name in names]
     console.print_table(title, ["", *(one.name for one in curves)], lines, num_names=1)
-    meanings = "; ".join(f"{spoken(field)}: {meaning}" for field, meaning in HEADLINE.items())
+    meanings = "; ".join(f"{spoken(name)}: {HEADLINE[name]}" for name in names)
     console.print(meanings, style="dim", highlight=False)
+
+
+def _accuracy(point: Point | None, half: str) -> str:
+    """Return copy or control of a point; the statuses of its rows where it was not measured."""
+    if point is None:
+        return ""
+    return number(point[half]) if half in point else why_missing(point)
 
 
 def _recall(one: CurveMember) -> list[list[str]]:

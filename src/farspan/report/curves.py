@@ -9,16 +9,16 @@ import numpy as np
 
 from farspan import stats
 from farspan.record import Row
-from farspan.report.export import statuses
+from farspan.report.export import counted, statuses
 from farspan.report.runs import Member, groups_of_rows, renamed
 
 APART = 0.25  # of a memory length; lengths further apart than this leave it open
 HEADLINE = {
-    "fine": "copies 99 %",
-    "coarse": "copies 1 point better than it guesses",
     "half_life": "recalls half of what it could not guess",
     "reach": "recalls a twentieth of it",
     "span": "tokens remembered in all",
+    "fine": "copies 99 %",
+    "coarse": "copies 1 point better than it guesses",
     "paper_fine": "as fine, largest length that passes",
     "paper_coarse": "as coarse, largest length that passes",
 }
@@ -117,14 +117,41 @@ def series(rows: Iterable[Row], models: Mapping[str, Mapping[str, Any]]) -> list
     return curves_of(renamed(groups_of_rows(rows, "curve", CurveMember, models)))
 
 
-def remarks(one: CurveMember) -> list[str]:
-    """Return what a reader of the numbers should know: why a length is censored, failures, contaminated windows."""
+def verdict(one: CurveMember) -> str:
+    """Return in one sentence how far back a model remembers."""
+    s = one.summary
+    assert s is not None
+    half, reach = s.half_life, s.reach
+    unguessed, longest = "the tokens that it could not guess", one.measured.lengths[-1]
+    if reach.value == 0.0:
+        text = f"recalls less than a twentieth of {unguessed} at every length measured: no memory"
+    elif half.censored:
+        text = f"recalls at least half of {unguessed} up to {half.value:,.0f} tokens, the longest length measured"
+    elif half.value == 0.0:
+        text = f"recalls less than half of {unguessed} at every length measured"
+    else:
+        text = f"recalls at least half of {unguessed} up to {half.value:,.0f} tokens"
+    if reach.value and not half.censored:
+        beyond = f"up to {longest:,}, the longest length measured" if reach.censored else f"up to {reach.value:,.0f}"
+        text += f", and at least a twentieth of them {beyond}"
+    at = one.trained_at
+    if at is not None and one.measured.lengths[0] <= at <= longest:
+        text += f" (a text and its copy fill the trained length of {one.trained_length:,} tokens at {at:,.0f})"
+    return f"{one.name}: {text}"
+
+
+def remarks(one: CurveMember, names: Iterable[str] = HEADLINE) -> list[str]:
+    """Return what a reader of the numbers should know: why a length is censored, failures, contaminated windows.
+
+    Args:
+        names: the memory lengths that the reader sees.
+    """
     s = one.summary
     assert s is not None
     reasons: dict[str, list[str]] = {}
-    for name in ("fine", "coarse", "half_life", "reach", "paper_fine", "paper_coarse"):
+    for name in names:
         length = getattr(s, name)
-        if length.reason and (name in stats.CROSSINGS or length.low is not None):
+        if name != "span" and length.reason and (name in stats.CROSSINGS or length.low is not None):
             reasons.setdefault(length.reason, []).append(spoken(name))
     lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
     lines += _too_coarse(one)
@@ -133,10 +160,9 @@ def remarks(one: CurveMember) -> list[str]:
         lines.append(f"lengths with missing rows: {failed}")
     if s.contaminated:
         without = s.without_contaminated.get("half_life")
-        lines.append(
-            f"{len(s.contaminated)} of the windows have a control out of line with the others (text known by heart, or "
-            f"boilerplate){'' if without is None else f'; without them half-life is {without:,.0f}'}"
-        )
+        line = f"{counted(len(s.contaminated), 'window')} with a control out of line with the others"
+        line += " (text known by heart, or boilerplate)"
+        lines.append(line if without is None else f"{line}; without, half-life is {without:,.0f}")
     if s.nonmonotone > 0.1:
         lines.append(f"the curve rises by up to {s.nonmonotone:.2f} above its non-rising fit: look at the picture")
     return [f"{one.name}: {line}" for line in lines]

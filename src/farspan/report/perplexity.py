@@ -141,10 +141,10 @@ class PerplexityReport(TaskReport):
             ]
             head = ("nats/token", "perplexity", "accuracy")
             title = f"{one.name}: {one.what} (95 % intervals)"
-            console.print_table(title, ("length", *head, *(["gain"] if has_gain else [])), lines)
+            console.print_table(title, ("length", *head, *(["gain"] if has_gain else [])), lines, num_keys=1)
             if one.ends:
                 lines = [_line(f"{point['begin']:,} to {point['end'] - 1:,}", point) for point in one.by_position]
-                console.print_table(f"by position in {one.ends[-1]:,} tokens", ("positions", *head), lines)
+                console.print_table(f"by position in {one.ends[-1]:,} tokens", ("positions", *head), lines, num_keys=1)
         if gain:
             line = "gain: nats per token less than the same tokens take at the shortest length"
             console.print(line, style="dim", highlight=False)

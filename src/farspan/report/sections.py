@@ -13,7 +13,7 @@ from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure
 from farspan.report.interactive import colour, place
 from farspan.report.runs import Group, Source, short_names
-from farspan.report.tables import direction, last_cells, last_columns, marked
+from farspan.report.tables import COSTS, WINS, costs_of, direction, marked, wins
 from farspan.report.task_report import TaskReport
 from farspan.stats import LEVEL
 
@@ -69,7 +69,6 @@ def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
     own |= part.section(group, number)
     trained = {one.name: one.trained_length for one in group.members}
     compared = any(cell.verdict for cell in cells)
-    costs = any(cell.prefill_rate is not None for cell in cells)
     figures = [*([] if own["draws_quality"] else _quality(group, cells, number)), *own["figures"]]
     figures += _costs(group, cells, number)
     return {
@@ -82,12 +81,13 @@ def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
         "methods": sorted({cell.method for cell in cells}),
         "lengths": [f"{length:,}" for length in lengths],
         "compared": compared,
-        "costs": costs,
-        "cost_at": f"{max(cell.length for cell in cells if cell.prefill_rate is not None):,}" if costs else "",
+        "costs": {"head": ["model", *COSTS], "lines": [[mine[0].name, *costs_of(mine)] for mine in members]}
+        if any(cell.prefill_rate is not None for cell in cells)
+        else None,
         "level": LEVEL,
-        "more": last_columns(compared, costs),
+        "more": [WINS] if compared else [],
         "lines": [
-            _line(mine, index, trained, last_cells(mine, cells, compared, costs)) for index, mine in enumerate(members)
+            _line(mine, index, trained, [wins(mine, cells)] if compared else []) for index, mine in enumerate(members)
         ],
         "folded": len(lengths) > FEW_LENGTHS or own["draws_quality"],
         "paired": [_paired(cell) for cell in cells if cell.difference is not None],

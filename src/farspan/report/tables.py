@@ -11,30 +11,36 @@ from farspan.report.runs import short_names
 from farspan.stats import LEAST_PAIRS, LEVEL
 from farspan.terminal import Terminal
 
-COSTS = ("tok/s in", "tok/s out", "weights + context + activations")
+WINS = "W/T/L"
+COSTS = ("tokens", "tok/s in", "tok/s out", "weights + context + activations")
+COST_TITLE = "cost: tokens read (in) and generated (out) per second, and memory, at the longest length measured"
 MARKS = {"win": "▲", "loss": "▼", "tie": "=", "": ""}
+Head, Lines = list[str], list[list[str]]
 
 
-def comparison(found: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
-    """Return head and lines of the table of one task: quality at each length, and the costs at the longest measured."""
+def comparison(found: Sequence[Cell]) -> tuple[Head, Lines]:
+    """Return head and lines of the table of one task: quality at each length, and wins, ties and losses."""
     lengths = sorted({cell.length for cell in found})
-    costs = any(cell.prefill_rate is not None for cell in found)
-    head = ["model", "method", *(f"{length:,}" for length in lengths), *last_columns(True, costs)]
-    short = short_names({cell.model for cell in found})
-    lines = [
-        [short[mine[0].model], mine[0].method, *map(marked, mine), *last_cells(mine, found, True, costs)]
-        for mine in by_member(found)
-    ]
-    return head, lines
+    head = ["model", "method", *(f"{length:,}" for length in lengths), WINS]
+    return head, [[*_names(mine, found), *map(marked, mine), wins(mine, found)] for mine in by_member(found)]
 
 
-def last_columns(compared: bool, costs: bool) -> list[str]:
-    """Return the head of the columns after the lengths."""
-    return [*(["W/T/L"] if compared else []), *(COSTS if costs else ())]
+def cost_tables(found: Sequence[Cell]) -> list[tuple[Head, Lines]]:
+    """Return head and lines of each task's table of costs; of tasks with the same costs, one."""
+    tables: list[tuple[Head, Lines]] = []
+    for group in by_task(found):
+        table = ["model", "method", *COSTS], [[*_names(mine, group), *costs_of(mine)] for mine in by_member(group)]
+        if any(cell.prefill_rate is not None for cell in group) and table not in tables:
+            tables.append(table)
+    return tables
 
 
-def last_cells(mine: Sequence[Cell], found: Sequence[Cell], compared: bool, costs: bool) -> list[str]:
-    """Return the cells of those columns: wins, ties and losses, and costs at the longest length that has them.
+def _names(mine: Sequence[Cell], found: Sequence[Cell]) -> list[str]:
+    return [short_names({cell.model for cell in found})[mine[0].model], mine[0].method]
+
+
+def wins(mine: Sequence[Cell], found: Sequence[Cell]) -> str:
+    """Return how often one member wins, ties and loses.
 
     Args:
         mine: the cells of one member.
@@ -42,32 +48,33 @@ def last_cells(mine: Sequence[Cell], found: Sequence[Cell], compared: bool, cost
     """
     verdicts = [cell.verdict for cell in mine]
     counts = "/".join(str(verdicts.count(verdict)) for verdict in ("win", "tie", "loss"))
-    cells = [counts if any(verdicts) else "baseline" if mine[0] is found[0] else ""] if compared else []
-    return [*cells, *(costs_of(mine) if costs else [])]
+    return counts if any(verdicts) else "baseline" if mine[0] is found[0] else ""
 
 
 def costs_of(mine: Sequence[Cell]) -> list[str]:
-    """Return tokens read and generated per second, and memory, of one member at its longest length with costs."""
-    last = max((cell for cell in mine if cell.prefill_rate is not None), key=lambda cell: cell.length, default=mine[-1])
+    """Return the longest length of one member that has costs, and its speeds and memory there."""
+    last = max((cell for cell in mine if cell.prefill_rate is not None), key=lambda cell: cell.length, default=None)
+    if last is None:
+        return ["-"] * len(COSTS)
     memory = _bytes(last.weight_bytes, last.context_bytes, last.activation_bytes)
-    return [_rate(last.prefill_rate), _rate(last.decode_rate), memory]
+    return [f"{last.length:,}", _rate(last.prefill_rate), _rate(last.decode_rate), memory]
 
 
 def legend(found: Sequence[Cell]) -> str:
     """Return what the marks of a comparison mean."""
-    costs = [cell.length for cell in found if cell.prefill_rate is not None]
     first = f"▲ better, ▼ worse than the first line, = neither: paired over the same examples, p < {LEVEL} after Holm"
     if any(0 < cell.pairs < LEAST_PAIRS for cell in found):
         first += f"; no verdict with fewer than {LEAST_PAIRS} shared examples"
-    at = f"; cost at {max(costs):,} tokens: read (in) and generated (out) per second, memory" if costs else ""
-    return f"{first}; W/T/L: wins, ties, losses{at}"
+    return f"{first}; {WINS}: wins, ties, losses"
 
 
 def print_comparison(found: Sequence[Cell], console: Terminal) -> None:
-    """Print a table for each task."""
+    """Print a table for each task, then the costs."""
     for group in by_task(found):
         console.print_table(f"{group[0].task}: {group[0].quality} by {group[0].unit}", *comparison(group), num_names=2)
         console.print(legend(group), style="dim", highlight=False)
+    for table in cost_tables(found):
+        console.print_table(COST_TITLE, *table, num_names=2)
 
 
 def direction(quality: Mapping[str, Any]) -> str:
@@ -94,7 +101,8 @@ def print_quality(found: Sequence[Cell], quality: Mapping[str, Any], console: Te
             line |= {"failed": ", ".join(f"{n} {status}" for status, n in one.statuses.items())} if failed else {}
             lines.append(line)
     title = f"{found[0].task}: {quality['name']}{direction(quality)}, 95 % interval over examples"
-    console.print_table(title, lines[0], [list(line.values()) for line in lines], num_names=sum(several))
+    names = sum(several)
+    console.print_table(title, lines[0], [list(line.values()) for line in lines], num_names=names, num_keys=names + 1)
 
 
 def write_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
@@ -103,6 +111,8 @@ def write_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
     for group in by_task(found):
         text += [f"## {plain(group[0].task)}: {group[0].quality} by {group[0].unit}", ""]
         text += [*markdown_table(*comparison(group)), legend(group), ""]
+    for table in cost_tables(found):
+        text += [f"## {plain(COST_TITLE.capitalize())}", "", *markdown_table(*table)]
     text += [f"- {plain(line)}" for line in failures(found)]
     path = Path(folder) / "compare.md"
     write(path, "\n".join(text).rstrip() + "\n")

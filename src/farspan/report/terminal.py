@@ -28,6 +28,7 @@ class Results:
         header: run.json of the run.
         folder: where pictures and tables go.
         test: test whether several texts give the same forgetting curve.
+        paper: also print the memory lengths of the Forgetting Curve's paper.
         compared: whether `farspan compare` measured the run; default what its header records.
     """
 
@@ -38,6 +39,7 @@ class Results:
         folder: str | Path,
         *,
         test: bool = False,
+        paper: bool = False,
         compared: bool | None = None,
     ) -> None:
         self.folder = Path(folder)
@@ -46,11 +48,11 @@ class Results:
         self.source = Source.of(self.folder.resolve().name, folder, header, rows)
         self.groups = grouped([self.source], MEMBERS)
         self.cells = [cells_of(group) for group in self.groups]
-        self._test = test
+        self._test, self._paper = test, paper
 
     @cached_property
     def parts(self) -> list[TaskReport]:
-        return reports(self.groups, self.folder, test=self._test)
+        return reports(self.groups, self.folder, test=self._test, paper=self._paper)
 
     @property
     def _every_cell(self) -> list[Cell]:

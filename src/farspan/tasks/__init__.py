@@ -1,31 +1,38 @@
 """The tasks, one file each; only this table lists their names."""
 
-from farspan.specs import one_of
-from farspan.tasks.attention import Attention
-from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
-from farspan.tasks.curve import Curve
-from farspan.tasks.icl import Icl
-from farspan.tasks.longbench import LongBench
-from farspan.tasks.longbench2 import LongBench2
-from farspan.tasks.longppl import LongPPL
-from farspan.tasks.mentions import Mentions
-from farspan.tasks.needle import Needle
-from farspan.tasks.own import Own
-from farspan.tasks.passkey import Passkey
-from farspan.tasks.perplexity import Perplexity
-from farspan.tasks.qa import Qa
-from farspan.tasks.ralm import Ralm
-from farspan.tasks.recall import Recall
-from farspan.tasks.zeroscrolls import ZeroScrolls
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-KINDS: tuple[type[Task], ...] = (
-    Perplexity, LongPPL, Mentions, Curve, Recall, Attention, Icl, ZeroScrolls, LongBench, LongBench2, Ralm, Qa, Own,
-    Passkey, Needle,
-)  # fmt: skip
-TASKS: dict[str, type[Task]] = {kind.name: kind for kind in KINDS}
+from farspan.specs import Kinds, check_known, one_of
+
+if TYPE_CHECKING:
+    from farspan.tasks.base import Bound, Example, Quality, Result, Task, Work
+
+__all__ = ["TASKS", "Bound", "Example", "Quality", "Result", "Task", "Work", "check_name", "task"]
+
+TASKS: "Kinds[Task]" = Kinds(
+    __name__,
+    {
+        "perplexity": "Perplexity",
+        "longppl": "LongPPL",
+        "mentions": "Mentions",
+        "curve": "Curve",
+        "recall": "Recall",
+        "attention": "Attention",
+        "icl": "Icl",
+        "zeroscrolls": "ZeroScrolls",
+        "longbench": "LongBench",
+        "longbench2": "LongBench2",
+        "ralm": "Ralm",
+        "qa": "Qa",
+        "own": "Own",
+        "passkey": "Passkey",
+        "needle": "Needle",
+    },
+)
 
 
-def task(text: str) -> Task:
+def task(text: str) -> "Task":
     """Return the task that `text` names, as `perplexity:targets=last`.
 
     Raises:
@@ -34,4 +41,17 @@ def task(text: str) -> Task:
     return one_of(TASKS, text, "task")
 
 
-__all__ = ["TASKS", "Bound", "Example", "Quality", "Result", "Task", "Work", "task"]
+def check_name(text: str) -> None:
+    """Check the name of the task in `text`, but not its settings. Imports no task, and so not torch.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    check_known("task", text.partition(":")[0].strip(), TASKS)
+
+
+def __getattr__(name: str) -> Any:
+    """The names of `base`, which needs torch, are imported when they are first used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("farspan.tasks.base"), name)

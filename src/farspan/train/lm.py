@@ -11,7 +11,8 @@ from farspan import hf
 from farspan.callback import MeasuringCallback
 from farspan.loading import load_tokenizer
 from farspan.loading.places import folder_of
-from farspan.methods import Full, method
+from farspan.methods import method
+from farspan.methods.full import Full
 from farspan.text.corpora import Corpus, load
 from farspan.text.documents import read_texts
 from farspan.train import engines

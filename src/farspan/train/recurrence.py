@@ -27,7 +27,7 @@ from transformers import DynamicCache
 
 from farspan import hf
 from farspan.hf.attend import angles, turned
-from farspan.methods import Sinks
+from farspan.methods.sinks import Sinks
 from farspan.text.corpora import Corpus
 from farspan.train import engines
 from farspan.train.batches import View
