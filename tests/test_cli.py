@@ -7,6 +7,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +21,9 @@ from typer.testing import CliRunner
 from farspan import __version__
 from farspan.cli import app
 from farspan.cli.commands import COMMANDS, SEARCHES, TRAININGS
+from farspan.methods import METHODS
 from farspan.record import read_header, read_rows
+from farspan.tasks import TASKS
 from farspan.tasks.curve import BoundCurve
 
 from tiny import tiny_model
@@ -390,6 +394,40 @@ def test_what_is_misspelled_is_refused_before_torch_is_imported(arguments: tuple
     assert (found.returncode, found.stdout) == (2, "False\n"), found.stderr
     assert said in found.stderr
     assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("command", "known"), [("methods", METHODS), ("tasks", TASKS)])
+def test_methods_and_tasks_are_listed_with_settings_and_defaults(command: str, known: Mapping[str, Any]) -> None:
+    found = {one["name"]: one for one in json.loads(farspan(command, "--json").stdout)[command]}
+    assert list(found) == list(known)
+    words = " ".join(farspan(command).stdout.split())
+    for name, kind in known.items():
+        assert f" {name} " in words
+        assert found[name]["about"].endswith(".")
+        for field in fields(kind):
+            if field.default is MISSING:
+                assert field.name in found[name]["required"]
+            else:
+                assert field.name in found[name]["optional"]
+    assert ("sinks window=... [sinks=4]" if command == "methods" else "passkey [depths=5] [digits=5]") in words
+
+
+@pytest.mark.parametrize("command", [(), ("curve",), ("train", "lm"), ("search", "rope"), ("index",)])
+def test_h_is_help(command: tuple[str, ...]) -> None:
+    result = farspan(*command, "-h")
+    assert (result.exit_code, result.stdout) == (0, farspan(*command, "--help").stdout)
+    assert "Usage" in result.stdout
+
+
+def test_a_quiet_command_prints_results_and_no_progress(models: Path) -> None:
+    arguments = ("perplexity", models / "llama", "--text", "text.txt", "--lengths", "16,32", "--repeats", 2)
+    loud, quiet = (farspan(*arguments, "--device", "cpu", "--out", name, *options) for name, options in (
+        ("loud", ()), ("quiet", ("-q",)),
+    ))  # fmt: skip
+    assert "separator:" in loud.stdout
+    assert "separator:" not in quiet.stdout
+    assert "rows: quiet" in quiet.stdout
+    assert "nats/token" in quiet.stdout
 
 
 def test_an_unknown_text_is_refused_with_what_a_text_can_be(models: Path) -> None:

@@ -47,7 +47,7 @@ def written(name: str, settings: Any) -> str:
     for field in fields(settings):
         value = getattr(settings, field.name)
         if value != field.default or not (value is None or field.metadata.get("quiet")):
-            listed.append(f"{field.name}={_plain(value)}")
+            listed.append(f"{field.name}={as_written(value)}")
     return f"{name}:{','.join(listed)}" if listed else name
 
 
@@ -120,11 +120,12 @@ def _read(noun: str, key: str, value: str, hint: Any) -> Any:
         raise ValueError(f"setting {key} of {noun} must be {wanted}, not {value!r}") from error
 
 
-def _plain(value: Any) -> str:
+def as_written(value: Any) -> str:
+    """Return the value of a setting as `one_of` parses it."""
     if value is None:
         return AUTO
     if isinstance(value, tuple):
-        return "+".join(map(_plain, value))
+        return "+".join(map(as_written, value))
     if isinstance(value, bool):
         return str(value).lower()
     whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15

@@ -66,7 +66,7 @@ def check(
         from farspan.report.changes import compare, print_changes
         from farspan.report.progress import Display
         from farspan.report.runs import Source
-        from farspan.report.terminal import LEFT_OUT
+        from farspan.report.terminal import failed_rows
 
         before = read_baseline(baseline, baseline_model)
         console = err if as_json else Terminal()
@@ -77,18 +77,17 @@ def check(
         now = Source.of(measured.folder.name, measured.folder, read_header(measured.folder), measured.rows)
         found = compare(before, now, tolerances)
         print_changes(found, console)
-        failed = [row for row in measured.rows if row.status not in LEFT_OUT]
-        if failed:
-            line = f"{len(failed)} of {len(measured.rows)} rows failed, first: {failed[0].status}: {failed[0].reason}"
+        num_failed, line = failed_rows(measured.rows)
+        if line:
             err.print_line(line, style="red")
         console.print_line(f"verdict: {found.verdict}", style="bold red" if found.verdict == "worse" else "bold")
         console.print_line(f"rows: {measured.folder}")
         if as_json:
             about = {"baseline": str(baseline), "run": str(measured.folder), "model": model, "tolerances": tolerances}
-            print(json.dumps(about | found.as_data() | {"failed_rows": len(failed)}))
+            print(json.dumps(about | found.as_data() | {"failed_rows": num_failed}))
         if found.verdict == "worse":
             raise typer.Exit(WORSE)
-        if failed:
+        if num_failed:
             raise typer.Exit(FAILED)
         if strict and found.verdict == "undecided":
             raise typer.Exit(UNDECIDED)

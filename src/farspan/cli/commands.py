@@ -18,6 +18,7 @@ from farspan.cli import (
     doctor,
     export,
     index,
+    listing,
     perplexity,
     report,
     search,
@@ -56,6 +57,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="farspan measures how far back a language model remembers, and extends it.",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 Commands = dict[str, tuple[Callable[..., None], str]]  # name, function and example, as `farspan --help` lists them
 COMMANDS: Commands = {
@@ -66,6 +68,8 @@ COMMANDS: Commands = {
     "attention": (attention.attention, "demo --lengths 256,512 --layers 0,-1"),
     "task": (task.task, "passkey demo --lengths 256,512 --repeats 5"),
     "compare": (task.compare, "demo --method full --method sinks:window=508 --task perplexity --task curve"),
+    "methods": (listing.methods, "--json"),
+    "tasks": (listing.tasks, "--json"),
     "check": (check.check, "runs/baseline demo --tolerance perplexity=0.01"),
     "ask": (ask.ask, "demo 'Who is Watson?' --context book.txt"),
     "index": (index.index, "--text books/ --out books.index"),

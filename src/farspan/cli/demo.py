@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from farspan.cli.options import ROWS_KEPT, one_line_errors
+from farspan.cli.options import ROWS_KEPT, RUN, one_line_errors, option
 from farspan.terminal import Terminal
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of the runs and the picture.")] = Path("runs/demo"),
-    fresh: Annotated[bool, typer.Option(help="Measure again instead of continuing.")] = False,
+    out: Annotated[Path, option(RUN, "Folder of the runs and the picture.", metavar="FOLDER")] = Path("runs/demo"),
+    fresh: Annotated[bool, option(RUN, "Measure again instead of continuing.", "--fresh")] = False,
 ) -> None:
     """Measure the forgetting curve of the embedded model, offline and in under a minute, and draw it."""
     with one_line_errors(ROWS_KEPT):

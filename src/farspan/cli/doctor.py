@@ -16,9 +16,9 @@ def doctor(
     loading: Loading,
     as_json: AsJson = False,
 ) -> None:
-    """Check that a method does on this model what it promises, in under a minute; exit with 1 if a check fails.
+    """Check that a method keeps its promises on this model, in under a minute. Exit with 1 if a check fails.
 
-    Of a served model: that the server gives the same numbers each time, about the tokens sent.
+    For a served model, check that the server scores exactly the tokens sent and returns the same numbers each time.
     """
     with one_line_errors():
         from dataclasses import asdict

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from farspan.cli.options import AsJson, err, one_line_errors
+from farspan.cli.options import RUN, AsJson, err, one_line_errors, option
 from farspan.terminal import Terminal
 
+FORMAT = "Format"
 Format = Literal[
     "parquet", "csv", "every-eval-ever", "hf-eval-results", "model-card", "lm-eval", "tensorboard", "wandb", "trackio",
     "mlflow",
@@ -20,18 +21,21 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
     to: Annotated[
         Format,
-        typer.Option(
-            help="parquet, csv: the rows. every-eval-ever: JSON of that schema. hf-eval-results: .eval_results of a "
+        option(
+            FORMAT,
+            "parquet, csv: the rows. every-eval-ever: JSON of that schema. hf-eval-results: .eval_results of a "
             "model on the Hub. model-card: a section with tables and pictures. lm-eval: the forgetting curve as a task "
             "of lm-evaluation-harness. tensorboard, wandb, trackio, mlflow: each model as a run of that tracker, where "
-            "it is installed."
+            "it is installed.",
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder for the files; default: export in the run folder.")] = None,
-    model: Annotated[str | None, typer.Option(help="One of the run's models; default: all of them.")] = None,
+    out: Annotated[
+        Path | None, option(RUN, "Folder for the files; default: export in the run folder.", metavar="FOLDER")
+    ] = None,
+    model: Annotated[str | None, option(FORMAT, "One of the run's models; default: all of them.")] = None,
     dataset: Annotated[
         str | None,
-        typer.Option(help="For hf-eval-results: data set on the Hub under which results are filed; default: the text."),
+        option(FORMAT, "For hf-eval-results: data set on the Hub under which results are filed; default: the text."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -4,29 +4,28 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
-from farspan.cli.options import AsJson, err, one_line_errors
+from farspan.cli.options import RUN, TEXTS, AsJson, count, err, one_line_errors, option
 from farspan.terminal import Terminal
+
+INDEX = "Index"
 
 
 def index(
-    text: Annotated[str, typer.Option(help="FILE, FOLDER, org/name or builtin: the documents.")],
+    text: Annotated[str, option(TEXTS, "FILE, FOLDER, org/name or builtin: the documents.", metavar="TEXT")],
     out: Annotated[
-        Path, typer.Option(help="Folder of the index; an index of the same documents and settings is kept.")
+        Path,
+        option(RUN, "Folder of the index; an index of the same documents and settings is kept.", metavar="FOLDER"),
     ],
     kind: Annotated[
         Literal["bm25", "dense", "faiss"],
-        typer.Option(help="bm25: words; dense: vectors, exact; faiss: vectors, approximate."),
+        option(INDEX, "bm25: words; dense: vectors, exact; faiss: vectors, approximate."),
     ] = "bm25",
-    words: Annotated[int | None, typer.Option(min=1, help="Words in a passage; default 100.")] = None,
+    words: Annotated[int | None, count(INDEX, "Words in a passage; default 100.")] = None,
     passage_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens in a passage, instead of words; needs --tokenizer.")
+        int | None, count(INDEX, "Tokens in a passage, instead of words; needs --tokenizer.")
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Folder or hub id of the tokenizer that cuts passages.")] = None,
-    encoder: Annotated[
-        str | None, typer.Option(help="Encoder of dense and faiss; default facebook/contriever.")
-    ] = None,
+    tokenizer: Annotated[str | None, option(INDEX, "Folder or hub id of the tokenizer that cuts passages.")] = None,
+    encoder: Annotated[str | None, option(INDEX, "Encoder of dense and faiss; default facebook/contriever.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Cut documents into passages and index them, for tasks with retrieval."""

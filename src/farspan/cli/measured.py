@@ -64,7 +64,7 @@ def run_measurement(
             err.print_line(str(sharding(models, [method(one) for one in methods], planned, shard, loader)))
         return
     console = err if running.as_json else Terminal()
-    with Display(console) as display:
+    with Display(Terminal(quiet=True) if running.quiet else console) as display:
         watch = Watch(display.start, display.row, display.notice)
         whole = (1, 1) if running.ray is None else None
         settings |= sizes | {"shard": shard or whole, "ray": running.ray, "gpus_per_model": running.gpus_per_model}
@@ -91,7 +91,7 @@ def print_results(rows: "list[Row]", folder: Path, console: Terminal, as_json: b
 
 def print_missing(measured: "Measured", shard: "Shard", console: Terminal, as_json: bool) -> int:
     """Print what a shard has measured and what others still have to; return how many rows failed so far."""
-    from farspan.report.terminal import LEFT_OUT
+    from farspan.report.terminal import failed_rows
 
     name, folder = "{}/{}".format(*shard), measured.folder
     own = measured.missing.get(name)
@@ -103,11 +103,10 @@ def print_missing(measured: "Measured", shard: "Shard", console: Terminal, as_js
         console.print_line("The last shard prints the tables and draws the pictures; so does this command, repeated.")
     if as_json:
         print(json.dumps({"run": str(folder), "shard": name, "missing": measured.missing}))
-    failed = [row for row in measured.rows if row.status not in LEFT_OUT]
-    if failed:
-        line = f"{len(failed)} of {len(measured.rows)} rows failed, first: {failed[0].status}: {failed[0].reason}"
+    num_failed, line = failed_rows(measured.rows)
+    if line:
         err.print_line(line, style="red")
-    return len(failed)
+    return num_failed
 
 
 def shown_time(seconds: float) -> str:

@@ -260,6 +260,7 @@ class Running:
         float | None,
         option(RUN, "With --plan: 10^12 operations that the machine does in a second, such as 0.3.", metavar="X"),
     ] = None
+    quiet: Annotated[bool, option(RUN, "Print no progress and no notices.", "--quiet", "-q")] = False
     as_json: AsJson = False
 
     def check(self) -> None:

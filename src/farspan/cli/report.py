@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from farspan.cli.measured import print_results
-from farspan.cli.options import AsJson, err, one_line_errors
+from farspan.cli.options import RUN, AsJson, err, one_line_errors, option
 from farspan.terminal import Terminal
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    out: Annotated[Path, typer.Option(help="Folder for the page and the tables.")] = Path("report"),
+    out: Annotated[Path, option(RUN, "Folder for the page and the tables.", metavar="FOLDER")] = Path("report"),
     as_json: AsJson = False,
 ) -> None:
     """Write one page of any runs, which opens offline: results, comparisons and failures; also as Markdown and CSV."""
@@ -32,8 +32,8 @@ def report(
 
 def import_file(
     file: Annotated[Path, typer.Argument(help="Result file of the authors' script: JSON with copy_accs and lm_accs.")],
-    out: Annotated[Path, typer.Option(help="Run folder to make.")],
-    model: Annotated[str | None, typer.Option(help="Whose results they are; default the file's name.")] = None,
+    out: Annotated[Path, option(RUN, "Run folder to make.", metavar="FOLDER")],
+    model: Annotated[str | None, option(RUN, "Whose results they are; default the file's name.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a run of published results, with their memory lengths and a picture."""

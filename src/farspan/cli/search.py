@@ -49,7 +49,7 @@ def search_rope(
         Shape, option(MODEL, "yarn: the ends of YaRN's ramp and its scale; factors: one factor for each frequency.")
     ] = "yarn",
     factor: Annotated[
-        float, option(MODEL, "How many times as long as the trained length texts are to be.", metavar="X")
+        float, option(MODEL, "Target length of texts, as a multiple of the trained length.", metavar="X")
     ] = 4.0,
     max_nats: Annotated[
         float, option(TASK, "Bound: nats per token that a candidate may cost inside the window.", metavar="X")

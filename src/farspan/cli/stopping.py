@@ -55,7 +55,7 @@ def run(command: Callable[[], Any]) -> None:
         raise KeyboardInterrupt
 
     def again(unraisable: Any) -> None:
-        """Where Python prints and drops the KeyboardInterrupt, as in a finaliser, send the signal once more."""
+        """Send the signal again if Python discarded the KeyboardInterrupt, for example in a finaliser."""
         if stopped.by is None or over or not isinstance(unraisable.exc_value, KeyboardInterrupt):
             printed(unraisable)
             return

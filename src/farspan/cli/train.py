@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
-from farspan.cli.options import CHECKPOINT_KEPT, AsJson, one_line_errors
+from farspan.cli.options import CHECKPOINT_KEPT, RUN, AsJson, one_line_errors, option
 from farspan.terminal import Terminal
 
 Config = Annotated[Path, typer.Argument(help="TOML file, or the name of a config that comes with farspan: smt-demo.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE; repeatable.")]
+Overrides = Annotated[
+    list[str] | None, option("Config", "Replace a value of the config. Repeatable.", "--set", metavar="TABLE.KEY=VALUE")
+]
 SIZE = "{parameters:,} parameters, {tokens:,} tokens"
 
 
@@ -25,7 +27,7 @@ def train_smt(
     config: Config,
     overrides: Overrides = None,
     plan_only: Annotated[
-        bool, typer.Option("--plan", help="Check model and text, print what a training would do; train nothing.")
+        bool, option(RUN, "Check model and text, print what a training would do; train nothing.", "--plan")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -1,6 +1,6 @@
 """The results that a command prints, draws and returns as JSON after a measurement."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,15 @@ from farspan.report.task_report import TaskReport
 from farspan.terminal import Terminal
 
 LEFT_OUT = ("ok", "budget", *ABSENT)  # statuses of rows that did not fail
+
+
+def failed_rows(rows: Sequence[Row]) -> tuple[int, str]:
+    """Return how many rows failed, and a line on them; "" if none did."""
+    failed = [row for row in rows if row.status not in LEFT_OUT]
+    if not failed:
+        return 0, ""
+    first = f"first: {failed[0].status}: {failed[0].reason}"
+    return len(failed), f"{len(failed)} of {len(rows)} rows failed, {first}"
 
 
 class Results:
@@ -95,13 +104,10 @@ class Results:
     @property
     def failures(self) -> list[str]:
         """What failed, in lines."""
-        failed = [row for row in self.source.rows if row.status not in LEFT_OUT]
-        if not failed:
-            return []
-        counted = f"{len(failed)} of {len(self.source.rows)} rows failed"
-        if self.source.is_comparison:
-            return [f"{counted}:", *failures(self._every_cell)]
-        return [f"{counted}, first: {failed[0].status}: {failed[0].reason}"]
+        _, line = failed_rows(self.source.rows)
+        if line and self.source.is_comparison:
+            return [f"{line.partition(', first: ')[0]}:", *failures(self._every_cell)]
+        return [line] if line else []
 
     def tables(self) -> dict[str, CsvTable]:
         """Return the tables of numbers that the page has as CSV files, by name."""
@@ -131,7 +137,7 @@ class Results:
         """How many cells of a comparison, else how many rows, have no result."""
         if self.source.is_comparison:
             return sum(cell.failed not in ("", *ABSENT) for cell in self._every_cell)
-        return sum(row.status not in LEFT_OUT for row in self.source.rows)
+        return failed_rows(self.source.rows)[0]
 
     def as_data(self) -> dict[str, Any]:
         """Return what `--json` prints."""

@@ -1,0 +1,66 @@
+"""`farspan methods` and `farspan tasks`: what can be named, with its settings."""
+
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from farspan.cli.options import AsJson, one_line_errors
+from farspan.terminal import Terminal
+
+
+def methods(as_json: AsJson = False) -> None:
+    """List the methods of reading with their settings, and defaults in brackets.
+
+    A method is written as METHOD:SETTING=VALUE,SETTING=VALUE; several are joined by +.
+    """
+    with one_line_errors():
+        from farspan.methods import METHODS
+
+        _list("method", METHODS, as_json)
+
+
+def tasks(as_json: AsJson = False) -> None:
+    """List the tasks with their settings, and defaults in brackets.
+
+    A task is written as TASK:SETTING=VALUE,SETTING=VALUE. A length counts tokens, unless another unit is named.
+    """
+    with one_line_errors():
+        from farspan.tasks import TASKS
+
+        _list("task", TASKS, as_json)
+
+
+def _list(noun: str, kinds: Mapping[str, type], as_json: bool) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    found = [_described(name, kind) for name, kind in kinds.items()]
+    if as_json:
+        print(json.dumps({f"{noun}s": found}))
+        return
+    table = Table(box=SIMPLE_HEAD)
+    for column in (noun, "settings", "meaning"):
+        table.add_column(column, no_wrap=column == noun, overflow="fold")
+    for one in found:
+        settings = [name if default is None else f"{name}={default}" for name, default in one["optional"].items()]
+        written = [*(f"{name}=..." for name in one["required"]), *(f"[{text}]" for text in settings)]
+        unit = one.get("unit", "tokens")
+        about = one["about"] if unit == "tokens" else f"{one['about']} A length counts {unit}."
+        table.add_row(one["name"], " ".join(written), about)
+    Terminal().print(table)
+
+
+def _described(name: str, kind: Any) -> dict[str, Any]:
+    """Return a method or task as JSON: its name, first sentence, required settings, and optional ones with defaults,
+    as they are written on the command line; None: no value."""
+    from farspan.specs import as_written
+
+    about = " ".join((inspect.getdoc(kind) or "").split()).partition(". ")[0].rstrip(".") + "."
+    settings = {field.name: field.default for field in fields(kind)}
+    found = {"name": name, "about": about, "required": [key for key, value in settings.items() if value is MISSING]}
+    found["optional"] = {
+        key: None if value is None else as_written(value) for key, value in settings.items() if value is not MISSING
+    }
+    return found | ({"unit": kind.unit} if hasattr(kind, "unit") else {})
