@@ -1,6 +1,7 @@
 """Questions about files: what is read, what stops an answer, that a file is read once."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from farspan.cli import app
 from farspan.doctor import diagnose
 from farspan.lm import LM, wrap
 from farspan.methods import method
+from farspan.report import progress
 
 from cepe_models import tiny_cepe
 from tiny import tiny_model
@@ -104,6 +106,25 @@ def test_the_command_answers_and_says_what_was_read(saved: Path) -> None:
     assert found["answers"][0]["num_tokens"] <= 5
     assert "1 file," in result.stderr
     assert "encoder 0" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "how", ["full", "sinks:window=30,sinks=2", "replug:piece=32", "ape:piece=32", "snapkv:capacity=40"]
+)
+def test_the_share_of_the_text_that_has_been_read_is_printed(
+    how: str, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY", -1.0)
+    arguments = ["ask", str(saved / "model"), "who?", "--context", str(saved / "a.txt"), "--method", how]
+    result = CliRunner().invoke(app, [*arguments, "--max-new-tokens", "2", "--chunk", "16"])
+    assert result.exit_code == 0, result.stderr
+    (total,) = re.findall(r"1 file, (\d+) tokens", result.stderr)
+    lines = re.findall(r"^reading: (\d+) of (\d+) tokens, (\d+)%$", result.stderr, re.M)
+    assert len(lines) >= int(total) // 16
+    assert {of for _, of, _ in lines} == {total}
+    assert [int(done) for done, *_ in lines] == sorted(int(done) for done, *_ in lines)
+    assert lines[-1][2] == "100"
+    assert "reading" not in result.stdout
 
 
 def test_interactive_asks_until_an_empty_line(saved: Path) -> None:

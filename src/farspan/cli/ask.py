@@ -35,6 +35,7 @@ def ask(
         from farspan.ask import Conversation, num_tokens, read_texts
         from farspan.methods import method as parsed
         from farspan.reader import check_sampling
+        from farspan.report.progress import reading
 
         if loading.base_url is not None and model is not None:
             model, question = None, model  # the only argument is the question
@@ -59,8 +60,9 @@ def ask(
             err.print(longer, style="yellow", highlight=False)
         with how.on(lm) as reader:
             reader.chunk = chunk or reader.chunk
-            with err.status("reading"):
+            with reading(err, tokens) as reader.on_read:
                 conversation = Conversation(reader, texts)
+            reader.on_read = None
             answers = []
             while True:
                 if question is None:

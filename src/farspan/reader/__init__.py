@@ -4,7 +4,7 @@ memory = reader.read(ids)         # once
 memory.score(more)                # any number of times: the memory does not change
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -54,6 +54,7 @@ class Reader(Protocol):
     lm: LM
     chunk: int  # tokens of one forward; a smaller one needs less memory
     capacity: int  # tokens that a memory allocates for at once; 0: their number is not known
+    on_read: Callable[[int], None] | None = None  # called after each forward of `read` with its tokens
 
     @property
     def fallback(self) -> str | None:
@@ -104,6 +105,7 @@ class DenseReader(Reader):
     fallback: str | None = None
     attention: hf.CustomAttention | None = None  # of a method, instead of full attention
     scope: hf.Scope | None = None  # outside of it, what was read cannot be used
+    on_read: Callable[[int], None] | None = None
     incremental: ClassVar[bool] = True
 
     @property
@@ -146,6 +148,14 @@ class OuterReader(Reader):
 
     def __post_init__(self) -> None:
         self.lm = self.inner.lm
+
+    @property
+    def on_read(self) -> Callable[[int], None] | None:  # type: ignore[override]
+        return self.inner.on_read
+
+    @on_read.setter
+    def on_read(self, call: Callable[[int], None] | None) -> None:
+        self.inner.on_read = call
 
     @property
     def fallback(self) -> str | None:

@@ -69,6 +69,7 @@ class ReadsInChunks(Protocol):
     chunk: int  # tokens of one forward
     capacity: int  # tokens to allocate for at once
     attention: hf.CustomAttention | None  # replaces the model's own
+    on_read: Callable[[int], None] | None  # called after each forward of `read` with its tokens
 
 
 class BaseMemory(ABC):
@@ -278,6 +279,8 @@ class CachedMemory(BaseMemory):
         with self._appending():
             for _, hidden in self._steps(ids):
                 self.last = hidden[:, -1:].clone()
+                if self.reader.on_read is not None:
+                    self.reader.on_read(hidden.shape[1])
         self.batch, self.num_seen = ids.shape[0], self.num_seen + ids.shape[1]
 
     @torch.no_grad()

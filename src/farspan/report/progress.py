@@ -1,10 +1,12 @@
-"""The progress of a long measurement in a terminal."""
+"""The progress of a long measurement, or of reading a long text, in a terminal."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from farspan.record import Row
 from farspan.terminal import Terminal
@@ -59,3 +61,24 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.progress.stop()
+
+
+@contextmanager
+def reading(console: Terminal, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how many of `total` tokens have been read, until the block ends: as a bar on a terminal, else as a line from
+    time to time. Yield the function to call with the tokens of each forward."""
+    count = TextColumn("{task.completed:,} of {task.total:,} tokens")
+    columns = (TextColumn("reading"), BarColumn(bar_width=20), TaskProgressColumn(), count, TimeRemainingColumn())
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task, done, printed = progress.add_task("", total=total), 0, time.monotonic()
+
+    def read(num_tokens: int) -> None:
+        nonlocal done, printed
+        done, now = min(done + num_tokens, total), time.monotonic()  # what precedes a text is not in its total
+        progress.update(task, completed=done)
+        if not console.is_terminal and now - printed > LINE_EVERY:
+            printed = now
+            console.print_line(f"reading: {done:,} of {total:,} tokens, {done / total:.0%}")
+
+    with progress:
+        yield read
