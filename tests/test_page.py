@@ -229,7 +229,7 @@ def test_protocols_and_texts_are_shown_apart(tmp_path: Path) -> None:
     titles = ["nested, books", "probe 128+256, books", "nested, code"]
     assert shown.headings[:3] == [f"Forgetting curve, {title}" for title in titles]
     tables = [shown.table(i) for i in range(len(shown.tables)) if shown.table(i)[0][1:3] == ["trained", "half-life"]]
-    assert [[line[0] for line in table[1:]] for table in tables] == [["● small", "● large"], ["● small"], ["● small"]]
+    assert [[line[0] for line in table[1:]] for table in tables] == [["● small", "■ large"], ["● small"], ["● small"]]
     figure = drawn(tmp_path / "out")
     assert {trace["meta"]["curve"] for trace in figure["curve-1"]["data"] if "curve" in trace["meta"]} == {0, 1}
     assert {trace["meta"]["curve"] for trace in figure["curve-2"]["data"] if "curve" in trace["meta"]} == {0}
@@ -769,7 +769,7 @@ def test_perplexity_has_a_table_by_length(tmp_path: Path) -> None:
     low, high = np.exp(stats.interval(np.array([1.5, 1.6])))
     assert full[:2] == ["● small full", "512"]
     assert full[3] == f"4.71 [{low:.2f}, {high:.2f}] 1.550 nats accuracy 0.500"
-    assert (sinks[0], sinks[4]) == ("● small sinks:window=9,sinks=4", "oom")
+    assert (sinks[0], sinks[4]) == ("■ small sinks:window=9,sinks=4", "oom")
 
 
 def test_perplexity_is_drawn_over_length_with_gain_and_accuracy(tmp_path: Path) -> None:
@@ -832,7 +832,7 @@ def test_what_is_scored_in_another_way_is_shown_apart(tmp_path: Path) -> None:
     ]
     tables = [shown.table(i) for i in range(len(shown.tables)) if shown.table(i)[0][1:2] == ["trained"]]
     assert [[line[0] for line in table[1:]] for table in tables] == [
-        ["● small", "● large"],
+        ["● small", "■ large"],
         ["● large"],
         ["● small"],
     ]

@@ -14,6 +14,7 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure as Canvas
 
 from farspan.record import Row
@@ -21,7 +22,8 @@ from farspan.report.cells import interval_of
 from farspan.report.curve_figures import curve_figure
 from farspan.report.curve_section import draw_curves, print_curves
 from farspan.report.curves import CurveMember, as_data, remarks, series, verdict
-from farspan.report.figure import Figure, Line, Rule
+from farspan.report.figure import MARKED, Figure, Line, Rule, Style, shape
+from farspan.report.interactive import as_plotly
 from farspan.report.picture import draw_on
 from farspan.report.runs import differences_of
 from farspan.terminal import Terminal
@@ -232,6 +234,30 @@ def test_several_curves_stand_in_one_picture_under_their_names(tmp_path: Path) -
 def test_more_curves_than_colours_are_drawn(tmp_path: Path) -> None:
     measured = [r for i in range(8) for r in rows({100: 1.0, 200: 0.2}, model=f"org/model-{i}")]
     assert "<!-- model-7: copy -->" in svg(measured, tmp_path)
+
+
+@pytest.mark.parametrize("style", ["solid", "dashed", "dotted", "points", "mark"])
+@pytest.mark.parametrize("count", [3, 40])
+def test_lines_of_seven_members_differ_in_more_than_colour(style: Style, count: int) -> None:
+    """In the picture, its legend, and on the page; also where not every point has a marker."""
+    x = np.linspace(100, 4000, count)
+    lines = [Line(f"model {index}", x, x / 4000, index, style=style) for index in range(7)]
+    axes = Canvas().subplots()
+    draw_on(axes, Figure("seven", "length", "accuracy", lines))
+    handles, _ = axes.get_legend_handles_labels()
+    shown = [handle[0] if isinstance(handle, ErrorbarContainer) else handle for handle in handles]
+    assert len({line.get_marker() for line in shown}) == len({line.get_marker() for line in axes.lines}) == 7
+    symbols = {trace["marker"]["symbol"] for trace in as_plotly(Figure("", "x", "y", lines))["data"]}
+    assert len(symbols) == len({shape(index)[0] for index in range(7)}) == 7
+
+
+def test_a_line_of_many_points_has_few_markers() -> None:
+    axes = Canvas().subplots()
+    x = np.arange(100.0)
+    draw_on(axes, Figure("", "x", "y", [Line(f"model {index}", x, x, index) for index in range(2)]))
+    (first, every), (second, _) = (line.get_markevery() for line in axes.lines)
+    assert len(x[first::every]) <= MARKED
+    assert first != second
 
 
 def test_a_curve_of_failures_alone_has_no_numbers() -> None:

@@ -23,7 +23,7 @@ PICKS = ("distance", "bins", "rank", "pareto")
 PARTS = {"all": "all keys", "rest": "without the first {sinks} tokens"}  # as rows call them, and in words
 AXES = {
     "distance": "nearest keys (tokens)",
-    "rank": "heaviest keys (tokens; diamond: a quarter of all)",
+    "rank": "heaviest keys (tokens; hollow: a quarter of all)",
     "bins": "distance (tokens; middle of a bin of {bin:,})",
 }
 FAINTEST = 1e-6  # weight of a key at the lower end of a map's colours

@@ -8,11 +8,15 @@ import numpy as np
 
 RECALL = ("#ebe2d0", "#c9dbe4", "#83b3d3", "#3583b8", "#08386b")  # from nothing to all
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
-SHAPES = (("●", "circle", "o"), ("■", "square", "s"), ("◆", "diamond", "D"), ("▲", "triangle-up", "^"))
+SHAPES = (  # markers, as a character, as plotly names them and as matplotlib does
+    ("●", "circle", "o"), ("■", "square", "s"), ("▲", "triangle-up", "^"), ("◆", "diamond", "D"),
+    ("▼", "triangle-down", "v"), ("★", "star", "*"), ("✚", "cross", "P"),
+)  # fmt: skip
 FEW_TICKS = 12  # lengths that all have a tick of their own
+MARKED = 12  # points of a line that have a marker, at most
 Style = Literal[
     "solid", "dashed", "dotted", "points", "mark"
-]  # mark: one point with an interval of x, such as a half-life
+]  # mark: one hollow point with an interval of x, such as a half-life
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,6 @@ class Line:
     texts: Sequence[Sequence[str]] = ()  # hover texts of the points, in lines; the first line is a name
     kind: str = ""  # what the values are; the page can hide those of kind "control"
     style: Style = "solid"
-    markers: bool = True  # False: only a value alone has one
     shade: float | None = None  # from 0 to 1: a colour by place in an order, such as of steps, instead of by member
 
     @classmethod
@@ -140,6 +143,6 @@ def colour(index: int) -> str:
 
 
 def shape(index: int) -> tuple[str, str, str]:
-    """Return its marker as a character, as plotly names it and as matplotlib does; another once the colours are used
-    up."""
-    return SHAPES[index // len(COLOURS) % len(SHAPES)]
+    """Return its marker, one of SHAPES: lines can be told apart without colours. Members of one colour have different
+    markers."""
+    return SHAPES[(index + index // len(COLOURS)) % len(SHAPES)]

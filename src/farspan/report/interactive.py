@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from farspan.report import figure
-from farspan.report.figure import FEW_TICKS, RECALL, Failed, Figure, Heat, Line, Rule
+from farspan.report.figure import FEW_TICKS, MARKED, RECALL, Failed, Figure, Heat, Line, Rule
 
 DARK = {"#000000": "#777777"}  # the one of the colours that cannot be seen on a dark page
 FAILED = "#cc3311"
@@ -73,7 +73,8 @@ def _heat(one: Heat) -> dict[str, Any]:
 
 def _line(line: Line) -> dict[str, Any]:
     dashed, alone = line.style != "solid", line.style in ("points", "mark")
-    marker: dict[str, Any] = {"size": 11 if alone else 4 if dashed else 6, "symbol": figure.shape(line.index)[1]}
+    size = 11 if alone else 6 if dashed else 8
+    marker: dict[str, Any] = {"size": size, "symbol": figure.shape(line.index)[1], "maxdisplayed": MARKED}
     trace: dict[str, Any] = {
         "type": "scatter",
         "mode": "markers" if alone else "lines+markers",
@@ -90,7 +91,7 @@ def _line(line: Line) -> dict[str, Any]:
         return trace
     marker["color"] = colour(line.index)
     if line.style == "mark":
-        marker |= {"symbol": "diamond-open", "line": {"width": 2}}
+        marker |= {"symbol": f"{marker['symbol']}-open", "line": {"width": 2}}
     if line.low is not None and line.high is not None:
         axis, values = ("error_x", line.x) if line.style == "mark" else ("error_y", line.y)
         up, down = (numbers(np.asarray(end, float) - part) for end, part in ((line.high, values), (values, line.low)))

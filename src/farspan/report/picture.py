@@ -21,7 +21,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from farspan.files import written
 from farspan.report.export import three_digits
-from farspan.report.figure import FEW_TICKS, RECALL, Failed, Figure, Heat, Line, Rule, colour, shape
+from farspan.report.figure import FEW_TICKS, MARKED, RECALL, Failed, Figure, Heat, Line, Rule, colour, shape
 from farspan.terminal import CONTROL
 
 LABEL_WIDTH = 0.03  # of a rule, as a share of the width of a picture
@@ -166,21 +166,21 @@ def _beside(number: int, count: int) -> float:
 def _draw_line(axes: Axes, line: Line, shift: float) -> None:
     x, y = np.asarray(line.x, float), np.asarray(line.y, float)
     ordered = colour(line.index) if line.shade is None else colormaps["viridis_r"](0.1 + 0.9 * line.shade)
+    every = -(-len(x) // MARKED) or 1
+    places = line.index % every, every  # not those of the other members
     look: dict[str, Any] = {"color": ordered, "linestyle": STYLES[line.style], "label": line.label}
+    look |= {"marker": shape(line.index)[2], "markersize": 5, "markevery": places}
     low, high = (np.asarray(np.nan if end is None else end, float) for end in (line.low, line.high))
     spread = [y - low, high - y] if np.isfinite(low).any() else None
     if line.style == "mark":
         spread = [x - low, high - x] if np.isfinite(low).any() else None
-        axes.errorbar(x, y, xerr=spread, marker="D", markersize=6, capsize=4, **look)
+        look |= {"markersize": 9, "markerfacecolor": "white", "markeredgewidth": 1.6}
+        axes.errorbar(x, y, xerr=spread, capsize=4, **look)
         return
     if line.style == "points" or line.kind == "quality":
-        axes.errorbar(
-            x * shift, y, yerr=spread, marker=shape(line.index)[2], markersize=5, linewidth=1.4, elinewidth=1,
-            capsize=3, **look,
-        )  # fmt: skip
+        axes.errorbar(x * shift, y, yerr=spread, linewidth=1.4, elinewidth=1, capsize=3, errorevery=places, **look)
         return
-    marked = line.style != "dotted" and (line.markers or len(x) == 1)
-    axes.plot(x, y, marker=shape(line.index)[2] if marked else None, markersize=3, **look)
+    axes.plot(x, y, **look)
     if spread is not None:
         axes.fill_between(x, low, high, color=ordered, alpha=0.15, linewidth=0)
 

@@ -36,7 +36,7 @@ def draw_losses(log: Log, folder: str | Path, window: int) -> list[Path]:
     for index, (term, label) in enumerate(TERMS.items()):
         found = ((entry["step"], math.exp(entry[term])) for entry in entries if term in entry)
         by_step.append(line(label, found, index))
-        by_length.append(line(label, sorted(last_of_each_length(entries, term).items()), index, markers=True))
+        by_length.append(line(label, sorted(last_of_each_length(entries, term).items()), index))
     reached = line("length", ((entry["step"], entry["length"]) for entry in entries), 2)
     figures: list[list[Figure | None]] = [
         [
@@ -53,10 +53,10 @@ def draw_losses(log: Log, folder: str | Path, window: int) -> list[Path]:
     return draw_grid(figures, folder, "losses", size=SIZE)
 
 
-def line(label: str, points: Iterable[tuple[float, float]], index: int, *, markers: bool = False, **look: Any) -> Line:
-    """Return a line through (x, y), without markers unless they are requested."""
+def line(label: str, points: Iterable[tuple[float, float]], index: int, **look: Any) -> Line:
+    """Return a line through (x, y)."""
     points = list(points)
-    return Line(label, [x for x, _ in points], [y for _, y in points], index, markers=markers, **look)
+    return Line(label, [x for x, _ in points], [y for _, y in points], index, **look)
 
 
 def measured_figure(log: Log, window: int, dashed: str) -> Figure | None:
@@ -72,7 +72,7 @@ def measured_figure(log: Log, window: int, dashed: str) -> Figure | None:
         name = f"farspan/perplexity_{length}"
         found = ((entry["step"], entry[name]) for entry in log if name in entry)
         look = {"style": "dashed" if length <= window else "solid", "shade": place / max(1, len(lengths) - 1)}
-        lines.append(line(f"{length:,} tokens", found, 0, markers=True, **look))
+        lines.append(line(f"{length:,} tokens", found, 0, **look))
     return (
         Figure(f"Held-out perplexity by length ({dashed})", "step", "perplexity", lines, log_y=True) if lines else None
     )
