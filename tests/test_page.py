@@ -464,7 +464,8 @@ def test_nothing_from_outside_becomes_html(tmp_path: Path) -> None:
     shown = page(tmp_path / "out", folder)
     tags = [tag for tag, _ in shown.tags]
     assert tags.count("script") == 3
-    assert not {"img", "b", "a"} & set(tags)
+    assert not {"img", "b"} & set(tags)
+    assert all((attributes["href"] or "").startswith("data:text/csv") for tag, attributes in shown.tags if tag == "a")
     assert not any("onerror" in attributes for _, attributes in shown.tags)
     text = "".join(shown.texts)
     for words in (SCRIPT, IMAGE, LINK):
@@ -976,6 +977,36 @@ def test_a_curve_can_be_hidden_and_its_control_with_it(browser: Any, tmp_path: P
         shown.append(browser.execute_script(lines))
     rule = 1  # the trained context
     assert shown == [8 + rule, 4 + rule, 2 + rule]
+
+
+def test_the_numbers_of_every_figure_can_be_downloaded(browser: Any, tmp_path: Path) -> None:
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    maps = [row(length, depth=depth, protocol="probe") for length in (1000, 2000) for depth in (0.0, 0.5)]
+    failed = row(500, 0, None, model="=1+1")
+    folders = [run(tmp_path / "a", [*rows(model="=1+1"), failed]), run(tmp_path / "b", maps)]
+    opened(browser, write_report(folders, tmp_path / "out")[0])
+    downloads = tmp_path / "downloads"
+    behaviour = {"behavior": "allow", "downloadPath": str(downloads)}
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", behaviour)
+    browser.execute_script("for (const link of document.querySelectorAll('a[download]')) link.click()")
+    names = [f"{name}.csv" for name in drawn(tmp_path / "out")]
+    assert names == ["curve-1.csv", "index-1.csv", "curve-2.csv", "index-2.csv", "map-2-0.csv"]
+    WebDriverWait(browser, 20).until(lambda _: all((downloads / name).exists() for name in names))
+    lines = read_csv(downloads / "curve-1.csv")
+    length, accuracy = "length of the text to be copied (tokens)", "accuracy (share of tokens predicted)"
+    copy = next(trace for trace in drawn(tmp_path / "out")["curve-1"]["data"] if trace["meta"]["kind"] == "copy")
+    found = [line for line in lines if line["line"] == "copy"]
+    assert [float(line[length]) for line in found] == copy["x"] == list(CURVE)
+    assert [float(line[accuracy]) for line in found] == pytest.approx(copy["y"])
+    low, high = stats.bands(stats.curve(rows()).copy)
+    assert [float(line["low"]) for line in found] == pytest.approx(low)
+    assert [float(line["high"]) for line in found] == pytest.approx(high)
+    assert (lines[-1]["line"], lines[-1][length], lines[-1]["failed"]) == ("'=1+1", "500", "oom")
+    cells = read_csv(downloads / "map-2-0.csv")
+    assert [list(line.values())[:2] for line in cells] == [["0", "1000"], ["0", "2000"], ["0.5", "1000"], ["0.5", "2000"]]
+    assert [float(line["memory index"]) for line in cells] == [1.0] * 4
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
 def test_a_browser_draws_perplexity_over_logarithmic_lengths_unless_told_otherwise(

@@ -1,18 +1,21 @@
 """Numbers as text, and text from outside as Markdown and CSV that show it and do nothing else."""
 
 import csv
+import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
 from farspan.files import written
 from farspan.record import Row
 from farspan.report.cells import Cell
+from farspan.report.figure import Figure, Heat
 from farspan.report.runs import Member
 from farspan.stats import bands, interval, measured_mean
 from farspan.terminal import shown
@@ -41,16 +44,28 @@ def markdown_table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> li
 
 
 def write_csv(path: Path, table: CsvTable) -> Path:
-    """Write a table; empty cells are unknown values.
+    """Write a table as CSV and return its path."""
+    with written(path) as beside:
+        beside.write_text(_csv(table), encoding="utf-8", errors="backslashreplace", newline="")
+    return path
+
+
+def csv_link(table: CsvTable) -> str:
+    """Return a table as CSV in a `data:` address, which a page can link to."""
+    return "data:text/csv;charset=utf-8," + quote(_csv(table), safe=",:'()", errors="backslashreplace")
+
+
+def _csv(table: CsvTable) -> str:
+    """Return a table as CSV; empty cells are unknown values.
 
     Text that a spreadsheet would take for a formula has an apostrophe in front, and control characters are visible
     signs.
     """
-    with written(path) as beside, beside.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = csv.DictWriter(file, table.columns)
-        writer.writeheader()
-        writer.writerows({name: _cell(value) for name, value in line.items()} for line in table.lines)
-    return path
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, table.columns)
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in line.items()} for line in table.lines)
+    return file.getvalue()
 
 
 def _cell(value: Any) -> Any:
@@ -72,6 +87,23 @@ def quality_table(found: Sequence[Cell]) -> CsvTable:
         for cell in found
     ]
     return CsvTable([*names, *(f"detail_{name}" for name in details), "statuses"], lines)
+
+
+def figure_table(one: Figure | Heat) -> CsvTable:
+    """Return the numbers of a figure: a line for each point with its interval and for each length that failed, or for
+    each cell of a map. Intervals of marks, such as half-lives, are of x."""
+    if isinstance(one, Heat):
+        cells = ((row, column.replace(",", "")) for row in one.rows for column in one.columns)
+        values = zip(cells, one.values.ravel().tolist(), strict=True)
+        return CsvTable((one.y, one.x, one.scale), [{one.y: y, one.x: x, one.scale: value} for (y, x), value in values])
+    columns = ["line", one.x, one.y, "low", "high"]
+    lines: list[dict[str, Any]] = []
+    for line in one.lines:
+        ends = [np.full(len(line.x), np.nan) if end is None else end for end in (line.low, line.high)]
+        lines += [dict(zip(columns, (line.label, *of), strict=True)) for of in zip(line.x, line.y, *ends, strict=True)]
+    for failed in one.failed:
+        lines += [{"line": failed.name, one.x: at, "failed": why} for at, why in sorted(failed.statuses.items())]
+    return CsvTable([*columns, *(["failed"] if one.failed else [])], lines)
 
 
 def whose(member: Member) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from farspan.report import figure
+from farspan.report.export import csv_link, figure_table
 from farspan.report.figure import FEW_TICKS, MARKED, RECALL, Failed, Figure, Heat, Line, Rule
 
 DARK = {"#000000": "#777777"}  # the one of the colours that cannot be seen on a dark page
@@ -46,9 +47,11 @@ def as_plotly(one: Figure) -> dict[str, Any]:
 
 
 def place(name: str, heading: str, key: str, one: Figure | Heat, kind: str = "lines") -> dict[str, Any]:
-    """Return a figure for the page, with its heading and its explanation; `name` is the id of its place."""
+    """Return a figure for the page, with its heading, its explanation and its numbers; `name` is the id of its
+    place."""
     drawn = _heat(one) if isinstance(one, Heat) else as_plotly(one)
-    return {"id": name, "heading": heading, "key": key, "kind": "map" if isinstance(one, Heat) else kind, **drawn}
+    about = {"id": name, "heading": heading, "key": key, "kind": "map" if isinstance(one, Heat) else kind}
+    return {**about, "csv": csv_link(figure_table(one)), **drawn}
 
 
 def _heat(one: Heat) -> dict[str, Any]:
