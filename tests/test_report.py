@@ -8,12 +8,14 @@ import sys
 import warnings
 from dataclasses import replace
 from io import StringIO
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.collections import FillBetweenPolyCollection
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure as Canvas
 
@@ -24,7 +26,7 @@ from farspan.report.curve_section import draw_curves, print_curves
 from farspan.report.curves import CurveMember, as_data, remarks, series, verdict
 from farspan.report.figure import MARKED, Figure, Line, Rule, Style, shape
 from farspan.report.interactive import as_plotly
-from farspan.report.picture import draw_on
+from farspan.report.picture import SIZE, draw_on, draw_with_legend
 from farspan.report.runs import differences_of
 from farspan.terminal import Terminal
 
@@ -80,6 +82,12 @@ def test_the_picture_of_one_curve_names_what_it_shows(tmp_path: Path) -> None:
     drawn = svg(rows(), tmp_path)
     for words in ("a title", "copy", "control", "fine memory 202", "coarse memory 398", "amnesia", "half-life 300"):
         assert f"<!-- {words} -->" in drawn
+
+
+def test_a_picture_names_how_many_texts_it_is_of(tmp_path: Path) -> None:
+    assert "<!-- n = 1 text -->" in svg(rows(), tmp_path)
+    assert "<!-- n = 3 texts, 95 % intervals -->" in svg(rows(repeats=3), tmp_path)
+    assert "<!-- n = 2 to 3 texts, 95 % intervals -->" in svg([*rows(repeats=2), row(100, 2, 1.0)], tmp_path)
 
 
 def test_the_picture_shades_no_amnesia_where_coarse_memory_goes_on(tmp_path: Path) -> None:
@@ -180,19 +188,50 @@ def test_the_picture_marks_the_context_the_model_was_trained_on(tmp_path: Path) 
     assert "(trained)" not in svg(rows(model="org/other"), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("line", "middle"),
-    [
-        (Line("line", [0.0, 10.0], [0.5, 0.7], 0), 0.3),  # passes the rule at 0.6
-        (Line("points", [1.0, 5.1, 9.0], [0.1, 0.4, 0.9], 0, style="points"), 0.7),  # only one is near the rule
-    ],
-    ids=["line", "points"],
-)
-def test_the_label_of_a_rule_stands_where_nothing_is_drawn(line: Line, middle: float) -> None:
-    axes = Canvas().subplots()
-    draw_on(axes, Figure("a", "x", "y", [line], span=(0.0, 1.0), rules=[Rule("here", x=5.0)]))
-    (label,) = axes.texts
-    assert label.xy[1] == pytest.approx(middle, abs=0.01)  # type: ignore[attr-defined]
+@pytest.mark.parametrize("log_x", [False, True])
+def test_labels_of_rules_hide_neither_lines_nor_each_other(log_x: bool) -> None:
+    x = np.linspace(64, 4096, 40)
+    rules = [Rule(f"context = {at:,} (trained)", x=at) for at in (512, 600, 1024, 4096)] + [Rule("half-life", y=0.5)]
+    canvas = Canvas(figsize=SIZE, layout="constrained")
+    axes = canvas.subplots()
+    line = Line("line", x, x / 4096, 0, x / 4096 - 0.1, x / 4096 + 0.1)
+    draw_with_legend(axes, Figure("a title", "x", "y", [line], rules=rules, log_x=log_x))
+    canvas.draw_without_rendering()
+    labels = [label.get_window_extent() for label in axes.texts]
+    boxes = [*labels, axes.title.get_window_extent(), axes.bbox]
+    assert len(labels) == 5
+    assert not [(one, other) for one, other in combinations(boxes, 2) if one.overlaps(other)]
+    assert all(canvas.bbox.containsx(end) for box in labels for end in (box.x0, box.x1))
+
+
+def test_a_long_title_lies_within_the_picture() -> None:
+    text = "/home/someone/" + "a-folder-of-texts-with-a-long-name/" * 3 + "MOBY_DICK.TXT"
+    title = f"Forgetting curve of one, two, three (nested, {text}; probe 32+96, shuffled:{text})"
+    canvas = Canvas(figsize=SIZE, layout="constrained")
+    axes = canvas.subplots()
+    draw_with_legend(axes, Figure(title, "x", "y", [Line("line", [1, 2], [1, 2], 0)], note="n = 20 texts"))
+    canvas.draw_without_rendering()
+    box = axes.title.get_window_extent()
+    assert box.width > canvas.bbox.width / 2
+    assert 0 <= box.x0 < box.x1 <= canvas.bbox.x1
+    assert box.y1 <= canvas.bbox.y1
+    assert axes.get_title().endswith("n = 20 texts")
+
+
+def test_intervals_of_many_members_are_error_bars() -> None:
+    """Bands would hide each other."""
+    x = np.arange(1.0, 31.0)
+    for count, bands in ((4, 4), (5, 0)):
+        lines = [Line(f"model {index}", x, x, index, x - 1, x + 1) for index in range(count)]
+        figure = Figure("", "x", "y", lines, num_members=count)
+        axes = Canvas().subplots()
+        draw_on(axes, figure)
+        assert sum(isinstance(one, FillBetweenPolyCollection) for one in axes.collections) == bands
+        assert len(axes.containers) == count - bands
+        traces = as_plotly(figure)["data"]
+        assert sum(trace["meta"]["kind"] == "band" for trace in traces) == bands
+        bars = [trace["error_y"]["array"] for trace in traces if "error_y" in trace]
+        assert [sum(end is not None for end in one) for one in bars] == [10] * (count - bands)
 
 
 @pytest.mark.parametrize("log_x", [False, True])

@@ -7,7 +7,7 @@ import numpy as np
 from farspan import stats
 from farspan.report.curves import CurveMember, Point
 from farspan.report.export import counted, with_interval
-from farspan.report.figure import Area, Failed, Figure, Heat, Line, Rule
+from farspan.report.figure import Area, Failed, Figure, Heat, Line, Rule, sample_size
 from farspan.report.figures import depth_map
 
 BACKGROUNDS = ("#d9efd9", "#fdf3d0", "#eeeeee")  # of fine memory, coarse memory and amnesia
@@ -42,6 +42,7 @@ def curve_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
         areas=_areas(curves[0]) if len(curves) == 1 else [],
         span=(-0.04, 1.04),
         num_members=len(curves),
+        note=sample_size((point["n"] for one in curves for point in _measured(one)), "text"),
     )
 
 
@@ -96,18 +97,21 @@ def index_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
 def recall_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
     """Return accuracy over the distance between a token and its copy, of those that were measured at one length."""
     lines: list[Line] = []
+    counts: list[int] = []
     for index, one in enumerate(curves):
         if one.map is None or len(one.map.lengths) > 1:
             continue
         prefix = "" if len(curves) == 1 else f"{one.name}: "
         points = [point for depth in one.map.depths.tolist() for point in _measured(one, depth)]
         points.sort(key=lambda point: point["distance"])
+        counts += [point["n"] for point in points]
         texts = [_text(one, point) for point in points]
         lines += _halves(index, prefix, "distance", points, texts)
         look = {"kind": "index", "style": "dotted"}
         lines.append(Line.of(f"{prefix}memory index", points, "distance", "memory_index", index, texts, **look))
     x = "distance between a token and its copy (tokens)"
-    return Figure(title, x, ACCURACY, lines, span=(-0.07, 1.07), num_members=len(curves))
+    note = sample_size(counts, "text")
+    return Figure(title, x, ACCURACY, lines, span=(-0.07, 1.07), num_members=len(curves), note=note)
 
 
 def map_figure(one: CurveMember, title: str = "") -> Heat:

@@ -1,6 +1,6 @@
 """The content of a figure: `picture` draws it with matplotlib, `interactive` draws it with plotly for the page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ SHAPES = (  # markers, as a character, as plotly names them and as matplotlib do
 )  # fmt: skip
 FEW_TICKS = 12  # lengths that all have a tick of their own
 MARKED = 12  # points of a line that have a marker, at most
+FEW_BANDS = 4  # members whose intervals are bands; those of more would hide each other and are error bars
 Style = Literal[
     "solid", "dashed", "dotted", "points", "mark"
 ]  # mark: one hollow point with an interval of x, such as a half-life
@@ -33,6 +34,12 @@ class Line:
     kind: str = ""  # what the values are; the page can hide those of kind "control"
     style: Style = "solid"
     shade: float | None = None  # from 0 to 1: a colour by place in an order, such as of steps, instead of by member
+
+    @property
+    def marked(self) -> tuple[int, int]:
+        """The first point that has a marker, and the step to the next; members alternate."""
+        step = -(-len(self.x) // MARKED) or 1
+        return self.index % step, step
 
     @classmethod
     def of(
@@ -105,6 +112,12 @@ class Figure:
     exp: str = ""  # what exp(y) is: an axis of its own on the right
     num_members: int = 0
     height: int = 420  # pixels on the page
+    note: str = ""  # below the title: how many texts the means are of
+
+    @property
+    def has_bands(self) -> bool:
+        """Whether intervals along lines are bands, not error bars."""
+        return self.num_members <= FEW_BANDS
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -135,6 +148,16 @@ class Heat:
     texts: Sequence[Sequence[Sequence[str]]] = ()  # hover texts of the values, in lines; the first line is a name
     span: tuple[float, float] = (0.0, 1.0)  # of the colours
     log: bool = False  # whether the colours are
+
+
+def sample_size(counts: Iterable[int], what: str) -> str:
+    """Return what the means of a figure are of: n = 20 texts, or n = 3 to 20 texts. Empty where nothing was measured."""
+    found = sorted(set(counts))
+    if not found:
+        return ""
+    least, most = found[0], found[-1]
+    n = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+    return f"n = {n} {what}{'' if most == 1 else 's'}{', 95 % intervals' if most > 1 else ''}"
 
 
 def colour(index: int) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from farspan.report.cells import Cell, at_longest_shared, by_member, cells_of
 from farspan.report.export import counted, with_interval
-from farspan.report.figure import Failed, Figure, Heat, Line, Rule
+from farspan.report.figure import Failed, Figure, Heat, Line, Rule, sample_size
 from farspan.report.picture import draw_figure
 from farspan.report.runs import Group, short_names
 
@@ -56,6 +56,7 @@ def quality_figure(found: Sequence[Cell], title: str, trained: Sequence[int] = (
         ticks=lengths,
         exp=found[0].quality if exp else "",
         num_members=len(by_member(found)),
+        note=sample_size((cell.n for cell in found if cell.value is not None), "example"),
     )
 
 
@@ -160,4 +161,5 @@ def cost_figure(found: Sequence[Cell], price: str) -> Figure | None:
         log_y=chosen[0].exp,
         num_members=len(order),
         height=380,
+        note=sample_size((cell.n for cell in chosen), "example"),
     )

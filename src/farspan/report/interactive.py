@@ -16,6 +16,7 @@ from farspan.report.figure import FEW_TICKS, MARKED, RECALL, Failed, Figure, Hea
 DARK = {"#000000": "#777777"}  # the one of the colours that cannot be seen on a dark page
 FAILED = "#cc3311"
 NEUTRAL = "#8a8a8a"
+LABEL = 0.35  # width of the text of a rule on a phone, as a share of the figure
 DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot"}
 
 
@@ -28,12 +29,13 @@ def colour(index: int) -> str:
 def as_plotly(one: Figure) -> dict[str, Any]:
     """Return a figure as data and layout."""
     bottom, top = one.limits
-    traces = [trace for line in one.lines for trace in (*_band(line), _line(line))]
+    traces = [trace for line in one.lines for trace in (*(_band(line) if one.has_bands else ()), _line(line, one.has_bands))]
     at = bottom if one.span is None else one.span[0] + 0.01
     traces += [_crosses(failed, at) for failed in one.failed]
     x = [float(place) for line in one.lines for place in line.x] or [0.0, 1.0]
-    rule_top = top if one.span is None else 1.0
-    traces += [_rule(rule, (min(x), max(x)), (bottom if one.span is None else 0.0, rule_top)) for rule in one.rules]
+    x += [rule.x for rule in one.rules if rule.x is not None]
+    rows = _rows(one.rules, x)
+    traces += [_rule(rule, (min(x), max(x)), (bottom, top), rows.get(rule, 0)) for rule in one.rules]
     xaxis: dict[str, Any] = {"title": {"text": escape(one.x)}}
     xaxis |= {"type": "log"} if one.log_x else {"rangemode": "tozero"}
     if one.log_x and len(one.ticks) <= FEW_TICKS:
@@ -42,7 +44,9 @@ def as_plotly(one: Figure) -> dict[str, Any]:
         xaxis |= {"tickformat": ",.3~g"}
     yaxis: dict[str, Any] = {"title": {"text": escape(one.y)}}
     yaxis |= {"type": "log"} if one.log_y else {"range": [bottom, top]}
-    layout = {"xaxis": xaxis, "yaxis": yaxis, "height": one.height, "curves": one.num_members}
+    beside = any(rule.y is not None for rule in one.rules)
+    margin = {"l": 8, "r": 52 if beside else 8, "t": 26 + 14 * max(rows.values(), default=0), "b": 8}
+    layout = {"xaxis": xaxis, "yaxis": yaxis, "height": one.height, "margin": margin, "curves": one.num_members}
     return {"data": traces, "layout": layout}
 
 
@@ -50,7 +54,8 @@ def place(name: str, heading: str, key: str, one: Figure | Heat, kind: str = "li
     """Return a figure for the page, with its heading, its explanation and its numbers; `name` is the id of its
     place."""
     drawn = _heat(one) if isinstance(one, Heat) else as_plotly(one)
-    about = {"id": name, "heading": heading, "key": key, "kind": "map" if isinstance(one, Heat) else kind}
+    note = getattr(one, "note", "")
+    about = {"id": name, "heading": heading, "key": f"{key} {note}".strip(), "kind": "map" if isinstance(one, Heat) else kind}
     return {**about, "csv": csv_link(figure_table(one)), **drawn}
 
 
@@ -74,7 +79,7 @@ def _heat(one: Heat) -> dict[str, Any]:
     return {"data": [trace], "layout": layout}
 
 
-def _line(line: Line) -> dict[str, Any]:
+def _line(line: Line, has_bands: bool) -> dict[str, Any]:
     dashed, alone = line.style != "solid", line.style in ("points", "mark")
     size = 11 if alone else 6 if dashed else 8
     marker: dict[str, Any] = {"size": size, "symbol": figure.shape(line.index)[1], "maxdisplayed": MARKED}
@@ -88,17 +93,21 @@ def _line(line: Line) -> dict[str, Any]:
         "marker": marker,
         "meta": {"curve": line.index, "kind": line.kind},
     }
-    if not alone:
+    if alone:
+        marker["color"] = colour(line.index)
+    else:
         width = 1.5 if dashed else 2.25
         trace["line"] = {"color": colour(line.index), "width": width, "dash": DASHES[line.style]}
-        return trace
-    marker["color"] = colour(line.index)
     if line.style == "mark":
         marker |= {"symbol": f"{marker['symbol']}-open", "line": {"width": 2}}
-    if line.low is not None and line.high is not None:
+    if line.low is not None and line.high is not None and (alone or not has_bands):
         axis, values = ("error_x", line.x) if line.style == "mark" else ("error_y", line.y)
-        up, down = (numbers(np.asarray(end, float) - part) for end, part in ((line.high, values), (values, line.low)))
-        trace[axis] = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "visible": up != [None]}
+        first, step = line.marked
+        shown = np.arange(len(values)) % step == first
+        ends = (np.where(shown, np.asarray(end, float) - values, np.nan) for end in (line.high, line.low))
+        up, down = (numbers(np.abs(end)) for end in ends)
+        if any(end is not None for end in up):
+            trace[axis] = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2}
     return trace
 
 
@@ -146,16 +155,39 @@ def _crosses(failed: Failed, height: float) -> dict[str, Any]:
     }
 
 
-def _rule(rule: Rule, along: tuple[float, float], up: tuple[float, float]) -> dict[str, Any]:
+def _rows(rules: Sequence[Rule], x: Sequence[float]) -> dict[Rule, int]:
+    """Return the rows above the figure that keep the texts of rules apart, on linear and on logarithmic lengths."""
+    rows: dict[Rule, int] = {}
+    ends: list[float] = []  # of the rows so far
+    for rule in sorted((rule for rule in rules if rule.x and rule.text), key=lambda rule: rule.x or 0.0):
+        at = rule.x or 0.0
+        rows[rule] = next((row for row, end in enumerate(ends) if _apart(end, at, x)), len(ends))
+        ends[rows[rule] : rows[rule] + 1] = [at]
+    return rows
+
+
+def _apart(one: float, other: float, x: Sequence[float]) -> bool:
+    """Return whether two places are so far apart that texts fit between them, also on a phone."""
+    least, most = max(1e-9, min(x)), max(x)
+    return other - one > LABEL * most and np.log(other / one) > LABEL * np.log(most / least)
+
+
+def _rule(rule: Rule, along: tuple[float, float], up: tuple[float, float], row: int) -> dict[str, Any]:
+    """Return a rule with its text outside the axes, where it hides nothing: above them, or right of them.
+
+    Args:
+        row: of the text above the axes, from 0.
+    """
     x, y = ([rule.x] * 2, list(up)) if rule.x is not None else (list(along), [rule.y] * 2)
     return {
         "type": "scatter",
         "mode": "lines+text",
         "x": x,
         "y": y,
-        "text": ["", escape(rule.text, quote=False)],
-        "textposition": "bottom left",
+        "text": ["", escape(rule.text, quote=False) + "<br>\u00a0" * row],
+        "textposition": "middle right" if rule.x is None else "top center",
         "textfont": {"size": 11},  # in the colour of the page's text
+        "cliponaxis": False,
         "line": {"color": NEUTRAL, "width": 1, "dash": "dot"},
         "hoverinfo": "skip",
         "meta": {"kind": "rule"},

@@ -24,7 +24,7 @@ function layoutOf(own) {
   const { curves, xaxis, yaxis, ...mine } = own;
   return {
     ...rest,
-    margin: { l: 8, r: 8, t: 26, b: 8 },
+    margin: { l: 8, r: 8, t: 26, b: 8 }, // of maps
     showlegend: false,
     hovermode: "closest",
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
@@ -50,10 +50,15 @@ function visible(trace, { control, bands, hidden }) {
   return kind !== "band" || bands;
 }
 
+const hasBars = (trace) => ["error_x", "error_y"].filter((axis) => trace[axis]?.array);
+
 function draw(element) {
   const { data, layout } = figures[element.id];
   const chosen = choices(element.closest("section"));
-  for (const trace of data) trace.visible = visible(trace, chosen);
+  for (const trace of data) {
+    trace.visible = visible(trace, chosen);
+    for (const axis of hasBars(trace)) trace[axis].visible = chosen.bands;
+  }
   const options = {
     responsive: true, displaylogo: false, showLink: false, showSendToCloud: false, plotlyServerURL: "",
     modeBarButtonsToRemove: ["zoom2d", "pan2d", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
@@ -68,6 +73,9 @@ function update(section) {
   for (const element of section.querySelectorAll(".figure")) {
     if (!drawn.has(element.id) || element.dataset.kind === "map") continue;
     const changes = { visible: element.data.map((trace) => visible(trace, chosen)) };
+    for (const axis of ["error_x", "error_y"]) {
+      changes[`${axis}.visible`] = element.data.map((trace) => chosen.bands && hasBars(trace).includes(axis));
+    }
     const hasLengths = element.dataset.kind === "lines" && section.querySelector('input[name="log"]');
     Plotly.update(element, changes, hasLengths ? { "xaxis.type": scale, "xaxis.autorange": true } : {});
   }

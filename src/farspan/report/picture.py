@@ -1,11 +1,11 @@
 """Pictures in run folders: figures, drawn with matplotlib."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from io import BytesIO
-from itertools import pairwise
 from pathlib import Path
-from textwrap import shorten
-from typing import Any
+from textwrap import wrap
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib import colormaps
@@ -17,17 +17,20 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure as Canvas  # not pyplot, which would choose the backend of the whole program
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from farspan.files import written
 from farspan.report.export import three_digits
-from farspan.report.figure import FEW_TICKS, MARKED, RECALL, Failed, Figure, Heat, Line, Rule, colour, shape
+from farspan.report.figure import FEW_TICKS, RECALL, Failed, Figure, Heat, Line, Rule, colour, shape
 from farspan.terminal import CONTROL
 
-LABEL_WIDTH = 0.03  # of a rule, as a share of the width of a picture
+ROW = 11  # height of a row of labels of rules, in points
+SIDE = 12  # characters of a line of a label beside the axes
 LEGEND_CHARACTERS = 150  # of small print in the width of a picture
 LEGEND_LINES = 24
-TITLE_CHARACTERS = 100
+TITLE_LINES = 3
+SUPTITLE = 12  # size of the title of several figures, in points
 SIZE = (9.0, 6.0)  # of a picture in inches
 FEW_LABELS = 16  # on one axis
 NUMBERED = 400  # values that are also written as numbers, at most
@@ -87,16 +90,15 @@ def draw_grid(
         size: width and height of a figure in inches.
     """
     canvas = Canvas(figsize=(max(7.0, size[0] * len(rows[0])), size[1] * len(rows)), layout="constrained")
-    canvas.suptitle(title)
+    canvas.suptitle(_wrapped(title, 72 * canvas.get_figwidth(), SUPTITLE), fontsize=SUPTITLE)
     for panels, figures in zip(canvas.subplots(len(rows), len(rows[0]), squeeze=False), rows, strict=True):
         titles = ["" if one is None else one.title for one in figures]
         for place, (axes, one) in enumerate(zip(panels, figures, strict=True)):
             if one is None:
                 axes.set_axis_off()
                 continue
-            draw_on(axes, one)
-            axes.set_title("")
-            axes.set_title("" if titles[place] in titles[:place] else titles[place], loc="left", fontsize=10)
+            shown = "" if titles[place] in titles[:place] else titles[place]
+            draw_on(axes, replace(one, title=shown), loc="left", fontsize=10)
         labels = [axes.get_legend_handles_labels()[1] for axes in panels]
         for axes, own, following in zip(panels, labels, [*labels[1:], []], strict=True):
             if own and own != following:
@@ -110,31 +112,65 @@ def _picture_of(axes: Axes) -> Canvas:
     return picture
 
 
-def draw_on(axes: Axes, one: Figure | Heat) -> None:
-    """Draw a figure on some axes, without a legend."""
+def draw_on(axes: Axes, one: Figure | Heat, loc: Literal["left", "center"] = "center", fontsize: float = 11) -> None:
+    """Draw a figure on some axes, without a legend.
+
+    Args:
+        loc: where its title is.
+        fontsize: of its title, in points.
+    """
+    rows, note = 0, ""
     if isinstance(one, Heat):
         _draw_heat(axes, one)
-        return
-    for number, line in enumerate(one.lines):
-        _draw_line(axes, line, _beside(number, len(one.lines)) if one.log_x and not one.areas else 1.0)
+    else:
+        rows, note = _draw_lines(axes, one), one.note
+    title = "\n".join(part for part in (_wrapped(one.title, _width(axes), fontsize), note) if part)
+    axes.set_title(title, loc=loc, fontsize=fontsize, pad=6 + ROW * rows)
+
+
+def _draw_lines(axes: Axes, one: Figure) -> int:
+    """Draw a figure of lines; return the rows of labels above the axes."""
+    for line in one.lines:
+        if line.style == "mark":
+            _draw_mark(axes, line)
+        elif line.style == "points" or line.kind == "quality" or not one.has_bands:
+            _draw_bars(axes, line, one)
+        else:
+            _draw_line(axes, line)
     for area in one.areas:
         axes.axvspan(area.start, area.end, color=area.colour, zorder=0, label=area.label)
     for failed in one.failed:
         _draw_failed(axes, failed)
     for rule in one.rules:
         _draw_rule(axes, rule)
-    axes.set(xlabel=one.x, ylabel=one.y, title=shorten(one.title, TITLE_CHARACTERS, placeholder=" …"))
+    axes.set(xlabel=one.x, ylabel=one.y)
     _scale(axes, one)
     if one.span is not None:
         axes.set_ylim(one.span)
-    for rule in one.rules:
-        _label_rule(axes, rule, one.lines)
+    rows = _label_rules(axes, one.rules)
     if one.exp:
         right = axes.secondary_yaxis("right", functions=(lambda y: y, lambda y: y))  # the same height in another unit
         right.yaxis.set_major_locator(MaxNLocator(8))
         right.yaxis.set_major_formatter(FuncFormatter(lambda nats, _: three_digits(float(np.exp(nats)))))
         right.set_ylabel(one.exp)
     axes.grid(alpha=0.25)
+    return rows
+
+
+def _wrapped(text: str, room: float, size: float) -> str:
+    """Return a title in lines that fit a width, in points; a title of too many lines is cut."""
+    if not text:
+        return ""
+    measured = CONTROL.sub("\ufffd", text).replace("$", "S").replace("\n", " ")
+    character = TextPath((0, 0), measured, size=size).get_extents().width / len(text)
+    width = max(1, int(room / character))
+    lines = [part for line in text.split("\n") for part in wrap(line, width)]
+    return "\n".join(lines if len(lines) <= TITLE_LINES else [*lines[: TITLE_LINES - 1], f"{lines[TITLE_LINES - 1]} …"])
+
+
+def _width(axes: Axes) -> float:
+    """Return the width of some axes in points."""
+    return axes.bbox.width * 72 / _picture_of(axes).dpi
 
 
 def _scale(axes: Axes, one: Figure) -> None:
@@ -158,31 +194,44 @@ def _scale(axes: Axes, one: Figure) -> None:
             set_formatter(FuncFormatter(lambda y, _: short_number(y)))
 
 
-def _beside(number: int, count: int) -> float:
-    """Return a factor for lengths that draws the intervals of several lines side by side."""
-    return float(2.0 ** (0.04 * (number - (count - 1) / 2)))
+def _draw_mark(axes: Axes, line: Line) -> None:
+    x, y, low, high = _numbers(line)
+    spread = [x - low, high - x] if np.isfinite(low).any() else None
+    look = _look(line) | {"markersize": 9, "markerfacecolor": "white", "markeredgewidth": 1.6}
+    axes.errorbar(x, y, xerr=spread, capsize=4, **look)
 
 
-def _draw_line(axes: Axes, line: Line, shift: float) -> None:
-    x, y = np.asarray(line.x, float), np.asarray(line.y, float)
-    ordered = colour(line.index) if line.shade is None else colormaps["viridis_r"](0.1 + 0.9 * line.shade)
-    every = -(-len(x) // MARKED) or 1
-    places = line.index % every, every  # not those of the other members
-    look: dict[str, Any] = {"color": ordered, "linestyle": STYLES[line.style], "label": line.label}
-    look |= {"marker": shape(line.index)[2], "markersize": 5, "markevery": places}
-    low, high = (np.asarray(np.nan if end is None else end, float) for end in (line.low, line.high))
-    spread = [y - low, high - y] if np.isfinite(low).any() else None
-    if line.style == "mark":
-        spread = [x - low, high - x] if np.isfinite(low).any() else None
-        look |= {"markersize": 9, "markerfacecolor": "white", "markeredgewidth": 1.6}
-        axes.errorbar(x, y, xerr=spread, capsize=4, **look)
-        return
-    if line.style == "points" or line.kind == "quality":
-        axes.errorbar(x * shift, y, yerr=spread, linewidth=1.4, elinewidth=1, capsize=3, errorevery=places, **look)
-        return
+def _draw_line(axes: Axes, line: Line) -> None:
+    """Draw a line with a band around it."""
+    x, y, low, high = _numbers(line)
+    look = _look(line)
     axes.plot(x, y, **look)
-    if spread is not None:
-        axes.fill_between(x, low, high, color=ordered, alpha=0.15, linewidth=0)
+    if np.isfinite(low).any():
+        axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _draw_bars(axes: Axes, line: Line, one: Figure) -> None:
+    """Draw a line with error bars at its markers, beside those of the other lines; points are where they are."""
+    x, y, low, high = _numbers(line)
+    if line.style != "points" and len(x) and not one.areas:
+        place = line.index - (one.num_members - 1) / 2
+        width = min(0.04, 0.3 / one.num_members)  # of octaves
+        x = x * 2.0 ** (width * place) if one.log_x else x + width / 12 * place * np.ptp(x)
+    spread = [y - low, high - y] if np.isfinite(low).any() else None
+    bars = {"elinewidth": 0.7} if line.style == "dashed" else {"elinewidth": 1, "capsize": 3}
+    axes.errorbar(x, y, yerr=spread, linewidth=1.4, errorevery=line.marked, **bars, **_look(line))
+
+
+def _numbers(line: Line) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return x, y and the interval of each point, NaN where there is none."""
+    x, y, *ends = (np.asarray(np.nan if of is None else of, float) for of in (line.x, line.y, line.low, line.high))
+    return x, y, *(np.broadcast_to(end, x.shape) for end in ends)
+
+
+def _look(line: Line) -> dict[str, Any]:
+    ordered = colour(line.index) if line.shade is None else colormaps["viridis_r"](0.1 + 0.9 * line.shade)
+    look: dict[str, Any] = {"color": ordered, "linestyle": STYLES[line.style], "label": line.label}
+    return look | {"marker": shape(line.index)[2], "markersize": 6, "markevery": line.marked}
 
 
 def _draw_failed(axes: Axes, failed: Failed) -> None:
@@ -201,33 +250,27 @@ def _draw_rule(axes: Axes, rule: Rule) -> None:
         axes.axvline(rule.x, color=NEUTRAL, linestyle=":", linewidth=1.2)
 
 
-def _label_rule(axes: Axes, rule: Rule, lines: Sequence[Line]) -> None:
-    """Write the text of a rule on axes whose limits are final."""
-    look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": "#555555", "ha": "right"}
-    if rule.x is None:
-        across = axes.get_yaxis_transform()
-        axes.annotate(rule.text, (0.99, rule.y or 0.0), xycoords=across, xytext=(0, 3), **look)
-        return
-    up = axes.get_xaxis_transform()
-    look |= {"rotation": 90, "va": "center", "annotation_clip": True}
-    axes.annotate(rule.text, (rule.x, _free_height(axes, rule.x, lines)), xycoords=up, xytext=(-3, 0), **look)
-
-
-def _free_height(axes: Axes, x: float, lines: Sequence[Line]) -> float:
-    """Return the middle of the largest gap between the lines and points at `x`, as a share of the height."""
-    axes.autoscale_view()  # matplotlib leaves limits to be computed at the first drawing
-    to_share = axes.transData + axes.transAxes.inverted()
-    here, heights = to_share.transform((x, 0.0))[0], [0.0, 1.0]
-    for line in lines:
-        places = to_share.transform(np.column_stack([np.asarray(line.x, float), np.asarray(line.y, float)]))
-        places = places[np.isfinite(places).all(1)]
-        if line.style == "points":
-            heights += places[abs(places[:, 0] - here) < LABEL_WIDTH, 1].tolist()
-        elif len(places):
-            heights.append(float(np.interp(here, *places[places[:, 0].argsort()].T)))
-    heights = sorted(min(1.0, max(0.0, height)) for height in heights)
-    _, low, high = max((high - low, low, high) for low, high in pairwise(heights))
-    return (low + high) / 2
+def _label_rules(axes: Axes, rules: Sequence[Rule]) -> int:
+    """Write the texts of rules outside the axes, whose limits are final, so that they hide nothing: above them in as
+    many rows as keep the texts apart, or right of them. Return the number of rows."""
+    look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": "#555555"}
+    if rules:
+        axes.autoscale_view()  # matplotlib leaves limits to be computed at the first drawing
+    ends: list[float] = []  # of the rows so far, in points from the left
+    for rule in sorted(rules, key=lambda rule: rule.x or 0.0):
+        if rule.x is None:
+            across = axes.get_yaxis_transform()
+            text = "\n".join(wrap(rule.text, SIDE))
+            axes.annotate(text, (1.0, rule.y or 0.0), xycoords=across, xytext=(4, 0), va="center", **look)
+        elif rule.text:
+            share = (axes.transData + axes.transAxes.inverted()).transform((rule.x, 1.0))[0]
+            half = 0.3 * 8 * len(rule.text)  # of the text's width
+            place = share * _width(axes)
+            row = next((row for row, end in enumerate(ends) if place - half > end), len(ends))
+            ends[row : row + 1] = [place + half + 6]
+            up = axes.get_xaxis_transform()
+            axes.annotate(rule.text, (rule.x, 1.0), xycoords=up, xytext=(0, 3 + ROW * row), ha="center", **look)
+    return len(ends)
 
 
 def short_number(number: float) -> str:
@@ -250,7 +293,7 @@ def _draw_heat(axes: Axes, one: Heat) -> None:
         axis.set_ticks(range(0, len(labels), step), labels[::step], fontsize=8)
     if max(map(len, one.columns)) > 2:
         axes.tick_params("x", rotation=45)
-    axes.set(xlabel=one.x, ylabel=one.y, title=one.title)
+    axes.set(xlabel=one.x, ylabel=one.y)
     _picture_of(axes).colorbar(image, ax=axes, label=one.scale)
 
 
