@@ -25,6 +25,7 @@ from farspan.report import figure, interactive
 from farspan.report.curves import series
 from farspan.report.example import examples
 from farspan.report.export import plain, three_digits
+from farspan.report.figures import depth_names
 from farspan.report.page import write_report
 from farspan.report.runs import Group, grouped, read_sources
 from farspan.terminal import CONTROL, Terminal
@@ -394,6 +395,16 @@ def test_a_map_has_a_cell_for_each_length_and_depth(tmp_path: Path) -> None:
     assert heat["text"][1][1] == "length 900, depth 0.5: oom"
     assert heat["z"][2] == [pytest.approx((0.495 - 0.2) / 0.8)] * 2
     assert "distance 385 tokens" in heat["text"][2][1]
+
+
+def test_depths_have_two_digits_or_as_many_as_keep_them_apart(tmp_path: Path) -> None:
+    assert list(depth_names([0.0, 1 / 15, 0.5, 1.0]).values()) == ["0", "0.07", "0.5", "1"]
+    assert list(depth_names([0.0, 0.501, 0.504]).values()) == ["0", "0.501", "0.504"]
+    measured = [row(length, depth=depth, protocol="probe") for length in (500, 900) for depth in (0.0, 1 / 15)]
+    page(tmp_path / "out", run(tmp_path / "a", measured))
+    heat = drawn(tmp_path / "out")["map-1-0"]["data"][0]
+    assert heat["y"] == ["0", "0.07"]
+    assert "depth 0.07" in heat["text"][1][0]
 
 
 def test_recall_at_one_length_is_drawn_over_distance(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from farspan import stats
 from farspan.report.curves import CurveMember, Point
 from farspan.report.export import counted, with_interval
 from farspan.report.figure import Area, Failed, Figure, Heat, Line, Rule, sample_size
-from farspan.report.figures import depth_map
+from farspan.report.figures import depth_map, depth_names
 
 BACKGROUNDS = ("#d9efd9", "#fdf3d0", "#eeeeee")  # of fine memory, coarse memory and amnesia
 LENGTH = "length of the text to be copied (tokens)"
@@ -127,7 +127,7 @@ def _text(one: CurveMember, point: Point) -> list[str]:
     """Return all that is known of a point, in lines."""
     lines = [one.name, f"length {point['length']:,}"]
     if one.map is not None:
-        lines[1] += f", depth {point['depth']:g}"
+        lines[1] += f", depth {depth_names(one.everywhere.depths.tolist())[point['depth']]}"
         lines.append(f"distance {point['distance']:,.0f} tokens")
     lines += [f"{half} {half_of(point, half)}" for half in ("copy", "control")]
     return [*lines, f"memory index {point['memory_index']:.3f}", counted(point["n"], "repeat")]

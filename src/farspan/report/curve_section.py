@@ -11,6 +11,7 @@ from farspan.report.curve_figures import curve_figure, half_of, index_figure, ma
 from farspan.report.curves import HEADLINE, CurveMember, Point, as_data, curves_of, remarks, spoken, verdict
 from farspan.report.export import WHOSE, CsvTable, number, p_value, whose
 from farspan.report.figure import Figure, Heat
+from farspan.report.figures import depth_names
 from farspan.report.interactive import place
 from farspan.report.picture import draw_figure
 from farspan.report.runs import Group, renamed, short_names
@@ -246,13 +247,13 @@ def _recall(one: CurveMember) -> list[list[str]]:
     """Return the lines of a table under RECALL, of a map at one length; of a point that was not measured, the status of
     its rows."""
     lines = []
-    for depth in one.everywhere.depths.tolist():
+    for depth, name in depth_names(one.everywhere.depths.tolist()).items():
         (point,) = one.points(depth)
         numbers = [why_missing(point), "not measured", "", ""]
         if "copy" in point:
             halves = [half_of(point, half) for half in ("copy", "control")]
             numbers = [f"{point['distance']:,.0f}", *halves, number(point["memory_index"])]
-        lines.append([f"{depth:g}", *numbers])
+        lines.append([name, *numbers])
     return lines
 
 

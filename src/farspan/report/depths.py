@@ -9,7 +9,7 @@ from typing import Any
 from farspan.report.cells import Cell, by_member, cells_of
 from farspan.report.export import CsvTable, with_interval
 from farspan.report.figure import Heat
-from farspan.report.figures import depth_map, point
+from farspan.report.figures import depth_map, depth_names, point
 from farspan.report.interactive import place
 from farspan.report.picture import draw_figure
 from farspan.report.runs import Group, short_names
@@ -94,16 +94,18 @@ def _title(group: Group, one: ByDepth) -> str:
 def _table(one: ByDepth) -> tuple[list[str], list[list[str]]]:
     """Return head and lines of a table: a line for each depth, a column for each length."""
     lengths = [f"{cell.length:,}" for cell in next(iter(one.values()))]
+    names = depth_names(list(one))
     lines = [
-        [f"{depth:g}", *(with_interval(cell.value, cell.low, cell.high) or cell.failed for cell in cells)]
+        [names[depth], *(with_interval(cell.value, cell.low, cell.high) or cell.failed for cell in cells)]
         for depth, cells in one.items()
     ]
     return ["depth", *lengths], lines
 
 
 def _map(one: ByDepth, title: str = "") -> Heat:
+    names = depth_names(list(one))
     points = {
-        (depth, cell.length): (cell.value, [*point(cell)[:2], f"depth {depth:g}", *point(cell)[2:]])
+        (depth, cell.length): (cell.value, [*point(cell)[:2], f"depth {names[depth]}", *point(cell)[2:]])
         for depth, cells in one.items()
         for cell in cells
         if cell.value is not None

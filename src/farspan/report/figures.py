@@ -85,6 +85,7 @@ def depth_map(
         failed: why others were not, by depth and length.
         scale: what the values are.
     """
+    names = list(depth_names(depths).values())
     values = np.full((len(depths), len(lengths)), np.nan)
     texts: list[list[Sequence[str]]] = [[["not measured"]] * len(lengths) for _ in depths]
     for row, depth in enumerate(depths):
@@ -92,9 +93,19 @@ def depth_map(
             if (depth, length) in points:
                 values[row, column], texts[row][column] = points[depth, length]
             elif (depth, length) in failed:
-                texts[row][column] = [f"length {length:,}, depth {depth:g}: {failed[depth, length]}"]
-    names = [f"{length:,}" for length in lengths], [f"{depth:g}" for depth in depths]
-    return Heat(title, "length (tokens)", "depth (0: beginning)", values, *names, scale, texts)
+                texts[row][column] = [f"length {length:,}, depth {names[row]}: {failed[depth, length]}"]
+    columns = [f"{length:,}" for length in lengths]
+    return Heat(title, "length (tokens)", "depth (0: beginning)", values, columns, names, scale, texts)
+
+
+def depth_names(depths: Sequence[float]) -> dict[float, str]:
+    """Write each depth with two digits after the point, or with as many as keep them apart."""
+    names: dict[float, str] = {}
+    for digits in range(2, 18):
+        names = {depth: f"{depth:.{digits}f}".rstrip("0").rstrip(".") for depth in depths}
+        if len(set(names.values())) == len(names):
+            break
+    return names
 
 
 def group_figure(group: Group) -> Figure | None:
