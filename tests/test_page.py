@@ -623,6 +623,40 @@ def test_curves_of_different_tokenizers_are_compared_in_characters(tmp_path: Pat
     assert (unit, half[4]) == ("characters", "unpaired")
 
 
+@pytest.mark.parametrize(
+    ("alone", "sentence"),
+    [
+        (False, "large remembers longest: its half-life is {} tokens; that of small is shorter beyond chance"),
+        (True, "The half-life of large is {} tokens."),
+    ],
+)
+def test_the_page_begins_with_which_model_remembers_longest(tmp_path: Path, alone: bool, sentence: str) -> None:
+    later = [row(n, r, v - 0.004 * r, model="org/large") for r in range(4) for n, v in LATER.items()]
+    folders = [run(tmp_path / "b", later)] + ([] if alone else [run(tmp_path / "a", rows(repeats=4))])
+    sentence = sentence.format(stats.summarise(stats.curve(later)).half_life)
+    assert any(text.startswith(sentence) for text in page(tmp_path / "out", *folders).texts)
+    assert plain(sentence) in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_models_that_do_not_differ_are_said_not_to_differ(tmp_path: Path) -> None:
+    alike = [row(n, r, v - 0.05 * (r % 2), model="org/large") for r in range(4) for n, v in CURVE.items()]
+    shown = page(tmp_path / "out", run(tmp_path / "a", rows(repeats=4)), run(tmp_path / "b", alike))
+    assert any("no other is shorter beyond chance (p ≥ 0.05 after Holm)" in text for text in shown.texts)
+
+
+def test_figures_are_described_in_words(tmp_path: Path) -> None:
+    maps = [row(length, depth=depth, protocol="probe") for length in (1000, 2000) for depth in (0.0, 0.5)]
+    shown = page(tmp_path / "out", run(tmp_path / "a", rows()), run(tmp_path / "b", maps))
+    labels = [a["aria-label"] for tag, a in shown.tags if tag == "div" and a.get("class") == "figure"]
+    curve = "Curve: chart of accuracy (share of tokens predicted) over length of the text to be copied (tokens)"
+    half = stats.summarise(stats.curve(rows())).half_life
+    assert labels[0] == f"{curve} from 100 to 400: copy; control; half-life {half}"
+    assert labels[-1] == (
+        "Memory map: small: map of memory index over length (tokens), 1,000 to 2,000 and depth (0: beginning), 0 to 0.5, "
+        "from 1 to 1"
+    )
+
+
 def test_protocols_are_never_compared(tmp_path: Path) -> None:
     folders = [run(tmp_path / name, rows(repeats=4, protocol=name)) for name in ("nested", "paper")]
     assert "differences" not in "".join(page(tmp_path / "out", *folders).texts).lower()
@@ -1074,6 +1108,17 @@ def test_a_report_of_twenty_runs_opens_in_under_two_seconds(browser: Any, report
     if os.getloadavg()[0] < (os.cpu_count() or 1):  # else others decide how long it takes
         assert min(waited) < 2
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_a_wide_table_uses_the_margins_of_the_page(browser: Any, tmp_path: Path) -> None:
+    measured = expected_rows({128 * number: 2.0 for number in range(1, 15)})
+    opened(browser, write_report([run(tmp_path / "a", measured)], tmp_path / "out")[0])
+    browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
+    table, text, page, window = browser.execute_script(
+        "return [document.querySelector('.wide').clientWidth, document.querySelector('header').clientWidth,"
+        "document.documentElement.scrollWidth, innerWidth]"
+    )
+    assert text < table < page <= window
 
 
 def test_the_page_is_no_wider_than_a_phone(browser: Any, report_of_twenty: Path) -> None:

@@ -4,9 +4,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from farspan.report.curves import CurveMember
-from farspan.stats import Difference, Half, Robustness, differences, differences_in_characters, robustness
+from farspan.report.curves import CurveMember, spoken
+from farspan.stats import (
+    LEVEL,
+    Difference,
+    Half,
+    MemoryLength,
+    Robustness,
+    differences,
+    differences_in_characters,
+    holm,
+    robustness,
+)
 
+NAMED = 3  # curves that a sentence names, at most
 TEXTS: dict[str, tuple[str, Half]] = {
     "prefix_text": ("irrelevant text", "control"),
     "target_text": ("target text", "copy"),
@@ -40,6 +51,45 @@ def group_differences(curves: Sequence[CurveMember]) -> list[Difference]:
             with suppress(ValueError):  # too few repeats for an interval
                 found += differences_in_characters(first.curve, other.curve, scales[0], scales[1], names=names)
     return found
+
+
+def longest_memory(curves: Sequence[CurveMember]) -> str:
+    """Return in one sentence which curve of a group has the longest half-life, and which of the others are shorter
+    beyond chance; of curves with half-lives beyond the lengths measured, the span. Empty where that is unknown."""
+    shown = [one for one in curves if one.summary is not None and len(one.measured.lengths) > 1]
+    scales = {one.characters_per_token for one in shown}
+    if not shown or (len(scales) > 1 and None in scales):
+        return ""
+    over = [one for one in shown if one.summary is not None and one.summary.half_life.censored]
+    name = "span" if len(over) > 1 else "half_life"
+
+    def tokens(one: CurveMember) -> MemoryLength:
+        found: MemoryLength = getattr(one.summary, name)
+        return found
+
+    best = max(shown, key=lambda one: tokens(one).value * (one.characters_per_token or 1.0 if len(scales) > 1 else 1.0))
+    if tokens(best).value <= 0:
+        return f"No {spoken(name)} is above 0 tokens."
+    value = f"{tokens(best)} tokens"
+    others = [one for one in shown if one is not best]
+    if not others:
+        return f"The {spoken(name)} of {best.name} is {value}."
+    found = {one.curves[1]: one for one in group_differences([best, *others]) if one.name == name}
+    corrected = holm([one.p for one in found.values()])
+    sure = {which for which, p in zip(found, corrected, strict=True) if p is not None and p < LEVEL}
+    shorter = [one.name for one in others if one.name in sure and found[one.name].value < 0]
+    rest = [one.name for one in others if one.name not in shorter]
+    longest = f"{best.name} has the longest {spoken(name)}, {value}"
+    if not shorter:
+        return f"{longest}, but no other is shorter beyond chance (p ≥ {LEVEL:g} after Holm)."
+    how = f"beyond chance (p < {LEVEL:g} after Holm)"
+    if rest:
+        return f"{longest}; that of {_named(shorter)} is shorter {how}, that of {_named(rest)} is not."
+    return f"{best.name} remembers longest: its {spoken(name)} is {value}; that of {_named(shorter)} is shorter {how}."
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"{len(names)} others" if len(names) > NAMED else ", ".join(names)
 
 
 def text_tests(curves: Sequence[CurveMember]) -> list[TextTest]:

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from farspan import stats
-from farspan.report.contrasts import TextTest, difference_line, group_differences, robustness_lines, text_tests
+from farspan.report.contrasts import (
+    TextTest,
+    difference_line,
+    group_differences,
+    longest_memory,
+    robustness_lines,
+    text_tests,
+)
 from farspan.report.curve_figures import curve_figure, half_of, index_figure, map_figure, recall_figure, why_missing
 from farspan.report.curves import HEADLINE, CurveMember, Point, as_data, curves_of, remarks, spoken, verdict
 from farspan.report.export import WHOSE, CsvTable, number, p_value, whose
@@ -160,6 +167,7 @@ class CurveReport(TaskReport):
         return {
             "kind": "curve",
             "about": PROTOCOLS.get(protocol, ""),
+            "verdict": longest_memory(curves),
             "columns": names,
             "lines": [_line(one, names) for one in curves],
             "remarks": [line for one in curves if one.summary for line in remarks(one)],

@@ -15,6 +15,7 @@ SHAPES = (  # markers, as a character, as plotly names them and as matplotlib do
 FEW_TICKS = 12  # lengths that all have a tick of their own
 MARKED = 12  # points of a line that have a marker, at most
 FEW_BANDS = 4  # members whose intervals are bands; those of more would hide each other and are error bars
+DESCRIBED = 8  # lines that a description names, at most
 Style = Literal[
     "solid", "dashed", "dotted", "points", "mark"
 ]  # mark: one hollow point with an interval of x, such as a half-life
@@ -115,6 +116,15 @@ class Figure:
     note: str = ""  # below the title: how many texts the means are of
 
     @property
+    def description(self) -> str:
+        """What is drawn, in words."""
+        places = [float(place) for line in self.lines for place in line.x]
+        ends = f" from {min(places):,.6g} to {max(places):,.6g}" if places else ""
+        labels = [line.label for line in self.lines if line.label]
+        more = f" and {len(labels) - DESCRIBED:,} more" if len(labels) > DESCRIBED else ""
+        return f"{self.y} over {self.x}{ends}: {'; '.join(labels[:DESCRIBED])}{more}"
+
+    @property
     def has_bands(self) -> bool:
         """Whether intervals along lines are bands, not error bars."""
         return self.num_members <= FEW_BANDS
@@ -148,6 +158,15 @@ class Heat:
     texts: Sequence[Sequence[Sequence[str]]] = ()  # hover texts of the values, in lines; the first line is a name
     span: tuple[float, float] = (0.0, 1.0)  # of the colours
     log: bool = False  # whether the colours are
+
+    @property
+    def description(self) -> str:
+        """What is drawn, in words."""
+        known = self.values[np.isfinite(self.values)]
+        ends = f", from {known.min():.3g} to {known.max():.3g}" if known.size else ""
+        axes = ((self.x, self.columns), (self.y, self.rows))
+        over = " and ".join(f"{name}, {labels[0]} to {labels[-1]}" for name, labels in axes)
+        return f"{self.scale} over {over}{ends}"
 
 
 def sample_size(counts: Iterable[int], what: str) -> str:

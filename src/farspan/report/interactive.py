@@ -56,6 +56,7 @@ def place(name: str, heading: str, key: str, one: Figure | Heat, kind: str = "li
     drawn = _heat(one) if isinstance(one, Heat) else as_plotly(one)
     note = getattr(one, "note", "")
     about = {"id": name, "heading": heading, "key": f"{key} {note}".strip(), "kind": "map" if isinstance(one, Heat) else kind}
+    about["alt"] = f"{heading}: {'map' if isinstance(one, Heat) else 'chart'} of {one.description}"
     return {**about, "csv": csv_link(figure_table(one)), **drawn}
 
 

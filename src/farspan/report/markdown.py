@@ -21,6 +21,7 @@ def markdown_page(context: Mapping[str, Any], files: list[str]) -> str:
     lines = [f"# {plain(context['title'])}", ""]
     for section in context["groups"]:
         lines += [f"## {plain(section['title'])}", ""]
+        lines += [plain(section["own"]["verdict"]), ""] if section["own"]["verdict"] else []
         if section["own"].get("kind") == "curve":
             lines += _curves(section["own"])
         lines += _quality(section)

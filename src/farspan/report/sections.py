@@ -65,7 +65,7 @@ def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
     members = by_member(cells)
     lengths = sorted({cell.length for cell in cells})
     quality = group.entry["quality"]
-    own: dict[str, Any] = {"kind": "", "about": "", "figures": [], "tables": [], "draws_quality": False}
+    own: dict[str, Any] = {"kind": "", "about": "", "verdict": "", "figures": [], "tables": [], "draws_quality": False}
     own |= part.section(group, number)
     trained = {one.name: one.trained_length for one in group.members}
     compared = any(cell.verdict for cell in cells)
