@@ -23,6 +23,7 @@ from farspan.record import Row, Run, read_header, read_rows
 from farspan.report import cells as report
 from farspan.report.page import write_report
 from farspan.report.tables import print_comparison, write_comparison
+from farspan.report.terminal import Results
 from farspan.tasks import Quality, task
 from farspan.tasks.cost import BoundCost
 from farspan.terminal import Terminal
@@ -285,6 +286,20 @@ def test_the_command_prints_tables_draws_and_ends_with_what_failed(
         assert (tmp_path / "run" / name).stat().st_size > 200
     with (tmp_path / "run" / "compare.csv").open() as file:
         assert [line["length"] for line in csv.DictReader(file)] == ["16", "32"] * 3
+
+
+def test_the_picture_shows_quality_by_length_with_and_without_cost(
+    lm: LM, text: str, tmp_path: Path, drawn: None
+) -> None:
+    for cost in (False, True):
+        folder = tmp_path / str(cost)
+        rows = compare([lm], METHODS[:2], folder, settings(text, cost=cost), TASKS[:1])
+        results = Results(rows, read_header(folder / "run"), folder, compared=True)
+        (picture,) = (path.read_text() for path in results.draw() if path.name == "compare.svg")
+        assert "<!-- length (tokens) -->" in picture
+        assert "<!-- nats per token -->" in picture
+        assert ("<!-- seconds to the first token -->" in picture) is cost
+        assert picture.count("<!-- tiny-llama sinks -->") == 1  # one legend
 
 
 def test_a_cell_of_the_table_is_no_formula_and_no_control_character(tmp_path: Path) -> None:

@@ -26,8 +26,9 @@ from farspan.report.curve_section import draw_curves, print_curves
 from farspan.report.curves import CurveMember, as_data, remarks, series, verdict
 from farspan.report.figure import MARKED, Figure, Line, Rule, Style, shape
 from farspan.report.interactive import as_plotly
+from farspan.report.kinds import MEMBERS
 from farspan.report.picture import SIZE, draw_on, draw_with_legend
-from farspan.report.runs import differences_of
+from farspan.report.runs import Source, differences_of, grouped
 from farspan.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -307,6 +308,24 @@ def test_a_curve_of_failures_alone_has_no_numbers() -> None:
 def test_a_series_knows_the_length_its_model_was_trained_on() -> None:
     found = series(rows() + rows(model="org/other"), MODELS)
     assert [one.trained_length for one in found] == [512, None]
+
+
+@pytest.mark.parametrize(
+    ("methods", "names"),
+    [
+        (["full", "ape:temperature=0.9,scale=0.9,piece=256"], ["full", "ape"]),
+        (["sinks:window=508,sinks=4", "sinks:window=60,sinks=4"], ["sinks:window=508", "sinks:window=60"]),
+        (["rope:type=yarn,factor=4", "rope:type=ntk,factor=4"], ["rope:type=yarn", "rope:type=ntk"]),
+        (["full", "rope:type=yarn,factor=4+temperature"], ["full", "rope:type=yarn,factor=4+temperature"]),
+    ],
+    ids=["one of a kind", "two of a kind", "words stay", "composed"],
+)
+def test_legends_leave_out_the_numbers_that_all_methods_of_a_kind_have(methods: list[str], names: list[str]) -> None:
+    measured = [replace(one, method=method) for method in methods for one in rows()]
+    assert [one.name for one in series(measured, MODELS)] == names
+    header = {"settings": {"text": "books"}, "models": {"org/small": {"name": "org/small"}}, "sessions": []}
+    (group,) = grouped([Source.of("run", "run", header, measured)], MEMBERS)
+    assert [one.name for one in group.members] == [f"small {name}" for name in names]
 
 
 @pytest.mark.parametrize("models", [("org/a",), ("org/a", "org/b")])

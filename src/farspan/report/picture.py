@@ -82,26 +82,38 @@ def draw_grid(
     title: str = "",
     size: tuple[float, float] = (5.0, 4.2),
 ) -> list[Path]:
-    """Draw several figures into one picture, NAME.png and NAME.svg, and return the two paths. Left out are a title that
-    its row has already, and a legend that the next figure repeats.
+    """Draw several figures into one picture, NAME.png and NAME.svg, and return the two paths; none without a figure.
+    Left out are rows and columns without a figure and a title that its row has already. Figures with the same lines
+    have one legend.
 
     Args:
         rows: None leaves a place empty.
         size: width and height of a figure in inches.
     """
+    rows = [figures for figures in rows if any(figures)]
+    if not rows:
+        return []
+    rows = [list(figures) for figures in zip(*(column for column in zip(*rows) if any(column)))]
     canvas = Canvas(figsize=(max(7.0, size[0] * len(rows[0])), size[1] * len(rows)), layout="constrained")
     canvas.suptitle(_wrapped(title, 72 * canvas.get_figwidth(), SUPTITLE), fontsize=SUPTITLE)
-    for panels, figures in zip(canvas.subplots(len(rows), len(rows[0]), squeeze=False), rows, strict=True):
+    grid = canvas.subplots(len(rows), len(rows[0]), squeeze=False)
+    for panels, figures in zip(grid, rows, strict=True):
         titles = ["" if one is None else one.title for one in figures]
         for place, (axes, one) in enumerate(zip(panels, figures, strict=True)):
             if one is None:
                 axes.set_axis_off()
                 continue
-            shown = "" if titles[place] in titles[:place] else titles[place]
-            draw_on(axes, replace(one, title=shown), loc="left", fontsize=10)
-        labels = [axes.get_legend_handles_labels()[1] for axes in panels]
-        for axes, own, following in zip(panels, labels, [*labels[1:], []], strict=True):
-            if own and own != following:
+            if titles[place] in titles[:place]:
+                one = replace(one, title="", **({"note": ""} if isinstance(one, Figure) else {}))
+            draw_on(axes, one, loc="left", fontsize=10)
+    labels = {axes: axes.get_legend_handles_labels()[1] for axes in grid.ravel()}
+    most = max(labels, key=lambda axes: len(labels[axes]))
+    if all(set(own) <= set(labels[most]) for own in labels.values()):
+        if labels[most]:
+            add_legend(canvas, most)
+    else:
+        for axes, own in labels.items():
+            if own:
                 axes.legend(fontsize=8)
     return saved(canvas, Path(folder), name)
 

@@ -1,5 +1,6 @@
 """Runs that were read, and which of their rows answer the same task: what every table and figure is made of."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,9 @@ from farspan.record import Row, latest, read_header, read_rows
 from farspan.report.header import COST, LABELS, current_header, methods_of, rows_of
 from farspan.specs import check_known
 from farspan.stats import version_label
+
+
+NUMBER = re.compile(r"-?[\d.]*(e[+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -246,16 +250,33 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
     return short if len(set(short.values())) == len(short) else {model: model for model in short}
 
 
+def short_methods(methods: Iterable[str]) -> dict[str, str]:
+    """Return each method without the numbers that all of its kind have: ape for ape:temperature=0.9,scale=0.9 where
+    that is the only one. Words stay, since they name a variant, such as type=yarn."""
+    settings = {method: method.partition(":")[2].split(",") for method in methods}
+    kinds: dict[str, set[str]] = {}
+    for method, parts in settings.items():
+        name = method.partition(":")[0]
+        kinds[name] = kinds.get(name, set(parts)) & set(parts)
+    short = {}
+    for method, parts in settings.items():
+        name = method.partition(":")[0]
+        kept = [part for part in parts if part not in kinds[name] or not NUMBER.fullmatch(part.partition("=")[2])]
+        short[method] = ":".join(part for part in (name, ",".join(kept)) if part)
+    return short
+
+
 def names_of(keys: Sequence[tuple[str, str, str]]) -> list[str]:
     """Return a name for each different (model, method, what): by the parts that differ, or by model where none does."""
     several = [len({key[part] for key in keys}) > 1 for part in range(3)]
     short = short_names(model for model, _, _ in keys)
+    methods = short_methods(method for _, method, _ in keys)
     words = differences_of([what for _, _, what in keys])
     names = []
     for model, method, what in keys:
         parts = [short[model]] if several[0] or not any(several) else []
         parts += [words[what]] if several[2] else []
-        parts += [method] if several[1] else []
+        parts += [methods[method]] if several[1] else []
         names.append(" ".join(parts))
     return names
 
@@ -280,12 +301,12 @@ def _named(members: Sequence[Member], what: str) -> list[Member]:
     """Return the members of a group with its title and with names: by model, by method where there are several, and by
     run where the same was measured in several."""
     short = short_names(one.model for one in members)
-    methods = {one.method for one in members}
+    methods = short_methods(one.method for one in members)
     who = [(one.model, one.method) for one in members]
     named = []
     for one in members:
         parts = [short[one.model]]
-        parts += [one.method] if len(methods) > 1 else []
+        parts += [methods[one.method]] if len(methods) > 1 else []
         parts += [f"({one.source.name})"] if who.count((one.model, one.method)) > 1 else []
         named.append(replace(one, name=" ".join(parts), what=what))
     return named

@@ -79,6 +79,7 @@ def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
         "quality": f"{quality['name']}{direction(quality)}",
         "unit": group.entry["unit"],
         "methods": sorted({cell.method for cell in cells}),
+        "shortened": sorted({cell.method for cell in cells if cell.method not in cell.name}),
         "lengths": [f"{length:,}" for length in lengths],
         "compared": compared,
         "costs": {"head": ["model", *COSTS], "lines": [[mine[0].name, *costs_of(mine)] for mine in members]}

@@ -10,7 +10,7 @@ from farspan.record.rows import writers_files
 from farspan.report.cells import Cell, as_data, as_plain, cells_of, failures
 from farspan.report.export import CsvTable, quality_table
 from farspan.report.figure import Figure, Heat
-from farspan.report.figures import PRICES, cost_figure
+from farspan.report.figures import PRICES, cost_figure, group_figure
 from farspan.report.kinds import MEMBERS, reports
 from farspan.report.picture import draw_grid
 from farspan.report.runs import Source, grouped
@@ -127,9 +127,9 @@ class Results:
     @cached_property
     def _pictures(self) -> list[Path]:
         if self.source.is_comparison:
-            grid = [[cost_figure(cells, price) for price in PRICES] for cells in self.cells]
-            grid = [figures for figures in grid if any(figures)]
-            return draw_grid(grid, self.folder, "compare") if grid else []
+            groups = zip(self.groups, self.cells, strict=True)
+            grid = [[group_figure(group), *(cost_figure(cells, price) for price in PRICES)] for group, cells in groups]
+            return draw_grid(grid, self.folder, "compare")
         return [path for part in self.parts for path in part.draw()]
 
     @property
