@@ -317,7 +317,7 @@ def test_the_page_shows_the_table_and_why_cells_failed(lm: LM, tokenizer: Any, t
     page = (tmp_path / "page" / "report.html").read_text()
     assert "Forgetting curve, nested, " in page
     assert "Copy accuracy (higher is better), by length in tokens" in page
-    assert 'title="&lt;b&gt;gpt2&lt;/b&gt;, run run"' in page
+    assert 'title="&lt;b&gt;gpt2&lt;/b&gt;, full, run run"' in page
     assert "<b>gpt2" not in page
     assert "seconds to the first token" in page
     assert "First examples" in page

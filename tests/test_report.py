@@ -205,6 +205,13 @@ def test_labels_of_rules_hide_neither_lines_nor_each_other(log_x: bool) -> None:
     assert all(canvas.bbox.containsx(end) for box in labels for end in (box.x0, box.x1))
 
 
+def test_a_rule_beyond_the_lengths_of_a_curve_has_no_label() -> None:
+    axes = Canvas().subplots()
+    line = Line("line", [64.0, 256.0], [0.3, 0.2], 0)
+    draw_on(axes, Figure("a", "x", "y", [line], rules=[Rule("5,120 (trained)", x=5120.0)], span=(0, 1)))
+    assert list(axes.texts) == []
+
+
 def test_a_long_title_lies_within_the_picture() -> None:
     text = "/home/someone/" + "a-folder-of-texts-with-a-long-name/" * 3 + "MOBY_DICK.TXT"
     title = f"Forgetting curve of one, two, three (nested, {text}; probe 32+96, shuffled:{text})"

@@ -105,7 +105,7 @@ def draw_grid(
                 continue
             if titles[place] in titles[:place]:
                 one = replace(one, title="", **({"note": ""} if isinstance(one, Figure) else {}))
-            draw_on(axes, one, loc="left", fontsize=10)
+            draw_on(axes, one, "left", 10)
     labels = {axes: axes.get_legend_handles_labels()[1] for axes in grid.ravel()}
     most = max(labels, key=lambda axes: len(labels[axes]))
     if all(set(own) <= set(labels[most]) for own in labels.values()):
@@ -276,6 +276,8 @@ def _label_rules(axes: Axes, rules: Sequence[Rule]) -> int:
             axes.annotate(text, (1.0, rule.y or 0.0), xycoords=across, xytext=(4, 0), va="center", **look)
         elif rule.text:
             share = (axes.transData + axes.transAxes.inverted()).transform((rule.x, 1.0))[0]
+            if not 0 <= share <= 1:  # a curve ends with its lengths
+                continue
             half = 0.3 * 8 * len(rule.text)  # of the text's width
             place = share * _width(axes)
             row = next((row for row, end in enumerate(ends) if place - half > end), len(ends))
