@@ -45,7 +45,7 @@ GROUPS = {(1024, 4096, 16384): 8}  # tokens of a context: pieces
 CLAIMED = 16384  # tokens
 TIMES = 2.0  # by which order must copy more than none
 WARM_UP = ("trainer.bf16=false", "trainer.batch=8", "trainer.micro_batch=8", "data.chunks=4", "data.chunk=32",
-           "trainer.steps=240", "trainer.save_every=60")  # fmt: skip
+           "trainer.steps=240", "optimizer.warmup_steps=10", "trainer.save_every=60")  # fmt: skip
 FEW = ("trainer.steps=4", "optimizer.warmup_steps=1", "trainer.save_every=2", "trainer.log_every=2")
 
 
@@ -53,10 +53,11 @@ def train(config: str, out: Path, overrides: tuple[str, ...]) -> None:
     """Run a training, or what is missing of it."""
     from farspan.train import cepe
     from farspan.train.config import read_config
+    from farspan.train.progress import Watch
 
     if not (out / "cepe_adapter.safetensors").exists():
         settings = read_config(ROOT / f"configs/{config}.toml", cepe.CepeSettings, [f"out={out}", *overrides])
-        summary = cepe.train(settings, print)
+        summary = cepe.train(settings, Watch(notice=print))
         print(f"{out.name}: loss {summary['loss']:.3f}, {summary['seconds']} s", flush=True)
 
 

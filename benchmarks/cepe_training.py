@@ -60,12 +60,17 @@ def train(name: str, out: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
     """Runs a training, or what is missing of it; returns its summary."""
     from farspan.train import cepe, distill, mlm
     from farspan.train.config import read_config
+    from farspan.train.progress import Watch
 
     recipes: dict[str, tuple[str, Any, Any]] = {
         "encoder": ("mlm-demo", mlm.MlmSettings, mlm.train),
-        "warmup": ("cepe-warmup-demo", cepe.CepeSettings, lambda settings: cepe.train(settings, print)),
-        "main": ("cepe-demo", cepe.CepeSettings, lambda settings: cepe.train(settings, print)),
-        "distilled": ("distill-demo", distill.DistillSettings, lambda settings: distill.train(settings, print)),
+        "warmup": ("cepe-warmup-demo", cepe.CepeSettings, lambda settings: cepe.train(settings, Watch(notice=print))),
+        "main": ("cepe-demo", cepe.CepeSettings, lambda settings: cepe.train(settings, Watch(notice=print))),
+        "distilled": (
+            "distill-demo",
+            distill.DistillSettings,
+            lambda settings: distill.train(settings, Watch(notice=print)),
+        ),
     }
     config, kind, run = recipes[name]
     summary = run(read_config(ROOT / f"configs/{config}.toml", kind, [f"out={out}", *overrides]))
@@ -79,7 +84,8 @@ def trainings(folder: Path, encoder: str, few: tuple[str, ...]) -> dict[str, Any
     warmup = [f"model.encoder={encoder}"]
     if encoder == "mlm":
         done["encoder"] = train("encoder", folder / "encoder", few)
-        warmup = [f"model.encoder={folder / 'encoder'}", "trainer.steps=900"]  # at 300 copying has just begun
+        # at 300 steps copying has just begun
+        warmup = [f"model.encoder={folder / 'encoder'}", "trainer.steps=900", "optimizer.warmup_steps=10"]
     done["warmup"] = train("warmup", folder / "warmup", (*warmup, *few))
     for name in ("main", "distilled"):
         done[name] = train(name, folder / name, (f"model.warmed_up={folder / 'warmup'}", *few))
@@ -183,6 +189,7 @@ def costs(folder: Path) -> dict[str, float]:
     from farspan.train.cepe import opened, prepare
     from farspan.train.config import read_config
     from farspan.train.distill import DistillSettings, store, teacher_of, terms
+    from farspan.train.progress import Watch
 
     with TemporaryDirectory() as place:
         overrides = [f"out={place}", f"model.warmed_up={folder / 'warmup'}", "trainer.steps=4"]
@@ -208,7 +215,7 @@ def costs(folder: Path) -> dict[str, float]:
                 if name == "forward":
                     forward()
                 else:
-                    taught = store(teacher, rows, Path(place) / f"teacher-{turn}", lambda text: None)
+                    taught = store(teacher, rows, Path(place) / f"teacher-{turn}", Watch())
                 least[name] = min(least[name], time.process_time() - started)
         seconds = {"data": 0.0, "step": 0.0}  # a process of its own has nothing else to do: CPU time is waiting time
         for first in range(0, 32, 8):
@@ -248,7 +255,7 @@ def ablated(folder: Path, names: list[str], encoder: str, steps: int, repeats: i
     from farspan.text.retrieval import build
 
     lengths = LENGTHS[:2] if quick else (WINDOW, 2048, 8192)
-    few = FEW if quick else (f"trainer.steps={steps}", "trainer.save_every=20")
+    few = FEW if quick else (f"trainer.steps={steps}", "optimizer.warmup_steps=15", "trainer.save_every=20")
     figures: dict[str, Any] = {}
     first: dict[int, np.ndarray] = {}
     if "RetDoc" in names:

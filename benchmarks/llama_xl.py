@@ -41,6 +41,7 @@ from farspan.report.perplexity import series as perplexities
 from farspan.stats import student_mean
 from farspan.train import lm as training
 from farspan.train.config import read_config
+from farspan.train.progress import Watch
 from farspan.train.recurrence import reading
 
 CONFIG = BENCHMARKS.parent / "configs" / "llama-xl-demo.toml"
@@ -80,7 +81,10 @@ def trained(memory: int, seed: int, out: Path, steps: int | None) -> LM:
     overrides = [f"out='{folder}'", f"recurrence.memory={memory}", f"trainer.seed={seed}"]
     overrides += [] if steps is None else [f"trainer.steps={steps}", f"optimizer.warmup_steps={steps // 10}"]
     if not (folder / "training.json").exists():
-        training.train(read_config(CONFIG, training.LmSettings, overrides), lambda line: print(f"  {line}", flush=True))
+        training.train(
+            read_config(CONFIG, training.LmSettings, overrides),
+            Watch(notice=lambda line: print(f"  {line}", flush=True)),
+        )
     return replace(load(folder, dtype="float32", device="cpu"), name=name_of(memory, seed))
 
 

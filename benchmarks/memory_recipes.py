@@ -35,6 +35,7 @@ from farspan import LM, Row, load, measure, method, stats
 from farspan.stats import student_mean
 from farspan.train import smt
 from farspan.train.config import read_config
+from farspan.train.progress import Watch
 
 PAGE = Path(__file__).with_suffix(".md")
 RECORDED = Path(__file__).with_suffix("")
@@ -97,7 +98,9 @@ def trained(name: str, seed: int, out: Path, steps: int) -> LM:
     overrides = [*COMMON, *RECIPES[name][0], f"out='{folder}'", f"trainer.steps={steps}", f"trainer.seed={seed}"]
     overrides.append(f"optimizer.warmup_steps={steps // 10}")
     if not (folder / "training.json").exists():
-        smt.train(read_config(CONFIG, smt.SmtSettings, overrides), notice=lambda line: print(f"  {line}", flush=True))
+        smt.train(
+            read_config(CONFIG, smt.SmtSettings, overrides), Watch(notice=lambda line: print(f"  {line}", flush=True))
+        )
     return replace(load(folder, dtype="float32"), name=folder.name)
 
 

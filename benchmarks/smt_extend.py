@@ -46,6 +46,7 @@ from farspan.report.figure import COLOURS
 from farspan.stats import student_mean
 from farspan.train import smt
 from farspan.train.config import read_config
+from farspan.train.progress import Watch
 
 CONFIG = Path(__file__).parent.parent / "configs" / "smt-demo.toml"
 WINDOW = 512  # tokens; the target is 8 times it
@@ -125,7 +126,9 @@ def extended(name: str, model: str, out: Path, steps: int, seed: int = 0, more: 
     overrides += [*([f"trainer.seed={seed}"] if seed else []), *more]
     if not (folder / "training.json").exists():
         started = time.process_time()
-        smt.train(read_config(CONFIG, smt.SmtSettings, overrides), notice=lambda text: print(f"  {text}", flush=True))
+        smt.train(
+            read_config(CONFIG, smt.SmtSettings, overrides), Watch(notice=lambda text: print(f"  {text}", flush=True))
+        )
         print(f"  trained in {time.process_time() - started:.0f} CPU seconds", flush=True)
     return replace(load(folder, dtype="float32", device="cpu"), name=name)
 

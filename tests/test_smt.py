@@ -412,7 +412,7 @@ def test_a_config_of_a_recipe_is_what_was_measured(
     names = runpy.run_path(str(path))
     own = names["RECIPES"][recipe]
     overrides = [*names["COMMON"], *(own[0] if isinstance(own[0], tuple) else own), "out='?'", "trainer.steps=300"]
-    expected = read_config(CONFIGS / "smt-demo.toml", SmtSettings, [*overrides, "optimizer.warmup_steps=30"])
+    expected = read_config(CONFIGS / "smt-demo.toml", SmtSettings, [*overrides, "optimizer.warmup_steps=0.1"])
     given = read_config(CONFIGS / f"{config}.toml", SmtSettings, ["out='?'", "watch.every=0"])
     left_to_the_machine = {"attention": expected.trainer.attention, "save_every": expected.trainer.save_every}
     trainer = given.trainer.model_copy(update=left_to_the_machine)

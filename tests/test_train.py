@@ -1,6 +1,8 @@
 """Pre-training: its config, optimizer, rows, and that a training stopped and repeated ends as if it was not."""
 
+import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ import transformers
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, TrainerState
 
 import farspan
 import farspan.train.lm
+from farspan.report import progress
+from farspan.terminal import Terminal
 from farspan.text.corpora import Corpus, load
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.cepe import CepeSettings
@@ -23,7 +27,8 @@ from farspan.train.config import read_config
 from farspan.train.distill import DistillSettings
 from farspan.train.lm import LmSettings, train
 from farspan.train.mlm import MlmSettings
-from farspan.train.optimizer import Muon, OptimizerSettings, Together, build
+from farspan.train.optimizer import Muon, OptimizerSettings, Together, build, warmup_and_decay
+from farspan.train.progress import Steps, Watch
 from farspan.train.smt import SmtSettings
 from farspan.train.trainer import PretrainingSettings
 
@@ -109,9 +114,21 @@ def test_a_file_that_is_not_toml_is_named(config: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
-def test_every_committed_config_is_valid(path: Path) -> None:
+def test_every_committed_config_is_valid_and_can_be_tried_in_a_few_steps(path: Path) -> None:
     kinds = {"smt": SmtSettings, "mlm": MlmSettings, "cepe": CepeSettings, "distill": DistillSettings}
-    read_config(path, kinds.get(path.stem.partition("-")[0], LmSettings))
+    settings = read_config(path, kinds.get(path.stem.partition("-")[0], LmSettings), ["trainer.steps=24"])
+    warmup_and_decay(settings.optimizer, settings.trainer.steps)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "steps"),
+    [("demo", LmSettings, 100), ("mlm-demo", MlmSettings, 50), ("cepe-warmup-demo", CepeSettings, 10),
+     ("cepe-demo", CepeSettings, 15), ("cepe-order-demo", CepeSettings, 10), ("distill-demo", DistillSettings, 15),
+     ("smt-demo", SmtSettings, 50), ("smt-llama-2-7b", SmtSettings, 100), ("cepe-smollm2", CepeSettings, 10)],
+)  # fmt: skip
+def test_a_committed_config_warms_up_over_the_steps_of_its_recorded_training(name: str, kind: Any, steps: int) -> None:
+    settings = read_config(CONFIGS / f"{name}.toml", kind)
+    assert warmup_and_decay(settings.optimizer, settings.trainer.steps)[0] == steps
 
 
 def test_llama_83m_is_trained_as_in_the_paper() -> None:
@@ -377,6 +394,42 @@ def test_a_training_says_what_it_did(settings: Callable[..., LmSettings]) -> Non
     assert json.loads((Path(chosen.out) / "training.json").read_text()) == summary
 
 
+def test_a_training_prints_its_steps_losses_and_time_left_and_no_dicts(
+    settings: Callable[..., LmSettings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    (tmp_path / "b.txt").write_text(TEXT[: len(TEXT) // 3])
+    chosen = settings("a", "trainer.steps=4", "trainer.log_every=1", f"data.held_out={tmp_path / 'b.txt'}")
+    printed = io.StringIO()
+    with progress.Display(Terminal(file=printed)) as display:
+        train(chosen, Watch(display.start, display.step, display.notice))
+    lines = printed.getvalue().splitlines()
+    assert [line.partition(",")[0] for line in lines[:-1]] == [f"training steps: {n}/4" for n in (1, 2, 3, 4)]
+    assert re.fullmatch(r"training steps: 3/4, loss \d\.\d{3}, 0:00:\d\d left", lines[2])
+    assert re.fullmatch(r"step 4: held-out loss \d\.\d{3} nats per token", lines[-1])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_loss_of_several_parts_and_a_measurement_are_reported_in_words() -> None:
+    lines: list[str] = []
+    steps, state = Steps(Watch(notice=lines.append)), TrainerState(global_step=1_500)
+    for logs in (
+        {"loss": 4.5012, "loss_sparse": 2.5112, "loss_window": 1.99, "grad_norm": 1.8},
+        {"farspan/perplexity_256": 8.6981, "farspan/accuracy_256": 0.5352, "farspan/perplexity_1024": 28.561},
+        {"farspan/half_life": 307.1, "farspan/span": 1366.7, "farspan/seconds": 8.2},
+        {"train_runtime": 3.2, "train_loss": 4.1},
+    ):
+        steps.on_log(None, state, None, logs)
+    assert steps.loss == "loss 4.501 (sparse 2.511, window 1.990)"
+    assert lines == [
+        "step 1,500: perplexity 8.698 at 256, 28.56 at 1,024 tokens",
+        "step 1,500: half-life 307, span 1,367 tokens",
+    ]
+
+
 def test_tokens_are_those_that_were_read(settings: Callable[..., LmSettings], monkeypatch: pytest.MonkeyPatch) -> None:
     read, original = [0], transformers.Trainer.training_step
 
@@ -389,10 +442,20 @@ def test_tokens_are_those_that_were_read(settings: Callable[..., LmSettings], mo
     assert train(settings("a", "trainer.batch=8", "trainer.steps=9"))["tokens"] == read[0] < 9 * 8 * 64
 
 
-def test_the_held_out_loss_is_that_of_the_saved_model(settings: Callable[..., LmSettings], tmp_path: Path) -> None:
+def test_the_held_out_loss_is_that_of_the_saved_model_and_is_computed_once(
+    settings: Callable[..., LmSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated, original = [], transformers.Trainer.evaluate
+
+    def evaluate(trainer: Any, *args: Any, **options: Any) -> dict[str, float]:
+        evaluated.append(trainer.state.global_step)
+        return original(trainer, *args, **options)
+
+    monkeypatch.setattr(transformers.Trainer, "evaluate", evaluate)
     (tmp_path / "b.txt").write_text(TEXT[: len(TEXT) // 3])
-    chosen = settings("a", "trainer.steps=4", f"data.held_out={tmp_path / 'b.txt'}", "trainer.evaluate_every=2")
+    chosen = settings("a", "trainer.steps=4", f"data.held_out={tmp_path / 'b.txt'}", "trainer.evaluate_every=3")
     summary = train(chosen)
+    assert evaluated == [3, 4]
     lm = farspan.load(chosen.out, device="cpu")
     rows = PackedRows(load(chosen.data.held_out, lm.tokenizer), 64, (0,), 0)
     with torch.no_grad():
@@ -576,9 +639,34 @@ def test_a_gradient_is_cut_and_rows_have_a_window() -> None:
         PretrainingSettings(steps=1, window=1)
 
 
-def test_a_schedule_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"optimizer\.warmup_steps = 100 and a decay over 4 steps do not fit"):
-        build(torch.nn.Linear(2, 2), OptimizerSettings(), 20)
+@pytest.mark.parametrize(
+    ("warmup", "decay", "message"),
+    [
+        (100, 0.2, r"optimizer\.warmup_steps = 100 and a decay over 4 steps do not fit.* <= 16, .*warmup_steps=0\.08"),
+        (0.9, 0.2, r"optimizer\.warmup_steps = 0\.9 and a decay over 4 steps do not fit"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(warmup: float, decay: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(torch.nn.Linear(2, 2), OptimizerSettings(warmup_steps=warmup, decay_fraction=decay), 20)
+
+
+@pytest.mark.parametrize("shares", [(0.04, 0.96), (0.5, 0.5), (0.055, 0.3), (0, 1)])
+def test_a_warm_up_and_a_decay_as_shares_fit_into_any_number_of_steps(shares: tuple[float, float]) -> None:
+    settings = OptimizerSettings(warmup_steps=shares[0], decay_fraction=shares[1])
+    for steps in range(1, 60):
+        warmup, decay = warmup_and_decay(settings, steps)
+        assert warmup == round(steps * shares[0])
+        assert warmup + decay <= steps
+        assert abs(decay - steps * shares[1]) <= 1
+
+
+def test_a_warm_up_is_recorded_as_it_is_given_and_of_whole_steps(config: Path) -> None:
+    for given in ("0.25", "7"):
+        settings = read_config(config, LmSettings, [f"optimizer.warmup_steps={given}"])
+        assert json.dumps(settings.model_dump(mode="json")["optimizer"]["warmup_steps"]) == given
+    with pytest.raises(ValueError, match=r"optimizer\.warmup_steps: expected a whole number of steps, or a share"):
+        read_config(config, LmSettings, ["optimizer.warmup_steps=2.5"])
 
 
 def test_activations_are_computed_again_where_they_are_not_kept(

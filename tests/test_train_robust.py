@@ -615,7 +615,11 @@ def test_a_wrong_value_of_a_config_trains_or_is_refused_in_one_line(
         ("smt", ["trained.what=all", "trained.norms=false"], r"norms = False has no effect with what = 'all'"),
         ("cepe", ["model.states=99"], r"model\.states = 99 is more than the layers of encoder .*at most 2"),
         ("smt", ["lengths.target=1_000_000_000", "lengths.by=1"], r"do not reach lengths\.target"),
-        ("smt", ["optimizer.warmup_steps=9"], r"give optimizer\.warmup_steps <= 4, as with --set"),
+        (
+            "smt",
+            ["optimizer.warmup_steps=9"],
+            r"give optimizer\.warmup_steps <= 4, or a share of all steps",
+        ),
         ("lm", ["tokenizer.folder=nowhere/at-all"], r"tokenizer 'nowhere/at-all'"),
     ],
 )
@@ -629,6 +633,7 @@ def test_what_cannot_be_or_would_do_nothing_is_named(
 def test_the_end_of_a_training_names_the_parts_of_its_loss(base: Path, tmp_path: Path) -> None:
     done = cli("train", "smt", str(base / "smt.toml"), "--set", f"out={tmp_path / 'o'}")
     assert re.search(r"loss \d+\.\d{3} \(sparse \d\.\d{3}, window \d\.\d{3}\) nats per token", done.stdout)
+    assert "{" not in done.stdout + done.stderr
     assert set(json.loads((tmp_path / "o" / "training.json").read_text())["losses"]) == {"sparse", "window"}
 
 

@@ -1,7 +1,6 @@
 """`farspan train`: one command for each recipe."""
 
 import json
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -41,7 +40,7 @@ def train_smt(
 
         lines = list(plan(read_config(config, SmtSettings, overrides or [])))
         for line in lines:
-            _notice(as_json)(line)
+            _console(as_json).print_line(line)
         if as_json:
             print(json.dumps({"plan": lines}))
 
@@ -71,27 +70,27 @@ def _train(recipe: str, config: Path, overrides: list[str] | None, as_json: bool
         result: a format string for the summary.
     """
     with one_line_errors(CHECKPOINT_KEPT):
+        from farspan.report.progress import Display
         from farspan.train.config import read_config
         from farspan.train.engines import is_first_process
+        from farspan.train.progress import Watch, loss_in_words
 
         module = import_module(f"farspan.train.{recipe}")
         settings = read_config(config, getattr(module, f"{recipe.capitalize()}Settings"), overrides or [])
-        notice = _notice(as_json)
-        summary = module.train(settings, notice)
+        console = _console(as_json)
+        with Display(console) as display:
+            summary = module.train(settings, Watch(display.start, display.step, console.print_line))
         held_out = "" if summary.get("held_out_loss") is None else f", held-out loss {summary['held_out_loss']:.3f}"
-        parts = summary["losses"] if len(summary["losses"]) > 1 else {}
-        each = f" ({', '.join(f'{name} {value:.3f}' for name, value in parts.items())})" if parts else ""
-        notice(
-            f"{result.format(**summary)}, loss {summary['loss']:.3f}{each}{held_out} nats per token, "
-            f"{summary['seconds']:,} s: {settings.out}"
+        loss = loss_in_words(summary["loss"], summary["losses"])
+        console.print_line(
+            f"{result.format(**summary)}, {loss}{held_out} nats per token, {summary['seconds']:,} s: {settings.out}"
         )
         if as_json and is_first_process():
             print(json.dumps(summary))
 
 
-def _notice(as_json: bool) -> Callable[[str], None]:
-    """Return the function that prints a line, in the first process."""
+def _console(as_json: bool) -> Terminal:
+    """Return the terminal of a training, which prints in the first process only."""
     from farspan.train.engines import is_first_process
 
-    console = Terminal(stderr=as_json, quiet=not is_first_process())
-    return lambda text: console.print_line(text)
+    return Terminal(stderr=as_json, quiet=not is_first_process())

@@ -1,8 +1,9 @@
-"""The progress of a long measurement, or of reading a long text, in a terminal."""
+"""The progress of a long measurement, training or reading of a text in a terminal."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,10 +13,11 @@ from farspan.record import Row
 from farspan.terminal import Terminal
 
 LINE_EVERY = 15.0  # seconds between lines where the output is not a terminal
+SPEED_OVER = 600.0  # seconds over which the speed is estimated; a step of a training may take minutes
 
 
 class Display:
-    """A progress line: done/total, tokens/s, peak memory, running accuracies, time left. A context manager."""
+    """A progress line: done/total, a state in words, time left. A context manager."""
 
     def __init__(self, console: Terminal) -> None:
         self.console = console
@@ -27,6 +29,7 @@ class Display:
             TimeRemainingColumn(),
             console=console,
             transient=True,
+            speed_estimate_period=SPEED_OVER,
             disable=not console.is_terminal,
         )
         self.task: Any = None
@@ -38,17 +41,24 @@ class Display:
         self.tokens, self.started, self.printed = 0, time.monotonic(), time.monotonic()
 
     def row(self, row: Row, done: int, total: int) -> None:
+        """Show a new row: tokens/s, peak memory, accuracies."""
         self.tokens += row.scores.get("context", 0)  # about what was fed: lengths share what they read
-        now = time.monotonic()
-        state = f"{self.tokens / max(1e-9, now - self.started):,.0f} tokens/s, peak {row.peak_bytes / 2**30:.2f} GiB"
+        seconds = max(1e-9, time.monotonic() - self.started)
+        state = f"{self.tokens / seconds:,.0f} tokens/s, peak {row.peak_bytes / 2**30:.2f} GiB"
         if row.status == "ok" and "copy" in row.scores:
             state += f", L={row.length:,} copy {row.scores['copy']:.2f} control {row.scores['control']:.2f}"
         elif row.status != "ok":
             state += f", L={row.length:,} {row.status}"
+        self.step(done, total, state)
+
+    def step(self, done: int, total: int, state: str) -> None:
+        """Show how much is done."""
         self.progress.update(self.task, completed=done, total=total, state=state)
-        if not self.console.is_terminal and now - self.printed > LINE_EVERY:
-            self.printed = now
-            self.console.print_line(f"{self.title}: {done}/{total}, {state}")
+        if not self.console.is_terminal and time.monotonic() - self.printed > LINE_EVERY:
+            self.printed = time.monotonic()
+            left = self.progress.tasks[0].time_remaining
+            parts = [f"{self.title}: {done}/{total}", state, "" if left is None else f"{timedelta(seconds=left)} left"]
+            self.console.print_line(", ".join(part for part in parts if part))
 
     def notice(self, text: str) -> None:
         self.console.print_line(text, style="yellow")

@@ -43,8 +43,9 @@ from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.documents import DocumentRows, DocumentSettings
 from farspan.train.mlm import MlmOptimizer
 from farspan.train.objective import last_hidden, mean_nats
+from farspan.train.progress import Notice, Watch
 from farspan.train.trained import Count
-from farspan.train.trainer import Notice, RunSettings, load_finite, read_log, run, training, write_up
+from farspan.train.trainer import RunSettings, load_finite, read_log, run, training, write_up
 from farspan.train.watching import WatchedSettings, WatchSettings, measuring
 
 RANDOM_STD = 0.02
@@ -79,7 +80,6 @@ class CepeOptimizer(MlmOptimizer):
     """[optimizer], appendix A.2: that of the encoder at 3e-4, over fewer steps."""
 
     lr: float = Field(3e-4, gt=0)
-    warmup_steps: int = Field(800, ge=0)
 
 
 class CepeTrainer(RunSettings):
@@ -108,7 +108,7 @@ class CepeSettings(WatchedSettings):
 
 
 @training
-def train(settings: CepeSettings, notice: Notice) -> dict[str, Any]:
+def train(settings: CepeSettings, watch: Watch) -> dict[str, Any]:
     """Train as `training`, and save encoder and cross-attention.
 
     Raises:
@@ -116,12 +116,12 @@ def train(settings: CepeSettings, notice: Notice) -> dict[str, Any]:
             another training.
     """
     lm = opened(settings)
-    rows = prepare(settings, lm, notice)
-    summary = fit(settings, lm, rows, notice, terms=terms, weights={"nats": 1.0})
+    rows = prepare(settings, lm, watch.notice)
+    summary = fit(settings, lm, rows, watch, terms=terms, weights={"nats": 1.0})
     if settings.stage == "warmup" and engines.is_first_process():
         first, last = next(entry["loss"] for entry in read_log(Path(settings.out)) if "loss" in entry), summary["loss"]
         if last > COPIES * first:
-            notice(
+            watch.notice(
                 f"the warm-up has not learned to copy yet: {last:.2f} nats per token, {first:.2f} when it began; "
                 "give more trainer.steps before the main stage"
             )
@@ -262,7 +262,7 @@ def decoded(model: Any, core: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor,
     return last_hidden(model, core, **inputs, use_cache=False)
 
 
-def fit(settings: CepeSettings, lm: LM, rows: Any, notice: Notice, **objective: Any) -> dict[str, Any]:
+def fit(settings: CepeSettings, lm: LM, rows: Any, watch: Watch, **objective: Any) -> dict[str, Any]:
     """Run a prepared training, write its folder, and return the summary.
 
     Args:
@@ -282,7 +282,7 @@ def fit(settings: CepeSettings, lm: LM, rows: Any, notice: Notice, **objective: 
         lm.model,
         rows,
         settings,
-        notice,
+        watch,
         callbacks=watching(lm, settings),
         save=save,
         again=lambda: opened(settings, "cpu").model,

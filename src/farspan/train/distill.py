@@ -42,7 +42,8 @@ from farspan.train.checkpoint import writing
 from farspan.train.config import Settings
 from farspan.train.documents import DocumentRows
 from farspan.train.objective import last_hidden
-from farspan.train.trainer import Notice, load_finite, training
+from farspan.train.progress import Watch
+from farspan.train.trainer import load_finite, training
 
 Variant = Literal["drop", "smooth", "rest", "renorm"]
 LEAST = -60_000.0  # the log-probability for a probability of 0, which fp16 can hold
@@ -69,7 +70,7 @@ class DistillSettings(CepeSettings):
 
 
 @training
-def train(settings: DistillSettings, notice: Notice) -> dict[str, Any]:
+def train(settings: DistillSettings, watch: Watch) -> dict[str, Any]:
     """Train as `farspan.train.cepe.train`.
 
     Raises:
@@ -80,14 +81,14 @@ def train(settings: DistillSettings, notice: Notice) -> dict[str, Any]:
     chosen, lm = settings.distill, opened(settings)
     other = other_teacher(settings, lm)
     samples: Dataset[dict[str, Tensor]]
-    samples = rows = prepare(settings, lm, notice)
+    samples = rows = prepare(settings, lm, watch.notice)
     teacher = teacher_of(settings, rows, other or lm) if chosen.kl else None
     if teacher is not None and chosen.stored:
         with engines.processes().main_process_first():
-            samples = store(teacher, rows, Path(settings.out) / "teacher", notice)
+            samples = store(teacher, rows, Path(settings.out) / "teacher", watch)
         teacher = None
     weights = {"ce": chosen.ce, "kl": chosen.kl}
-    return fit(settings, lm, samples, notice, terms=partial(terms, chosen, teacher), weights=weights)
+    return fit(settings, lm, samples, watch, terms=partial(terms, chosen, teacher), weights=weights)
 
 
 def terms(
@@ -238,7 +239,7 @@ def teacher_of(settings: DistillSettings, rows: DocumentRows, lm: LM) -> Teacher
     return Teacher(lm.model, {"fingerprint": lm.identity["fingerprint"], "top": top}, top, len(rows.before))
 
 
-def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Notice) -> "TaughtRows":
+def store(teacher: Teacher, rows: DocumentRows, folder: Path, watch: Watch) -> "TaughtRows":
     """Compute the teacher's distributions of all samples, or of those that are missing, and store them in `folder`.
 
     Raises:
@@ -270,7 +271,10 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Notice) ->
             taught.allocate(keep=done > 0)
         index, log_probs = taught.arrays("r+")
     if done < len(rows):
-        notice(f"the teacher reads {len(rows) - done:,} windows once; {taught.num_bytes / 1e9:.2f} GB in {folder}")
+        watch.notice(
+            f"the teacher reads {len(rows) - done:,} windows once; {taught.num_bytes / 1e9:.2f} GB in {folder}"
+        )
+        watch.start("windows of the teacher", len(rows))
     device = hf.input_device(teacher.model)
     for first in range(done, len(rows), SAMPLES_AT_ONCE):
         last = min(first + SAMPLES_AT_ONCE, len(rows))
@@ -286,6 +290,7 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, notice: Notice) ->
             index.flush()
             log_probs.flush()
             files.write(file, json.dumps(about | {"done": last}))  # after the arrays are flushed
+        watch.step(last, len(rows), "")
     return taught
 
 

@@ -19,15 +19,9 @@ from farspan.train import engines
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.optimizer import OptimizerSettings
+from farspan.train.progress import Watch
 from farspan.train.recurrence import ConsecutiveRows, Recurrence, RecurrenceSettings, model_card, reading, refuse_unfit
-from farspan.train.trainer import (
-    Notice,
-    PretrainingSettings,
-    load_finite,
-    run,
-    training,
-    write_up,
-)
+from farspan.train.trainer import PretrainingSettings, load_finite, run, training, write_up
 from farspan.train.watching import WatchedSettings, WatchSettings, measuring
 
 
@@ -78,7 +72,7 @@ class LmSettings(WatchedSettings):
 
 
 @training
-def train(settings: LmSettings, notice: Notice) -> dict[str, Any]:
+def train(settings: LmSettings, watch: Watch) -> dict[str, Any]:
     """Train as `training`, and save model and tokenizer.
 
     Raises:
@@ -138,12 +132,12 @@ def train(settings: LmSettings, notice: Notice) -> dict[str, Any]:
         recurrence = Recurrence(memory)
         options = {"terms": recurrence, "weights": {"lm": 1.0}, "state": recurrence}
     watched = watching(settings, tokenizer, model.config.max_position_embeddings)
-    summary = run(model, read, settings, notice, held_out=judged, callbacks=watched, again=new, **options)
+    summary = run(model, read, settings, watch, held_out=judged, callbacks=watched, again=new, **options)
     summary["tokens"] = summary.pop("rows") * trainer.window
     if settings.recurrence is None:
         return write_up(settings, summary, tokenizer)
     summary["reading"] = reading(memory, trainer.window)
-    notice(f"to read it as it was trained: --method {summary['reading']}")
+    watch.notice(f"to read it as it was trained: --method {summary['reading']}")
     return write_up(settings, summary, tokenizer, model_card)
 
 

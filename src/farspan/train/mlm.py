@@ -31,7 +31,8 @@ from farspan.train.checkpoint import refuse_not_finite
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.lm import DataSettings
 from farspan.train.optimizer import OptimizerSettings
-from farspan.train.trainer import Notice, PretrainingSettings, TrainingSettings, run, save_whole, training, write_up
+from farspan.train.progress import Watch
+from farspan.train.trainer import PretrainingSettings, TrainingSettings, run, save_whole, training, write_up
 
 MASK = "[MASK]"
 
@@ -53,7 +54,7 @@ class MlmOptimizer(OptimizerSettings):
     lr: float = Field(1e-3, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)
-    warmup_steps: int = Field(4_000, ge=0)
+    warmup_steps: int | float = Field(0.04, ge=0)
     decay_fraction: float = Field(0.96, ge=0, le=1)
     decay: Literal["linear", "cosine"] = "cosine"
 
@@ -186,7 +187,7 @@ def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attenti
 
 
 @training
-def train(settings: MlmSettings, notice: Notice) -> dict[str, Any]:
+def train(settings: MlmSettings, watch: Watch) -> dict[str, Any]:
     """Train as `training`, and save encoder and tokenizer.
 
     Raises:
@@ -227,7 +228,7 @@ def train(settings: MlmSettings, notice: Notice) -> dict[str, Any]:
         model,
         rows(text, trainer.steps * trainer.rows_per_step),
         settings,
-        notice,
+        watch,
         held_out=rows(held_out, None) if held_out else None,
         save=lambda model, dtype, folder: save_whole(model.model, dtype, folder),
         again=new,

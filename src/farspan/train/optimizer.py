@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import nn
 from transformers import get_wsd_schedule
 
@@ -21,25 +21,35 @@ class OptimizerSettings(Settings):
     weight_decay: float = Field(0.1, ge=0)  # of matrices; never of norms, biases and embeddings
     clip: float = Field(1.0, gt=0)  # largest norm of the gradient
     momentum: float = Field(0.95, ge=0, lt=1)  # of Muon
-    warmup_steps: int = Field(100, ge=0)
+    warmup_steps: int | float = Field(0.05, ge=0)  # a number of steps, or, below 1, a share of all steps
     decay_fraction: float = Field(0.2, ge=0, le=1)  # of all steps, at the end, to zero
     decay: Literal["linear", "cosine"] = "linear"
 
+    @field_validator("warmup_steps")
+    @classmethod
+    def _steps_or_share(cls, value: float) -> float:
+        if value >= 1 and value != int(value):
+            raise ValueError("expected a whole number of steps, or a share of all steps below 1")
+        return value
 
-def decay_steps(settings: OptimizerSettings, num_steps: int) -> int:
-    """Return the number of steps of the decay, at the end.
+
+def warmup_and_decay(settings: OptimizerSettings, num_steps: int) -> tuple[int, int]:
+    """Return the number of steps of the warm-up, at the beginning, and of the decay, at the end.
 
     Raises:
         ValueError: more steps of warm-up and decay than there are steps.
     """
-    found = round(num_steps * settings.decay_fraction)
-    if settings.warmup_steps + found > num_steps:
+    given, share = settings.warmup_steps, settings.decay_fraction
+    warmup = round(num_steps * given) if given < 1 else int(given)
+    decay = round(num_steps * share)
+    two_shares = given < 1 and given + share < 1 + 1e-9  # of which only the rounding may not fit
+    if warmup + decay > num_steps and not two_shares:
         raise ValueError(
-            f"optimizer.warmup_steps = {settings.warmup_steps} and a decay over {found} steps do not fit into "
-            f"trainer.steps = {num_steps}: give optimizer.warmup_steps <= {num_steps - found}, as with "
-            f"--set optimizer.warmup_steps={(num_steps - found) // 10}, or a lower optimizer.decay_fraction"
+            f"optimizer.warmup_steps = {given} and a decay over {decay} steps do not fit into "
+            f"trainer.steps = {num_steps}: give optimizer.warmup_steps <= {num_steps - decay}, or a share of all steps, "
+            f"as with --set optimizer.warmup_steps={(1 - share) / 10:.2g}, or a lower optimizer.decay_fraction"
         )
-    return found
+    return warmup, min(decay, num_steps - warmup)
 
 
 def build(
@@ -48,7 +58,7 @@ def build(
     """Return the optimizer over the trainable parameters of `model` and its schedule over `num_steps`.
 
     Raises:
-        ValueError: as `decay_steps`.
+        ValueError: as `warmup_and_decay`.
     """
     embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -77,10 +87,11 @@ def build(
         if others:
             parts.append(torch.optim.AdamW(others, weight_decay=0.0, **adam))
         optimizer = Together(*parts)
+    warmup, decay = warmup_and_decay(settings, num_steps)
     schedule = get_wsd_schedule(
         optimizer,
-        num_warmup_steps=settings.warmup_steps,
-        num_decay_steps=decay_steps(settings, num_steps),
+        num_warmup_steps=warmup,
+        num_decay_steps=decay,
         num_training_steps=num_steps,
         decay_type=settings.decay,
     )

@@ -35,10 +35,11 @@ from farspan.train.draws import draw, draw_named, levels
 from farspan.train.objective import terms
 from farspan.train.optimizer import OptimizerSettings, build
 from farspan.train.preflight import preflight, usable
+from farspan.train.progress import Watch
 from farspan.train.schedule import LengthSettings, schedule
 from farspan.train.temperature import scale_queries
 from farspan.train.trained import Count, TrainedSettings, choose, plain
-from farspan.train.trainer import Notice, RunSettings, load_finite, run, save_whole, training, write_up
+from farspan.train.trainer import RunSettings, load_finite, run, save_whole, training, write_up
 from farspan.train.watching import WatchedSettings, measuring
 from farspan.train.windows import FirstTarget, Mixed, Short, SparseRows, collated
 
@@ -101,7 +102,7 @@ class SmtSettings(WatchedSettings):
 
 
 @training
-def train(settings: SmtSettings, notice: Notice) -> dict[str, Any]:
+def train(settings: SmtSettings, watch: Watch) -> dict[str, Any]:
     """Train as `training`, and save model and tokenizer.
 
     Raises:
@@ -115,7 +116,7 @@ def train(settings: SmtSettings, notice: Notice) -> dict[str, Any]:
         rows = rows_of(lm, settings)
     model, count = prepared(lm, settings)
     for line in (f"{lm.name}, window {rows.row:,} tokens: {count}", *notes_on(rows)):
-        notice(line)
+        watch.notice(line)
     if settings.trainer.engine == "fsdp2":
         engines.shard(lm.model, engines.layers_of(lm.model))
 
@@ -129,7 +130,7 @@ def train(settings: SmtSettings, notice: Notice) -> dict[str, Any]:
         model,
         rows,
         settings,
-        notice,
+        watch,
         callbacks=watching(lm, settings),
         save=save,
         again=lambda: choose(opened(settings, "cpu").model, settings.trained)[0],

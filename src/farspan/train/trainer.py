@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Literal, TypeVar
 import torch
 from pydantic import Field
 from torch.utils.data import Dataset
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
 
 from farspan import files, hf
 from farspan.callback import MeasuringCallback
@@ -22,7 +22,8 @@ from farspan.measuring import trackers
 from farspan.train import checkpoint as checkpoints
 from farspan.train import engines
 from farspan.train.config import CHECKPOINTS, Out, Settings, only_one_in
-from farspan.train.optimizer import OptimizerSettings, build, decay_steps
+from farspan.train.optimizer import OptimizerSettings, build, warmup_and_decay
+from farspan.train.progress import Steps, Watch, parts_of
 
 Engine = Literal["auto", "single", "ddp", "fsdp2", "deepspeed"]
 
@@ -82,14 +83,14 @@ class TrainingSettings(Settings):
 
 
 S = TypeVar("S", bound=TrainingSettings)
-Notice = Callable[[str], None]
+NOBODY = Watch()
 Train = Callable[Concatenate[S, ...], dict[str, Any]]
 
 
 def training(train: Train[S]) -> Train[S]:
-    """Decorate `train(settings, notice)`. It trains, or continues a training that was stopped, in `settings.out`, and
-    returns the content of `training.json` there: parameters, tokens, losses, seconds and the settings. `notice` is
-    called with each line that a user should read, in the first process only.
+    """Decorate `train(settings, watch)`. It trains, or continues a training that was stopped, in `settings.out`, and
+    returns the content of `training.json` there: parameters, tokens, losses, seconds and the settings. `watch` is
+    called in the first process only.
 
     Before it come the lock of the folder, the checks of settings that need no model, and the random seed.
 
@@ -98,7 +99,7 @@ def training(train: Train[S]) -> Train[S]:
     """
 
     @wraps(train)
-    def begun(settings: S, notice: Notice = lambda line: None) -> dict[str, Any]:
+    def begun(settings: S, watch: Watch = NOBODY) -> dict[str, Any]:
         from transformers import set_seed
 
         first = engines.is_first_process()
@@ -106,7 +107,7 @@ def training(train: Train[S]) -> Train[S]:
             engines.processes()
             refuse_impossible(settings.trainer, settings.optimizer)
             set_seed(settings.trainer.seed)
-            return train(settings, notice if first else lambda line: None)
+            return train(settings, watch if first else NOBODY)
 
     return begun
 
@@ -126,7 +127,7 @@ def refuse_impossible(settings: RunSettings, optimizer: OptimizerSettings) -> No
         raise ValueError(
             f"trainer.batch = {settings.batch} is not a multiple of trainer.micro_batch x processes = {rows_at_once}"
         )
-    decay_steps(optimizer, settings.steps)
+    warmup_and_decay(optimizer, settings.steps)
     named = list(settings.report_to)
     try:
         trackers.refuse_missing(named)
@@ -193,7 +194,7 @@ def run(
     model: Any,
     rows: Dataset[Any],
     settings: TrainingSettings,
-    notice: Notice,
+    watch: Watch,
     *,
     held_out: Dataset[Any] | None = None,
     callbacks: Sequence[MeasuringCallback] = (),
@@ -207,7 +208,7 @@ def run(
     Writes `log.jsonl`: a line each `log_every` steps. Returns parameters, rows read, losses and seconds.
 
     Args:
-        notice: called with each line that a user should read.
+        watch: called with each step, each line that a user should read, and each measurement.
         callbacks: measure the model in training.
         save: saves the trained model, or a part of it, as a dtype in a folder.
         again: makes the untrained model a second time; the whole weights of a sharded model are loaded into it.
@@ -227,11 +228,12 @@ def run(
         args=_arguments(settings, engines.sharded(model), evaluates=held_out is not None),
         train_dataset=rows,
         eval_dataset=held_out,
-        callbacks=[LogFile(out / "log.jsonl")],
+        callbacks=[LogFile(out / "log.jsonl"), Steps(watch)],
         optimizer_and_schedule=build(model, settings.optimizer, how.steps),
         **options,
     )
-    checkpoint = checkpoints.last(out / CHECKPOINTS, min(how.save_every, how.steps), notice)
+    trainer.remove_callback(PrinterCallback)  # which prints each entry of the log as a dict
+    checkpoint = checkpoints.last(out / CHECKPOINTS, min(how.save_every, how.steps), watch.notice)
     before = checkpoints.state_of(checkpoint) if checkpoint else TrainerState()
     if before.global_step > how.steps:
         raise ValueError(
@@ -246,7 +248,8 @@ def run(
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     state = engines.whole_state(model) if engines.sharded(model) else None
     logged = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
-    final = trainer.evaluate()["eval_loss"] if held_out is not None else None
+    # the Trainer also evaluates at the last step
+    held_out_losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     parameters = sum(p.numel() for p in model.parameters())
     if trainer.is_world_process_zero():
         if state is not None:
@@ -260,8 +263,8 @@ def run(
         "rows": _rows_read(len(rows), how.rows_per_step, how.steps),  # type: ignore[arg-type]
         "loss": logged["loss"],  # nats per token, mean since the line before, at most `log_every` steps
         # its parts, where there are several, such as those of the sparse rows and of the ordinary window
-        "losses": {name.removeprefix("loss_"): value for name, value in logged.items() if name.startswith("loss_")},
-        **({"held_out_loss": final} if isinstance(how, PretrainingSettings) else {}),  # nats per token
+        "losses": parts_of(logged),
+        **({"held_out_loss": (held_out_losses or [None])[-1]} if isinstance(how, PretrainingSettings) else {}),
         "seconds": round(time.perf_counter() - started, 1),  # since the last start
     }
 
@@ -287,6 +290,7 @@ def _arguments(settings: TrainingSettings, is_sharded: bool, *, evaluates: bool)
         "seed": how.seed,
         "data_seed": how.seed,
         "logging_steps": how.log_every,
+        "disable_tqdm": True,
         "logging_nan_inf_filter": False,  # it would replace a loss of NaN by the mean of the others
         "save_steps": how.save_every,
         "report_to": list(how.report_to),

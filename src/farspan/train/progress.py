@@ -1,0 +1,60 @@
+"""The progress of a training: its steps and losses, and measurements of the model in training, in words."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import TrainerCallback
+
+PERPLEXITY = re.compile(r"farspan/perplexity_(\d+)")  # logged by PerplexityCallback, with a length in tokens
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Callbacks on the progress of a training, in its first process. All optional."""
+
+    start: Callable[[str, int], None] = lambda title, total: None  # a title, and its number of steps
+    step: Callable[[int, int, str], None] = lambda done, total, state: None  # steps so far, steps in all, their loss
+    notice: Notice = lambda line: None  # a line for the user
+
+
+class Steps(TrainerCallback):
+    """Report each step with the last logged loss, and each measurement as a line."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch, self.loss = watch, ""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.watch.start("training steps", state.max_steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.watch.step(state.global_step, state.max_steps, self.loss)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if "loss" in logs:
+            self.loss = loss_in_words(logs["loss"], parts_of(logs))
+        if measured := _measured(logs):
+            self.watch.notice(f"step {state.global_step:,}: {measured}")
+
+
+def parts_of(logged: Mapping[str, Any]) -> dict[str, float]:
+    """Return the parts of a loss, such as those of sparse rows and of the ordinary window, of an entry of a log."""
+    return {name.removeprefix("loss_"): value for name, value in logged.items() if name.startswith("loss_")}
+
+
+def loss_in_words(loss: float, parts: Mapping[str, float]) -> str:
+    """Return a loss, with its parts where there are several, such as `loss 4.501 (sparse 2.511, window 1.990)`."""
+    shown = ", ".join(f"{name} {value:.3f}" for name, value in parts.items())
+    return f"loss {loss:.3f}" + (f" ({shown})" if len(parts) > 1 else "")
+
+
+def _measured(logged: Mapping[str, float]) -> str:
+    """Return what was measured on the model in training; empty for other entries of a log."""
+    if "eval_loss" in logged:
+        return f"held-out loss {logged['eval_loss']:.3f} nats per token"
+    if "farspan/span" in logged:
+        return f"half-life {logged['farspan/half_life']:,.0f}, span {logged['farspan/span']:,.0f} tokens"
+    found = [(int(name[1]), value) for key, value in logged.items() if (name := PERPLEXITY.fullmatch(key))]
+    return f"perplexity {', '.join(f'{value:.4g} at {n:,}' for n, value in found)} tokens" if found else ""
