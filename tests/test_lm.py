@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +49,16 @@ def test_a_folder_is_loaded(folder: Path) -> None:
     assert lm.name == str(folder)
     assert lm.vocabulary == VOCABULARY
     assert lm.tokenizer("the fox")["input_ids"]
+
+
+def test_a_model_is_shown_in_one_line(folder: Path) -> None:
+    parameters = sum(p.numel() for p in tiny_model().parameters())
+    dtype = str(tiny_model().dtype).removeprefix("torch.")
+    lm = load(folder, device="cpu", trained_length=1_024)
+    assert repr(lm) == f"LM('{folder}', {parameters:,} parameters, {dtype}, cpu, trained length 1,024 tokens)"
+    assert repr(load(folder, device="cpu", trained_length=1_024, weights=False)) == repr(lm)
+    unknown = dict.fromkeys(lm.identity) | {"device": "http://127.0.0.1:8000"}
+    assert repr(replace(lm, name="m", identity=unknown, trained_length=None)) == "LM('m', http://127.0.0.1:8000)"
 
 
 @pytest.mark.parametrize("fast", [True, False])

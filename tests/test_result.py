@@ -235,7 +235,10 @@ def test_documents_are_a_text_as_a_file_of_them_is(lm: LM, measured: Measured) -
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("two\nlines", "got a string of 9 characters, expected a name. Give documents as a list"),
+        (
+            "two\nlines",
+            "got a string of 9 characters, expected a name such as 'builtin' or that of a file. Give a document as",
+        ),
         ("x" * 5000, "got a string of 5,000 characters, expected a name"),
         ([], "got no document with text in it, expected at least one"),
         ([" ", ""], "got no document with text in it"),

@@ -35,7 +35,7 @@ class Separator:
     kind: str  # "bos", "eos" or "newline"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LM:
     """A causal language model, its tokenizer and its identity."""
 
@@ -45,8 +45,18 @@ class LM:
     separator: Separator
     trained_length: int | None  # tokens; None if the config has none
     position_limit: int | None  # tokens; the end of learned positions
-    identity: dict[str, Any] = field(repr=False)  # for the record
+    identity: dict[str, Any]  # for the record
     planned_device: torch.device | None = None  # where a model without weights would be; None: it has weights
+
+    def __repr__(self) -> str:
+        """Return one line, such as `LM('demo', 2,164,416 parameters, float32, cpu, trained length 512 tokens)`."""
+        about = self.identity
+        parts = [repr(self.name)]
+        parts += [f"{about['parameters']:,} parameters"] if about["parameters"] else []
+        parts += [about["dtype"]] if about["dtype"] else []
+        parts.append(str(self.planned_device or about["device"]))
+        parts += [f"trained length {self.trained_length:,} tokens"] if self.trained_length else []
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     @property
     def device(self) -> torch.device:

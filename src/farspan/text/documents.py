@@ -47,7 +47,8 @@ def named(text: Text) -> str:
     if isinstance(text, str):
         if "\n" in text or len(text) > LONGEST_NAME:
             raise ValueError(
-                f"text: got a string of {len(text):,} characters, expected a name. Give documents as a list"
+                f"text: got a string of {len(text):,} characters, expected a name such as 'builtin' or that of a file. "
+                "Give a document as a list: text=[document]"
             )
         return text
     for number, document in enumerate(text):

@@ -46,8 +46,8 @@ def warmup_and_decay(settings: OptimizerSettings, num_steps: int) -> tuple[int, 
     if warmup + decay > num_steps and not two_shares:
         raise ValueError(
             f"optimizer.warmup_steps = {given} and a decay over {decay} steps do not fit into "
-            f"trainer.steps = {num_steps}: give optimizer.warmup_steps <= {num_steps - decay}, or a share of all steps, "
-            f"as with --set optimizer.warmup_steps={(1 - share) / 10:.2g}, or a lower optimizer.decay_fraction"
+            f"trainer.steps = {num_steps}: give optimizer.warmup_steps <= {num_steps - decay}, or a share of all "
+            f"steps, as with --set optimizer.warmup_steps={(1 - share) / 10:.2g}, or a lower optimizer.decay_fraction"
         )
     return warmup, min(decay, num_steps - warmup)
 

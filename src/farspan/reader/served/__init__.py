@@ -27,7 +27,7 @@ HOW_ASKED = {
 SENTENCE = "The quick brown fox jumps over the lazy dog. The quick brown fox jumps over the lazy dog."
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ServedLM(LM):
     """A causal model on a server. The tokenizer runs here."""
 
