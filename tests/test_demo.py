@@ -13,6 +13,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from pages import BLOCK, shows
+
 ROOT = Path(__file__).parents[1]
 ASSETS = Path(str(files("farspan"))) / "assets" / "demo"
 # `farspan demo` with a sixth of the repeats; _options sets the environment that farspan.demo is imported in
@@ -36,6 +38,9 @@ def test_the_demo_ends_with_lengths_a_picture_and_the_next_command(tmp_path: Pat
         assert said in done.stdout
     assert (tmp_path / "demo" / "curve.png").stat().st_size > 10_000
     assert not done.stderr
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (sample,) = (content for language, _, content in BLOCK.findall(readme) if language == "text")
+    shows(done.stdout, sample)
 
 
 def test_the_embedded_model_is_small_and_bf16() -> None:

@@ -5,7 +5,6 @@ import runpy
 import shlex
 from collections.abc import Iterator
 from dataclasses import fields
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,11 @@ from farspan.stats import curves, summarise
 from farspan.tasks import TASKS
 from farspan.train.draws import DRAWS
 
+from pages import BLOCK, shows
+
 DOCS = Path(__file__).parents[1] / "docs"
 TUTORIAL, HOWTOS = DOCS / "tutorial.md", sorted((DOCS / "howto").glob("*.md"))
-BLOCK = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 INSTALLATION = ("python3 -m venv", "memory/bin/pip install", "source memory")  # of the tutorial, not run
-OMITTED = "…"  # a line of a page's output that stands for any lines
 
 
 @pytest.fixture(scope="module")
@@ -73,26 +72,6 @@ def output_of(command: str) -> str:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, f"{command}\n{result.output}\n{result.exception!r}"
     return result.output
-
-
-def shows(printed: str, shown: str) -> None:
-    """Fail unless the lines of a page are printed in this order, without the lines that it omits. Numbers depend on
-    the machine and on Python's library, which is the text: they may differ, and so may what is a difference."""
-    lines, at = [masked(line) for line in printed.splitlines() if masked(line)], 0
-    expected = [masked(line) for line in shown.splitlines() if masked(line)]
-    for before, line in pairwise([OMITTED, *expected]):
-        if line == OMITTED:
-            continue
-        found = [number for number in range(at, len(lines)) if lines[number] == line]
-        assert found, f"{line!r} is not printed after line {at} of\n{printed}"
-        assert before == OMITTED or found[0] == at, f"lines are omitted before {line!r} in\n{printed}"
-        at = found[0] + 1
-
-
-def masked(line: str) -> str:
-    """Return a line without its numbers and rules."""
-    line = re.sub(r"[─━]+|[▲▼=](?=\s|$)|p [<=] ", " ", line)
-    return " ".join(re.sub(r"[<>+-]?(\d[\d,.]*\d|\d|∞)", "#", line).split())
 
 
 @pytest.mark.timeout(600)
