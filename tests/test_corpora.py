@@ -1,11 +1,15 @@
 """Texts: where they are read from, how they become tokens once, and which windows are cut from them."""
 
 import copy
+import gzip
+import hashlib
 import json
+import platform
 import sysconfig
 import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +19,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from farspan.files import parse_json
 from farspan.text import checksums, corpora, tokenising, utf8
 from farspan.text.corpora import Corpus, join, load
-from farspan.text.documents import builtin_texts, read_texts
+from farspan.text.documents import read_texts
+from farspan.text.library import COPY, MIN_CHARACTERS, builtin_texts, copied, installed, is_held_out
 from farspan.train.batches import train_tokenizer
 
 
@@ -618,10 +624,9 @@ def test_progress_of_a_long_text_is_printed(
 
 @pytest.fixture(scope="module")
 def builtin() -> dict[str, list[str]]:
-    """The documents of every part. The library is listed and read once for all of them."""
-    parts, listed = ("", "train", "held-out", "train+tests", "held-out+tests"), Path.rglob
+    """The documents of every part. The library is read once for all of them."""
+    parts = ("", "train", "held-out", "train+tests", "held-out+tests")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "rglob", cache(lambda folder, pattern: list(listed(folder, pattern))))
         patch.setattr(Path, "read_text", cache(Path.read_text))
         return {part: list(builtin_texts(part)) for part in parts}
 
@@ -636,6 +641,33 @@ def test_builtin_train_with_tests_has_nothing_held_out(builtin: dict[str, list[s
     assert set(builtin["held-out"]) <= set(builtin["held-out+tests"])
 
 
+COPIED = parse_json(gzip.decompress(files("farspan").joinpath(COPY).read_bytes()), COPY)["python"]
+of_that_python = pytest.mark.skipif(platform.python_version() != COPIED, reason=f"the copy is of Python {COPIED}")
+
+
+@of_that_python
+def test_the_copy_of_the_held_out_part_is_what_this_python_has() -> None:
+    here = {place: text for place, text in installed(is_held_out) if len(text) >= MIN_CHARACTERS}
+    assert dict(copied()) == here
+
+
+@pytest.mark.parametrize(
+    ("part", "number", "hashed"), [("held-out", 40, "4e822fa8141203bb"), ("held-out+tests", 92, "a21e2e88a7d2b704")]
+)
+def test_the_held_out_part_is_that_of_recorded_numbers_under_every_python(
+    part: str, number: int, hashed: str, library: Path
+) -> None:
+    texts = list(builtin_texts(part))
+    assert len(texts) == number
+    assert hashlib.sha256("".join(f"{text}\0" for text in texts).encode()).hexdigest()[:16] == hashed
+
+
+def test_the_licence_of_python_is_beside_the_copy() -> None:
+    licence = files("farspan").joinpath("assets/library/LICENSE").read_text("utf-8")
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE" in licence
+
+
+@of_that_python
 def test_builtin_train_and_held_out_are_together_the_builtin_text(builtin: dict[str, list[str]]) -> None:
     assert sorted(builtin["train"] + builtin["held-out"]) == sorted(builtin[""])
 
@@ -670,13 +702,13 @@ def test_builtin_leaves_out_what_is_not_utf8(library: Path) -> None:
 
 
 def test_what_is_held_out_does_not_return_as_a_copy_among_the_tests(library: Path) -> None:
-    for number in range(200):
-        text = f"module {number} " * 50
+    for number, (_, text) in enumerate(copied()):
         write(library / f"module{number}.py", text)
         write(library / "a" / "test" / f"copy{number}.py", text)
-    held_out = {text for text in builtin_texts("held-out") if text.startswith("module")}
-    assert held_out
-    assert not held_out & set(builtin_texts("train+tests"))
+    write(library / "another.py", "is in no copy " * 50)
+    trained = set(builtin_texts("train+tests"))
+    assert "is in no copy " * 50 in trained
+    assert not trained & set(builtin_texts("held-out+tests"))
 
 
 # random and shuffled tokens

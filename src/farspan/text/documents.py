@@ -7,7 +7,7 @@ A text is named by one string, the same in every command and config:
     path/to/folder              all .txt, .md, .jsonl and .parquet files in it and its folders, in order of their names;
                                 hidden files and files of hidden folders are left out
     org/name@config:split#column  a hub dataset (config optional, split `train`, column `text` unless named)
-    builtin                     Python's standard library: see `builtin_texts`; also builtin:train, builtin:held-out
+    builtin                     Python's library: see `farspan.text.library`; also builtin:train, builtin:held-out
     random                      uniformly sampled tokens of the model's vocabulary
     shuffled:TEXT               the real tokens of TEXT, each window in shuffled order
 
@@ -17,8 +17,6 @@ A byte-order mark at the beginning of a file is not part of its text.
 
 import hashlib
 import json
-import os
-import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -26,11 +24,9 @@ from farspan.files import cache_folder, expanded, write
 from farspan.text import utf8
 from farspan.text.formats import FORMATS, Rows, rows_of
 from farspan.text.hub import HUB_ID, hub_rows
+from farspan.text.library import builtin_texts
 from farspan.text.utf8 import TextFile, refuse_surrogates
 
-MIN_BUILTIN_CHARACTERS = 200
-IN_NO_TEXT = frozenset({"site-packages", "__pycache__"})  # folders of Python's library
-TESTS = frozenset({"test", "tests", "idle_test"})
 FOLDER_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 Document = str | TextFile | None  # None: a row without a text
 Text = str | Sequence[str]  # a name, or documents
@@ -176,47 +172,3 @@ def _column(rows: Rows, column: str, place: str) -> Iterator[str | None]:
 
 def _no_column(where: str, column: str, columns: list[str], place: str) -> ValueError:
     return ValueError(f"{where} has no column {column!r}; it has {columns}: write {place}#COLUMN")
-
-
-def builtin_texts(part: str = "") -> Iterator[str]:
-    """Yield the text in every Python installation: the .py files of its library except tests, and the pydoc topics.
-
-    Part `held-out` is a twentieth of it, chosen by a hash of each file's path; part `train` is the rest. Parts
-    `train+tests` and `held-out+tests` also have the library's own tests, .txt and .rst files, where they are installed.
-    Files of under 200 characters and exact duplicates are left out.
-    """
-    from pydoc_data.topics import topics
-
-    name, plus, tests = part.partition("+")
-    if name not in ("", "train", "held-out") or tests != ("tests" if plus else "") or part == "+tests":
-        raise ValueError(
-            f"text 'builtin:{part}' is unknown: use builtin, builtin:train or builtin:held-out, the last two also "
-            "with +tests"
-        )
-    places: dict[str, Path | None] = {f"topics/{topic}": None for topic in topics}
-    places |= _library((".py", ".txt", ".rst"), IN_NO_TEXT) if tests else _library((".py",), IN_NO_TEXT | TESTS)
-
-    # a file of `train` that is a copy of a held-out one is left out
-    seen = set(builtin_texts(part.replace("train", "held-out"))) if name == "train" else set()
-    for place, path in sorted(places.items()):
-        held_out = int(hashlib.sha256(place.encode()).hexdigest(), 16) % 20 == 0
-        if name and held_out != (name == "held-out"):
-            continue
-        try:
-            text = topics[place.removeprefix("topics/")] if path is None else path.read_text("utf-8")
-        except UnicodeDecodeError:
-            continue  # a few of the library's test files are in other encodings on purpose
-        if len(text) >= MIN_BUILTIN_CHARACTERS and text not in seen:
-            seen.add(text)
-            yield text
-
-
-def _library(suffixes: tuple[str, ...], without: frozenset[str]) -> dict[str, Path]:
-    """Return the files of Python's library by their places in it, without those in folders of some names."""
-    library, found = sysconfig.get_path("stdlib"), dict[str, Path]()
-    for folder, folders, names in os.walk(library):
-        folders[:] = set(folders) - without
-        for path in (Path(folder, name) for name in names if name.endswith(suffixes)):
-            found[path.relative_to(library).as_posix()] = path
-    found.pop("pydoc_data/topics.py", None)  # the topics
-    return found
