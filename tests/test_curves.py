@@ -1,13 +1,15 @@
 """Lengths, default folders, and the loop over models and methods."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from farspan import stats
-from farspan.lm import DEFAULT_TRAINED_LENGTH, wrap
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load, wrap
+from farspan.measuring import adaptive, grid
 from farspan.measuring.grid import measure
 from farspan.record import read_examples, read_header
 from farspan.tasks.curve import Curve
@@ -102,6 +104,36 @@ def _without_lengths(given: dict[str, Any]) -> dict[str, Any]:
 def test_probes_that_cannot_be_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Curve(**_without_lengths(given)).resolved(given.get("lengths"), (512,))
+
+
+def test_a_budget_begins_when_a_model_is_loaded_and_its_texts_are_tokenised(
+    text: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, left = [0.0], []
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(adaptive, "time", clock)
+    monkeypatch.setattr(grid, "time", clock)
+    monkeypatch.setattr(grid, "Budget", lambda seconds: adaptive.Budget(seconds, started=now[0]))
+    begin = grid.begin_model
+
+    class SlowLoad(Load):
+        def __call__(self, model: Any) -> LM:
+            now[0] += 100
+            return super().__call__(model)
+
+    def slow_begin(*args: Any) -> Any:
+        now[0] += 100
+        return begin(*args)
+
+    def measured(*args: Any, budget: adaptive.Budget, **options: Any) -> None:
+        left.append(budget.left)
+        now[0] += 30
+
+    monkeypatch.setattr(grid, "begin_model", slow_begin)
+    monkeypatch.setattr(grid, "measure_adaptively", measured)
+    models = [wrap(tiny_model(), tokenizer, name) for name in ("one", "another")]
+    measure(models, tasks=["curve"], text=text, lengths="auto", out=tmp_path / "run", minutes=2, loader=SlowLoad())
+    assert left == [60, 90]
 
 
 def test_a_budget_needs_something_to_choose(text: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -1,6 +1,7 @@
 """Measure models × methods × tasks × lengths on the same tokens, in one run."""
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +60,8 @@ def measure(
         repeats: examples; default 10, for adaptive lengths as many as needed.
         out: the run folder; default: one under runs/, the same for the same arguments.
         cost: also measure seconds and memory, apart from the tasks.
-        minutes: a budget of time, for adaptive lengths. Lengths left out get rows of status "budget".
+        minutes: a budget of time for adaptive lengths, without loading models and tokenising texts. Lengths left out
+            get rows of status "budget".
         refusals: instead of raising, record lengths that a model or method refuses as rows of status "refused" with
             the reason, and measure the rest.
         batch, chunk: repeats read together, and tokens of one forward; default: what fits.
@@ -115,16 +117,16 @@ def _measure_here(
     watch: Watch,
 ) -> Measured:
     """Measure a run, or the part of a shard, in this process."""
-    budget = TimeBudget() if minutes is None else TimeBudget(60 * minutes)
+    left = math.inf if minutes is None else 60 * minutes
     part = None if shard is None else sharding(models, methods, what, shard, loader)
     if part is not None:
         watch.notice(str(part))
         models = part.measured(models)
     with Run.open(folder, header, shard) as run:
         for done, model in enumerate(models):
-            share = TimeBudget(budget.left / (len(models) - done))
+            share = left / (len(models) - done)
             # a separate call, so that a model is freed before the next is loaded
-            _measure_model(loader(model), methods, what, run, part, share, batch, chunk, watch)
+            left -= _measure_model(loader(model), methods, what, run, part, share, batch, chunk, watch)
     if part is None:
         return Measured(folder, latest(run.rows))
     rows = latest(read_rows(folder))
@@ -161,13 +163,17 @@ def _measure_model(
     what: Grid,
     run: Run,
     part: Sharding | None,
-    budget: TimeBudget,
+    seconds: float,
     batch: int | None,
     chunk: int | None,
     watch: Watch,
-) -> None:
+) -> float:
+    """Measure a model in at most `seconds`, which begin once it is loaded and its texts are tokenised. Return how many
+    were used."""
     setups = begin_model(lm, what, run, part.models if part is not None else (), watch)
-    measure_setups(setups, lm, methods, what, run, part, budget, batch, chunk, watch)
+    started = time.monotonic()
+    measure_setups(setups, lm, methods, what, run, part, TimeBudget(seconds), batch, chunk, watch)
+    return time.monotonic() - started
 
 
 def begin_model(lm: LM, what: Grid, run: Run, order: Sequence[str], watch: Watch) -> list[Setup]:
