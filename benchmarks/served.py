@@ -57,6 +57,7 @@ def running(engine: str, python: str, model: str, port: int, context: int) -> It
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--dtype", "float32"]
         command += ["--port", str(port), "--host", "127.0.0.1", "--max-model-len", str(context), "--enforce-eager"]
         command += ["--max-num-batched-tokens", "512", "--served-model-name", Path(model).name]
+        command += ["--gpu-memory-utilization", "0.3"]  # of a CPU's memory, too; else nearly all of it must be free
     log = Path(tempfile.mkdtemp()) / "server.log"
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
