@@ -1050,7 +1050,12 @@ def test_the_numbers_of_every_figure_can_be_downloaded(browser: Any, tmp_path: P
     assert [float(line["high"]) for line in found] == pytest.approx(high)
     assert (lines[-1]["line"], lines[-1][length], lines[-1]["failed"]) == ("'=1+1", "500", "oom")
     cells = read_csv(downloads / "map-2-0.csv")
-    assert [list(line.values())[:2] for line in cells] == [["0", "1000"], ["0", "2000"], ["0.5", "1000"], ["0.5", "2000"]]
+    assert [list(line.values())[:2] for line in cells] == [
+        ["0", "1000"],
+        ["0", "2000"],
+        ["0.5", "1000"],
+        ["0.5", "2000"],
+    ]
     assert [float(line["memory index"]) for line in cells] == [1.0] * 4
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 

@@ -24,6 +24,7 @@ from farspan.reader import dense_reader
 from farspan.reader.served import ServerError, client
 from farspan.reader.served.client import Client
 from farspan.record import read_rows
+from farspan.report.page import write_report
 
 from tiny import saved
 
@@ -107,6 +108,10 @@ def test_llama_server_computes_new_tokens_only(own: LM, folder: Path, text: str,
         rows = measure([lm], tasks=[task], lengths=[64, 128], repeats=2, text=text, out=tmp_path / "run").rows
     sent, cached = (sum(row.reading[name] for row in rows) for name in ("prompt_tokens", "cached_tokens"))
     assert cached > 0.9 * sent
+    page = write_report([tmp_path / "run"], tmp_path / "page")
+    last = [row.reading for row in rows if row.length == 128]
+    share = sum(one["cached_tokens"] for one in last) / sum(one["prompt_tokens"] for one in last)
+    assert f"<td>{share:.1%}</td>" in next(path for path in page if path.suffix == ".html").read_text()
 
 
 def test_cached_positions_of_vllm_are_never_read(own: LM, folder: Path, ids: torch.Tensor) -> None:
@@ -458,6 +463,8 @@ def test_the_command_line_measures_compares_and_resumes(
         common = ["--lengths", "16,32", "--out", str(tmp_path / "run"), *given]
         done = runner.invoke(app, ["curve", "--base-url", url, *common])
         assert done.exit_code == 0, done.output
+        assert "cost on the server" in done.output
+        assert "not reported" not in done.output
         before = asked(fake)
         assert runner.invoke(app, ["curve", url, *common]).exit_code == 0
         assert asked(fake) == before + 2  # the probe, and whether the tokenizer is the server's: all rows are there

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from farspan.cli import app
 from farspan.report.cells import Cell, by_member
 from farspan.report.picture import saved
-from farspan.report.tables import costs_of, print_comparison, print_quality
+from farspan.report.tables import costs_of, print_comparison, print_costs, print_quality
 from farspan.terminal import Terminal, shown
 
 from tiny import tiny_model
@@ -101,7 +101,9 @@ def cells_of(*, task: str, lengths: Sequence[int], details: Sequence[str] = ()) 
 @pytest.mark.parametrize("width", [60, 80])
 def test_every_number_of_a_comparison_is_on_one_line_of_a_narrow_terminal(width: int) -> None:
     cells = cells_of(task="curve:protocol=nested", lengths=[512 << i for i in range(6)])
-    lines = lines_of(width=width, print_to=lambda console: print_comparison(cells, console))
+    lines = lines_of(
+        width=width, print_to=lambda console: [one(cells, console) for one in (print_comparison, print_costs)]
+    )
     for cell in cells:
         assert sum(f" {cell.value:.3f}{'' if cell.method == 'full' else ' ▲'} " in line for line in lines) == 1
     for mine in by_member(cells):

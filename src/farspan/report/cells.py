@@ -19,6 +19,7 @@ from farspan.report.runs import Group, Member, Source, cost_rows, grouped
 from farspan.stats import LEVEL, bands, holm, interval, student_mean
 
 COSTS = ("prefill_rate", "decode_rate", "prefill_seconds", "weight_bytes", "context_bytes", "activation_bytes")
+SERVER = ("requests", "prompt_tokens", "cached_share")
 Interval = tuple[float | None, float | None]
 
 
@@ -59,6 +60,9 @@ class Cell:
     tokens_per_second: float | None = None  # of the task itself
     kept: float | None = None  # tokens held, mean
     peak_bytes: int = 0
+    requests: float | None = None  # to the server, mean of a row
+    prompt_tokens: float | None = None  # of these, mean of a row
+    cached_share: float | None = None  # of the prompt tokens: taken from the server's cache
     statuses: dict[str, int] = field(default_factory=dict)  # rows that hold no result, by status
 
     @property
@@ -137,6 +141,7 @@ def _numbers(rows: Sequence[Row], entry: Mapping[str, Any], is_comparison: bool)
         "tokens_per_second": context * len(good) / seconds if context and seconds else None,
         "kept": _mean(row.num_kept for row in good),
         "peak_bytes": max(row.peak_bytes for row in rows),
+        **_server(good),
         "statuses": dict(sorted(Counter(row.status for row in bad).items())),
     }
     if good:
@@ -145,6 +150,14 @@ def _numbers(rows: Sequence[Row], entry: Mapping[str, Any], is_comparison: bool)
         for name, end in zip(("value", "low", "high"), (values.mean(), *ends), strict=True):
             found[name] = None if end is None else _finite(np.exp(end) if quality["exp"] else end)
     return found
+
+
+def _server(rows: Sequence[Row]) -> dict[str, float | None]:
+    """Return the fields that count the work of a server."""
+    requests, sent, cached = (
+        _mean(row.reading.get(name) for row in rows) for name in ("requests", "prompt_tokens", "cached_tokens")
+    )
+    return dict(zip(SERVER, (requests, sent, cached / sent if sent and cached is not None else None), strict=True))
 
 
 def score_of(row: Row, score: str) -> float:
@@ -291,7 +304,7 @@ def as_data(found: Sequence[Cell]) -> list[dict[str, Any]]:
     """Return cells ready for JSON, rounded, those without rows left out."""
     names = ("model", "method", "task", "length", "value", "low", "high", "details", "context", "tokens_per_second")
     return [
-        _rounded({name: getattr(one, name) for name in (*names, "kept", "peak_bytes")})
+        _rounded({name: getattr(one, name) for name in (*names, "kept", "peak_bytes", *SERVER)})
         | {"num_examples": one.n, "failed": one.statuses}
         for one in found
         if one.n or one.statuses

@@ -29,7 +29,9 @@ def colour(index: int) -> str:
 def as_plotly(one: Figure) -> dict[str, Any]:
     """Return a figure as data and layout."""
     bottom, top = one.limits
-    traces = [trace for line in one.lines for trace in (*(_band(line) if one.has_bands else ()), _line(line, one.has_bands))]
+    traces = [
+        trace for line in one.lines for trace in (*(_band(line) if one.has_bands else ()), _line(line, one.has_bands))
+    ]
     at = bottom if one.span is None else one.span[0] + 0.01
     traces += [_crosses(failed, at) for failed in one.failed]
     x = [float(place) for line in one.lines for place in line.x] or [0.0, 1.0]
@@ -55,7 +57,12 @@ def place(name: str, heading: str, key: str, one: Figure | Heat, kind: str = "li
     place."""
     drawn = _heat(one) if isinstance(one, Heat) else as_plotly(one)
     note = getattr(one, "note", "")
-    about = {"id": name, "heading": heading, "key": f"{key} {note}".strip(), "kind": "map" if isinstance(one, Heat) else kind}
+    about = {
+        "id": name,
+        "heading": heading,
+        "key": f"{key} {note}".strip(),
+        "kind": "map" if isinstance(one, Heat) else kind,
+    }
     about["alt"] = f"{heading}: {'map' if isinstance(one, Heat) else 'chart'} of {one.description}"
     return {**about, "csv": csv_link(figure_table(one)), **drawn}
 

@@ -68,9 +68,9 @@ def _quality(section: Mapping[str, Any]) -> Iterator[str]:
         for line in section["lines"]
     )
     yield from markdown_table(["model", "method", "run", "trained", *section["lengths"], *section["more"]], lines)
-    if section["costs"]:
-        yield from ("Costs at the longest length measured:", "")
-        yield from markdown_table(section["costs"]["head"], section["costs"]["lines"])
+    for table in section["costs"]:
+        yield from (f"{table['title'].capitalize()}:", "")
+        yield from markdown_table(table["head"], table["lines"])
     if section["paired"]:
         yield from ("Differences from the first line over the same examples, p after Holm:", "")
         yield from markdown_table(PAIRED, ([one[key] for key in PAIRED] for one in section["paired"]))

@@ -13,7 +13,7 @@ from farspan.report.figure import shape
 from farspan.report.figures import PRICES, cost_figure, quality_figure
 from farspan.report.interactive import colour, place
 from farspan.report.runs import Group, Source, short_names
-from farspan.report.tables import COSTS, WINS, costs_of, direction, marked, wins
+from farspan.report.tables import WINS, cost_tables, direction, marked, wins
 from farspan.report.task_report import TaskReport
 from farspan.stats import LEVEL
 
@@ -82,9 +82,7 @@ def section(group: Group, part: TaskReport, number: int) -> dict[str, Any]:
         "shortened": sorted({cell.method for cell in cells if cell.method not in cell.name}),
         "lengths": [f"{length:,}" for length in lengths],
         "compared": compared,
-        "costs": {"head": ["model", *COSTS], "lines": [[mine[0].name, *costs_of(mine)] for mine in members]}
-        if any(cell.prefill_rate is not None for cell in cells)
-        else None,
+        "costs": [{"title": title, "head": head, "lines": lines} for title, head, lines in cost_tables(cells)],
         "level": LEVEL,
         "more": [WINS] if compared else [],
         "lines": [

@@ -13,7 +13,12 @@ from farspan.terminal import Terminal
 
 WINS = "W/T/L"
 COSTS = ("tokens", "tok/s in", "tok/s out", "weights + context + activations")
-COST_TITLE = "cost: tokens read (in) and generated (out) per second, and memory, at the longest length measured"
+SERVER_COSTS = ("tokens", "requests", "prompt tokens", "from the cache")
+COST_TITLES = {  # by the costs in the table
+    COSTS: "cost: tokens read (in) and generated (out) per second, and memory, at the longest length measured",
+    SERVER_COSTS: "cost on the server: requests and prompt tokens of a row, and how many came from its cache, at "
+    "the longest length measured",
+}
 MARKS = {"win": "▲", "loss": "▼", "tie": "=", "": ""}
 Head, Lines = list[str], list[list[str]]
 
@@ -25,13 +30,18 @@ def comparison(found: Sequence[Cell]) -> tuple[Head, Lines]:
     return head, [[*_names(mine, found), *map(marked, mine), wins(mine, found)] for mine in by_member(found)]
 
 
-def cost_tables(found: Sequence[Cell]) -> list[tuple[Head, Lines]]:
-    """Return head and lines of each task's table of costs; of tasks with the same costs, one."""
-    tables: list[tuple[Head, Lines]] = []
+def cost_tables(found: Sequence[Cell]) -> list[tuple[str, Head, Lines]]:
+    """Return title, head and lines of each task's tables of costs; of tasks with the same costs, one."""
+    tables: list[tuple[str, Head, Lines]] = []
     for group in by_task(found):
-        table = ["model", "method", *COSTS], [[*_names(mine, group), *costs_of(mine)] for mine in by_member(group)]
-        if any(cell.prefill_rate is not None for cell in group) and table not in tables:
-            tables.append(table)
+        members = by_member(group)
+        for columns, of in ((COSTS, costs_of), (SERVER_COSTS, server_costs_of)):
+            known = {mine[0].whose: costs for mine in members if (costs := of(mine))}
+            none = ["-"] * len(columns)
+            lines = [[*_names(mine, group), *known.get(mine[0].whose, none)] for mine in members]
+            table = COST_TITLES[columns], ["model", "method", *columns], lines
+            if known and table not in tables:
+                tables.append(table)
     return tables
 
 
@@ -52,12 +62,21 @@ def wins(mine: Sequence[Cell], found: Sequence[Cell]) -> str:
 
 
 def costs_of(mine: Sequence[Cell]) -> list[str]:
-    """Return the longest length of one member that has costs, and its speeds and memory there."""
+    """Return the longest length of one member that has speeds, and its speeds and memory there; empty: it has none."""
     last = max((cell for cell in mine if cell.prefill_rate is not None), key=lambda cell: cell.length, default=None)
     if last is None:
-        return ["-"] * len(COSTS)
+        return []
     memory = _bytes(last.weight_bytes, last.context_bytes, last.activation_bytes)
     return [f"{last.length:,}", _rate(last.prefill_rate), _rate(last.decode_rate), memory]
+
+
+def server_costs_of(mine: Sequence[Cell]) -> list[str]:
+    """Return the longest length of one member on a server, and the work of the server there; empty: it is on none."""
+    last = max((cell for cell in mine if cell.requests is not None), key=lambda cell: cell.length, default=None)
+    if last is None:
+        return []
+    cached = "not reported" if last.cached_share is None else f"{last.cached_share:.1%}"
+    return [f"{last.length:,}", f"{last.requests:,.0f}", _rate(last.prompt_tokens), cached]
 
 
 def legend(found: Sequence[Cell]) -> str:
@@ -69,12 +88,15 @@ def legend(found: Sequence[Cell]) -> str:
 
 
 def print_comparison(found: Sequence[Cell], console: Terminal) -> None:
-    """Print a table for each task, then the costs."""
+    """Print a table for each task."""
     for group in by_task(found):
         console.print_table(f"{group[0].task}: {group[0].quality} by {group[0].unit}", *comparison(group), num_names=2)
         console.print(legend(group), style="dim", highlight=False)
+
+
+def print_costs(found: Sequence[Cell], console: Terminal) -> None:
     for table in cost_tables(found):
-        console.print_table(COST_TITLE, *table, num_names=2)
+        console.print_table(*table, num_names=2)
 
 
 def direction(quality: Mapping[str, Any]) -> str:
@@ -111,8 +133,8 @@ def write_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
     for group in by_task(found):
         text += [f"## {plain(group[0].task)}: {group[0].quality} by {group[0].unit}", ""]
         text += [*markdown_table(*comparison(group)), legend(group), ""]
-    for table in cost_tables(found):
-        text += [f"## {plain(COST_TITLE.capitalize())}", "", *markdown_table(*table)]
+    for title, head, lines in cost_tables(found):
+        text += [f"## {plain(title.capitalize())}", "", *markdown_table(head, lines)]
     text += [f"- {plain(line)}" for line in failures(found)]
     path = Path(folder) / "compare.md"
     write(path, "\n".join(text).rstrip() + "\n")

@@ -14,7 +14,7 @@ from farspan.report.figures import PRICES, cost_figure, group_figure
 from farspan.report.kinds import MEMBERS, reports
 from farspan.report.picture import draw_grid
 from farspan.report.runs import Source, grouped
-from farspan.report.tables import print_comparison, write_comparison
+from farspan.report.tables import print_comparison, print_costs, write_comparison
 from farspan.report.task_report import TaskReport
 from farspan.terminal import Terminal
 
@@ -88,9 +88,9 @@ class Results:
     def print_tables(self, console: Terminal) -> None:
         if self.source.is_comparison:
             print_comparison(self._every_cell, console)
-            return
-        for part in self.parts:
+        for part in [] if self.source.is_comparison else self.parts:
             part.print(console)
+        print_costs(self._every_cell, console)
 
     @property
     def absent(self) -> str:
