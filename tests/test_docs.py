@@ -91,6 +91,17 @@ def test_a_how_to_page_answers_with_at_most_three_commands(page: Path) -> None:
     assert len(re.findall("^farspan ", page.read_text("utf-8"), re.M)) <= 3
 
 
+@pytest.mark.parametrize("page", HOWTOS, ids=lambda page: page.stem)
+def test_the_benchmark_of_the_how_to_pages_runs_their_commands_on_another_model(page: Path) -> None:
+    names = runpy.run_path(str(DOCS.parent / "benchmarks" / "five_questions.py"))
+    title, written, commands = names["page_of"](page, "my/model", [("--lengths ", "--lengths 64,")])
+    text = page.read_text("utf-8")
+    assert text.startswith(f"# {title}\n")
+    assert len(commands) == len(re.findall("^farspan ", text, re.M))
+    assert all("--lengths 64," in command for command in commands if "--lengths" in command)
+    assert sum('name = "my/model"' in content for content in written.values()) == text.count('name = "demo"')
+
+
 def test_a_page_that_shows_what_is_not_printed_is_found() -> None:
     printed = "start\n  span   237 [189, >284]\nrows: runs/one\n"
     shows(printed, "start\nspan  1 [0, 2]\n…\n")
