@@ -75,8 +75,8 @@ def installed(wanted: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
     places: dict[str, Path | None] = {f"{TOPICS}{topic}": None for topic in topics}
     for folder, folders, names in os.walk(library):
         folders[:] = set(folders) - IN_NO_TEXT
-        for path in (Path(folder, name) for name in names if name.endswith((".py", ".txt", ".rst"))):
-            places[path.relative_to(library).as_posix()] = path
+        for file in (Path(folder, name) for name in names if name.endswith((".py", ".txt", ".rst"))):
+            places[file.relative_to(library).as_posix()] = file
     places.pop("pydoc_data/topics.py", None)  # the topics
     for place, path in sorted(places.items()):
         if wanted(place):
