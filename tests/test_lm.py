@@ -61,6 +61,21 @@ def test_a_model_is_shown_in_one_line(folder: Path) -> None:
     assert repr(replace(lm, name="m", identity=unknown, trained_length=None)) == "LM('m', http://127.0.0.1:8000)"
 
 
+def test_no_progress_bar_remains_of_loading(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logging = transformers.utils.logging
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.enable_progress_bar()
+    try:
+        load(folder, device="cpu")
+    finally:
+        if not was_enabled:
+            logging.disable_progress_bar()
+    written = capfd.readouterr().err
+    assert "Loading weights" in written
+    assert not written.rpartition("\r")[2].strip()
+    assert "\n" not in written
+
+
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("weights", [True, False])
 def test_the_dtype_is_the_checkpoints_own_unless_given_or_slow(

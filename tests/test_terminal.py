@@ -65,6 +65,22 @@ def test_a_name_too_long_for_its_column_is_broken_between_its_settings() -> None
     assert "sinks:window=64,sinks=4+rope:type=yarn,factor=4" in _wide(lines)
 
 
+def test_a_line_breaks_between_words_on_a_terminal_and_nowhere_else() -> None:
+    words = "the quick brown fox jumps over the lazy dog"
+    for text, is_terminal, lines in (
+        (words, True, ["the quick brown fox", "jumps over the lazy", "dog"]),
+        (words, False, [words]),
+        (f"rows: {'x' * 30}", True, [f"rows: {'x' * 30}"]),
+    ):
+        file = StringIO()
+        terminal = Terminal(file=file, width=20, force_terminal=is_terminal, legacy_windows=False, color_system=None)
+        terminal.print_line(text)
+        assert [line.rstrip() for line in file.getvalue().splitlines()] == lines
+        file.truncate(file.seek(0))
+        terminal.print_command(text)
+        assert file.getvalue().splitlines() == [text]
+
+
 def _wide(lines: list[list[str]]) -> str:
     file = StringIO()
     Terminal(file=file, width=200).print_table("a title", ["method", "tokens", "quality"], lines, num_names=1)

@@ -47,8 +47,17 @@ class Terminal(Console):
         super().__init__(**{"markup": False, "emoji": False} | options)
 
     def print_line(self, text: str, style: str | None = None) -> None:
-        """Print a text as it is, at any terminal width: without highlighting and added line breaks."""
-        self.print(text, style=style, highlight=False, soft_wrap=True)
+        """Print a text without highlighting, on a terminal with line breaks between words, elsewhere as it is.
+
+        A word that is longer than the terminal is wide, such as a path, is left to the terminal, so that it can be
+        copied.
+        """
+        is_whole = not self.is_terminal or max(map(len, shown(text).split()), default=0) > self.width
+        self.print(text, style=style, highlight=False, soft_wrap=is_whole)
+
+    def print_command(self, text: str) -> None:
+        """Print a command to copy, without added line breaks."""
+        self.print(text, highlight=False, soft_wrap=True)
 
     def print_table(
         self,

@@ -11,13 +11,15 @@ Only this package calls `from_pretrained` for models, encoders and tokenizers. S
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers.utils import logging as transformers_logging
 
 from farspan.loading.errors import RefusedError, explained, one_line
 from farspan.loading.places import place_of
@@ -120,6 +122,16 @@ def without_weights(
     return model.eval()
 
 
+@contextmanager
+def _transient_bars() -> Iterator[None]:
+    """Remove transformers' progress bars from the terminal once they are complete."""
+    before = transformers_logging.set_tqdm_hook(lambda bar, given, named: bar(*given, **named | {"leave": False}))
+    try:
+        yield
+    finally:
+        transformers_logging.set_tqdm_hook(before)
+
+
 def load_weights(
     kind: Any,
     name: str | Path,
@@ -149,15 +161,16 @@ def load_weights(
             refuse_pickles(place, config, {key: options[key] for key in LOCAL if key in options}, revision)
     with explained(name, what, "config.json", trust_remote_code):
         try:
-            model, report = kind.from_pretrained(
-                place,
-                config=config,
-                output_loading_info=True,
-                use_safetensors=None if allow_pickle else True,
-                revision=revision,
-                trust_remote_code=bool(trust_remote_code),
-                **options,
-            )
+            with _transient_bars():
+                model, report = kind.from_pretrained(
+                    place,
+                    config=config,
+                    output_loading_info=True,
+                    use_safetensors=None if allow_pickle else True,
+                    revision=revision,
+                    trust_remote_code=bool(trust_remote_code),
+                    **options,
+                )
         except ImportError as error:
             if not (attention := options.get("attn_implementation")):
                 raise

@@ -74,7 +74,7 @@ class Results:
         if self.source.is_comparison:
             for path in write_comparison(self._every_cell, self.folder):
                 console.print_line(f"table: {path}")
-            console.print_line(f"page: farspan report {self.folder}")
+            console.print_command(f"page: farspan report {self.folder}")
         errors = Terminal(stderr=True)
         if self.absent:
             errors.print_line(self.absent, style="dim")
