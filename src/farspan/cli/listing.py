@@ -59,7 +59,11 @@ def _described(name: str, kind: Any) -> dict[str, Any]:
 
     about = " ".join((inspect.getdoc(kind) or "").split()).partition(". ")[0].rstrip(".") + "."
     settings = {field.name: field.default for field in fields(kind)}
-    found = {"name": name, "about": about, "required": [key for key, value in settings.items() if value is MISSING]}
+    found: dict[str, Any] = {
+        "name": name,
+        "about": about,
+        "required": [key for key, value in settings.items() if value is MISSING],
+    }
     found["optional"] = {
         key: None if value is None else as_written(value) for key, value in settings.items() if value is not MISSING
     }

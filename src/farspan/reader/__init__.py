@@ -150,7 +150,7 @@ class OuterReader(Reader):
         self.lm = self.inner.lm
 
     @property
-    def on_read(self) -> Callable[[int], None] | None:  # type: ignore[override]
+    def on_read(self) -> Callable[[int], None] | None:
         return self.inner.on_read
 
     @on_read.setter

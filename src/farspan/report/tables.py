@@ -20,7 +20,8 @@ COST_TITLES = {  # by the costs in the table
     "the longest length measured",
 }
 MARKS = {"win": "▲", "loss": "▼", "tie": "=", "": ""}
-Head, Lines = list[str], list[list[str]]
+Head = list[str]
+Lines = list[list[str]]
 
 
 def comparison(found: Sequence[Cell]) -> tuple[Head, Lines]:
