@@ -385,6 +385,8 @@ def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
         (("compare", "demo", "--task", "perplexity", "--task", "curv"), "did you mean 'curve'"),
         (("perplexity", "./nowhere"), "neither a folder nor a hub id"),
         (("doctor", "demo", "--method", "sinkz:window=9"), "did you mean 'sinks'"),
+        (("curve", "demo", "--text", "books/missing.txt"), "text 'books/missing.txt' is neither a file, a folder"),
+        (("recall", "demo", "--target-text", "shuffled:./missing"), "text './missing' is neither a file, a folder"),
         (("ask", "~/nowhere/model", "Who?"), "neither a folder nor a hub id"),
     ],
 )

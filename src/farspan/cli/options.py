@@ -49,6 +49,12 @@ def _known_methods(text: str) -> None:
     check_names(text)
 
 
+def _known_text(name: str) -> None:
+    from farspan.text.documents import check_name
+
+    check_name(name)
+
+
 def _known_place(model: str) -> None:
     """Raise ValueError for a path that does not exist."""
     from farspan.files import expanded
@@ -88,15 +94,31 @@ OneMethod = Annotated[
     option(MODEL, "Method of reading, such as sinks:window=508.", metavar="METHOD", callback=checked(_known_methods)),
 ]
 Text = Annotated[
-    str, option(TEXTS, "FILE, FOLDER, org/name, builtin, builtin:held-out, shuffled:TEXT or random.", metavar="TEXT")
+    str,
+    option(
+        TEXTS,
+        "FILE, FOLDER, org/name, builtin, builtin:held-out, shuffled:TEXT or random.",
+        metavar="TEXT",
+        callback=checked(_known_text),
+    ),
 ]
 TargetTexts = Annotated[
     list[str] | None,
-    option(TEXTS, "Text to copy; default --text. shuffled: --text in shuffled order. Repeatable.", metavar="TEXT"),
+    option(
+        TEXTS,
+        "Text to copy; default --text. shuffled: --text in shuffled order. Repeatable.",
+        metavar="TEXT",
+        callback=checked(_known_text),
+    ),
 ]
 PrefixTexts = Annotated[
     list[str] | None,
-    option(TEXTS, "Irrelevant text of the control; default: chosen by the protocol. Repeatable.", metavar="TEXT"),
+    option(
+        TEXTS,
+        "Irrelevant text of the control; default: chosen by the protocol. Repeatable.",
+        metavar="TEXT",
+        callback=checked(_known_text),
+    ),
 ]
 Warmup = Annotated[
     int | None,

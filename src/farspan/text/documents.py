@@ -17,6 +17,7 @@ A byte-order mark at the beginning of a file is not part of its text.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -110,13 +111,36 @@ def documents(name: str) -> Iterator[Document]:
         if column and path.suffix.lower() not in FORMATS:
             raise ValueError(f"{path} has no columns: got #{column}, but only {', '.join(FORMATS)} have them. Omit it.")
         yield from _of_file(path, column)
-    elif path.suffix not in (*FOLDER_SUFFIXES, *FORMATS) and (hub := HUB_ID.fullmatch(name)):
+    elif hub := _hub_id(name, path):
         yield from _of_hub(hub["id"], hub["config"], hub["split"] or "train", hub["column"])
     else:
-        raise ValueError(
-            f"text {name!r} is neither a file, a folder, a hub dataset (org/name) nor a built-in text "
-            "(builtin, builtin:held-out, random, shuffled:TEXT)"
-        )
+        raise _unknown(name)
+
+
+def check_name(name: str) -> None:
+    """Check that a text exists or can be a hub dataset, without reading it. Other errors are found as it is read.
+
+    Raises:
+        ValueError: neither a built-in text, a file nor a folder, nor the form of a hub dataset.
+    """
+    name = name.removeprefix("shuffled:")
+    place = name.partition("#")[0]
+    is_made = name in ("random", "shuffled") or name.partition(":")[0] == "builtin"
+    if place and not is_made and not (path := expanded(place)).exists() and not _hub_id(name, path):
+        raise _unknown(name)
+
+
+def _hub_id(name: str, path: Path) -> re.Match[str] | None:
+    """Return the parts of the name of a hub dataset; None if it is no such name, or that of a file."""
+    is_file = path.suffix in (*FOLDER_SUFFIXES, *FORMATS) or name.startswith(".")
+    return None if is_file else HUB_ID.fullmatch(name)
+
+
+def _unknown(name: str) -> ValueError:
+    return ValueError(
+        f"text {name!r} is neither a file, a folder, a hub dataset (org/name) nor a built-in text "
+        "(builtin, builtin:held-out, random, shuffled:TEXT)"
+    )
 
 
 def blocks(document: Document) -> Iterable[str]:
