@@ -323,7 +323,9 @@ def test_a_file_of_others_is_not_written_over(tmp_path: Path, name: str) -> None
     folder = run(tmp_path / "a", rows())
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / name).write_text("years of work")
-    with pytest.raises(ValueError, match=rf"holds a {name} that is of no report of farspan.*--out"):
+    with pytest.raises(
+        ValueError, match=rf"mine contains {name}, which farspan did not write\. Move or delete it.*--out"
+    ):
         write_report([folder], tmp_path / "mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == [name]
     for _ in range(2):  # its own are written over
@@ -652,8 +654,8 @@ def test_figures_are_described_in_words(tmp_path: Path) -> None:
     half = stats.summarise(stats.curve(rows())).half_life
     assert labels[0] == f"{curve} from 100 to 400: copy; control; half-life {half}"
     assert labels[-1] == (
-        "Memory map: small: map of memory index over length (tokens), 1,000 to 2,000 and depth (0: beginning), 0 to 0.5, "
-        "from 1 to 1"
+        "Memory map: small: map of memory index over length (tokens), 1,000 to 2,000 and depth (0: beginning), "
+        "0 to 0.5, from 1 to 1"
     )
 
 

@@ -239,7 +239,7 @@ def test_intervals_of_many_members_are_error_bars() -> None:
         traces = as_plotly(figure)["data"]
         assert sum(trace["meta"]["kind"] == "band" for trace in traces) == bands
         bars = [trace["error_y"]["array"] for trace in traces if "error_y" in trace]
-        assert [sum(end is not None for end in one) for one in bars] == [10] * (count - bands)
+        assert [sum(end is not None for end in one) for one in bars] == [15] * (count - bands)
 
 
 @pytest.mark.parametrize("log_x", [False, True])

@@ -120,7 +120,8 @@ def map_figure(one: CurveMember, title: str = "") -> Heat:
     points = {(depth, point["length"]): point for depth in depths for point in one.points(depth)}
     good = {at: (point["memory_index"], _text(one, point)) for at, point in points.items() if "copy" in point}
     failed = {at: why_missing(point) for at, point in points.items() if "copy" not in point and point["status"] != "ok"}
-    return depth_map(title, lengths, depths, good, failed, "memory index")
+    note = sample_size((point["n"] for point in points.values() if "copy" in point), "text", intervals=False)
+    return depth_map(title, lengths, depths, good, failed, "memory index", note)
 
 
 def _text(one: CurveMember, point: Point) -> list[str]:

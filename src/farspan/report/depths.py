@@ -8,7 +8,7 @@ from typing import Any
 
 from farspan.report.cells import Cell, by_member, cells_of
 from farspan.report.export import CsvTable, with_interval
-from farspan.report.figure import Heat
+from farspan.report.figure import Heat, sample_size
 from farspan.report.figures import depth_map, depth_names, point
 from farspan.report.interactive import place
 from farspan.report.picture import draw_figure
@@ -112,4 +112,5 @@ def _map(one: ByDepth, title: str = "") -> Heat:
     }
     failed = {(depth, cell.length): cell.failed for depth, cells in one.items() for cell in cells if cell.failed}
     lengths: Sequence[int] = [cell.length for cell in next(iter(one.values()))]
-    return depth_map(title, lengths, list(one), points, failed, _all(one)[0].quality)
+    note = sample_size((cell.n for cell in _all(one) if cell.value is not None), "example", intervals=False)
+    return depth_map(title, lengths, list(one), points, failed, _all(one)[0].quality, note)

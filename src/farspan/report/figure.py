@@ -13,7 +13,7 @@ SHAPES = (  # markers, as a character, as plotly names them and as matplotlib do
     ("▼", "triangle-down", "v"), ("★", "star", "*"), ("✚", "cross", "P"),
 )  # fmt: skip
 FEW_TICKS = 12  # lengths that all have a tick of their own
-MARKED = 12  # points of a line that have a marker, at most
+MARKED = 20  # points of a line that have a marker, at most
 FEW_BANDS = 4  # members whose intervals are bands; those of more would hide each other and are error bars
 DESCRIBED = 8  # lines that a description names, at most
 Style = Literal[
@@ -158,6 +158,7 @@ class Heat:
     texts: Sequence[Sequence[Sequence[str]]] = ()  # hover texts of the values, in lines; the first line is a name
     span: tuple[float, float] = (0.0, 1.0)  # of the colours
     log: bool = False  # whether the colours are
+    note: str = ""  # below the title: how many texts the means are of
 
     @property
     def description(self) -> str:
@@ -169,14 +170,14 @@ class Heat:
         return f"{self.scale} over {over}{ends}"
 
 
-def sample_size(counts: Iterable[int], what: str) -> str:
-    """Return what the means of a figure are of: n = 20 texts, or n = 3 to 20 texts. Empty where nothing was measured."""
+def sample_size(counts: Iterable[int], what: str, *, intervals: bool = True) -> str:
+    """Return what the means of a figure are of: n = 20 texts, or n = 3 to 20 texts. Empty if nothing was measured."""
     found = sorted(set(counts))
     if not found:
         return ""
     least, most = found[0], found[-1]
     n = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-    return f"n = {n} {what}{'' if most == 1 else 's'}{', 95 % intervals' if most > 1 else ''}"
+    return f"n = {n} {what}{'' if most == 1 else 's'}{', 95 % intervals' if intervals and most > 1 else ''}"
 
 
 def colour(index: int) -> str:

@@ -77,6 +77,7 @@ def depth_map(
     points: Mapping[tuple[float, int], tuple[float, Sequence[str]]],
     failed: Mapping[tuple[float, int], str],
     scale: str,
+    note: str,
 ) -> Heat:
     """Return values over length and depth.
 
@@ -84,6 +85,7 @@ def depth_map(
         points: the values that were measured, with their hover texts, by depth and length.
         failed: why others were not, by depth and length.
         scale: what the values are.
+        note: how many texts they are means of.
     """
     names = list(depth_names(depths).values())
     values = np.full((len(depths), len(lengths)), np.nan)
@@ -95,7 +97,7 @@ def depth_map(
             elif (depth, length) in failed:
                 texts[row][column] = [f"length {length:,}, depth {names[row]}: {failed[depth, length]}"]
     columns = [f"{length:,}" for length in lengths]
-    return Heat(title, "length (tokens)", "depth (0: beginning)", values, columns, names, scale, texts)
+    return Heat(title, "length (tokens)", "depth (0: beginning)", values, columns, names, scale, texts, note=note)
 
 
 def depth_names(depths: Sequence[float]) -> dict[float, str]:

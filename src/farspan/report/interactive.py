@@ -56,14 +56,9 @@ def place(name: str, heading: str, key: str, one: Figure | Heat, kind: str = "li
     """Return a figure for the page, with its heading, its explanation and its numbers; `name` is the id of its
     place."""
     drawn = _heat(one) if isinstance(one, Heat) else as_plotly(one)
-    note = getattr(one, "note", "")
-    about = {
-        "id": name,
-        "heading": heading,
-        "key": f"{key} {note}".strip(),
-        "kind": "map" if isinstance(one, Heat) else kind,
-    }
-    about["alt"] = f"{heading}: {'map' if isinstance(one, Heat) else 'chart'} of {one.description}"
+    is_map = isinstance(one, Heat)
+    about = {"id": name, "heading": heading, "key": f"{key} {one.note}".strip(), "kind": "map" if is_map else kind}
+    about["alt"] = f"{heading}: {'map' if is_map else 'chart'} of {one.description}"
     return {**about, "csv": csv_link(figure_table(one)), **drawn}
 
 

@@ -72,7 +72,7 @@ def _refuse_others(out: Path) -> None:
     ours = page.is_file() and b'id="figures"' in page.read_bytes()
     if not ours and (found := [name for name in (PAGE, TABLES, *CSV) if (out / name).exists()]):
         raise ValueError(
-            f"{out} holds a {found[0]} that is of no report of farspan. Delete it, or choose another folder (--out)"
+            f"{out} contains {found[0]}, which farspan did not write. Move or delete it, or give another --out"
         )
 
 

@@ -93,7 +93,8 @@ def draw_grid(
     rows = [figures for figures in rows if any(figures)]
     if not rows:
         return []
-    rows = [list(figures) for figures in zip(*(column for column in zip(*rows) if any(column)))]
+    kept = [place for place in range(len(rows[0])) if any(figures[place] for figures in rows)]
+    rows = [[figures[place] for place in kept] for figures in rows]
     canvas = Canvas(figsize=(max(7.0, size[0] * len(rows[0])), size[1] * len(rows)), layout="constrained")
     canvas.suptitle(_wrapped(title, 72 * canvas.get_figwidth(), SUPTITLE), fontsize=SUPTITLE)
     grid = canvas.subplots(len(rows), len(rows[0]), squeeze=False)
@@ -104,7 +105,7 @@ def draw_grid(
                 axes.set_axis_off()
                 continue
             if titles[place] in titles[:place]:
-                one = replace(one, title="", **({"note": ""} if isinstance(one, Figure) else {}))
+                one = replace(one, title="", note="")
             draw_on(axes, one, "left", 10)
     labels = {axes: axes.get_legend_handles_labels()[1] for axes in grid.ravel()}
     most = max(labels, key=lambda axes: len(labels[axes]))
@@ -131,12 +132,8 @@ def draw_on(axes: Axes, one: Figure | Heat, loc: Literal["left", "center"] = "ce
         loc: where its title is.
         fontsize: of its title, in points.
     """
-    rows, note = 0, ""
-    if isinstance(one, Heat):
-        _draw_heat(axes, one)
-    else:
-        rows, note = _draw_lines(axes, one), one.note
-    title = "\n".join(part for part in (_wrapped(one.title, _width(axes), fontsize), note) if part)
+    rows = _draw_heat(axes, one) if isinstance(one, Heat) else _draw_lines(axes, one)
+    title = "\n".join(part for part in (_wrapped(one.title, _width(axes), fontsize), one.note) if part)
     axes.set_title(title, loc=loc, fontsize=fontsize, pad=6 + ROW * rows)
 
 
@@ -236,8 +233,9 @@ def _draw_bars(axes: Axes, line: Line, one: Figure) -> None:
 
 def _numbers(line: Line) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return x, y and the interval of each point, NaN where there is none."""
-    x, y, *ends = (np.asarray(np.nan if of is None else of, float) for of in (line.x, line.y, line.low, line.high))
-    return x, y, *(np.broadcast_to(end, x.shape) for end in ends)
+    x, y = np.asarray(line.x, float), np.asarray(line.y, float)
+    low, high = (np.full(len(x), np.nan) if end is None else np.asarray(end, float) for end in (line.low, line.high))
+    return x, y, low, high
 
 
 def _look(line: Line) -> dict[str, Any]:
@@ -292,7 +290,8 @@ def short_number(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
-def _draw_heat(axes: Axes, one: Heat) -> None:
+def _draw_heat(axes: Axes, one: Heat) -> int:
+    """Draw a map; return the rows of labels above the axes: none."""
     values = np.maximum(one.values, one.span[0]) if one.log else one.values  # NaN stays
     norm = (LogNorm if one.log else Normalize)(*one.span)
     image = axes.imshow(values, norm=norm, cmap=COLOURMAP, aspect="auto", interpolation="nearest")
@@ -309,6 +308,7 @@ def _draw_heat(axes: Axes, one: Heat) -> None:
         axes.tick_params("x", rotation=45)
     axes.set(xlabel=one.x, ylabel=one.y)
     _picture_of(axes).colorbar(image, ax=axes, label=one.scale)
+    return 0
 
 
 def add_legend(figure: Canvas, axes: Axes) -> None:

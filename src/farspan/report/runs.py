@@ -15,7 +15,6 @@ from farspan.report.header import COST, LABELS, current_header, methods_of, rows
 from farspan.specs import check_known
 from farspan.stats import version_label
 
-
 NUMBER = re.compile(r"-?[\d.]*(e[+-]?\d+)?")
 
 
