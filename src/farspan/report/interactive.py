@@ -182,12 +182,14 @@ def _rule(rule: Rule, along: tuple[float, float], up: tuple[float, float], row: 
         row: of the text above the axes, from 0.
     """
     x, y = ([rule.x] * 2, list(up)) if rule.x is not None else (list(along), [rule.y] * 2)
+    text = escape(rule.text, quote=False)
+    text = "\u00a0\u00a0" + text if rule.x is None else text + "<br>\u00a0" * row
     return {
         "type": "scatter",
         "mode": "lines+text",
         "x": x,
         "y": y,
-        "text": ["", escape(rule.text, quote=False) + "<br>\u00a0" * row],
+        "text": ["", text],
         "textposition": "middle right" if rule.x is None else "top center",
         "textfont": {"size": 11},  # in the colour of the page's text
         "cliponaxis": False,
