@@ -24,7 +24,7 @@ from farspan.report.cells import interval_of
 from farspan.report.curve_figures import curve_figure
 from farspan.report.curve_section import draw_curves, print_curves
 from farspan.report.curves import CurveMember, as_data, remarks, series, verdict
-from farspan.report.figure import MARKED, Figure, Line, Rule, Style, shape
+from farspan.report.figure import MARKED, Figure, Heat, Line, Rule, Style, shape
 from farspan.report.interactive import as_plotly
 from farspan.report.kinds import MEMBERS
 from farspan.report.picture import SIZE, draw_on, draw_with_legend
@@ -210,6 +210,18 @@ def test_a_rule_beyond_the_lengths_of_a_curve_has_no_label() -> None:
     line = Line("line", [64.0, 256.0], [0.3, 0.2], 0)
     draw_on(axes, Figure("a", "x", "y", [line], rules=[Rule("5,120 (trained)", x=5120.0)], span=(0, 1)))
     assert list(axes.texts) == []
+
+
+@pytest.mark.parametrize(("rows", "numbered"), [(5, True), (30, False)])
+def test_a_map_has_numbers_where_they_do_not_overlap(rows: int, numbered: bool) -> None:
+    canvas = Canvas(figsize=(4.5, 2.9), layout="constrained")
+    axes = canvas.subplots()
+    names = [str(row) for row in range(rows)]
+    draw_on(axes, Heat("a map", "head", "layer", np.full((rows, 9), 0.5), [*map(str, range(9))], names, "share"))
+    canvas.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert bool(boxes) is numbered
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 def test_a_long_title_lies_within_the_picture() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from farspan.record import Row
 from farspan.report.export import number, numbers
-from farspan.report.figure import Figure, Heat, Line
+from farspan.report.figure import Figure, Heat, Line, sample_size
 from farspan.report.interactive import place
 from farspan.report.picture import draw_grid
 from farspan.report.runs import Group, Member, groups_of_rows, renamed, short_names
@@ -255,7 +255,10 @@ def share_figure(
     x = AXES[pick].format(bin=chosen[0][1][0].settings["bin"])
     about = f",\n{PARTS[parts[0]].format(sinks=chosen[0][1][0].settings['sinks'])}" if len(parts) == 1 else ""
     y, ends = f"share of attention{about}", sorted(ticks)
-    return Figure("", x, y, [*lines, *marks], log_x=pick != "bins", ticks=ends, span=(0, 1.02), num_members=len(chosen))
+    note = sample_size((len(at.sinks) for _, (_, at) in chosen), "text")
+    return Figure(
+        "", x, y, [*lines, *marks], log_x=pick != "bins", ticks=ends, span=(0, 1.02), num_members=len(chosen), note=note
+    )
 
 
 HEADS: dict[str, Callable[[At], np.ndarray]] = {

@@ -33,7 +33,7 @@ TITLE_LINES = 3
 SUPTITLE = 12  # size of the title of several figures, in points
 SIZE = (9.0, 6.0)  # of a picture in inches
 FEW_LABELS = 16  # on one axis
-NUMBERED = 400  # values that are also written as numbers, at most
+SMALLEST = 5.0  # size of the numbers in a map, in points; where they would be smaller, there are none
 COLOURMAP = LinearSegmentedColormap.from_list("recall", RECALL)
 NEUTRAL = "#777777"
 STYLES = {"solid": "-", "dashed": "--", "dotted": ":", "points": "", "mark": ""}
@@ -295,8 +295,9 @@ def _draw_heat(axes: Axes, one: Heat) -> int:
     values = np.maximum(one.values, one.span[0]) if one.log else one.values  # NaN stays
     norm = (LogNorm if one.log else Normalize)(*one.span)
     image = axes.imshow(values, norm=norm, cmap=COLOURMAP, aspect="auto", interpolation="nearest")
-    if values.size <= NUMBERED and not one.log:
-        size = min(8.0, 200 / values.shape[1])
+    rows, columns = values.shape
+    size = min(8.0, 200 / columns, 0.8 * axes.bbox.height * 72 / _picture_of(axes).dpi / rows)
+    if size >= SMALLEST and not one.log:
         for (row, column), value in np.ndenumerate(values):
             if np.isfinite(value):
                 shade = "white" if value > 0.6 else "black"
