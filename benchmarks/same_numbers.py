@@ -1,12 +1,14 @@
-"""Measure every task and method on the embedded model in fp32, and compare the rows with those of another version.
+"""Measure every task and method on the embedded model (CEPE on one of random weights made of it) in fp32, and compare
+the rows with those of another version.
 
     PYTHONPATH=OLD/src python benchmarks/same_numbers.py --out old.json
     PYTHONPATH=NEW/src python benchmarks/same_numbers.py --out new.json --against old.json
 
 Every value of every row is compared exactly: scores, settings, hashes of examples, tokens seen and kept. Seconds, bytes
 and the names of models are not. Use the same machine, packages and text for both, and the same --scratch folder, since
-rows name the files of their data. One thread, batches of four: about two CPU minutes. `--rates` compares scores alone,
-of rows with the same length, repeat and depth: for versions whose records differ. Exits with 1 on a difference.
+rows name the files of their data. One thread, batches of four: about four CPU minutes. A stopped run continues: what
+its --out holds is not measured again. `--rates` compares scores alone, of rows with the same length, repeat and depth:
+for versions whose records differ. Exits with 1 on a difference, or if a task or method of the version has no row.
 """
 
 import argparse
@@ -25,7 +27,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 SHOWN = 40  # differences that are printed
-METHODS = ("full", "sinks:window=252", "lambda_mask:window=256", "rope:type=yarn,factor=4", "topk:k=16")
+SIZED = ("full", "sinks:window=252", "lambda_mask:window=256", "rope:type=yarn,factor=4", "topk:k=16")
 MIXED = ("full", "replug", "sinks:window=252")
 UNCOMPARED = ("model", "seconds", "peak_bytes")  # of a row
 LABELS = {"good": ("a fine day", "I like this", "well made", "what a joy", "pure delight", "it works"),
@@ -35,6 +37,10 @@ LABELS = {"good": ("a fine day", "I like this", "well made", "what a joy", "pure
 
 def commands(text: str, data: Path) -> dict[str, list[str]]:
     """The measurements by name: the command line of each after the model's folder."""
+    from farspan.methods import METHODS
+
+    every = [one for kind in METHODS.values() if not kind.own_model for one in kind.examples()]
+    methods = [part for one in every for part in ("--method", str(one))]
     icl, answers = data / "icl", ["--lengths", "480", "--repeats", "2"]
     curve = ["curve", "--repeats", "6", "--text", text, "--lengths"]
     perplexity = ["perplexity", "--repeats", "6", "--text", text, "--lengths", "256,512,1024", "--target-tokens", "64"]
@@ -47,11 +53,19 @@ def commands(text: str, data: Path) -> dict[str, list[str]]:
         "curve probe": [*curve, "96,254,511", "--protocol", "probe", "--warmup", "16", "--scored", "32"],
         "curve depths": [*curve, "254,400", "--warmup", "16", "--scored", "32", "--depths", "3"],
         "recall": ["recall", "--repeats", "6", "--text", text],
-        "perplexity fixed": [*perplexity, *(part for how in METHODS for part in ("--method", how))],
+        "perplexity fixed": [*perplexity, *(part for how in SIZED for part in ("--method", how))],
         "perplexity last": [*perplexity, "--targets", "last"],
         "perplexity all": [*perplexity[:-2], "--targets", "all"],
         "attention": ["attention", "--repeats", "2", "--text", text, "--lengths", "128,512", "--map-bins", "16"],
         "own": ["task", "own", "--repeats", "4", "--text", text, "--lengths", "512,1024"],
+        "longppl": ["task", "longppl:short=64", "--repeats", "4", "--text", text, "--lengths", "256,511"],
+        "mentions": ["task", "mentions:distance=100,target_tokens=100", "--repeats", "4", "--text", text,
+                     "--lengths", "300,511"],
+        "passkey": ["task", "passkey:depths=2", "--repeats", "4", "--lengths", "400,511"],
+        "needle": ["task", "needle:kind=multikey,depths=0+1", "--repeats", "4", "--text", text, "--lengths", "640"],
+        "needle generated": ["task", "needle:ask=generated,depths=0+1,new_tokens=24", "--repeats", "2", "--text", text,
+                             "--lengths", "640"],
+        "longbench2": ["task", f"longbench2:data={data / 'longbench2.jsonl'},truncate=middle", *answers],
         "icl": ["task", f"icl:set=sst5,data={icl},scoring=both", "--repeats", "6", "--lengths", "0,3,8"],
         "curve auto": ["curve", "--repeats", "4", "--text", text, "--lengths", "auto"],
         "qa": ["task", f"qa:data={data / 'qa.jsonl'},shots=1,new_tokens=4", "--repeats", "3", "--lengths", "0,2",
@@ -60,13 +74,19 @@ def commands(text: str, data: Path) -> dict[str, list[str]]:
                  "--text", text, *(part for how in MIXED for part in ("--method", how))],
         "zeroscrolls": ["task", f"zeroscrolls:set=qmsum,data={data / 'qmsum.jsonl'},new_tokens=4,truncate=middle",
                         *answers],
-        "longbench": ["task", f"longbench:set=qasper,view=answers,data={data / 'qasper.jsonl'},new_tokens=4", *answers],
+        "longbench": ["task", f"longbench:set=qasper,view=answers,data={data / 'qasper.jsonl'},new_tokens=4,"
+                      "truncate=middle", *answers],
         "longbench text": ["task", f"longbench:set=qasper,data={data / 'qasper.jsonl'}", "--lengths", "64,128",
                            "--repeats", "2"],
+        "methods": ["compare", "--no-cost", "--repeats", "4", "--text", text, "--lengths", "256,511",
+                    "--task", "perplexity:target_tokens=64", "--task", "curve:protocol=nested", *methods],
+        "cepe": ["compare", "--no-cost", "--repeats", "4", "--text", text, "--lengths", "256,511", "--task",
+                 "perplexity:target_tokens=64", "--task", "curve:protocol=nested",
+                 "--method", "cepe:chunk=64,decoder_window=128"],
         "compare": [
             "compare", "--no-cost", "--repeats", "4", "--text", text, "--lengths", "400,511",
             "--task", "perplexity:target_tokens=64", "--task", "curve:protocol=nested",
-            *(part for how in METHODS for part in ("--method", how)),
+            *(part for how in SIZED for part in ("--method", how)),
         ],
     }  # fmt: skip
 
@@ -92,6 +112,11 @@ def write_data(folder: Path) -> Path:
                             enumerate(asked)]  # fmt: skip
     files["qasper.jsonl"] = [{"context": document, "input": q, "answers": [a], "all_classes": None, "_id": str(i),
                               "dataset": "qasper"} for i, (q, a) in enumerate(asked)]  # fmt: skip
+    files["longbench2.jsonl"] = [
+        {"_id": str(i), "domain": "d", "sub_domain": "s", "difficulty": "easy", "length": "short", "question": q,
+         "answer": "ABCD"[i], "context": document, **{f"choice_{letter}": a for letter, (_, a) in
+         zip("ABCD", asked, strict=True)}} for i, (q, _) in enumerate(asked)
+    ]  # fmt: skip
     files["passages.jsonl"] = [{"text": fact * 3} for fact in facts]
     for name, lines in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -99,31 +124,64 @@ def write_data(folder: Path) -> Path:
     return folder
 
 
-def measured(text: str, scratch: Path) -> dict[str, Any]:
-    """The values of each row, by measurement, method, task, settings, length, repeat and depth."""
+def write_cepe(base: str, folder: Path) -> Path:
+    """A CEPE model of the base with an encoder and cross-attention of random weights, the same for all versions."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaModel
+
+    from farspan import cepe
+
+    if not folder.exists():
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+        tokens = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "max_position_embeddings": 64}
+        decoder = AutoModelForCausalLM.from_pretrained(base)
+        encoder = LlamaModel(LlamaConfig(vocab_size=decoder.config.vocab_size, **sizes, **tokens))
+        model = cepe.from_base(decoder, encoder)
+        for cross in model.cross_attentions():
+            torch.nn.init.normal_(cross.o_proj.weight, std=0.1)
+        AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+        model.save_pretrained(folder)
+    return folder
+
+
+def measured(text: str, scratch: Path, out: Path) -> dict[str, Any]:
+    """The values of each row, by measurement, method, task, settings, length, repeat and depth; also written to `out`,
+    whose measurements are not repeated."""
     import farspan
     from farspan.cli import app
+    from farspan.methods import METHODS
+    from farspan.tasks import TASKS
 
-    model = str(files("farspan") / "assets" / "demo")
-    scores: dict[str, Any] = {}
+    base = str(files("farspan") / "assets" / "demo")
+    scores: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     print(f"farspan of {Path(farspan.__file__).parent}", file=sys.stderr)
     data = write_data(scratch / "data")
+    models = {"cepe": str(write_cepe(base, scratch / "cepe"))}
     shutil.rmtree(scratch / "runs", ignore_errors=True)
     index = ["index", "--text", str(data / "passages.jsonl"), "--out", str(data / "index"), "--words", "20"]
     quietly(app, index)
     for name, (command, *options) in commands(text, data).items():
-        started, out = time.process_time(), scratch / "runs" / name.replace(" ", "-")
+        if any(row.startswith(f"{name} | ") for row in scores):
+            continue
+        started, folder = time.process_time(), scratch / "runs" / name.replace(" ", "-")
         where = [options.pop(0)] if command == "task" else []
-        line = [command, *where, model, *options, "--out", str(out), "--dtype", "float32", "--batch", "4", "--json"]
-        said = quietly(app, line)
-        lines = (out / "rows.jsonl").read_text().splitlines() if (out / "rows.jsonl").exists() else []
+        line = [command, *where, models.get(name, base), *options]
+        said = quietly(app, [*line, "--out", str(folder), "--dtype", "float32", "--batch", "4", "--json"])
+        lines = (folder / "rows.jsonl").read_text().splitlines() if (folder / "rows.jsonl").exists() else []
         for row in map(json.loads, lines):
             what = " ".join(f"{key} {row[key]}" for key in ("length", "repeat", "depth"))
             values = {key: value for key, value in row.items() if key not in UNCOMPARED}
             scores[f"{name} | {row['method']} | {row['task']} | {what}"] = values
+        out.write_text(json.dumps(scores, indent=0))
         print(f"{name}: {len(lines)} rows, {time.process_time() - started:.0f} CPU s", file=sys.stderr)
         if not lines:
             print(said, file=sys.stderr)
+    rows = [row.split(" | ") for row in scores if scores[row]["status"] == "ok"]
+    known = {part.partition(":")[0] for _, method, _, _ in rows for part in method.split("+")}
+    known |= {row[2] for row in rows} | {row[0] for row in rows if row[0] == "recall"}  # whose rows are of curve
+    if missing := sorted({*METHODS, *TASKS} - known):
+        sys.exit(f"nothing measured of {', '.join(missing)}")
     return scores
 
 
@@ -174,9 +232,9 @@ def main() -> None:
     parser.add_argument("--rates", action="store_true", help="compare scores alone")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "same-numbers", help="folder")
     options = parser.parse_args()
-    options.out.write_text(json.dumps(measured(options.text, options.scratch), indent=0))
+    new = measured(options.text, options.scratch, options.out)
     if options.against:
-        old, new = (json.loads(path.read_text()) for path in (options.against, options.out))
+        old = json.loads(options.against.read_text())
         found = differences(old, new, options.rates)
         print("\n".join(found[:SHOWN]))
         sys.exit(f"{len(found)} numbers differ" if found else 0)

@@ -358,8 +358,8 @@ def test_a_curve_of_failures_only_still_ends_with_words_and_json(models: Path) -
         ("1:2:3", "lengths: got '1:2:3', expected numbers like 512,1024,2048, a range like 512:16384, or auto"),
         ("8:" + 23 * "9", "expected at most 1,000,000,000,000 tokens"),
         (23 * "9", "expected at most 1,000,000,000,000 tokens"),
-        ("8:4", "lengths 8:4 are no range: the first must be positive and not above the last"),
-        ("0:4", "lengths 0:4 are no range: the first must be positive and not above the last"),
+        ("8:4", "lengths: got 8:4, expected A:B with 0 < A <= B (--lengths)"),
+        ("0:4", "lengths: got 0:4, expected A:B with 0 < A <= B (--lengths)"),
     ],
 )
 def test_bad_lengths_are_refused(lengths: str, said: str) -> None:

@@ -338,7 +338,7 @@ def test_options_that_no_token_tells_apart_are_refused(lm: LM) -> None:
             return {"input_ids": [1] * text.count("Kind")}
 
     mute = SimpleNamespace(tokenizer=Mute(), name="mute", separator=lm.separator)
-    with pytest.raises(ValueError, match="option 'dog' of made is no token at all under the tokenizer of mute"):
+    with pytest.raises(ValueError, match="option 'dog' of made has no token under the tokenizer of mute"):
         made(options=("dog", "fox")).option_ids(mute)
 
 

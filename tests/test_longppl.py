@@ -19,7 +19,7 @@ from farspan.measuring.plan import plan
 from farspan.measuring.setups import grid
 from farspan.methods import method
 from farspan.reader import Scores
-from farspan.record import Row, Run, read_rows
+from farspan.record import Row, Run, read_examples, read_rows
 from farspan.report.cells import cells
 from farspan.tasks import task
 from farspan.tasks.longppl import BoundLongPPL, LongPPL
@@ -370,6 +370,7 @@ def test_without_key_tokens_the_command_has_no_number_says_why_and_succeeds() ->
     )
     assert compared.exit_code == 0, compared.output
     assert {cell["failed"] for cell in last_line(compared)["cells"]} == {"no_keys"}
+    assert [example["length"] for example in read_examples("compared")] == [64]
 
 
 @pytest.mark.usefixtures("model")

@@ -509,7 +509,7 @@ def test_a_reader_of_another_method_is_refused_while_one_is_on(lm: LM) -> None:
         ({"temperature": -1.0}, "temperature -1 cannot be sampled"),
         ({"temperature": 1e-320}, r"expected 0 \(the likeliest token\) or 0.001"),
         ({"temperature": float("nan")}, "temperature nan"),
-        ({"temperature": 1.0, "top_p": 0.0}, "top_p 0 is no share"),
+        ({"temperature": 1.0, "top_p": 0.0}, "top_p: got 0, expected a share"),
         ({"top_p": 2.0}, "expected above 0, at most 1"),
         ({"top_p": float("nan")}, "top_p nan"),
     ],

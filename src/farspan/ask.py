@@ -81,7 +81,7 @@ class Conversation:
             ValueError: an empty question, or more tokens than the model has positions.
         """
         if not question.strip():
-            raise ValueError("the question is empty")
+            raise ValueError("the question is empty: write one")
         refuse_surrogates(question, "the question")
         started, ids, shown = time.perf_counter(), [], ""
 

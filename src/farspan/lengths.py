@@ -28,9 +28,7 @@ def spaced_lengths(
         ValueError: an impossible range.
     """
     if not 0 < shortest <= longest:
-        raise ValueError(
-            f"lengths {shortest}:{longest} are no range: the first must be positive and not above the last"
-        )
+        raise ValueError(f"lengths: got {shortest}:{longest}, expected A:B with 0 < A <= B (--lengths)")
     check_lengths((longest,))
     if points < 1:
         raise ValueError(f"points = {points}; at least 1 is needed")

@@ -40,7 +40,7 @@ def index(
         if words is not None and passage_tokens is not None:
             raise ValueError("--words and --passage-tokens contradict each other: give one")
         if encoder is not None and kind == "bm25":
-            raise ValueError("--encoder belongs to --kind dense and faiss, not to bm25")
+            raise ValueError("--encoder belongs to --kind dense and faiss, not to bm25: omit it, or choose one of them")
         started = time.perf_counter()
         built = build(
             text,

@@ -308,7 +308,8 @@ class _Rounds:
         return True
 
     def record_unaffordable(self, lengths: Iterable[int], repeats: int) -> None:
-        """Record rows for lengths outside the budget, so that no number takes the last length measured for the end."""
+        """Record rows for lengths outside the budget, so that the statistics do not treat the last measured length as
+        the end of the curve."""
         end = last_worth_measuring([row for row in self.rows if row.repeat < repeats], self.longest)
         done = {row.length for row in self.rows}
         example = self.task.examples(self.lm, (self.longest,), self.task.pool or RING, self.seed)[0]

@@ -179,7 +179,7 @@ class Worker:
 
 
 def measure_on_cluster(job: Job, devices: Devices, watch: Watch) -> list[Row]:
-    """Measure a run with all devices of a cluster, also such as join later; return its rows.
+    """Measure a run on all devices of a cluster, including devices that join later; return its rows.
 
     Raises:
         ValueError: no such cluster, or no device of it can be used; as `farspan.measure`.

@@ -16,7 +16,7 @@ from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Lengths, Setup, grid
 from farspan.measuring.sharding import Sharding, chosen_shard, sharding
 from farspan.methods import Method, method
 from farspan.reader.served.client import ServerError
-from farspan.record import Row, Run, Shard, default_folder, latest, read_header, read_rows
+from farspan.record import ABSENT, Row, Run, Shard, default_folder, latest, read_header, read_rows
 from farspan.tasks import Task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING, BoundCurve
@@ -371,7 +371,8 @@ def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
     if one.lengths is None:
         assert isinstance(bound, BoundCurve)
         repeats = bound.pool or RING
-    mine = [row for row in run.rows if (row.model, row.settings, row.status) == (lm.name, bound.settings, "ok")]
+    of_task = [row for row in run.rows if (row.model, row.settings) == (lm.name, bound.settings)]
+    mine = [row for row in of_task if row.status in ("ok", *ABSENT)]
     if not mine:
         return
     examples = {example.id: example for example in bound.examples(lm, lengths, repeats, seed)}

@@ -85,8 +85,8 @@ class Ledger:
         return after < self._end
 
     def write(self, result: Result, seconds: float = 0.0, reading: dict[str, Any] | None = None) -> None:
-        """Append the row of a result, unless it is done already or another shard's: a batch that an earlier session
-        began is read again as a whole, so that its other examples are read as before."""
+        """Append the row of a result. Skip rows that exist or belong to another shard: a batch begun by an earlier
+        session is read again whole, to give the same numbers."""
         place = result.example.id, result.length, result.depth
         if place in self._done or place not in self._wanted:
             return

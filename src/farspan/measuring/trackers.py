@@ -167,7 +167,7 @@ def send(to: str, source: Source, folder: Path, notice: Callable[[str], None] = 
 
 
 class _About(TrainingArguments):
-    """What an integration is told of a run that is no training."""
+    """The arguments that an integration takes from a Trainer, for a run of measurements."""
 
     def __init__(self, *, of: dict[str, Any], **arguments: Any) -> None:
         super().__init__(**arguments)

@@ -93,11 +93,10 @@ def check_sampling(temperature: float, top_p: float) -> None:
     """Raise ValueError unless tokens can be sampled with these values."""
     if not (temperature == 0.0 or LOWEST_TEMPERATURE <= temperature < math.inf):
         raise ValueError(
-            f"temperature {temperature:g} cannot be sampled with: got {temperature:g}, expected 0 (the likeliest "
-            f"token) or {LOWEST_TEMPERATURE:g} and more"
+            f"temperature: got {temperature:g}, expected 0 (the likeliest token) or {LOWEST_TEMPERATURE:g} and more"
         )
     if not 0.0 < top_p <= 1.0:
-        raise ValueError(f"top_p {top_p:g} is no share of the probability: got {top_p:g}, expected above 0, at most 1")
+        raise ValueError(f"top_p: got {top_p:g}, expected a share of the probability, above 0 and at most 1")
 
 
 def next_token(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> Tensor:

@@ -125,7 +125,10 @@ class BaseMemory(ABC):
         if bool((ids < 0).any()):
             raise ValueError("a memory is read without padding: read rows of one length, and pad only scored rows")
         if self.batch and ids.shape[0] != self.batch:
-            raise ValueError(f"this memory has {self.batch} rows; {ids.shape[0]} cannot be appended to it")
+            raise ValueError(
+                f"this memory has {self.batch} rows; {ids.shape[0]} cannot be appended to it: append as many, or begin "
+                "another memory"
+            )
         return ids
 
     def _to_ask(self, ids: Ids) -> Tensor:
@@ -176,7 +179,7 @@ class BaseMemory(ABC):
         """
         kept = range(*(keep or slice(None)).indices(ids.shape[1]))
         if kept.step != 1:
-            raise ValueError(f"keep = {keep} has a step; only contiguous positions can be kept")
+            raise ValueError(f"keep: got {keep}, expected contiguous positions. Leave out the step")
         with self._alone():
             groups = self._score_groups(self._to_ask(ids), kept)
         return Scores(torch.cat([g.nats for g in groups]), torch.cat([g.rank for g in groups]))

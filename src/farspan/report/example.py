@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from farspan import stats
-from farspan.record import Row, read_examples
+from farspan.record import ABSENT, Row, read_examples
 from farspan.report.header import LABELS
 from farspan.report.runs import Source
 
@@ -92,10 +92,9 @@ def _rows(source: Source, values: Mapping[str, Any]) -> list[Row]:
             return (row.task, row.settings) == (values.get("task"), values["settings"])
         return row.task in LABELS and LABELS[row.task](row.settings) == values["what"]
 
-    place = values["model"], values["length"], 0.0, "ok"
-    rows = [
-        row for row in source.rows if (row.model, row.length, row.depth, row.status) == place and same_task(row)
-    ]  # fmt: skip
+    place = values["model"], values["length"], 0.0
+    rows = [row for row in source.rows if (row.model, row.length, row.depth) == place and same_task(row)]
+    rows = [row for row in rows if row.status in ("ok", *ABSENT)]
     return [row for row in rows if row.method == rows[0].method]
 
 

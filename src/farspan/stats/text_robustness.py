@@ -96,10 +96,11 @@ def robustness(
         ValueError: fewer than two sources, an impossible margin, or no length that all sources measured.
     """
     if half not in ("copy", "control"):
-        raise ValueError(f"half {half!r} is neither 'copy' nor 'control'")
+        raise ValueError(f"half: got {half!r}, expected 'copy' or 'control'")
     if len(curves) < 2:
         raise ValueError(
-            f"{len(curves)} source of text ({', '.join(curves) or 'none'}): a comparison needs two or more"
+            f"{len(curves)} source of text ({', '.join(curves) or 'none'}): a comparison needs two or more. Measure "
+            "other texts too"
         )
     if not 0 < margin < 1:
         raise ValueError(f"a margin of {margin} is not between 0 and 1; 0.01 is one point of accuracy")

@@ -219,9 +219,15 @@ class BoundIcl(Bound[IclPrompt]):
         seen: dict[tuple[int, ...], str] = {}
         for option, tokens in zip(self.options, ids, strict=True):
             if not option.strip() or not len(tokens):
-                raise ValueError(f"option {option!r} of {self.set} is no token at all under the tokenizer of {lm.name}")
+                raise ValueError(
+                    f"option {option!r} of {self.set} has no token under the tokenizer of {lm.name}: rename it in "
+                    "the data"
+                )
             if (other := seen.setdefault(tuple(tokens), option)) != option:
-                raise ValueError(f"options {other!r} and {option!r} of {self.set} are the same tokens for {lm.name}")
+                raise ValueError(
+                    f"options {other!r} and {option!r} of {self.set} are the same tokens for {lm.name}: rename one of "
+                    "them in the data"
+                )
         return ids
 
     def work(self, lm: LM, example: Example[IclPrompt]) -> Iterator[Work]:

@@ -297,7 +297,7 @@ def _write_bm25(folder: Path, passages: list[str], text: str) -> None:
     bm25s = optional_import("bm25s", "retrieval")
     words = bm25s.tokenize(passages, show_progress=False)
     if not words.vocab:
-        raise ValueError(f"text {text!r} has no words for BM25")
+        raise ValueError(f"text {text!r} has no words for BM25: give another text, or --kind dense")
     index = bm25s.BM25()
     index.index(words, show_progress=False)
     index.save(folder / "bm25", show_progress=False)

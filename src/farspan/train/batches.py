@@ -56,7 +56,10 @@ class PackedRows(Dataset[dict[str, Tensor]]):
         order = np.random.default_rng(seed).permutation(corpus.num_documents)
         self.stream, self.length = View(corpus, order, separator), length
         if len(self.stream) < length:
-            raise ValueError(f"text {corpus.name!r} has {len(self.stream):,} tokens, less than one row of {length:,}")
+            raise ValueError(
+                f"text {corpus.name!r} has {len(self.stream):,} tokens, less than one row of {length:,}: give a longer "
+                "text, or shorter rows"
+            )
 
     def __len__(self) -> int:
         return len(self.stream) // self.length

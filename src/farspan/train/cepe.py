@@ -143,7 +143,9 @@ def prepare(settings: CepeSettings, lm: LM, notice: Notice) -> DocumentRows:
         )
     limit = getattr(model.encoder.config, "max_position_embeddings", None)
     if limit is not None and data.chunk > limit:
-        raise ValueError(f"data.chunk = {data.chunk:,} tokens are more than the {limit:,} the encoder was trained on")
+        raise ValueError(
+            f"data.chunk = {data.chunk:,} tokens are more than the {limit:,} the encoder was trained on: give fewer"
+        )
     longest = 0 if model.context_order is None else model.context_order.longest
     if longest and data.chunks * data.chunk > longest:
         raise ValueError(
