@@ -506,12 +506,12 @@ def test_a_reader_of_another_method_is_refused_while_one_is_on(lm: LM) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"temperature": -1.0}, "temperature -1 cannot be sampled"),
-        ({"temperature": 1e-320}, r"expected 0 \(the likeliest token\) or 0.001"),
-        ({"temperature": float("nan")}, "temperature nan"),
+        ({"temperature": -1.0}, "temperature: got -1"),
+        ({"temperature": 1e-320}, r"expected 0 \(the likeliest token\) or a finite number from 0\.001 on"),
+        ({"temperature": float("nan")}, "temperature: got nan"),
         ({"temperature": 1.0, "top_p": 0.0}, "top_p: got 0, expected a share"),
-        ({"top_p": 2.0}, "expected above 0, at most 1"),
-        ({"top_p": float("nan")}, "top_p nan"),
+        ({"top_p": 2.0}, "above 0 and at most 1"),
+        ({"top_p": float("nan")}, "top_p: got nan"),
     ],
 )
 def test_settings_that_no_token_can_be_sampled_with_are_refused(how: dict[str, float], message: str, lm: LM) -> None:

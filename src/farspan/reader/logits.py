@@ -93,7 +93,8 @@ def check_sampling(temperature: float, top_p: float) -> None:
     """Raise ValueError unless tokens can be sampled with these values."""
     if not (temperature == 0.0 or LOWEST_TEMPERATURE <= temperature < math.inf):
         raise ValueError(
-            f"temperature: got {temperature:g}, expected 0 (the likeliest token) or {LOWEST_TEMPERATURE:g} and more"
+            f"temperature: got {temperature:g}, expected 0 (the likeliest token) or a finite number from "
+            f"{LOWEST_TEMPERATURE:g} on"
         )
     if not 0.0 < top_p <= 1.0:
         raise ValueError(f"top_p: got {top_p:g}, expected a share of the probability, above 0 and at most 1")
