@@ -3,7 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -11,22 +11,19 @@ from farspan.cli.options import RUN, AsJson, err, one_line_errors, option
 from farspan.terminal import Terminal
 
 FORMAT = "Format"
-Format = Literal[
-    "parquet", "csv", "every-eval-ever", "hf-eval-results", "model-card", "lm-eval", "tensorboard", "wandb", "trackio",
-    "mlflow",
-]  # fmt: skip
 
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
     to: Annotated[
-        Format,
+        str,
         option(
             FORMAT,
             "parquet, csv: the rows. every-eval-ever: JSON of that schema. hf-eval-results: .eval_results of a "
             "model on the Hub. model-card: a section with tables and pictures. lm-eval: the forgetting curve as a task "
             "of lm-evaluation-harness. tensorboard, wandb, trackio, mlflow: each model as a run of that tracker, where "
             "it is installed.",
+            metavar="FORMAT",
         ),
     ],
     out: Annotated[
@@ -41,23 +38,27 @@ def export(
 ) -> None:
     """Write a run in the format of another tool."""
     with one_line_errors():
-        from farspan.report.exports import FORMATS
+        from farspan.report.exports import FORMATS, TRACKERS
         from farspan.report.exports import export as exported
 
         def notice(line: str) -> None:
             err.print_line(line, style="yellow")
 
-        formats = FORMATS
-        if to == "lm-eval":
-            from farspan.measuring.lm_eval import write_lm_eval  # needs torch, for the tokenizer
-
-            formats = {to: write_lm_eval}
-        elif to not in formats:
-            from farspan.measuring.trackers import send  # needs torch, as transformers' integrations do
-
-            formats = {to: partial(send, to, notice=notice)}
+        formats = FORMATS | {"lm-eval": _lm_eval} | {name: partial(_send, name, notice=notice) for name in TRACKERS}
         written = exported(run, to, out, model=model, dataset=dataset, formats=formats, notice=notice)
         for path in written:
             (err if as_json else Terminal()).print_line(str(path))
         if as_json:
             print(json.dumps({"written": [str(path) for path in written]}))
+
+
+def _lm_eval(*given: Any, **options: Any) -> list[Path]:
+    from farspan.measuring.lm_eval import write_lm_eval  # needs torch, for the tokenizer
+
+    return write_lm_eval(*given, **options)
+
+
+def _send(to: str, *given: Any, **options: Any) -> list[Path]:
+    from farspan.measuring.trackers import send  # needs torch, as transformers' integrations do
+
+    return send(to, *given, **options)

@@ -26,7 +26,8 @@ FORMATS: dict[str, Writer] = {
     "model-card": write_model_card,
 }
 ROWS = ("parquet", "csv")  # formats of rows, which also hold those that failed
-ELSEWHERE = ("wandb", "trackio", "mlflow")  # trackers, which keep runs in places of their own
+ELSEWHERE = ("wandb", "trackio", "mlflow")  # trackers that keep runs in places of their own
+TRACKERS = ("tensorboard", *ELSEWHERE)
 
 
 def export(
