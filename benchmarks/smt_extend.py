@@ -46,7 +46,7 @@ from farspan.report.figure import COLOURS
 from farspan.stats import student_mean
 from farspan.train import smt
 from farspan.train.config import read_config
-from farspan.train.progress import Watch
+from farspan.train.progress import TrainingWatch
 
 CONFIG = Path(__file__).parent.parent / "configs" / "smt-demo.toml"
 WINDOW = 512  # tokens; the target is 8 times it
@@ -127,7 +127,8 @@ def extended(name: str, model: str, out: Path, steps: int, seed: int = 0, more: 
     if not (folder / "training.json").exists():
         started = time.process_time()
         smt.train(
-            read_config(CONFIG, smt.SmtSettings, overrides), Watch(notice=lambda text: print(f"  {text}", flush=True))
+            read_config(CONFIG, smt.SmtSettings, overrides),
+            TrainingWatch(notice=lambda text: print(f"  {text}", flush=True)),
         )
         print(f"  trained in {time.process_time() - started:.0f} CPU seconds", flush=True)
     return replace(load(folder, dtype="float32", device="cpu"), name=name)

@@ -113,7 +113,7 @@ def test_a_budget_begins_when_a_model_is_loaded_and_its_texts_are_tokenised(
     clock = SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr(adaptive, "time", clock)
     monkeypatch.setattr(grid, "time", clock)
-    monkeypatch.setattr(grid, "Budget", lambda seconds: adaptive.Budget(seconds, started=now[0]))
+    monkeypatch.setattr(grid, "TimeBudget", lambda seconds: adaptive.TimeBudget(seconds, started=now[0]))
     begin = grid.begin_model
 
     class SlowLoad(Load):
@@ -125,7 +125,7 @@ def test_a_budget_begins_when_a_model_is_loaded_and_its_texts_are_tokenised(
         now[0] += 100
         return begin(*args)
 
-    def measured(*args: Any, budget: adaptive.Budget, **options: Any) -> None:
+    def measured(*args: Any, budget: adaptive.TimeBudget, **options: Any) -> None:
         left.append(budget.left)
         now[0] += 30
 

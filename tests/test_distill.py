@@ -18,7 +18,7 @@ from farspan.train import blocks, distill
 from farspan.train.cepe import decoded
 from farspan.train.distill import DistillationSettings, Teacher, divergence, losses, remainder
 from farspan.train.documents import DocumentRows, DocumentSettings
-from farspan.train.progress import Watch
+from farspan.train.progress import TrainingWatch
 
 DATA = Path(__file__).parent / "data"
 VARIANTS = ("drop", "smooth", "rest", "renorm")
@@ -162,7 +162,7 @@ class Last:
 def test_tokens_of_a_large_vocabulary_are_kept(vocabulary: int, tmp_path: Path) -> None:
     settings = DocumentSettings(text="", mixture={"cat": 1.0}, decoder=6, chunks=1, chunk=4)
     rows = DocumentRows(numbered(40), settings, samples=3, separator=(0,), seed=0)
-    taught = distill.store(Last(vocabulary), rows, tmp_path, Watch())  # type: ignore[arg-type]
+    taught = distill.store(Last(vocabulary), rows, tmp_path, TrainingWatch())  # type: ignore[arg-type]
     assert taught[2]["teacher_index"].unique().tolist() == [vocabulary - 2, vocabulary - 1]
     assert taught._stored[0].itemsize == (2 if vocabulary == 1 << 16 else 4)
 

@@ -20,7 +20,7 @@ import farspan
 from farspan.text.corpora import Corpus, load
 from farspan.train.config import read_config
 from farspan.train.lm import LmSettings, train
-from farspan.train.progress import Watch
+from farspan.train.progress import TrainingWatch
 from farspan.train.recurrence import ConsecutiveRows, Recurrence, reading
 
 from naive import naive_llama
@@ -186,7 +186,7 @@ def settings(tmp_path: Path) -> Callable[..., LmSettings]:
 
 def test_training_lowers_the_loss_and_the_folder_is_read_as_it_was_trained(settings: Callable[..., LmSettings]) -> None:
     chosen, said = settings("a"), list[str]()
-    summary = train(chosen, Watch(notice=said.append))
+    summary = train(chosen, TrainingWatch(notice=said.append))
     log = [json.loads(line) for line in (Path(chosen.out) / "log.jsonl").read_text().splitlines()]
     assert summary["loss"] < log[0]["loss"] - 2
     assert summary["tokens"] == 12 * 4 * 16

@@ -111,6 +111,6 @@ def test_a_measurement_that_is_terminated_keeps_its_rows_and_shows_the_cursor_ag
             pass
         assert process.wait() == 143
     os.close(screen)
-    assert b"terminated: the rows measured so far are kept, and the same command continues from there" in shown
+    assert b"terminated: the rows measured so far are kept, and the same command continues" in shown
     assert b"Traceback" not in shown
     assert shown.count(b"\x1b[?25l") <= shown.count(b"\x1b[?25h")

@@ -28,7 +28,7 @@ from farspan.train.distill import DistillSettings
 from farspan.train.lm import LmSettings, train
 from farspan.train.mlm import MlmSettings
 from farspan.train.optimizer import Muon, OptimizerSettings, Together, build, warmup_and_decay
-from farspan.train.progress import Steps, Watch
+from farspan.train.progress import Steps, TrainingWatch
 from farspan.train.smt import SmtSettings
 from farspan.train.trainer import PretrainingSettings
 
@@ -405,7 +405,7 @@ def test_a_training_prints_its_steps_losses_and_time_left_and_no_dicts(
     chosen = settings("a", "trainer.steps=4", "trainer.log_every=1", f"data.held_out={tmp_path / 'b.txt'}")
     printed = io.StringIO()
     with progress.Display(Terminal(file=printed)) as display:
-        train(chosen, Watch(display.start, display.step, display.notice))
+        train(chosen, TrainingWatch(display.start, display.step, display.notice))
     lines = printed.getvalue().splitlines()
     assert [line.partition(",")[0] for line in lines[:-1]] == [f"training steps: {n}/4" for n in (1, 2, 3, 4)]
     assert re.fullmatch(r"training steps: 3/4, loss \d\.\d{3}, 0:00:\d\d left", lines[2])
@@ -415,7 +415,7 @@ def test_a_training_prints_its_steps_losses_and_time_left_and_no_dicts(
 
 def test_a_loss_of_several_parts_and_a_measurement_are_reported_in_words() -> None:
     lines: list[str] = []
-    steps, state = Steps(Watch(notice=lines.append)), TrainerState(global_step=1_500)
+    steps, state = Steps(TrainingWatch(notice=lines.append)), TrainerState(global_step=1_500)
     for logs in (
         {"loss": 4.5012, "loss_sparse": 2.5112, "loss_window": 1.99, "grad_norm": 1.8},
         {"farspan/perplexity_256": 8.6981, "farspan/accuracy_256": 0.5352, "farspan/perplexity_1024": 28.561},

@@ -32,7 +32,7 @@ from farspan.train.config import read_config
 from farspan.train.distill import DistillSettings, store, teacher_of
 from farspan.train.distill import train as distil
 from farspan.train.documents import DocumentRows, DocumentSettings, NoiseSettings, noise
-from farspan.train.progress import Watch
+from farspan.train.progress import TrainingWatch
 
 from cepe_models import tiny_encoder
 from tiny import tiny_model
@@ -320,7 +320,7 @@ def test_the_warm_up_learns_to_copy(settings: Callable[..., Any], monkeypatch: p
     monkeypatch.setattr("farspan.train.cepe.COPIES", 0.8)
     said: list[str] = []
     chosen = settings("a", "stage=warmup", "trainer.steps=80", "trainer.batch=8", "trainer.micro_batch=8")
-    train(chosen, Watch(notice=said.append))
+    train(chosen, TrainingWatch(notice=said.append))
     assert "has not learned to copy yet" not in said[-1]
     lm, rows = farspan.load(chosen.out, device="cpu"), ready(chosen)[1]
     batch = default_collate([rows[i] for i in range(16)])
@@ -333,7 +333,7 @@ def test_the_warm_up_learns_to_copy(settings: Callable[..., Any], monkeypatch: p
 
 def test_a_warm_up_that_has_not_learned_to_copy_says_so(settings: Callable[..., Any]) -> None:
     said: list[str] = []
-    train(settings("a", "stage=warmup", "trainer.steps=2"), said.append)
+    train(settings("a", "stage=warmup", "trainer.steps=2"), TrainingWatch(notice=said.append))
     assert "has not learned to copy yet" in said[-1]
 
 
@@ -602,7 +602,7 @@ def test_what_can_be_refused_is_refused_before_a_teacher_is_asked(
 ) -> None:
     said: list[str] = []
     with pytest.raises(ValueError, match=message):
-        distil(settings("a", *overrides, kind=DistillSettings), Watch(notice=said.append))
+        distil(settings("a", *overrides, kind=DistillSettings), TrainingWatch(notice=said.append))
     assert not said
 
 
@@ -683,7 +683,7 @@ def test_a_teacher_is_asked_of_more_samples_for_a_longer_training(
         chosen = settings("a", f"trainer.steps={steps}", *overrides, kind=DistillSettings)
         lm = opened(chosen)
         rows = prepare(chosen, lm, said.append)
-        return store(teacher_of(chosen, rows, lm), rows, tmp_path / out, Watch(notice=said.append))
+        return store(teacher_of(chosen, rows, lm), rows, tmp_path / out, TrainingWatch(notice=said.append))
 
     whole = taught(8, "whole")
     taught(4, "grown")

@@ -28,6 +28,7 @@ from farspan.report.training import measured_table, model_card
 from farspan.train import cepe, distill, lm, mlm, smt
 from farspan.train.checkpoint import writing
 from farspan.train.config import read_config
+from farspan.train.progress import TrainingWatch
 
 from cepe_models import tiny_encoder
 from tiny import tiny_model
@@ -366,10 +367,11 @@ def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over_with_a_word
     trained: Trained, base: Path, tmp_path: Path
 ) -> None:
     out, said = tmp_path / "out", list[str]()
+    watch = TrainingWatch(notice=said.append)
     shutil.copytree(trained.folder / "smt", out)
     shutil.copytree(out / "checkpoints" / "checkpoint-4", out / "checkpoints" / "checkpoint-6")
     (out / "checkpoints" / "checkpoint-6" / "trainer_state.json").unlink()
-    smt.train(read_config(base / "smt.toml", smt.SmtSettings, [f"out={out}", "trainer.steps=6"]), said.append)
+    smt.train(read_config(base / "smt.toml", smt.SmtSettings, [f"out={out}", "trainer.steps=6"]), watch)
     assert [line for line in said if "checkpoint-6 has no trainer_state.json" in line and "checkpoint-4" in line]
 
 

@@ -113,6 +113,7 @@ def toy_lm(position_limit: int | None = None) -> Any:
         separator=Separator((SEPARATOR,), "bos"),
         key_bytes_per_token=0,
         position_limit=position_limit,
+        limit=f"the model has {position_limit} positions",
         has_weights=True,
         rows_at_once=None,
         trained_length=None,

@@ -104,6 +104,8 @@ BASES: dict[str, tuple[tuple[str, ...], str | None]] = {
     "check": (CHECK, "curve"),
     "export": (EXPORT, "curve"),
     "search rope": (SEARCH, None),
+    "methods": (("methods",), None),
+    "tasks": (("tasks",), None),
     **{f"train {kind}": (argv, None) for kind, argv in TRAIN.items()},
 }
 

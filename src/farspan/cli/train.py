@@ -73,13 +73,13 @@ def _train(recipe: str, config: Path, overrides: list[str] | None, as_json: bool
         from farspan.report.progress import Display
         from farspan.train.config import read_config
         from farspan.train.engines import is_first_process
-        from farspan.train.progress import Watch, loss_in_words
+        from farspan.train.progress import TrainingWatch, loss_in_words
 
         module = import_module(f"farspan.train.{recipe}")
         settings = read_config(config, getattr(module, f"{recipe.capitalize()}Settings"), overrides or [])
         console = _console(as_json)
         with Display(console) as display:
-            summary = module.train(settings, Watch(display.start, display.step, console.print_line))
+            summary = module.train(settings, TrainingWatch(display.start, display.step, console.print_line))
         held_out = "" if summary.get("held_out_loss") is None else f", held-out loss {summary['held_out_loss']:.3f}"
         loss = loss_in_words(summary["loss"], summary["losses"])
         console.print_line(

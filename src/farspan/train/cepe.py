@@ -43,7 +43,7 @@ from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.documents import DocumentRows, DocumentSettings
 from farspan.train.mlm import MlmOptimizer
 from farspan.train.objective import last_hidden, mean_nats
-from farspan.train.progress import Notice, Watch
+from farspan.train.progress import Notice, TrainingWatch
 from farspan.train.trained import Count
 from farspan.train.trainer import RunSettings, load_finite, read_log, run, training, write_up
 from farspan.train.watching import WatchedSettings, WatchSettings, measuring
@@ -108,7 +108,7 @@ class CepeSettings(WatchedSettings):
 
 
 @training
-def train(settings: CepeSettings, watch: Watch) -> dict[str, Any]:
+def train(settings: CepeSettings, watch: TrainingWatch) -> dict[str, Any]:
     """Train as `training`, and save encoder and cross-attention.
 
     Raises:
@@ -264,7 +264,7 @@ def decoded(model: Any, core: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor,
     return last_hidden(model, core, **inputs, use_cache=False)
 
 
-def fit(settings: CepeSettings, lm: LM, rows: Any, watch: Watch, **objective: Any) -> dict[str, Any]:
+def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objective: Any) -> dict[str, Any]:
     """Run a prepared training, write its folder, and return the summary.
 
     Args:

@@ -42,7 +42,7 @@ from farspan.train.checkpoint import writing
 from farspan.train.config import Settings
 from farspan.train.documents import DocumentRows
 from farspan.train.objective import last_hidden
-from farspan.train.progress import Watch
+from farspan.train.progress import TrainingWatch
 from farspan.train.trainer import load_finite, training
 
 Variant = Literal["drop", "smooth", "rest", "renorm"]
@@ -70,7 +70,7 @@ class DistillSettings(CepeSettings):
 
 
 @training
-def train(settings: DistillSettings, watch: Watch) -> dict[str, Any]:
+def train(settings: DistillSettings, watch: TrainingWatch) -> dict[str, Any]:
     """Train as `farspan.train.cepe.train`.
 
     Raises:
@@ -239,7 +239,7 @@ def teacher_of(settings: DistillSettings, rows: DocumentRows, lm: LM) -> Teacher
     return Teacher(lm.model, {"fingerprint": lm.identity["fingerprint"], "top": top}, top, len(rows.before))
 
 
-def store(teacher: Teacher, rows: DocumentRows, folder: Path, watch: Watch) -> "TaughtRows":
+def store(teacher: Teacher, rows: DocumentRows, folder: Path, watch: TrainingWatch) -> "TaughtRows":
     """Compute the teacher's distributions of all samples, or of those that are missing, and store them in `folder`.
 
     Raises:

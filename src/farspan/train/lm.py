@@ -19,7 +19,7 @@ from farspan.train import engines
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.optimizer import OptimizerSettings
-from farspan.train.progress import Watch
+from farspan.train.progress import TrainingWatch
 from farspan.train.recurrence import ConsecutiveRows, Recurrence, RecurrenceSettings, model_card, reading, refuse_unfit
 from farspan.train.trainer import PretrainingSettings, load_finite, run, training, write_up
 from farspan.train.watching import WatchedSettings, WatchSettings, measuring
@@ -72,7 +72,7 @@ class LmSettings(WatchedSettings):
 
 
 @training
-def train(settings: LmSettings, watch: Watch) -> dict[str, Any]:
+def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
     """Train as `training`, and save model and tokenizer.
 
     Raises:

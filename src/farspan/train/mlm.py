@@ -31,7 +31,7 @@ from farspan.train.checkpoint import refuse_not_finite
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.lm import DataSettings
 from farspan.train.optimizer import OptimizerSettings
-from farspan.train.progress import Watch
+from farspan.train.progress import TrainingWatch
 from farspan.train.trainer import PretrainingSettings, TrainingSettings, run, save_whole, training, write_up
 
 MASK = "[MASK]"
@@ -187,7 +187,7 @@ def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attenti
 
 
 @training
-def train(settings: MlmSettings, watch: Watch) -> dict[str, Any]:
+def train(settings: MlmSettings, watch: TrainingWatch) -> dict[str, Any]:
     """Train as `training`, and save encoder and tokenizer.
 
     Raises:

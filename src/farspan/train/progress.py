@@ -12,7 +12,7 @@ Notice = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Watch:
+class TrainingWatch:
     """Callbacks on the progress of a training, in its first process. All optional."""
 
     start: Callable[[str, int], None] = lambda title, total: None  # a title, and its number of steps
@@ -23,7 +23,7 @@ class Watch:
 class Steps(TrainerCallback):
     """Report each step with the last logged loss, and each measurement as a line."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: TrainingWatch) -> None:
         self.watch, self.loss = watch, ""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

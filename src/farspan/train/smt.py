@@ -35,7 +35,7 @@ from farspan.train.draws import draw, draw_named, levels
 from farspan.train.objective import terms
 from farspan.train.optimizer import OptimizerSettings, build
 from farspan.train.preflight import preflight, usable
-from farspan.train.progress import Watch
+from farspan.train.progress import TrainingWatch
 from farspan.train.schedule import LengthSettings, schedule
 from farspan.train.temperature import scale_queries
 from farspan.train.trained import Count, TrainedSettings, choose, plain
@@ -102,7 +102,7 @@ class SmtSettings(WatchedSettings):
 
 
 @training
-def train(settings: SmtSettings, watch: Watch) -> dict[str, Any]:
+def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
     """Train as `training`, and save model and tokenizer.
 
     Raises:

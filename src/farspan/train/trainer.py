@@ -23,7 +23,7 @@ from farspan.train import checkpoint as checkpoints
 from farspan.train import engines
 from farspan.train.config import CHECKPOINTS, Out, Settings, only_one_in
 from farspan.train.optimizer import OptimizerSettings, build, warmup_and_decay
-from farspan.train.progress import Steps, Watch, parts_of
+from farspan.train.progress import Steps, TrainingWatch, parts_of
 
 Engine = Literal["auto", "single", "ddp", "fsdp2", "deepspeed"]
 
@@ -83,7 +83,7 @@ class TrainingSettings(Settings):
 
 
 S = TypeVar("S", bound=TrainingSettings)
-NOBODY = Watch()
+NOBODY = TrainingWatch()
 Train = Callable[Concatenate[S, ...], dict[str, Any]]
 
 
@@ -99,7 +99,7 @@ def training(train: Train[S]) -> Train[S]:
     """
 
     @wraps(train)
-    def begun(settings: S, watch: Watch = NOBODY) -> dict[str, Any]:
+    def begun(settings: S, watch: TrainingWatch = NOBODY) -> dict[str, Any]:
         from transformers import set_seed
 
         first = engines.is_first_process()
@@ -194,7 +194,7 @@ def run(
     model: Any,
     rows: Dataset[Any],
     settings: TrainingSettings,
-    watch: Watch,
+    watch: TrainingWatch,
     *,
     held_out: Dataset[Any] | None = None,
     callbacks: Sequence[MeasuringCallback] = (),
