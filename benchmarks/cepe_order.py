@@ -53,11 +53,11 @@ def train(config: str, out: Path, overrides: tuple[str, ...]) -> None:
     """Run a training, or what is missing of it."""
     from farspan.train import cepe
     from farspan.train.config import read_config
-    from farspan.train.progress import Watch
+    from farspan.train.progress import TrainingWatch
 
     if not (out / "cepe_adapter.safetensors").exists():
         settings = read_config(ROOT / f"configs/{config}.toml", cepe.CepeSettings, [f"out={out}", *overrides])
-        summary = cepe.train(settings, Watch(notice=print))
+        summary = cepe.train(settings, TrainingWatch(notice=print))
         print(f"{out.name}: loss {summary['loss']:.3f}, {summary['seconds']} s", flush=True)
 
 

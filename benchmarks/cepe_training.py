@@ -60,16 +60,20 @@ def train(name: str, out: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
     """Runs a training, or what is missing of it; returns its summary."""
     from farspan.train import cepe, distill, mlm
     from farspan.train.config import read_config
-    from farspan.train.progress import Watch
+    from farspan.train.progress import TrainingWatch
 
     recipes: dict[str, tuple[str, Any, Any]] = {
         "encoder": ("mlm-demo", mlm.MlmSettings, mlm.train),
-        "warmup": ("cepe-warmup-demo", cepe.CepeSettings, lambda settings: cepe.train(settings, Watch(notice=print))),
-        "main": ("cepe-demo", cepe.CepeSettings, lambda settings: cepe.train(settings, Watch(notice=print))),
+        "warmup": (
+            "cepe-warmup-demo",
+            cepe.CepeSettings,
+            lambda settings: cepe.train(settings, TrainingWatch(notice=print)),
+        ),
+        "main": ("cepe-demo", cepe.CepeSettings, lambda settings: cepe.train(settings, TrainingWatch(notice=print))),
         "distilled": (
             "distill-demo",
             distill.DistillSettings,
-            lambda settings: distill.train(settings, Watch(notice=print)),
+            lambda settings: distill.train(settings, TrainingWatch(notice=print)),
         ),
     }
     config, kind, run = recipes[name]
@@ -189,7 +193,7 @@ def costs(folder: Path) -> dict[str, float]:
     from farspan.train.cepe import opened, prepare
     from farspan.train.config import read_config
     from farspan.train.distill import DistillSettings, store, teacher_of, terms
-    from farspan.train.progress import Watch
+    from farspan.train.progress import TrainingWatch
 
     with TemporaryDirectory() as place:
         overrides = [f"out={place}", f"model.warmed_up={folder / 'warmup'}", "trainer.steps=4"]

@@ -41,7 +41,7 @@ from farspan.report.perplexity import series as perplexities
 from farspan.stats import student_mean
 from farspan.train import lm as training
 from farspan.train.config import read_config
-from farspan.train.progress import Watch
+from farspan.train.progress import TrainingWatch
 from farspan.train.recurrence import reading
 
 CONFIG = BENCHMARKS.parent / "configs" / "llama-xl-demo.toml"
@@ -83,7 +83,7 @@ def trained(memory: int, seed: int, out: Path, steps: int | None) -> LM:
     if not (folder / "training.json").exists():
         training.train(
             read_config(CONFIG, training.LmSettings, overrides),
-            Watch(notice=lambda line: print(f"  {line}", flush=True)),
+            TrainingWatch(notice=lambda line: print(f"  {line}", flush=True)),
         )
     return replace(load(folder, dtype="float32", device="cpu"), name=name_of(memory, seed))
 

@@ -35,7 +35,7 @@ from farspan import LM, Row, load, measure, method, stats
 from farspan.stats import student_mean
 from farspan.train import smt
 from farspan.train.config import read_config
-from farspan.train.progress import Watch
+from farspan.train.progress import TrainingWatch
 
 PAGE = Path(__file__).with_suffix(".md")
 RECORDED = Path(__file__).with_suffix("")
@@ -99,7 +99,8 @@ def trained(name: str, seed: int, out: Path, steps: int) -> LM:
     overrides.append(f"optimizer.warmup_steps={steps // 10}")
     if not (folder / "training.json").exists():
         smt.train(
-            read_config(CONFIG, smt.SmtSettings, overrides), Watch(notice=lambda line: print(f"  {line}", flush=True))
+            read_config(CONFIG, smt.SmtSettings, overrides),
+            TrainingWatch(notice=lambda line: print(f"  {line}", flush=True)),
         )
     return replace(load(folder, dtype="float32"), name=folder.name)
 
