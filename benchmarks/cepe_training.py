@@ -64,20 +64,13 @@ def train(name: str, out: Path, overrides: tuple[str, ...]) -> dict[str, Any]:
 
     recipes: dict[str, tuple[str, Any, Any]] = {
         "encoder": ("mlm-demo", mlm.MlmSettings, mlm.train),
-        "warmup": (
-            "cepe-warmup-demo",
-            cepe.CepeSettings,
-            lambda settings: cepe.train(settings, TrainingWatch(notice=print)),
-        ),
-        "main": ("cepe-demo", cepe.CepeSettings, lambda settings: cepe.train(settings, TrainingWatch(notice=print))),
-        "distilled": (
-            "distill-demo",
-            distill.DistillSettings,
-            lambda settings: distill.train(settings, TrainingWatch(notice=print)),
-        ),
+        "warmup": ("cepe-warmup-demo", cepe.CepeSettings, cepe.train),
+        "main": ("cepe-demo", cepe.CepeSettings, cepe.train),
+        "distilled": ("distill-demo", distill.DistillSettings, distill.train),
     }
-    config, kind, run = recipes[name]
-    summary = run(read_config(ROOT / f"configs/{config}.toml", kind, [f"out={out}", *overrides]))
+    config, kind, train = recipes[name]
+    settings = read_config(ROOT / f"configs/{config}.toml", kind, [f"out={out}", *overrides])
+    summary = train(settings, TrainingWatch(notice=print))
     print(f"{out.name}: loss {summary['loss']:.3f}, {summary['seconds']} s", flush=True)
     return summary
 
@@ -219,7 +212,7 @@ def costs(folder: Path) -> dict[str, float]:
                 if name == "forward":
                     forward()
                 else:
-                    taught = store(teacher, rows, Path(place) / f"teacher-{turn}", Watch())
+                    taught = store(teacher, rows, Path(place) / f"teacher-{turn}", TrainingWatch())
                 least[name] = min(least[name], time.process_time() - started)
         seconds = {"data": 0.0, "step": 0.0}  # a process of its own has nothing else to do: CPU time is waiting time
         for first in range(0, 32, 8):
