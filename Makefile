@@ -24,7 +24,7 @@ test: $(VENV)/.installed style
 	$(MAKE) --jobs=2 types whole
 
 whole: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # two minutes before a commit: lint, types, and the tests that take most of the risk
 check: $(VENV)/.installed lint
