@@ -238,6 +238,14 @@ def test_a_long_title_lies_within_the_picture() -> None:
     assert axes.get_title().endswith("n = 20 texts")
 
 
+def test_the_last_point_of_a_figure_is_clear_of_its_edge() -> None:
+    canvas = Canvas(figsize=SIZE, layout="constrained")
+    axes = canvas.subplots()
+    axes.set_xlim(0, 30)  # as of a picture that is drawn in several steps
+    draw_on(axes, Figure("a", "x", "y", [Line("line", [10.0, 30.0], [1.0, 2.0], 0, style="points")]))
+    assert axes.get_xlim() == (0, 31.5)
+
+
 def test_intervals_of_many_members_are_error_bars() -> None:
     """Bands would hide each other."""
     x = np.arange(1.0, 31.0)
