@@ -190,7 +190,10 @@ def _scale(axes: Axes, one: Figure) -> None:
         places = [float(place) for line in one.lines for place in line.x]
         places += [float(length) for failed in one.failed for length in failed.statuses]
         if places:
-            axes.set_xlim(0 if min(places) > 0 else None, (1.05 if one.span is None else 1.015) * max(places))
+            right = 1.015 * max(places)
+            if one.span is None:
+                right = 1.05 * max([*places, *(rule.x for rule in one.rules if rule.x is not None)])
+            axes.set_xlim(0 if min(places) > 0 else None, right)
     if one.ticks and len(one.ticks) <= FEW_TICKS:
         axes.set_xticks(one.ticks, [f"{tick:,}" for tick in one.ticks])
         axes.minorticks_off()
