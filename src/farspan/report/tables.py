@@ -64,7 +64,7 @@ def wins(mine: Sequence[Cell], found: Sequence[Cell]) -> str:
 
 def costs_of(mine: Sequence[Cell]) -> list[str]:
     """Return the longest length of one member that has speeds, and its speeds and memory there; empty: it has none."""
-    last = max((cell for cell in mine if cell.prefill_rate is not None), key=lambda cell: cell.length, default=None)
+    last = _longest_with("prefill_rate", mine)
     if last is None:
         return []
     memory = _bytes(last.weight_bytes, last.context_bytes, last.activation_bytes)
@@ -73,11 +73,16 @@ def costs_of(mine: Sequence[Cell]) -> list[str]:
 
 def server_costs_of(mine: Sequence[Cell]) -> list[str]:
     """Return the longest length of one member on a server, and the work of the server there; empty: it is on none."""
-    last = max((cell for cell in mine if cell.requests is not None), key=lambda cell: cell.length, default=None)
+    last = _longest_with("requests", mine)
     if last is None:
         return []
     cached = "not reported" if last.cached_share is None else f"{last.cached_share:.1%}"
     return [f"{last.length:,}", f"{last.requests:,.0f}", _rate(last.prompt_tokens), cached]
+
+
+def _longest_with(cost: str, mine: Sequence[Cell]) -> Cell | None:
+    """Return the cell of one member at its longest length with a cost."""
+    return max((cell for cell in mine if getattr(cell, cost) is not None), key=lambda cell: cell.length, default=None)
 
 
 def legend(found: Sequence[Cell]) -> str:

@@ -88,8 +88,9 @@ class Results:
     def print_tables(self, console: Terminal) -> None:
         if self.source.is_comparison:
             print_comparison(self._every_cell, console)
-        for part in [] if self.source.is_comparison else self.parts:
-            part.print(console)
+        else:
+            for part in self.parts:
+                part.print(console)
         print_costs(self._every_cell, console)
 
     @property
@@ -104,10 +105,10 @@ class Results:
     @property
     def failures(self) -> list[str]:
         """What failed, in lines."""
-        _, line = failed_rows(self.source.rows)
-        if line and self.source.is_comparison:
-            return [f"{line.partition(', first: ')[0]}:", *failures(self._every_cell)]
-        return [line] if line else []
+        count, line = failed_rows(self.source.rows)
+        if count and self.source.is_comparison:
+            return [f"{count} of {len(self.source.rows)} rows failed:", *failures(self._every_cell)]
+        return [line] if count else []
 
     def tables(self) -> dict[str, CsvTable]:
         """Return the tables of numbers that the page has as CSV files, by name."""
