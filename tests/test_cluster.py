@@ -298,6 +298,17 @@ def test_a_cluster_that_does_not_answer_is_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("after", [[], ["--seed", "3"]])
+def test_ray_without_an_address_is_the_cluster_of_this_machine(
+    after: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(cluster, "_refuse_silent", lambda address: asked.append(address) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        CliRunner().invoke(app, ["perplexity", str(folder), "--lengths", "16", "--ray", *after], catch_exceptions=False)
+    assert asked == ["auto"]
+
+
 def test_gpus_per_model_belongs_to_ray(folder: Path) -> None:
     result = CliRunner().invoke(app, ["perplexity", str(folder), "--gpus-per-model", "2"])
     assert result.exit_code == 2

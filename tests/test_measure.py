@@ -289,7 +289,7 @@ def test_free_memory_is_looked_up_once_for_a_measurement_and_not_for_each_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[torch.device] = []
-    monkeypatch.setattr("farspan.measuring.loop.free_bytes", lambda device: looked.append(device) or 2**40)
+    monkeypatch.setattr("farspan.hf.free_bytes", lambda device: looked.append(device) or 2**40)
     assert len(measured(tmp_path, curve_of(counting_text()), repeats=8)) == 24
     assert len(looked) <= 2  # for what cannot fit, and for the batch
     before = len(looked)

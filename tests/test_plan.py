@@ -207,10 +207,10 @@ def test_a_model_without_weights_is_not_read(folder: Path, tmp_path: Path) -> No
 
 def test_the_weights_to_come_leave_less_memory_for_keys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lm, few = load(folder, weights=False), {"lengths": (20,), "repeats": 4, "batch": None}
-    monkeypatch.setattr("farspan.measuring.loop.free_bytes", lambda device: 2 * lm.num_bytes)
+    monkeypatch.setattr("farspan.hf.free_bytes", lambda device: 2 * lm.num_bytes)
     batches = [planned(one, "full", **few).batch for one in (lm, load(folder, device="cpu"))]
     assert batches == [2, 4]
-    monkeypatch.setattr("farspan.measuring.loop.free_bytes", lambda device: lm.num_bytes // 2)
+    monkeypatch.setattr("farspan.hf.free_bytes", lambda device: lm.num_bytes // 2)
     assert planned(lm, "full", **few).batch == 1
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from farspan import hf
 from farspan.lm import Separator
 from farspan.reader import Reader, Scores
 from farspan.tasks.attention import SINKS, BoundAttention
@@ -107,11 +108,18 @@ class ToyMethod:
         yield ToyReader(lm, self.rule)
 
 
+class ToyLM(SimpleNamespace):
+    @property
+    def free_bytes(self) -> int:
+        return hf.free_bytes(self.device)
+
+
 def toy_lm(position_limit: int | None = None) -> Any:
-    return SimpleNamespace(
+    return ToyLM(
         name="toy",
         separator=Separator((SEPARATOR,), "bos"),
         key_bytes_per_token=0,
+        num_parts=1,
         position_limit=position_limit,
         limit=f"the model has {position_limit} positions",
         has_weights=True,

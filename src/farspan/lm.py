@@ -89,15 +89,26 @@ class LM:
         known = ids if isinstance(ids, list) else [ids, self.tokenizer.eos_token_id]
         return sorted({one for one in known if one is not None})
 
+    @property
+    def num_parts(self) -> int:
+        """How many processes divide the model, each with a device of its own (tensor parallelism); 1: it is whole."""
+        return hf.num_parts(self.model)
+
     @cached_property
     def key_bytes_per_token(self) -> int:
-        """Bytes of the keys and values of one token over all layers; an upper bound for layers with a window."""
-        return hf.key_bytes_per_token(self.model)
+        """Bytes of the keys and values of one token over all layers, in this process; an upper bound for layers with a
+        window."""
+        return hf.key_bytes_per_token(self.model) // self.num_parts
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the parameters and buffers."""
-        return sum(t.numel() * t.element_size() for t in (*self.model.parameters(), *self.model.buffers()))
+        """Bytes of the parameters and buffers in this process."""
+        return sum(map(hf.bytes_here, (*self.model.parameters(), *self.model.buffers())))
+
+    @property
+    def free_bytes(self) -> int:
+        """Free memory of the device; of a divided model, the least of all its devices."""
+        return hf.least(hf.free_bytes(self.device), self.model)
 
     @cached_property
     def _flops(self) -> tuple[float, dict[int | None, float], float]:
@@ -167,13 +178,13 @@ def load(
         gguf: the GGUF file to load, of a folder or a hub id that holds several.
         weights: False: load only config and tokenizer, which plans need; a read is refused. Chunked reading is then
             not checked, and quantised weights count in the dtype.
-        hub: passed on to `from_pretrained`, such as device_map="auto", tp_plan="auto", quantization_config.
+        hub: passed on to `from_pretrained`, such as device_map="auto", distributed_config, quantization_config.
 
     Raises:
         ValueError: no such model, not cached while offline, gated, no safetensors, no tokenizer, not a causal
             language model, a GGUF file that cannot be converted, a config from which no model can be built, weights
             missing, without a place in the model, damaged or of other shapes, a vocabulary smaller than the
-            tokenizer's, or no such device.
+            tokenizer's, no such device, or heads that the processes of a `distributed_config` cannot divide evenly.
     """
     name = str(model)
     if gguf is not None:
@@ -181,11 +192,12 @@ def load(
         revision = None  # the file is there
     _check_options(name, dtype, attention, trained_length, revision)
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    placed = "device_map" in hub or "tp_plan" in hub
+    placed = "device_map" in hub or "distributed_config" in hub
     if placed:
         _check_device_map(hub.get("device_map"))
     where = None if placed else _device(device)
     config = load_config(name, **common)
+    hf.check_divides(config, hub.get("distributed_config"), name)
     shown = name if gguf is None else f"{model}/{gguf}"
     place = where if weights else where or torch.device(_default_device())
     kind = _own_dtype(name, config, place) if dtype == "auto" else getattr(torch, dtype)

@@ -38,7 +38,7 @@ main()
 
 
 class Nodes:
-    """A cluster; each node has one CPU, so one worker."""
+    """A cluster; each node has one CPU, so one worker unless GPUs are declared."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
@@ -48,11 +48,9 @@ class Nodes:
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112, as Ray spells it
         self.cluster = Cluster()
 
-    def add(self, address: str) -> Any:
-        store = 80 * MB
-        return self.cluster.add_node(
-            node_ip_address=address, num_cpus=1, object_store_memory=store, include_dashboard=False
-        )
+    def add(self, address: str, **resources: Any) -> Any:
+        fixed = {"num_cpus": 1, "object_store_memory": 80 * MB, "include_dashboard": False}
+        return self.cluster.add_node(node_ip_address=address, **fixed, **resources)
 
     def workers(self) -> list[psutil.Process]:
         """Return the processes that measure."""

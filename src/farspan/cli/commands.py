@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +32,14 @@ UsageError: Any = typer.BadParameter.__base__  # of click, or of the copy of it 
 
 
 class OneLine(TyperGroup):
-    """Wrong options and arguments are refused in one line, as every other wrong input is."""
+    """Wrong options and arguments are refused in one line, as every other wrong input is. `--ray` may stand alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments; `--ray` without an address is `--ray auto`, for typer has no optional values."""
+        filled: list[str] = []
+        for one, after in pairwise([*args, "-"]):
+            filled += [one, "auto"] if one == "--ray" and after.startswith("-") else [one]
+        return super().parse_args(ctx, filled)
 
     def main(self, *args: Any, **options: Any) -> Any:
         try:

@@ -267,10 +267,12 @@ class Running:
     ] = None
     ray: Annotated[
         str | None,
-        option(RUN, "Measure on a Ray cluster: HOST:PORT, auto, or local: this machine alone.", metavar="ADDRESS"),
+        option(
+            RUN, "Measure on a Ray cluster: HOST:PORT, or local; without a value, this machine's.", metavar="[ADDRESS]"
+        ),
     ] = None
     gpus_per_model: Annotated[
-        int | None, count(RUN, "With --ray: GPUs of one worker, over which a model is spread; default 1.")
+        int | None, count(RUN, "With --ray: GPUs that share a model (tensor parallelism); default 1.")
     ] = None
     plan: Annotated[
         bool, option(RUN, "Print tokens, FLOPs and memory of the run, by config.json alone, and stop.", "--plan")

@@ -3,7 +3,7 @@
 from farspan.hf.attention import CustomAttention, attention_names, replaced_attention
 from farspan.hf.cache import BufferLayer
 from farspan.hf.decoder import decoder_of, head_at, logits, plain_hidden, watched_decoder
-from farspan.hf.device import has_instructions
+from farspan.hf.device import free_bytes, has_instructions
 from farspan.hf.facts import (
     checkpoint_activations,
     first_not_finite,
@@ -13,6 +13,7 @@ from farspan.hf.facts import (
     position_limit,
 )
 from farspan.hf.masks import causal_mask, gapped_mask, sliding_windows
+from farspan.hf.parallel import bytes_here, check_divides, least, num_parts, refuse_divided
 from farspan.hf.probe import See, attention_layers, watch_attention
 from farspan.hf.rotary import length_dependent_rope, plain_rope, rope, rope_precision, rotary_modules, set_rope
 from farspan.hf.scope import Scope, alone, check_scope
@@ -27,22 +28,28 @@ __all__ = [
     "alone",
     "attention_layers",
     "attention_names",
+    "bytes_here",
     "causal_mask",
+    "check_divides",
     "check_scope",
     "checkpoint_activations",
     "decoder_of",
     "first_not_finite",
     "flops",
+    "free_bytes",
     "gapped_mask",
     "has_instructions",
     "head_at",
     "input_device",
     "key_bytes_per_token",
+    "least",
     "length_dependent_rope",
     "logits",
+    "num_parts",
     "plain_hidden",
     "plain_rope",
     "position_limit",
+    "refuse_divided",
     "replaced_attention",
     "rope",
     "rope_precision",

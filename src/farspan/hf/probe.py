@@ -14,6 +14,7 @@ from farspan.hf.attend import Call, Layer, angles, dense, turned
 from farspan.hf.attention import replaced_attention
 from farspan.hf.decoder import decoder_of, plain_hidden
 from farspan.hf.facts import input_device, position_limit
+from farspan.hf.parallel import refuse_divided
 
 PROBE_LENGTH = 24  # tokens
 
@@ -152,9 +153,10 @@ def watch_attention(
 
     Raises:
         ValueError: attention that transformers' interface does not expose, that is more than a softmax over keys
-            (weight for nothing, ALiBi, chunks, states), or that a method has replaced.
+            (weight for nothing, ALiBi, chunks, states), or that a method has replaced; heads on several devices.
     """
     name = "watching attention"
+    refuse_divided(lm.model, name)
     known = attention_layers(lm.model, name=name, rotary=False)
     count = len(known)
     if unknown := [layer for layer in layers or () if not -count <= layer < count]:

@@ -4,7 +4,8 @@ The driver, which is the process of the command, divides the run into units as s
 (`farspan.measuring.dealing`) and hands them out. A worker is a Ray actor with a device of its own. It measures a unit
 as a shard measures its part, and writes rows to a file of its own, so a unit counts as done when its rows are on the
 disk. When a worker dies, its unit waits again and a new worker is started wherever a device is free. Rows have keys, so
-a unit that is measured twice gives its rows once.
+a unit that is measured twice gives its rows once. A worker with several GPUs starts a process for each further one
+(`farspan.measuring.followers`).
 """
 
 import contextlib
@@ -21,20 +22,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from transformers.distributed import DistributedConfig
+
 from farspan.extras import optional_import
-from farspan.files import HeldError
-from farspan.lm import LM, Load
-from farspan.measuring.adaptive import TimeBudget
-from farspan.measuring.grid import begin_model, measure_setups
+from farspan.measuring.followers import Followers
 from farspan.measuring.loop import Watch
 from farspan.measuring.queue import UnitQueue
-from farspan.measuring.setups import Grid, Setup
 from farspan.measuring.sharding import Found, Sharding, There, found_at, sharding
+from farspan.measuring.units import Job, Units
 from farspan.methods import method
 from farspan.record import UNFINISHED, Row, Run, Shard, Tail, latest, read_rows
 
 ANSWER = 60.0  # seconds in which a cluster must answer
-HELD = 60.0  # seconds after which a process that has died holds its lock no longer, also on another machine
 TICK = 0.5  # seconds between two looks at the rows and nodes
 END = 60.0  # seconds in which workers record that they end
 PIECES = 4  # units for each worker, so that the last ones to be measured are short
@@ -46,7 +45,7 @@ class Devices:
     """The devices to measure with."""
 
     address: str  # of the cluster: HOST:PORT, "auto" or "local"
-    gpus_per_model: int | None = None  # None: 1 where the cluster has any
+    gpus_per_model: int | None = None  # default: 1 where the cluster has any
 
 
 @dataclass(frozen=True)
@@ -87,44 +86,8 @@ def slots(nodes: Sequence[Mapping[str, Any]], gpus_per_model: int | None, *, on_
     ]
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a run measures, and how. Each worker gets it."""
-
-    folder: Path  # absolute
-    header: dict[str, Any]
-    methods: tuple[str, ...]
-    what: Grid
-    models: tuple[str, ...]
-    loader: Load
-    batch: int | None
-    chunk: int | None
-
-    def open(self, writer: Shard) -> Run:
-        """Open the run for one writer. Wait a while for a process that is about to end.
-
-        Raises:
-            ValueError: the folder holds another run, or another process goes on writing it.
-        """
-        end = time.monotonic() + HELD
-        while True:
-            try:
-                return Run.open(self.folder, self.header, writer)
-            except HeldError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(TICK)
-
-
 class Worker:
-    """An actor with a device of its own, which keeps the model of its last unit loaded."""
-
-    def __init__(self) -> None:
-        self._name = ""
-        self._lm: LM | None = None
-        self._setups: list[Setup] = []
-        self._notices: list[str] = []
-        self._watch = Watch(notice=self._notices.append)
+    """An actor with a device of its own, or with several that share a model."""
 
     def begin(self, job: Job, order: Sequence[str], writer: Shard, place: str, command: Sequence[str]) -> None:
         """Open the run.
@@ -145,33 +108,22 @@ class Worker:
                 "machines of the cluster share"
             ) from error
         sys.argv = list(command)
-        self._job, self._order = job, order
         self._run = job.open(writer)
+        self._units = Units(job, order, self._run)
+        self._followers = Followers(job, order) if job.processes > 1 else None
 
     def measure(self, model: str, name: str, part: Sharding, *, again: bool) -> list[str]:
-        """Measure one unit; return lines for the user.
-
-        Args:
-            model: to load; `name` in rows.
-            again: another worker began the unit and died.
-
-        Raises:
-            ValueError: as `farspan.measure`.
-            OSError: the disk is full.
-        """
+        """Measure one unit, as `Units.measure`; `again`: another worker began it and died."""
         if again:
             self._run.read_others()
-        if self._lm is None or self._name != name:
-            self._lm, self._setups, self._name = None, [], ""  # freed before the next one is loaded
-            self._lm = self._job.loader(model)
-            self._setups = begin_model(self._lm, self._job.what, self._run, self._order, self._watch)
-            self._name = name
-        job, methods = self._job, [method(one) for one in self._job.methods]
-        sizes = job.batch, job.chunk
-        measure_setups(self._setups, self._lm, methods, job.what, self._run, part, TimeBudget(), *sizes, self._watch)
-        lines = list(self._notices)
-        self._notices.clear()
-        return lines
+        if self._followers is not None:
+            self._followers.measure(model, name, part, self._run.rows)
+        try:
+            return self._units.measure(model, name, part)
+        except RuntimeError:
+            if self._followers is not None and self._followers.one_was_killed():
+                os._exit(1)  # the driver starts another group
+            raise
 
     def end(self, error: BaseException | None) -> None:
         """Close the run, and remove its empty files if an error ended it."""
@@ -186,13 +138,14 @@ def measure_on_cluster(job: Job, devices: Devices, watch: Watch) -> list[Row]:
         OSError: the disk is full.
     """
     ray = optional_import("ray", "cluster")
-    spread = (devices.gpus_per_model or 1) > 1
-    options = job.loader.options
-    if spread and job.loader.device is not None:
+    count, options = devices.gpus_per_model or 1, job.loader.options
+    if count > 1 and job.loader.device is not None:
         raise ValueError("device and gpus_per_model contradict each other: give one (--device, --gpus-per-model)")
     on_cpu = job.loader.device == "cpu"
-    if spread and not {"device_map", "tp_plan"} & options.keys():
-        options = options | {"device_map": "auto"}
+    processes = 1 if "device_map" in options else count
+    if processes > 1:
+        options = options | {"distributed_config": DistributedConfig(tp_size=processes)}
+    loader = replace(job.loader, options=options)
     models = tuple(dict.fromkeys(job.models))
     with connected(ray, devices.address):
         found = slots(ray.nodes(), devices.gpus_per_model, on_cpu=on_cpu)
@@ -200,9 +153,9 @@ def measure_on_cluster(job: Job, devices: Devices, watch: Watch) -> list[Row]:
             wanted = f"{devices.gpus_per_model} GPUs" if devices.gpus_per_model else "a GPU or a CPU"
             raise ValueError(f"no machine of the cluster has {wanted}: start it with more (--gpus-per-model)")
         methods, shard = [method(one) for one in job.methods], (1, PIECES * len(found))
-        part = sharding(models, methods, job.what, shard, job.loader)
+        part = sharding(models, methods, job.what, shard, loader)
         # a connection to a server stays with its process
-        job = replace(job, models=models, loader=replace(job.loader, options=options, _served={}))
+        job = replace(job, models=models, loader=replace(loader, _served={}), processes=processes)
         writers = len(part.dealing.units) + 1  # more workers than units have nothing to do; the last is the driver
         with job.open((writers, writers)) as run:
             driver = _Driver(ray, job, part, devices, on_cpu, run, watch)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from farspan.lm import LM, Load
+from farspan.lm import LM, Load, is_url
 from farspan.measuring.adaptive import TimeBudget, measure_adaptively, round_one
 from farspan.measuring.loop import Mine, Watch, measure_cell
 from farspan.measuring.plan import Plan, plan
@@ -71,7 +71,8 @@ def measure(
         ray: measure with one worker on each device of a Ray cluster (extra `cluster`): its address HOST:PORT, "auto"
             for the cluster that this machine is part of, "local" for all devices of this machine. A connection that
             `ray.init` has opened before is used instead. Models are folders, hub ids or URLs.
-        gpus_per_model: GPUs of one worker, over which a model is spread; default 1. On CPUs a worker has a machine.
+        gpus_per_model: GPUs of one worker, which divide the heads of each layer (tensor parallelism), or the layers if
+            the loader has a `device_map`; default 1. On CPUs a worker has a machine.
 
     Raises:
         ValueError: settings, texts or models that cannot be used; a folder with another run; too small a budget; a
@@ -96,7 +97,8 @@ def measure(
     command = what.tasks[0].name if len(what.tasks) == 1 and not cost else "compare"
     folder = Path(out) if out is not None else default_folder(command, names, header)
     if ray is not None:
-        from farspan.measuring.cluster import Devices, Job, measure_on_cluster
+        from farspan.measuring.cluster import Devices, measure_on_cluster
+        from farspan.measuring.units import Job
 
         job = Job(folder.absolute(), header, tuple(methods), what, tuple(map(str, models)), loader, batch, chunk)
         return Measured(folder, measure_on_cluster(job, Devices(ray, gpus_per_model), watch))
@@ -151,6 +153,8 @@ def _check_division(
         raise ValueError("shard and ray both divide a run: use one of them (--shard, --ray)")
     if minutes is not None:
         raise ValueError("a budget in minutes belongs to one process: omit it with ray (--minutes, --ray)")
+    if (gpus_per_model or 1) > 1 and (urls := [model for model in models if isinstance(model, str) and is_url(model)]):
+        raise ValueError(f"the server at {urls[0]} divides its model by itself: omit gpus_per_model (--gpus-per-model)")
     if loaded := [model.name for model in models if not isinstance(model, str)]:
         raise ValueError(
             f"with ray each worker loads the models: got the loaded model {loaded[0]}, expected its folder"

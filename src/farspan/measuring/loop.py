@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from farspan.hf.device import free_bytes, is_out_of_memory, peak_bytes
+from farspan.hf.device import is_out_of_memory, peak_bytes
 from farspan.lm import LM
 from farspan.methods import Method
 from farspan.reader import CHUNK, Reader
@@ -178,7 +178,7 @@ def measure_cell(
         if reader.fallback:
             watch.notice(f"{lm.name} is read with plain forwards, slower and without a cache: {reader.fallback}")
         else:
-            free = free_bytes(lm.device)
+            free = lm.free_bytes
             for example in fitting:
                 for length in ledger.missing(example):
                     if reason := _cannot_fit(bound, method, lm, replace(example, lengths=(length,)), free):
@@ -214,7 +214,8 @@ def _measure_batches(
                     ledger.fail(example, length, "too_long", str(error))
             continue
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            # processes that divide a model cannot turn to smaller chunks one by one
+            if not is_out_of_memory(error) or reader.lm.num_parts > 1:
                 raise
             problem = str(error).partition("\n")[0]
         else:
@@ -343,5 +344,5 @@ def batch_that_fits(bound: Bound[Any], method: Method, lm: LM, examples: Sequenc
         return lm.rows_at_once
     longest = max(w.num_before + w.num_tokens for w in work)
     keys = max(key_bytes(method, lm, w, CHUNK) for w in work)
-    free = free_bytes(lm.device) - (0 if lm.has_weights else lm.num_bytes)  # the weights of a plan are still to come
+    free = lm.free_bytes - (0 if lm.has_weights else lm.num_bytes)  # the weights of a plan are still to come
     return max(1, min(TOKENS_AT_ONCE // max(1, min(longest, 1024)), int(free * MEMORY_SHARE / max(1, keys))))

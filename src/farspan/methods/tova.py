@@ -12,6 +12,7 @@ Holds every key while it reads, then the budget per head and layer. A `read` aft
 trained.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,8 +20,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from farspan.hf import refuse_divided
 from farspan.hf.attend import Call
+from farspan.lm import LM
 from farspan.methods.budget import Budget
+from farspan.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,10 @@ class Tova(Budget):
     """The keys of each layer that the last token of the text attends to most."""
 
     name: ClassVar[str] = "tova"
+
+    def on(self, lm: LM) -> AbstractContextManager[Reader]:
+        refuse_divided(lm.model, str(self))
+        return super().on(lm)
 
     @classmethod
     def examples(cls) -> tuple["Tova", ...]:

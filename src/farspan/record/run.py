@@ -51,15 +51,13 @@ class Run:
     ) -> None:
         self.folder = folder
         self.header = header
-        self.rows = rows  # of all writers before it was opened, then its own
         self.shard = shard
         self._file = file
         self._lock = lock
         self._made = made  # files and folders that did not exist before, the innermost first
         self._session = len(header["sessions"]) - 1
         self._latest: dict[tuple[str, str], dict[tuple[Any, ...], Row]] = {}
-        for row in rows:
-            self._keep(row)
+        self.know(rows)
 
     @classmethod
     def open(cls, folder: str | Path, settings: dict[str, Any], shard: Shard | None = None) -> Self:
@@ -112,7 +110,11 @@ class Run:
 
     def read_others(self) -> None:
         """Read the rows of all writers again: another one may have ended after it began the same work."""
-        self.rows = merged([read_file(file)[0] for file in writers_files(self.folder, ".jsonl")])
+        self.know(merged([read_file(file)[0] for file in writers_files(self.folder, ".jsonl")]))
+
+    def know(self, rows: Sequence[Row]) -> None:
+        """Take these rows for all that were measured so far."""
+        self.rows = list(rows)
         self._latest.clear()
         for row in self.rows:
             self._keep(row)
