@@ -10,7 +10,7 @@ from scipy import stats as scipy_stats
 from farspan import stats
 from farspan.report.contrasts import difference_line, robustness_lines
 from farspan.stats import run_differences
-from farspan.stats.text_robustness import AtLength
+from farspan.stats.text_robustness import AtLength, robustness
 
 LENGTHS = np.linspace(500, 16_000, 32, dtype=int)
 
@@ -34,7 +34,7 @@ def source(values: Any, **more: Any) -> stats.MeasuredCurve:
 
 def at_one_length(*values: Any, **more: Any) -> AtLength:
     curves = {name: source(one) for name, one in zip("abc", values, strict=False)}
-    return stats.robustness(curves, **more).lengths[0]
+    return robustness(curves, **more).lengths[0]
 
 
 def permuted(one: stats.MeasuredCurve, order: Any) -> stats.MeasuredCurve:
@@ -112,12 +112,12 @@ def test_the_two_sources_that_differ_most_decide() -> None:
 
 def test_targets_are_paired_whatever_the_order_of_the_repeats() -> None:
     order = np.random.default_rng(1).permutation(8)
-    straight = stats.robustness({"a": source(RAW[0]), "b": source(RAW[1])})
-    mixed = stats.robustness({"a": source(RAW[0]), "b": permuted(source(RAW[1]), order)})
+    straight = robustness({"a": source(RAW[0]), "b": source(RAW[1])})
+    mixed = robustness({"a": source(RAW[0]), "b": permuted(source(RAW[1]), order)})
     assert mixed.lengths[0].paired == straight.lengths[0].paired
     assert mixed.lengths[0].low == pytest.approx(straight.lengths[0].low)
     # and not by the order, which would be this
-    unmatched = stats.robustness({"a": source(RAW[0]), "b": source(RAW[1][order])})
+    unmatched = robustness({"a": source(RAW[0]), "b": source(RAW[1][order])})
     assert unmatched.lengths[0].paired != straight.lengths[0].paired
 
 
@@ -133,15 +133,13 @@ def test_a_missing_cell_leaves_its_target_out_of_the_pairs_alone() -> None:
 
 def test_the_copy_half_is_compared_when_asked_for() -> None:
     curves = {name: curve(RAW[i][:, None], 0.1) for i, name in enumerate("abc")}
-    assert stats.robustness(curves, "copy").lengths[0].paired == pytest.approx(
-        scipy_stats.friedmanchisquare(*RAW).pvalue
-    )
-    assert stats.robustness(curves, "control").lengths[0].paired == 1.0
+    assert robustness(curves, "copy").lengths[0].paired == pytest.approx(scipy_stats.friedmanchisquare(*RAW).pvalue)
+    assert robustness(curves, "control").lengths[0].paired == 1.0
 
 
 def test_other_targets_are_compared_unpaired() -> None:
     curves = {"a": source(RAW[0]), "b": source(RAW[1] + 0.1, targets=[f"u{i}" for i in range(8)])}
-    found = stats.robustness(curves)
+    found = robustness(curves)
     at = found.lengths[0]
     interval = scipy_stats.ttest_ind(RAW[1] + 0.1, RAW[0], equal_var=False).confidence_interval(0.9)
     assert (at.pairs, at.paired, found.test) == (0, None, "Kruskal-Wallis")
@@ -152,12 +150,12 @@ def test_other_targets_are_compared_unpaired() -> None:
 
 def test_targets_that_no_row_names_are_never_paired() -> None:
     curves = {name: source(RAW[i], targets=[""] * 8) for i, name in enumerate("ab")}
-    assert stats.robustness(curves).lengths[0].pairs == 0
+    assert robustness(curves).lengths[0].pairs == 0
 
 
 def test_fewer_than_three_pairs_are_not_tested_and_it_is_said() -> None:
     second = source(RAW[1], targets=["t0", "t1", *(f"u{i}" for i in range(6))])
-    found = stats.robustness({"a": source(RAW[0]), "b": second})
+    found = robustness({"a": source(RAW[0]), "b": second})
     at = found.lengths[0]
     assert (at.pairs, at.paired, at.tost, at.verdict) == (2, None, None, "undecided")
     assert at.reason == "2 targets are shared; a test needs 3"
@@ -215,7 +213,7 @@ def test_two_sources_of_three_other_targets_each_are_never_called_different() ->
     # the chi-square of Kruskal-Wallis gives p = 0.0495 for an order that one in ten has by chance
     values = np.array([0.3, 0.31, 0.32])
     curves = {"a": source(values), "b": source(values + 0.1, targets=["u0", "u1", "u2"])}
-    at = stats.robustness(curves).lengths[0]
+    at = robustness(curves).lengths[0]
     assert (at.kruskal, at.verdict) == (pytest.approx(0.1), "undecided")
 
 
@@ -244,7 +242,7 @@ def sources(
 def shares(number: int, difference: float, residual: float, trials: int = 300) -> dict[str, float]:
     """How often each test finds something at 5 %, and how often sources are called equivalent."""
     rng = np.random.default_rng([number, trials])
-    found = [stats.robustness(sources(rng, number, difference, residual)).lengths[0] for _ in range(trials)]
+    found = [robustness(sources(rng, number, difference, residual)).lengths[0] for _ in range(trials)]
     share = {name: float(np.mean([getattr(one, name) < 0.05 for one in found])) for name in ("anova", "paired")}
     return share | {"equivalent": float(np.mean([one.verdict == "equivalent" for one in found]))}
 
@@ -272,10 +270,10 @@ def test_equivalence_is_claimed_where_it_is_and_not_where_it_is_not(number: int)
 def test_equivalence_is_over_all_lengths_or_not_at_all() -> None:
     values = np.array([0.4, 0.42, 0.45, 0.5, 0.55])[:, None]
     same = {name: curve(1.0, np.repeat(values, 2, 1), lengths=(100, 200)) for name in "ab"}
-    assert stats.robustness(same).verdict == "equivalent"
+    assert robustness(same).verdict == "equivalent"
     scattered = np.array([[0.0, 0.05], [0.0, -0.05], [0.0, 0.04], [0.0, -0.04], [0.0, 0.01]])
     same["b"] = curve(1.0, values + scattered, lengths=(100, 200))
-    found = stats.robustness(same)
+    found = robustness(same)
     assert [one.verdict for one in found.lengths] == ["equivalent", "undecided"]
     assert found.verdict == "undecided"
 
@@ -293,20 +291,20 @@ def test_a_difference_has_to_survive_the_correction_over_lengths() -> None:
     noise[:, 0] = 0.02 + 0.01 * rng.random(8)  # p = 2 / 2^8 = .0078 there
     lengths = tuple(range(100, 900, 100))
     curves = {"a": curve(1.0, text, lengths=lengths), "b": curve(1.0, text + noise, lengths=lengths)}
-    first = stats.robustness(curves).lengths[0]
+    first = robustness(curves).lengths[0]
     assert (first.paired, first.paired_holm) == (pytest.approx(2 / 256), pytest.approx(16 / 256))
     assert first.verdict == "undecided"
     fewer = {name: one.kept(one.lengths < 500) for name, one in curves.items()}
-    assert stats.robustness(fewer).lengths[0].verdict == "different"
+    assert robustness(fewer).lengths[0].verdict == "different"
 
 
 def test_a_design_that_can_show_nothing_says_how_many_repeats_it_takes() -> None:
     lengths = tuple(range(100, 1700, 100))
     curves = {name: curve(1.0, RAW[i][:8, None] + np.zeros(16), lengths=lengths) for i, name in enumerate("ab")}
     # 16 lengths x 2 / 2^n < .05 from n = 10 on
-    assert "measure 10 repeats" in " ".join(stats.robustness(curves).notes)
+    assert "measure 10 repeats" in " ".join(robustness(curves).notes)
     ten = {name: source([*RAW[i], 0.4, 0.5]) for i, name in enumerate("ab")}
-    assert stats.robustness(ten).notes == ()
+    assert robustness(ten).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -325,7 +323,7 @@ def test_a_design_that_can_show_nothing_says_how_many_repeats_it_takes() -> None
 )
 def test_what_cannot_be_compared_is_refused(curves: Any, more: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        stats.robustness(curves, **more)
+        robustness(curves, **more)
 
 
 # two runs
@@ -555,14 +553,14 @@ def test_intervals_of_differences_hold_the_truth_19_times_in_20() -> None:
 
 def test_robustness_is_said_in_a_few_lines() -> None:
     curves = {"books": source(RAW[0]), "code": source(RAW[1]), "random": source(RAW[2] - 0.2)}
-    lines = robustness_lines(stats.robustness(curves))
+    lines = robustness_lines(robustness(curves))
     assert lines[0] == "control accuracy, books / code / random: the text matters"
     assert lines[1].startswith("  different at 100; most at 100: random - code ") or "random - books" in lines[1]
     assert "points [" in lines[1]
     assert "(Friedman, Holm)" in lines[1]
     assert "the paper's unpaired tests" in lines[2]
     same = {name: source(RAW[0]) for name in ("books", "code")}
-    assert robustness_lines(stats.robustness(same))[0].endswith("the text does not matter, within ±1 points")
+    assert robustness_lines(robustness(same))[0].endswith("the text does not matter, within ±1 points")
 
 
 def test_differences_are_said_with_what_they_are_of() -> None:
@@ -573,7 +571,7 @@ def test_differences_are_said_with_what_they_are_of() -> None:
 
 
 def test_results_are_data() -> None:
-    found = stats.robustness({"a": source(RAW[0]), "b": source(RAW[1])}).as_dict()
+    found = robustness({"a": source(RAW[0]), "b": source(RAW[1])}).as_dict()
     assert found["lengths"][0]["means"]["a"] == pytest.approx(RAW[0].mean())
     assert stats.differences(run(5000), run(6000))[0].as_dict()["name"] == "half_life"
 
@@ -590,6 +588,6 @@ def test_the_difference_of_a_curve_from_itself_is_printed_without_an_interval() 
 
 
 def test_texts_with_equal_scores_are_reported_without_an_interval() -> None:
-    result = stats.robustness({"a": source(RAW[0]), "b": source(RAW[0])})
+    result = robustness({"a": source(RAW[0]), "b": source(RAW[0])})
     assert "+0.0 points, p = 1.000" in robustness_lines(result)[1]
     assert result.lengths[0].interval == ""

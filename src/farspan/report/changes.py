@@ -18,7 +18,7 @@ from math import exp, log, log1p
 from typing import Any, Literal
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from farspan.record import Row
 from farspan.report.cells import by_example
@@ -212,7 +212,7 @@ def _paired(values: np.ndarray, margin: float) -> Estimate:
 
 
 def _tested(value: float, error: float, freedom: float, margin: float, count: int) -> Estimate:
-    half = float(student.ppf(1 - LEVEL / 2, freedom)) * error
+    half = float(stdtrit(freedom, 1 - LEVEL / 2)) * error
     tests = two_sided(value, error, freedom, count), tost(value, error, freedom, margin, count)
     return Estimate(value, value - half, value + half, *tests)
 

@@ -8,14 +8,12 @@ from farspan.report.curves import CurveMember, spoken
 from farspan.stats import (
     LEVEL,
     Difference,
-    Half,
     MemoryLength,
-    Robustness,
     differences,
     differences_in_characters,
     holm,
-    robustness,
 )
+from farspan.stats.text_robustness import Half, Robustness, robustness
 
 NAMED = 3  # curves that a sentence names, at most
 TEXTS: dict[str, tuple[str, Half]] = {

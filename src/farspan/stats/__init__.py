@@ -1,5 +1,6 @@
 # ruff: noqa: F401  (the names are for `from farspan import stats`)
-"""Statistics of forgetting curves: memory lengths with intervals, robustness of texts, differences between runs."""
+"""Statistics of forgetting curves: memory lengths with intervals, differences between runs. Tests of texts are in
+`text_robustness`, which imports scipy.stats: that takes a second, and plans need none of it."""
 
 from farspan.stats.forgetting_curves import (
     Map,
@@ -46,4 +47,3 @@ from farspan.stats.intervals import (
 from farspan.stats.joint_test import established
 from farspan.stats.memory_lengths import JOINT_LEVEL, MemoryLength, Summary, by_chance, summarise
 from farspan.stats.run_differences import Difference, differences, differences_in_characters
-from farspan.stats.text_robustness import Half, Robustness, robustness

@@ -3,8 +3,7 @@ around it (see `farspan.stats.memory_lengths`)."""
 
 import numpy as np
 from jaxtyping import Float
-from scipy.optimize import isotonic_regression
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from farspan.stats.forgetting_curves import MeasuredCurve, is_judged, repeats_at, repeats_near, whole_repeats
 from farspan.stats.intervals import measured_mean
@@ -98,6 +97,8 @@ def crossings(
 
 
 def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    from scipy.optimize import isotonic_regression  # plans need none, and it takes half a second
+
     return isotonic_regression(values, weights=weights, increasing=False).x
 
 
@@ -108,7 +109,7 @@ def _areas(lengths: np.ndarray, values: Float[np.ndarray, "samples lengths"]) ->
 
 def expansion(repeats: int) -> float:
     """Return the number of standard errors from a value to an end of its 95 % interval: Student's quantile."""
-    return float(student.ppf(0.975, repeats - 1))
+    return float(stdtrit(repeats - 1, 0.975))
 
 
 def repeats_of(curve: MeasuredCurve, name: str, value: float) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import t as student
+from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.05
 LEAST_PAIRS = 3  # values; with fewer nothing is tested
@@ -32,7 +32,7 @@ def interval(
     mean = measured_mean(values)
     freedom = np.maximum(count - 1, 1)
     error = np.sqrt(measured_mean((values - mean) ** 2) / freedom)
-    half = np.where(count > 1, student.ppf(0.5 + share / 2, freedom) * error, np.nan)
+    half = np.where(count > 1, stdtrit(freedom, 0.5 + share / 2) * error, np.nan)
     return np.asarray(mean - half), np.asarray(mean + half)  # arrays also for one cell
 
 
@@ -50,7 +50,7 @@ def student_mean(values: Float[np.ndarray, "values"]) -> tuple[float, float, flo
     if n < 2:
         return (float(values.mean()) if n else np.nan), np.nan, np.nan, np.nan
     value, error, freedom = mean_error(values)
-    half = float(student.ppf(1 - LEVEL / 2, freedom)) * error
+    half = float(stdtrit(freedom, 1 - LEVEL / 2)) * error
     if error <= NO_SPREAD * abs(value):
         half = np.nan
     p = two_sided(value, error, freedom, n) if n >= LEAST_PAIRS else np.nan
@@ -68,7 +68,7 @@ def two_sided(value: float, error: float, freedom: float, values: int) -> float:
         return 1.0
     if error <= NO_SPREAD * abs(value):
         return 0.5 ** (values - 1)
-    return float(2 * student.sf(abs(value) / error, freedom))
+    return float(2 * stdtr(freedom, -abs(value) / error))
 
 
 def tost(difference: float, error: float, freedom: float, margin: float, values: int) -> float:
@@ -76,7 +76,7 @@ def tost(difference: float, error: float, freedom: float, margin: float, values:
     if there is no spread."""
     if error <= NO_SPREAD * abs(difference):
         return 0.5**values if abs(difference) < margin else 1.0
-    return float(student.sf((margin - abs(difference)) / error, freedom))
+    return float(stdtr(freedom, -(margin - abs(difference)) / error))
 
 
 def mean_error(differences: np.ndarray) -> tuple[float, float, float]:

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from farspan.stats.forgetting_curves import (
     MeasuredCurve,
@@ -217,7 +217,7 @@ def _unseen_texts(curve: MeasuredCurve) -> dict[str, float]:
     judged = is_judged(curve)
     index = np.divide(copy - control, 1.0 - control, out=np.zeros_like(copy), where=control < 1)[:, judged]
     ends, _ = crossings(curve.lengths[judged], index, HALF_LIFE, np.ones(index.shape[1]))
-    spread = float(student.ppf(0.95, len(ends) - 1)) * float(np.std(ends, ddof=1))
+    spread = float(stdtrit(len(ends) - 1, 0.95)) * float(np.std(ends, ddof=1))
     left = max(1e-3, 1.0 - float(measured_mean(curve.control)[judged].mean()))
     shares = {"fine": (1 - FINE) / left, "coarse": COARSE / left, "half_life": HALF_LIFE, "reach": REACH}
     return {name: spread * max(0.0, 1.0 - share) ** len(ends) for name, share in shares.items()}

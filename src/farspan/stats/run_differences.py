@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from farspan.stats.forgetting_curves import MeasuredCurve, whole_repeats
 from farspan.stats.headlines import BOOTSTRAPS, headline, headlines_sampled, multipliers, repeats_of
@@ -138,7 +138,7 @@ def _differences(
             squared = [float(np.var(others)) for others in samples]
             error, freedom = float(np.sqrt(sum(squared))), welch_freedom(squared, [n - 1.0 for n in repeats])
         value = values[1] - values[0]
-        half = float(student.ppf(0.975, freedom)) * error
+        half = float(stdtrit(freedom, 0.975)) * error
         # a crossing beyond the lengths measured may be anywhere there; the span ends at a length
         is_open = [name != "span" and float(np.mean(beyond)) > 0.025 for _, beyond in sampled]
         censored = [name != "span" and is_censored for _, is_censored in found]

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import stdtrit
 from scipy.stats import chi2, f_oneway, friedmanchisquare, kruskal, mannwhitneyu, permutation_test
-from scipy.stats import t as student
 
 from farspan.stats.forgetting_curves import MeasuredCurve
 from farspan.stats.intervals import LEAST_PAIRS, LEVEL, has_no_width, holm, mean_error, tost, welch_freedom
@@ -177,7 +177,7 @@ def _at_length(
     for pair in combinations(compared, 2):
         first, second = compared[pair[0]], compared[pair[1]]
         mean, error, freedom = mean_error(second - first) if is_paired else _welch_error(first, second)
-        half = float(student.ppf(0.95, freedom)) * error
+        half = float(stdtrit(freedom, 0.95)) * error
         equivalent = tost(mean, error, freedom, margin, min(len(first), len(second)))
         intervals[pair] = mean, mean - half, mean + half, equivalent
     farthest = max(intervals, key=lambda pair: max(-intervals[pair][1], intervals[pair][2]))
