@@ -245,7 +245,7 @@ def test_what_cannot_fit_is_a_row_that_says_so_without_being_tried(
     lm: LM, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     per_token = 2 * 2 * 2 * 8 * 4
-    monkeypatch.setattr("farspan.measuring.loop.free_bytes", lambda device: 30 * per_token)
+    monkeypatch.setattr("farspan.hf.free_bytes", lambda device: 30 * per_token)
     found = compared([lm], text, tmp_path, ["full", "sinks:window=12,sinks=2"], tasks=("perplexity:target_tokens=8",))
     failed = {(cell.method, cell.length): cell.reason for cell in found if cell.failed}
     assert set(failed) == {("full", 32), ("sinks:window=12,sinks=2", 32)} or set(failed) == {("full", 32)}
