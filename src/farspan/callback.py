@@ -376,7 +376,7 @@ def _set_aside(model: Any) -> Iterator[None]:
     devices = [device for device in {p.device for p in model.parameters()} if device.type not in ("cpu", "meta")]
     python, numpy, forward = random.getstate(), np.random.get_state(), model.__dict__.get("forward")
     try:
-        # without the autocast that accelerate put around it; its public extract_model_from_parallel removes that for good
+        # without the autocast of accelerate, which its public extract_model_from_parallel removes for good
         if "_original_forward" in model.__dict__:
             model.forward = model._original_forward
         with evaluating(model), torch.random.fork_rng(devices), torch.no_grad():

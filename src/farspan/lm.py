@@ -108,7 +108,8 @@ class LM:
     @property
     def free_bytes(self) -> int:
         """Free memory of the device; of a divided model, the least of all its devices."""
-        return hf.least(hf.free_bytes(self.device), self.model)
+        free = hf.free_bytes(self.device)
+        return free if self.num_parts == 1 else hf.least(free, self.model)
 
     @cached_property
     def _flops(self) -> tuple[float, dict[int | None, float], float]:

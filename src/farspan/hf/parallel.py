@@ -26,9 +26,7 @@ def bytes_here(tensor: Tensor) -> int:
 
 
 def least(number: int, model: Any) -> int:
-    """Return the least of the numbers that the processes of a model have, so that all of them decide alike."""
-    if num_parts(model) == 1:
-        return number
+    """Return the least of the numbers that the processes of a divided model have, so that all of them decide alike."""
     numbers = torch.tensor(number, device=input_device(model))
     torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MIN)
     return int(numbers)

@@ -48,6 +48,10 @@ class ServedLM(LM):
         return [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
 
     @property
+    def num_parts(self) -> int:
+        return 1
+
+    @property
     def key_bytes_per_token(self) -> int:
         """0: the keys are the server's."""
         return 0
