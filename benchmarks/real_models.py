@@ -73,7 +73,7 @@ class Part:
     repeats: int = 4
     text: str = "books"
     methods: tuple[str, ...] = ("full",)
-    weights: tuple[str, ...] = ("bfloat16",)  # a dtype, or a type of GGUF that the weights are rounded to
+    weights: tuple[str, ...] = ()  # dtypes, or types of GGUF that the weights are rounded to; default: `cpu_dtype`
     lengths: tuple[int, ...] | None = None  # instead of shares
     encoder: bool = False  # for CEPE models only
 
@@ -214,11 +214,12 @@ def rounded(folder: Path, kind: str) -> Path:
     return new
 
 
-def loaded(folder: Path, name: str, weights: str) -> LM:
+def loaded(folder: Path, name: str, weights: str = "") -> LM:
     """Return a model with its weights in a dtype or rounded to a type of GGUF, under a name without paths."""
+    weights, name = weights or cpu_dtype(), name if weights in ("", "bfloat16") else f"{name} {weights}"
     is_dtype = weights in ("bfloat16", "float32")
     lm = load(folder if is_dtype else rounded(folder, weights), dtype=weights if is_dtype else "bfloat16")  # type: ignore[arg-type]
-    named = wrap(lm.model, lm.tokenizer, name if weights == "bfloat16" else f"{name} {weights}")
+    named = wrap(lm.model, lm.tokenizer, name)
     if (source := gguf.identity(folder)) is not None:
         named.identity["gguf"] = source
     return named
@@ -271,7 +272,7 @@ def run_parts(
             tokenizer = AutoTokenizer.from_pretrained(folder)
             found = TRAIN if quick else "books-found"
             places["index"] = str(build(found, f"index-{name}", tokens=256, tokenizer=tokenizer).folder)
-        models = [loaded(folder, name, weights) for weights in PARTS[part].weights]
+        models = [loaded(folder, name, weights) for weights in PARTS[part].weights or ("",)]
         arguments = PARTS[part].arguments(trained or models[0].trained_length or 2048, places, quick)
         arguments["repeats"] = repeats or arguments["repeats"]
         arguments["methods"] = [one for one in arguments["methods"] if one.startswith(tuple(methods or ("",)))]

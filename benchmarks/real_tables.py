@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import recorded as kept
+import topk_figure
 
 from farspan.record import Row
 from farspan.report.attention import series as attention_series
@@ -16,6 +17,8 @@ from farspan.report.cells import Cell, cells
 from farspan.report.curve_figures import map_figure
 from farspan.report.curve_section import draw_curves
 from farspan.report.curves import CurveMember, series
+from farspan.report.perplexity import PerplexityMember
+from farspan.report.perplexity import series as perplexity_series
 from farspan.report.picture import draw_figure
 from farspan.stats import Difference, MemoryLength, differences, interval, measured_mean
 
@@ -194,6 +197,29 @@ def nats_differences(model: str) -> str:
     return table(["", "less", "nats per token"], lines)
 
 
+def topk(model: str) -> tuple[PerplexityMember, list[PerplexityMember], list[int]]:
+    """Return full attention, top-k attention by ascending k, and these k."""
+    full, *others = perplexity_series(recorded(model, "topk")[1])
+    return full, others, [int(one.method.partition("=")[2]) for one in others]
+
+
+def topk_cost(model: str, k: int) -> np.ndarray:
+    """Return the nats per token that k keys take more than full attention: mean, low, high by length [3, lengths]."""
+    full, others, ks = topk(model)
+    more = others[ks.index(k)].values("nats") - full.values("nats")
+    return np.stack([measured_mean(more), *interval(more)])
+
+
+def topk_nats(model: str) -> str:
+    """Return the table of `topk_cost`."""
+    full, _, ks = topk(model)
+    lines = {}
+    for k in ks:
+        ends = topk_cost(model, k).T
+        lines[f"{k:,}"] = dict(zip(full.lengths, (signed(*map(float, three)) for three in ends), strict=True))
+    return by_length("k", lines)
+
+
 def encoded_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> tuple[float, float, float]:
     """Return `more_nats` of the run of the model with an encoder; a method by the end of its name."""
     rows = recorded(f"{model} CEPE", "encoded")[1]
@@ -272,10 +298,11 @@ TABLES: dict[str, Callable[[str], str]] = {
     "nats": nats_differences,
     "encoded-nats": encoded_differences,
     "attention": attention,
+    "topk-nats": topk_nats,
     "depths": recall_map,
     **{
         part: quality_by_method(part)
-        for part in ("perplexity", "encoded", "own", "topk", "sst2", "trec", "banking77", "qmsum", "ralm")
+        for part in ("perplexity", "encoded", "own", "sst2", "trec", "banking77", "qmsum", "ralm")
     },
 }
 
@@ -303,6 +330,10 @@ def draw() -> Iterator[Path]:
             yield _png(draw_curves(members, PICTURES, f"Forgetting curves of {short} by method", f"{name}_methods"))
         for one in curves(model, "depths"):
             yield _png(draw_figure(map_figure(one, f"Memory index of {short}"), PICTURES, f"{name}_map"))
+        if recorded(model, "topk")[1]:
+            path = PICTURES / f"{name}_topk.png"
+            topk_figure.draw(*topk(model), path, f"Top-k attention of {short}, 4 books")
+            yield path
 
 
 def _png(paths: Sequence[Path]) -> Path:
@@ -330,6 +361,10 @@ def claims() -> dict[str, bool]:
         "SmolLM2: the control on books is the same at 512 and 8,192 tokens": _change_of_control(natural, 512, 8192),
         "SmolLM2: in 7,680 tokens the beginning is lost and a quarter further on is not": lost < 0.1 < 0.5 < kept,
         "SmolLM2: 6,144 tokens are copied in a context beyond the window": _gap(nested, 6144)[0] > 0.1,
+        "SmolLM2: 256 keys cost less than 0.09 nats up to 2,048 tokens": bool(
+            np.all(topk_cost(smollm2, 256)[2] < 0.09)
+        ),
+        "SmolLM2: 64 keys cost nats at 2,048 tokens": bool(topk_cost(smollm2, 64)[1, -1] > 0),
         "SmolLM2: a quarter of the keys holds 90 % of the weight": all(one["pareto_low"] > 0.9 for one in heaviest),
         "SmolLM2: float32 has the half-life of bfloat16": _same_half_life(weights[PLAIN], weights["float32"]),
         "SmolLM2: Q8_0 has the half-life of bfloat16": _same_half_life(weights[PLAIN], weights["Q8_0"]),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 from farspan import measure
 from farspan.demo import embedded_model
@@ -46,6 +47,9 @@ def draw(full: PerplexityMember, topk: Sequence[PerplexityMember], ks: Sequence[
             )  # fmt: skip
             axes.axhline(whole, color=colour, linestyle=":", linewidth=1.2)
     left.set(ylabel="perplexity")
+    if left.dataLim.y1 > 20 * left.dataLim.y0:
+        left.set_yscale("log")
+        left.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     right.set(ylabel="accuracy (share of tokens that are the likeliest)")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
