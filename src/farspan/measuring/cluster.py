@@ -151,7 +151,9 @@ def measure_on_cluster(job: Job, devices: Devices, watch: Watch) -> list[Row]:
         found = slots(ray.nodes(), devices.gpus_per_model, on_cpu=on_cpu)
         if not found:
             wanted = f"{devices.gpus_per_model} GPUs" if devices.gpus_per_model else "a GPU or a CPU"
-            raise ValueError(f"no machine of the cluster has {wanted}: start one that has, or give fewer (--gpus-per-model)")
+            raise ValueError(
+                f"no machine of the cluster has {wanted}: start one that has, or give fewer (--gpus-per-model)"
+            )
         methods, shard = [method(one) for one in job.methods], (1, PIECES * len(found))
         part = sharding(models, methods, job.what, shard, loader)
         # a connection to a server stays with its process
