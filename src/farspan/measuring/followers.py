@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from farspan.extras import optional_import
 from farspan.measuring.sharding import Sharding
 from farspan.measuring.units import Job, Units
 from farspan.record import Row, Run
@@ -101,7 +102,8 @@ def main() -> None:
 
 def _send(process: "subprocess.Popen[bytes]", message: Any) -> None:
     assert process.stdin is not None
-    pickle.dump(message, process.stdin)
+    pickled = optional_import("ray.cloudpickle", "cluster").dumps(message)  # also tasks of a notebook
+    process.stdin.write(pickled)
     process.stdin.flush()
 
 
