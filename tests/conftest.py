@@ -14,6 +14,7 @@ import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's libraries look once, when they are imported
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: two workers with two threads each wait for another
+torch.set_num_threads(1)  # also of fixtures of a module, which come before `_alone`
 # shapes in the annotations are checked while the tests run; see `_shapes`
 STATS = ("forgetting_curves", "headlines", "intervals", "joint_test", "memory_lengths")
 jaxtyping.install_import_hook(
