@@ -2,8 +2,6 @@
 
 import copy
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -531,17 +529,3 @@ def test_the_stop_tokens_are_those_of_generation_and_of_the_tokenizer(lm: LM) ->
     assert lm.stop_tokens == [0, 7]
     lm.model.generation_config.eos_token_id = [9, 8]
     assert lm.stop_tokens == [8, 9]
-
-
-def test_a_model_type_of_its_own_is_imported_when_the_first_such_model_is_loaded() -> None:
-    code = """
-import sys
-from types import SimpleNamespace as Config
-from farspan.loading import own_loader
-import farspan.lm
-assert "farspan.cepe" not in sys.modules
-assert own_loader(Config(do_cross_attention=True)) is None
-assert own_loader(Config(do_cross_attention=True, encoder_config={"model_type": "llama"})) is not None
-assert "farspan.cepe" in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 from io import StringIO
@@ -378,12 +376,6 @@ def test_data_hold_the_means_of_the_repeats() -> None:
     assert found["lengths"] == [100, 200, 300, 400]
     assert found["copy"] == pytest.approx([1.005, 1.005, 0.605, 0.205])
     assert found["control"] == pytest.approx([0.2] * 4)
-
-
-def test_reports_do_not_import_torch() -> None:
-    code = "import sys, farspan.report.terminal; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize(

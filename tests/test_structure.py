@@ -10,6 +10,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import farspan
+from farspan.lm import LM
 
 SOURCE = Path(farspan.__file__).parent
 MOST_FILE_LINES = 450
@@ -18,9 +19,24 @@ MOST_AT_TOP = 24  # modules and packages
 NOT_ON_WINDOWS = ("fcntl", "resource")
 IMPORTS = f"""
 import sys
+from pathlib import Path
+from types import SimpleNamespace as Config
 import psutil  # on Linux it needs resource itself
 sys.modules.update(dict.fromkeys({NOT_ON_WINDOWS}))  # importing them raises ImportError
 import farspan
+assert set(farspan.__all__) <= set(dir(farspan))
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+from farspan.report.page import write_report
+import farspan.report.terminal
+farspan.open_run("run").table()
+write_report(["run"], Path("report"))
+assert "torch" not in sys.modules
+import farspan.lm
+from farspan.loading import own_loader
+assert "farspan.cepe" not in sys.modules  # a model type of its own: imported when the first such model is loaded
+assert own_loader(Config(do_cross_attention=True)) is None
+assert own_loader(Config(do_cross_attention=True, encoder_config={{"model_type": "llama"}})) is not None
+assert "farspan.cepe" in sys.modules
 for name in farspan.__all__:
     getattr(farspan, name)
 """
@@ -89,6 +105,12 @@ def test_every_class_has_a_name_of_its_own() -> None:
     assert {name: modules for name, modules in owners.items() if len(modules) > 1} == {}
 
 
-def test_all_public_names_are_imported_without_modules_that_windows_lacks() -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
+def test_a_process_imports_what_it_needs_when_it_needs_it_and_nothing_that_windows_lacks(
+    lm: LM, tmp_path: Path
+) -> None:
+    """Public names are listed, a run is opened and its page written without torch; then all names are imported."""
+    farspan.curve(lm, text=["the quick brown fox " * 50], lengths=(4,), repeats=2, out=tmp_path / "run")
+    program = [sys.executable, "-c", IMPORTS]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
