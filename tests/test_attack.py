@@ -1,6 +1,7 @@
 """A sample of the attacks of `make test-attack`: wrong inputs, kills, little room, hostile pages, damaged files.
 
-All run in forks of one process that has imported everything (tests/attack); each test is one kind of attack.
+All run in forks of one process that has imported everything (tests/attack); each test is one kind of attack. Pictures
+are not drawn here.
 """
 
 import os
@@ -22,7 +23,7 @@ KILLED = ("curve auto bf16", "curve probe", "train smt", "index")
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with Zygote() as zygote:
+    with Zygote(drawn=False) as zygote:
         yield Stage(zygote, tmp_path_factory.mktemp("attack") / "stage")
 
 

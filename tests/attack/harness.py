@@ -50,7 +50,7 @@ class Command:
 class Zygote:
     """A process that forks for each command; a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, drawn: bool = True) -> None:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(SOURCE), str(TESTS)]),
@@ -67,7 +67,7 @@ class Zygote:
         for name in ("FARSPAN_DEBUG", "PYTEST_CURRENT_TEST"):
             environment.pop(name, None)
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("zygote.py"))],
+            [sys.executable, str(Path(__file__).with_name("zygote.py")), *([] if drawn else ["undrawn"])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,7 +1,8 @@
 """A process that has imported everything once, and forks a child for each command.
 
 Reads a JSON line a request from standard input and answers with a JSON line on standard output. Importing torch and
-transformers takes seconds, a fork milliseconds. A child runs `farspan.cli.main()` as the command would: its own working
+transformers takes seconds, a fork milliseconds. With the argument `undrawn`, pictures are files of zeros: to draw one
+takes as long as a tiny training. A child runs `farspan.cli.main()` as the command would: its own working
 folder, environment, standard streams and limits, and its exit code is that of the interpreter.
 """
 
@@ -33,13 +34,14 @@ farspan.report.page farspan.report.terminal farspan.report.perplexity farspan.re
 farspan.report.contrasts farspan.report.picture farspan.train.lm farspan.train.smt farspan.train.mlm farspan.train.cepe
 farspan.train.distill
 """
+PICTURE = 50_000  # bytes of a file that stands for a picture
 WRITES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink", "shutil.rmtree")
 
 
-def serve() -> None:
+def serve(drawn: bool) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an import prints is no answer
-    _prepare()
+    _prepare(drawn)
     print(json.dumps({"ready": os.getpid()}), file=answers, flush=True)
     for line in sys.stdin:
         requests = json.loads(line)
@@ -49,13 +51,19 @@ def serve() -> None:
         print(json.dumps(ends), file=answers, flush=True)
 
 
-def _prepare() -> None:
+def _prepare(drawn: bool) -> None:
     import torch
+    from matplotlib.figure import Figure
 
     torch.set_num_threads(1)
     for module in MODULES.split():
         with contextlib.suppress(ModuleNotFoundError):  # an extra that is not installed
             importlib.import_module(module)
+    if not drawn:
+        picture = importlib.import_module("farspan.report.picture")
+        for step in ("draw_on", "add_legend"):
+            setattr(picture, step, lambda *_: None)
+        Figure.savefig = lambda self, path, **options: Path(path).write_bytes(bytes(PICTURE))
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page of what was imported
 
@@ -192,4 +200,4 @@ def _end(child: int, request: dict[str, Any], started: float) -> dict[str, Any]:
 if __name__ == "__main__":
     random.seed(0)
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    serve()
+    serve(sys.argv[1:] != ["undrawn"])
