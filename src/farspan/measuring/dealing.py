@@ -70,15 +70,19 @@ class CellCost:
             largest *= LARGER
         return whole
 
+    @cached_property
+    def _num_short(self) -> int:
+        return sum(length <= LONG for length in self.lengths)
+
     def _cut(self, largest: float) -> list[tuple[int, int, float]]:
-        """Return bands of at most this cost, the longest lengths first; one length and all short ones are never cut."""
-        short = sum(length <= LONG for length in self.lengths)
-        bands, end = [], len(self.lengths)
-        while end > 0:
+        """Return bands of at most this cost, the longest lengths first; one length and all short ones are never cut.
+        Where they are more than BANDS, the others are left out."""
+        bands, end = list[tuple[int, int, float]](), len(self.lengths)
+        while end > 0 and len(bands) <= BANDS:
             first = end - 1
             while first > 0 and self._band(first - 1, end - 1) <= largest:
                 first -= 1
-            if first < max(1, short):
+            if first < max(1, self._num_short):
                 first = 0
             bands.append((first, end, self._band(first, end - 1) / self.up_to[-1]))
             end = first
