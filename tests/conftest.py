@@ -14,7 +14,6 @@ import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's libraries look once, when they are imported
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: two workers with two threads each wait for another
-torch.set_num_threads(1)  # also of fixtures of a module, which come before `_alone`
 # shapes in the annotations are checked while the tests run; see `_shapes`
 STATS = ("forgetting_curves", "headlines", "intervals", "joint_test", "memory_lengths")
 jaxtyping.install_import_hook(
@@ -56,16 +55,32 @@ transformers.utils.logging.set_verbosity_error()
 accelerate.utils.memory.gc = SimpleNamespace(collect=lambda: 0)  # type: ignore[attr-defined]
 
 
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def undisturbed(patch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """One thread, a cache of the tests' own, which the workers share, and a folder of trackio, whose name it reads when
     it is imported."""
     temp = tmp_path_factory.getbasetemp()
     shared = temp.parent if "PYTEST_XDIST_WORKER" in os.environ else temp
-    monkeypatch.setenv("FARSPAN_CACHE", str(shared / "cache"))
-    monkeypatch.setenv("TRACKIO_DIR", str(temp / "trackio"))
-    monkeypatch.setattr(os, "fsync", lambda number: None)  # no test cuts the power
+    patch.setenv("FARSPAN_CACHE", str(shared / "cache"))
+    patch.setenv("TRACKIO_DIR", str(temp / "trackio"))
+    patch.setattr(os, "fsync", lambda number: None)  # no test cuts the power
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fixtures_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fixtures of modules, which come before `_alone`, are as tests. Pictures are empty files: to draw one takes longer
+    than a small training."""
+    with pytest.MonkeyPatch.context() as patch:
+        undisturbed(patch, tmp_path_factory)
+        for step in ("draw_on", "add_legend"):
+            patch.setattr(picture, step, lambda *_: None)
+        patch.setattr(Figure, "savefig", lambda self, path, **options: Path(path).touch())
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    undisturbed(monkeypatch, tmp_path_factory)
 
 
 @pytest.fixture(autouse=True)
@@ -79,13 +94,16 @@ def drawn() -> None:
     """Requested by tests whose pictures are rendered."""
 
 
+DRAWING = [(place, name, getattr(place, name)) for place, name in ((picture, "draw_on"), (picture, "add_legend"))]
+DRAWING += [(Figure, "savefig", Figure.savefig)]
+
+
 @pytest.fixture(autouse=True)
-def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures of the other tests are empty files: to draw one takes longer than a small training."""
-    if "drawn" not in request.fixturenames:
-        for step in ("draw_on", "add_legend"):
-            monkeypatch.setattr(picture, step, lambda *_: None)
-        monkeypatch.setattr(Figure, "savefig", lambda self, path, **options: Path(path).touch())
+def _drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undoes what `_fixtures_alone` does to pictures."""
+    if "drawn" in request.fixturenames:
+        for place, name, original in DRAWING:
+            monkeypatch.setattr(place, name, original)
 
 
 @pytest.fixture(autouse=True)
