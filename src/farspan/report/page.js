@@ -91,6 +91,56 @@ for (const section of document.querySelectorAll("section")) {
   }
 }
 
+// A column header sorts the rows of its table: up, down, and then as they were.
+const NUMBER = /^([<>]?)([-−+]?)(\d[\d,]*(?:\.\d+)?|∞)/;
+const WHOLE = /^[\d,.]+$/;
+
+// "0.52 [0.4, 0.6]" is 0.52, and ">895" comes after 895; a cell that fills several columns is empty
+function valueOf(cell) {
+  if (!cell || cell.colSpan > 1) return { text: "" };
+  const copy = cell.cloneNode(true);
+  for (const mark of copy.querySelectorAll("[aria-hidden]")) mark.remove();
+  const text = copy.textContent.trim();
+  const found = cell.scope === "row" && !WHOLE.test(text) ? null : NUMBER.exec(text);
+  if (!found) return { text };
+  const [, bound, sign, digits] = found;
+  const size = (digits === "∞" ? Infinity : Number(digits.replaceAll(",", ""))) * (text.endsWith("GiB") ? 1024 : 1);
+  return { text, number: sign === "-" || sign === "−" ? -size : size, beyond: { "<": -1, ">": 1 }[bound] ?? 0 };
+}
+
+function compare(a, b, byNumber) {
+  if (!byNumber) return a.text.localeCompare(b.text, "en", { numeric: true });
+  return a.number === b.number ? a.beyond - b.beyond : a.number - b.number;
+}
+
+function sorted(rows, column, direction) {
+  const values = new Map(rows.map((row) => [row, valueOf(row.cells[column])]));
+  const byNumber = [...values.values()].some(({ number }) => number !== undefined);
+  const missing = ({ text, number }) => (byNumber ? number === undefined : ["", "–", "-"].includes(text));
+  return rows.toSorted((one, other) => {
+    const [a, b] = [values.get(one), values.get(other)];
+    return missing(a) - missing(b) || (missing(a) ? 0 : direction * compare(a, b, byNumber));
+  });
+}
+
+for (const table of document.querySelectorAll(".lengths")) {
+  const body = table.tBodies[0];
+  const rows = [...body.rows]; // in the order of the page
+  if (rows.length < 2) continue;
+  for (const [column, head] of [...table.tHead.rows[0].cells].entries()) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const next = { ascending: "descending", descending: "" }[head.getAttribute("aria-sort")] ?? "ascending";
+      for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+      if (next) head.setAttribute("aria-sort", next);
+      body.append(...(next ? sorted(rows, column, next === "ascending" ? 1 : -1) : rows));
+    });
+  }
+}
+
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const element of drawn.values()) Plotly.react(element, element.data, layoutOf(figures[element.id].layout));
 });
