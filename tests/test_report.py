@@ -22,7 +22,7 @@ from farspan.report.cells import interval_of
 from farspan.report.curve_figures import curve_figure
 from farspan.report.curve_section import draw_curves, print_curves
 from farspan.report.curves import CurveMember, as_data, remarks, series, verdict
-from farspan.report.figure import MARKED, Figure, Heat, Line, Rule, Style, shape
+from farspan.report.figure import MARKED, Failed, Figure, Heat, Line, Rule, Style, shape
 from farspan.report.interactive import as_plotly
 from farspan.report.kinds import MEMBERS
 from farspan.report.picture import SIZE, draw_on, draw_with_legend
@@ -271,6 +271,20 @@ def test_a_rule_beyond_all_lengths_is_on_the_picture(log_x: bool) -> None:
 def test_the_picture_shows_lengths_that_failed_and_why(tmp_path: Path) -> None:
     assert "<!-- failed: oom -->" in svg(rows() + failures(500, 600), tmp_path)
     assert "failed" not in svg(rows(), tmp_path)
+
+
+def test_crosses_of_members_differ_in_shape_and_place() -> None:
+    axes = Canvas().subplots()
+    statuses = [{512: "oom", 1024: "oom"}, {1024: "oom"}, {512: "nan"}]
+    failed = [Failed(f"m{i}", f"m{i}", i, one, frozenset()) for i, one in enumerate(statuses)]
+    draw_on(axes, Figure("a", "x", "y", [Line("line", [64.0], [3.0], 0)], failed=failed))
+    crosses = [line for line in axes.lines if str(line.get_label()).startswith("m")]
+    outlines = [crosses[i].get_marker().vertices for i in range(3)]
+    assert not any(np.array_equal(a, b) for a, b in combinations(outlines, 2))
+    places = [place for line in crosses for place in zip(*line.get_data(), strict=True)]
+    assert sorted(x for x, _ in places) == [512, 512, 1024, 1024]
+    assert len(set(places)) == 4
+    assert min(y for _, y in places) == crosses[0].get_ydata()[0]
 
 
 def test_a_length_that_failed_in_one_repeat_alone_is_drawn_from_the_others(tmp_path: Path) -> None:
