@@ -1,8 +1,15 @@
 """Lengths and depths as they are written, and the grids."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from farspan.lengths import authors_lengths, doubled_lengths, parse_depths, parse_lengths, spaced_lengths
+from farspan.measuring.loop import Watch
+from farspan.measuring.setups import grid
+
+from tiny import open_lm
 
 
 @pytest.mark.parametrize(
@@ -51,3 +58,15 @@ def test_doubled_lengths_end_at_twice_the_largest_trained_length(
     first: int, trained: tuple[int, ...], lengths: tuple[int, ...]
 ) -> None:
     assert doubled_lengths(first, trained) == lengths
+
+
+def test_default_lengths_end_where_the_positions_of_a_model_end(tokenizer: Any) -> None:
+    lines: list[str] = []
+    for positions, expected in ((1500, (512, 1024)), (3000, (512, 1024, 2048)), (100, (512, 1024, 2048))):
+        lm = replace(open_lm("llama", tokenizer), trained_length=1024, position_limit=positions)
+        (setup,) = grid([lm], ["perplexity"], text="builtin:held-out").setups(lm, Watch(notice=lines.append))
+        assert setup.lengths == expected
+    what = "perplexity:targets=fixed,target_tokens=256"
+    assert lines == [f"tiny-llama takes at most 1,500 tokens: the default lengths of {what} end at 1,024"]
+    (setup,) = grid([lm], ["perplexity"], text="builtin:held-out", lengths=[600, 4000]).setups(lm, Watch())
+    assert setup.lengths == (600, 4000)

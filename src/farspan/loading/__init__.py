@@ -53,7 +53,7 @@ def load_config(
     """
     place = place_of(name)
     if Path(place).is_dir() and not (Path(place) / "config.json").is_file():
-        raise ValueError(f"folder {str(name)!r} holds no {what}: it has no config.json. Give the folder of a {what}")
+        raise ValueError(f"folder {str(name)!r} holds no {what}: it has no config.json. Give a folder that holds one")
     with explained(name, what, "config.json", trust_remote_code):
         fields, _ = PreTrainedConfig.get_config_dict(place, revision=revision)
         check_config(fields, bool(trust_remote_code))

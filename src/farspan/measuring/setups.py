@@ -89,8 +89,17 @@ class Grid:
             return Setup(bound, str(one), None, self.repeats, possible)
         repeats = self.repeats or DEFAULT_REPEATS
         chosen = bound.auto_lengths(lm, repeats) if self.lengths == "auto" else self.lengths
-        lengths = tuple(int(n) for n in chosen or one.lengths(self.trained))
+        lengths = tuple(int(n) for n in chosen or self._default_lengths(one, lm, watch))
         return Setup(bound, str(one), lengths, repeats)
+
+    def _default_lengths(self, one: Task, lm: LM, watch: Watch) -> tuple[int, ...]:
+        """Return those of the default lengths that the model has positions for; all, if it has them for none."""
+        lengths, limit = one.lengths(self.trained), lm.position_limit
+        possible = tuple(n for n in lengths if one.unit != "tokens" or limit is None or n <= limit)
+        if not 0 < len(possible) < len(lengths):
+            return lengths
+        watch.notice(f"{lm.name} takes at most {limit:,} tokens: the default lengths of {one} end at {possible[-1]:,}")
+        return possible
 
 
 def grid(
