@@ -411,7 +411,7 @@ def test_methods_and_tasks_are_listed_with_settings_and_defaults(command: str, k
                 assert field.name in found[name]["required"]
             else:
                 assert field.name in found[name]["optional"]
-    assert ("sinks window=... [sinks=4]" if command == "methods" else "passkey [depths=5] [digits=5]") in words
+    assert ("selfextend group=... [window]" if command == "methods" else "passkey [depths=5] [digits=5]") in words
 
 
 @pytest.mark.parametrize("command", [(), ("curve",), ("train", "lm"), ("search", "rope"), ("index",)])

@@ -313,10 +313,10 @@ def test_a_model_called_by_itself_is_refused_what_cannot_be_told_apart(tokenizer
     ("text", "reason"),
     [
         ("sinkz:window=5", r"unknown; known are full, .* \(did you mean 'sinks'\?\)"),
-        ("StreamingLLM", "unknown; for example write sinks:window=508"),
-        ("full+lm-infinite:window=5", "unknown; for example write lambda_mask:window=512"),
+        ("StreamingLLM", "unknown; for example write sinks$"),
+        ("full+lm-infinite:window=5", "unknown; for example write lambda_mask$"),
         ("sinks:windw=5", r"no setting 'windw' \(did you mean 'window'\?\); it has window, sinks, stride"),
-        ("sinks", "needs window: write sinks:window="),
+        ("topk", "needs k: write topk:k="),
         ("sinks:window", "'window' of method 'sinks' has no value: write window=VALUE"),
         ("sinks:window=5,window=6", "given twice"),
         ("sinks:window=many", "must be a whole number, not 'many'"),

@@ -46,7 +46,7 @@ def ask(
         how, texts = parsed(method), read_texts(context or [])
         loader = loading.loader()
         console, lm = err if as_json else Terminal(), loader(model, weights=not plan)
-        tokens = num_tokens(lm, texts)
+        how, tokens = how.fitted(lm.trained_length), num_tokens(lm, texts)
         keys = how.kept(tokens) * lm.key_bytes_per_token
         files = f"{len(texts)} {'file' if len(texts) == 1 else 'files'}"
         say = f"{files}, {tokens:,} tokens; keys of {how.kept(tokens):,} tokens: {keys / 2**20:,.1f} MiB"

@@ -33,6 +33,7 @@ def doctor(
         excerpt, console = beginning(text), err if as_json else Terminal()
         with console.status(f"loading {model}") as status:
             lm = loader(model)
+            wanted = wanted.fitted(lm.trained_length)
 
             def watch(name: str, done: int, total: int) -> None:
                 status.update(f"{done + 1}/{total}: {name}")

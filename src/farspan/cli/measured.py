@@ -61,7 +61,9 @@ def run_measurement(
         found = plans(models, methods, planned, loader=loader, refusals=refusals, **sizes, **timed)
         print_plans(list(found), first, running.as_json)
         if shard is not None:
-            err.print_line(str(sharding(models, [method(one) for one in methods], planned, shard, loader)))
+            err.print_line(
+                str(sharding(models, planned.fitted([method(one) for one in methods]), planned, shard, loader))
+            )
         return
     console = err if running.as_json else Terminal()
     with Display(Terminal(quiet=True) if running.quiet else console) as display:

@@ -42,6 +42,7 @@ def diagnose(lm: LM, method: Method, text: str | None = None, *, watch: Watch | 
     Raises:
         ValueError: a text that is too short.
     """
+    method = method.fitted(lm.trained_length)
     subject = Subject(lm, method, text)
     to_do = stages(subject)
     total = sum(len(questions) for questions in to_do.values()) + 1

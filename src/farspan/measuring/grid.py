@@ -85,9 +85,10 @@ def measure(
     tasks = [tasks] if isinstance(tasks, str | Task) else list(tasks)
     _check_division(models, shard, ray, gpus_per_model, minutes)
     shard = chosen_shard(shard) if ray is None else None
-    chosen = [method(one) for one in methods]
+    given = [method(one) for one in methods]
     options: dict[str, Any] = {"text": text, "lengths": lengths, "repeats": repeats, "seed": seed, "cost": cost}
     what = grid(models, tasks, refusals=refusals, loader=loader, **options)
+    chosen = what.fitted(given)
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes: got {minutes:g}, expected a positive number (--minutes)")
     if minutes is not None and not what.adaptive:
@@ -100,7 +101,9 @@ def measure(
         from farspan.measuring.cluster import Devices, measure_on_cluster
         from farspan.measuring.units import Job
 
-        job = Job(folder.absolute(), header, tuple(methods), what, tuple(map(str, models)), loader, batch, chunk)
+        job = Job(
+            folder.absolute(), header, tuple(map(str, chosen)), what, tuple(map(str, models)), loader, batch, chunk
+        )
         return Measured(folder, measure_on_cluster(job, Devices(ray, gpus_per_model), watch))
     return _measure_here(models, chosen, what, folder, header, shard, loader, minutes, batch, chunk, watch)
 
@@ -314,7 +317,7 @@ def plans(
         )
     if tflops is not None and calibrate:
         raise ValueError("tflops and calibrate both give the time: use one of them (--tflops, --calibrate)")
-    loader, chosen = loader or Load(), [method(text) for text in methods]
+    loader, chosen = loader or Load(), what.fitted([method(text) for text in methods])
     for model in models:
         lm = loader(model, weights=calibrate)
         for one in what.setups(lm, Watch()):

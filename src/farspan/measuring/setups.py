@@ -9,6 +9,7 @@ from farspan.lengths import check_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
 from farspan.measuring.adaptive import prepared
 from farspan.measuring.loop import Watch
+from farspan.methods import Method
 from farspan.tasks import Bound, Task, task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import BoundCurve, Curve
@@ -58,6 +59,10 @@ class Grid:
         }
         same = {"text": self.text, "lengths": self.lengths, "repeats": self.repeats, "seed": self.seed}
         return {"tasks": tasks, **same, "cost": self.cost, "compared": self.compared}
+
+    def fitted(self, methods: Sequence[Method]) -> list[Method]:
+        """Return methods whose windows, where they are left out, follow from the smallest trained length of the run."""
+        return [how.fitted(min(self.trained)) for how in methods]
 
     def setups(self, lm: LM, watch: Watch) -> list[Setup]:
         """Bind the tasks to one model.

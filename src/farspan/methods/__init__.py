@@ -39,10 +39,10 @@ SPELLINGS = {
     "dynamicntk": "rope:type=dynamic",
     "longrope": "rope:type=factors,file=FACTORS.json",
     "prope": "rope:type=truncated",
-    "streamingllm": "sinks:window=508",
-    "window": "sinks:window=508,sinks=0",
-    "slidingwindow": "sinks:window=508,sinks=0",
-    "lminfinite": "lambda_mask:window=512",
+    "streamingllm": "sinks",
+    "window": "sinks:sinks=0",
+    "slidingwindow": "sinks:sinks=0",
+    "lminfinite": "lambda_mask",
     "logn": "temperature",
 }
 

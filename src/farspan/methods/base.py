@@ -32,6 +32,15 @@ class Method(Protocol):
 
     def on(self, lm: LM) -> AbstractContextManager[Reader]: ...
 
+    def fitted(self, trained_length: int | None) -> "Method":
+        """Return it with a window that was left out set by the trained length (tokens) of a model, so that rows name
+        the window."""
+        return self
+
+    def extended(self, trained_length: int | None) -> int | None:
+        """Return the trained length (tokens) of a model under this method."""
+        return trained_length
+
     def kept(self, num_tokens: int) -> int:
         """Return the largest number of tokens whose keys are held while `num_tokens` are read."""
         return num_tokens
@@ -119,6 +128,13 @@ class Composed(Method):
 
     def __str__(self) -> str:
         return "+".join(str(part) for part in self.parts)
+
+    def fitted(self, trained_length: int | None) -> Method:
+        parts: list[Method] = []
+        for part in self.parts:
+            parts.append(part.fitted(trained_length))
+            trained_length = part.extended(trained_length)
+        return Composed(tuple(parts))
 
     @property
     def changes(self) -> tuple[str, ...]:

@@ -12,13 +12,13 @@ outside the window is at the same distance. Keeps sinks + window - 1 keys per la
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
-from farspan.hf.attend import Position, sink_window
-from farspan.lm import LM
+from farspan.hf.attend import Position, SinkWindow, sink_window
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
 
@@ -27,38 +27,45 @@ from farspan.reader import Reader, attending
 class LambdaMask(Method):
     """The last `window` tokens and the first `sinks`, at most `window` tokens away."""
 
-    window: int  # tokens, the current one included; also the largest distance
+    window: int | None = (
+        None  # tokens, the current one included; also the largest distance; default: the trained length
+    )
     sinks: int = 10  # tokens at the beginning of the text
 
     name: ClassVar[str] = "lambda_mask"
     changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
 
     def __post_init__(self) -> None:
-        if self.window < 1 or self.sinks < 0:
+        if (self.window is not None and self.window < 1) or self.sinks < 0:
             raise ValueError(f"{self}: window must be at least 1, sinks at least 0")
 
+    def fitted(self, trained_length: int | None) -> "LambdaMask":
+        return self if self.window is not None else replace(self, window=trained_length or DEFAULT_TRAINED_LENGTH)
+
     def kept(self, num_tokens: int) -> int:
-        return min(num_tokens, self.window + self.sinks - 1)
+        return min(num_tokens, (self.window or num_tokens) + self.sinks - 1)
 
     @classmethod
     def examples(cls) -> tuple["LambdaMask", ...]:
         return (cls(window=20, sinks=3),)
 
     def small(self, num_tokens: int) -> "LambdaMask":
-        return replace(self, window=min(self.window, num_tokens // 5), sinks=min(self.sinks, num_tokens // 16))
+        return replace(
+            self, window=min(self.window or num_tokens, num_tokens // 5), sinks=min(self.sinks, num_tokens // 16)
+        )
 
     def neutral(self, num_tokens: int) -> "LambdaMask":
-        return replace(self, window=max(self.window, num_tokens))
+        return replace(self, window=max(self.window or num_tokens, num_tokens))
 
     def forgetful(self, window: int) -> "LambdaMask":
-        return replace(self, window=min(self.window, window), sinks=min(self.sinks, 8))
+        return replace(self, window=min(self.window or window, window), sinks=min(self.sinks, 8))
 
     @property
-    def sees(self) -> int:
+    def sees(self) -> int | None:
         return self.window
 
     @property
-    def reach(self) -> int:
+    def reach(self) -> int | None:
         return self.window
 
     @property
@@ -66,18 +73,23 @@ class LambdaMask(Method):
         return self.sinks
 
     def on(self, lm: LM) -> AbstractContextManager[Reader]:
+        if self.window is None:
+            return self.fitted(lm.trained_length).on(lm)
         limit = lm.trained_length
         if limit is not None and self.window > limit:
             raise ValueError(
                 f"{self}: window = {self.window:,} tokens is more than the {limit:,} {lm.name} was trained on; "
                 f"use window <= {limit:,}"
             )
-        return attending(lm, partial(sink_window, shape=self), name=str(self), shape=self)
+        shape = cast(SinkWindow, self)
+        return attending(lm, partial(sink_window, shape=shape), name=str(self), shape=shape)
 
     def first_near(self, position: Position) -> Position:
+        assert self.window is not None
         return position - self.window + 1
 
     def far_query(self, position: Tensor) -> Tensor:
+        assert self.window is not None
         return torch.full_like(position, self.window)
 
     def far_key(self, position: Tensor) -> Tensor:

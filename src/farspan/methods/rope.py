@@ -106,6 +106,12 @@ class Rope(Method):
             return replace(self, factor=1.0)
         return replace(self, original=max(self.original or num_tokens, num_tokens))
 
+    def extended(self, trained_length: int | None) -> int | None:
+        original = self.original or trained_length
+        if self.type == "dynamic" or self.factor is None or original is None:
+            return trained_length
+        return int(original * self.factor)
+
     def neutral_limit(self, trained_length: int | None) -> int | None:
         limits = trained_length, self.original if self.type != "dynamic" else None
         return min((limit for limit in limits if limit is not None), default=None)
@@ -135,8 +141,7 @@ class Rope(Method):
             with attending(lm, partial(dense, scores=scores), name=str(self)) as reader:
                 yield reader
             return
-        reach = lm.trained_length if self.factor is None else int(original * self.factor)
-        longer = replace(lm, trained_length=reach)
+        longer = replace(lm, trained_length=self.extended(lm.trained_length))
         read_alike(longer, lm)  # fixed frequencies, its own as these: it is as readable in chunks as it was
         with hf.rope(lm.model, *other, name=str(self)) as scope:
             yield replace(dense_reader(longer), scope=scope)

@@ -18,12 +18,12 @@ comparisons; ours is as fast without. Keeps up to stride - 1 keys more.
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from torch import Tensor
 
-from farspan.hf.attend import Position, sink_window
-from farspan.lm import LM
+from farspan.hf.attend import Position, SinkWindow, sink_window
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.methods.base import ATTENTION, Method
 from farspan.reader import Reader, attending
 
@@ -32,7 +32,7 @@ from farspan.reader import Reader, attending
 class Sinks(Method):
     """The last `window` tokens and the first `sinks`."""
 
-    window: int  # tokens, the current one included
+    window: int | None = None  # tokens, the current one included; default: all that the trained length allows
     sinks: int = 4  # tokens at the beginning of the text
     stride: int = field(default=1, metadata={"quiet": True})  # tokens between two trimmings of the cache
 
@@ -40,11 +40,19 @@ class Sinks(Method):
     changes: ClassVar[tuple[str, ...]] = (ATTENTION,)
 
     def __post_init__(self) -> None:
-        if self.window < 1 or self.sinks < 0 or self.stride < 1:
+        if (self.window is not None and self.window < 1) or self.sinks < 0 or self.stride < 1:
             raise ValueError(f"{self}: window and stride must be at least 1, sinks at least 0")
 
+    def fitted(self, trained_length: int | None) -> "Sinks":
+        if self.window is not None:
+            return self
+        trained = trained_length or DEFAULT_TRAINED_LENGTH
+        if (window := trained - self.sinks - self.stride + 1) < 1:
+            raise ValueError(f"{self} leaves no window in the trained length of {trained:,} tokens; use fewer")
+        return replace(self, window=window)
+
     def kept(self, num_tokens: int) -> int:
-        return min(num_tokens, self.window + self.sinks + self.stride - 2)
+        return min(num_tokens, (self.window or num_tokens) + self.sinks + self.stride - 2)
 
     @classmethod
     def examples(cls) -> tuple["Sinks", ...]:
@@ -52,43 +60,50 @@ class Sinks(Method):
 
     def small(self, num_tokens: int) -> "Sinks":
         few = num_tokens // 16
-        window = min(self.window, num_tokens // 5)
+        window = min(self.window or num_tokens, num_tokens // 5)
         return replace(self, window=window, sinks=min(self.sinks, few), stride=min(self.stride, max(few, 1)))
 
     def neutral(self, num_tokens: int) -> "Sinks":
-        return replace(self, window=max(self.window, num_tokens))
+        return replace(self, window=max(self.window or num_tokens, num_tokens))
 
     def neutral_limit(self, trained_length: int | None) -> int | None:
         return None if trained_length is None else trained_length - self.sinks - self.stride
 
     def forgetful(self, window: int) -> "Sinks":
-        return replace(self, window=min(self.window, window), sinks=min(self.sinks, 8), stride=min(self.stride, 2))
+        return replace(
+            self, window=min(self.window or window, window), sinks=min(self.sinks, 8), stride=min(self.stride, 2)
+        )
 
     @property
-    def sees(self) -> int:
+    def sees(self) -> int | None:
         return self.window
 
     @property
-    def reach(self) -> int:
-        return self.window + self.stride - 1
+    def reach(self) -> int | None:
+        return None if self.window is None else self.window + self.stride - 1
 
     @property
     def first(self) -> int:
         return self.sinks
 
     def on(self, lm: LM) -> AbstractContextManager[Reader]:
+        if self.window is None:
+            return self.fitted(lm.trained_length).on(lm)
         needed, limit = self.sinks + self.window - 1 + self.stride, lm.trained_length
         if limit is not None and needed > limit:
             fix = f"use window <= {limit - needed + self.window:,}" if limit - needed + self.window > 0 else "use fewer"
             raise ValueError(
                 f"{self} needs {needed:,} positions, more than the {limit:,} {lm.name} was trained on; {fix}"
             )
-        return attending(lm, partial(sink_window, shape=self), name=str(self), shape=self)
+        shape = cast(SinkWindow, self)
+        return attending(lm, partial(sink_window, shape=shape), name=str(self), shape=shape)
 
     def first_near(self, position: Position) -> Position:
+        assert self.window is not None
         return position - position % self.stride - self.window + 1
 
     def far_query(self, position: Tensor) -> Tensor:
+        assert self.window is not None
         since = position % self.stride
         return (position - since).clamp_max(self.sinks + self.window - 1) + since
 
