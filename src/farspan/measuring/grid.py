@@ -98,14 +98,31 @@ def measure(
     command = what.tasks[0].name if len(what.tasks) == 1 and not cost else "compare"
     folder = Path(out) if out is not None else default_folder(command, names, header)
     if ray is not None:
-        from farspan.measuring.cluster import Devices, measure_on_cluster
-        from farspan.measuring.units import Job
-
-        job = Job(
-            folder.absolute(), header, tuple(map(str, chosen)), what, tuple(map(str, models)), loader, batch, chunk
-        )
-        return Measured(folder, measure_on_cluster(job, Devices(ray, gpus_per_model), watch))
+        names = [str(model) for model in models]
+        return _measure_there(names, chosen, what, folder, header, ray, gpus_per_model, loader, batch, chunk, watch)
     return _measure_here(models, chosen, what, folder, header, shard, loader, minutes, batch, chunk, watch)
+
+
+def _measure_there(
+    models: Sequence[str],
+    methods: Sequence[Method],
+    what: Grid,
+    folder: Path,
+    header: dict[str, Any],
+    address: str,
+    gpus_per_model: int | None,
+    loader: Load,
+    batch: int | None,
+    chunk: int | None,
+    watch: Watch,
+) -> Measured:
+    """Measure a run on a Ray cluster."""
+    from farspan.measuring.cluster import Devices, measure_on_cluster
+    from farspan.measuring.units import Job
+
+    written = tuple(str(how) for how in methods)
+    job = Job(folder.absolute(), header, written, what, tuple(models), loader, batch, chunk)
+    return Measured(folder, measure_on_cluster(job, Devices(address, gpus_per_model), watch))
 
 
 def _measure_here(
