@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 FLOOR := .venv-floor
 SERVED := .venv-served
 DOCS := .venv-docs
+TOOLS := .venv-tools
 FLOOR_TRANSFORMERS := 5.15.0
 
 export HF_HUB_OFFLINE ?= 1
 export PYTHONDONTWRITEBYTECODE := # empty: modules are compiled once, and not in each process that tests start
 
-.PHONY: demo real check test whole lint style types package notebook docs docs-serve test-attack test-floor test-distributed test-served clean
+.PHONY: demo real check test whole lint style types package notebook docs docs-serve test-attack test-floor test-distributed test-served test-pages test-tools clean
 
 demo: $(VENV)/.installed
 	$(BIN)/farspan demo
@@ -67,6 +68,14 @@ test-served: $(VENV)/.installed $(SERVED)/.installed
 	$(BIN)/python benchmarks/served.py --engine llama-server --python $(SERVED)/bin/python --check
 	$(BIN)/python benchmarks/served.py --engine vllm --python $(SERVED)/bin/python --check
 
+# every command on every page, on the embedded model: ten to fifteen minutes
+test-pages: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/commands
+
+# trackio and lm-evaluation-harness themselves: the tests that are skipped where these are not installed
+test-tools: $(TOOLS)/.installed
+	$(TOOLS)/bin/python -m pytest tests/test_trackers.py tests/test_exports.py
+
 # the documentation as a site: site/index.html, with the reference made from the code; links and accessibility are checked
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs: $(DOCS)/.installed
@@ -98,13 +107,23 @@ $(SERVED)/.installed:
 	$(SERVED)/bin/uv pip uninstall -q --python $(SERVED)/bin/python torchvision torchaudio torchcodec  # built for GPUs
 	touch $@
 
-# sees the packages of $(VENV), which it does not install again
+# let an environment see the packages of $(VENV), which are not installed again
+share = $(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
+	  > $$($(1)/bin/python -c 'import site; print(site.getsitepackages()[0])')/farspan-packages.pth
+
 $(DOCS)/.installed: $(VENV)/.installed
 	$(PYTHON) -m venv $(DOCS)
-	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
-	  > $$($(DOCS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/farspan-packages.pth
+	$(call share,$(DOCS))
 	$(DOCS)/bin/python -m pip install -q -c constraints.txt -e '.[docs]'
 	touch $@
 
+# trackio needs an older pillow than the other packages
+$(TOOLS)/.installed: $(VENV)/.installed
+	$(PYTHON) -m venv $(TOOLS)
+	$(call share,$(TOOLS))
+	grep -v '^pillow==' constraints.txt > $(TOOLS)/constraints.txt
+	$(TOOLS)/bin/python -m pip install -q -c $(TOOLS)/constraints.txt trackio==0.43.0 lm-eval==0.4.13
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(FLOOR) $(SERVED) $(DOCS) site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(FLOOR) $(SERVED) $(DOCS) $(TOOLS) site .mypy_cache .pytest_cache .ruff_cache

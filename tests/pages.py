@@ -1,8 +1,10 @@
 """The pages of the documentation: their blocks and commands, and whether a command prints what a page shows."""
 
 import re
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -14,6 +16,7 @@ BLOCK = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 INDENTED = re.compile(r"^(?: {4,}.*\n)+", re.M)
 COMMAND = re.compile(r"(?:^|\s)farspan\s+(?=[a-z-])([^&|;>]*)")
 COMMENT = re.compile(r"\s#\s.*$", re.M)
+WRAPPED = re.compile(r'^.*--wrap "(.*)"$', re.M)  # of sbatch
 OMITTED = "…"  # a line of a page's output that stands for any lines
 
 
@@ -25,9 +28,26 @@ def code_and_prose(page: Path) -> tuple[str, str]:
     return "\n".join([*fenced, *INDENTED.findall(rest)]), INDENTED.sub("", rest)
 
 
+def examples(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield the commands of a page in order, each without `farspan`, and what the page shows of its output: the lines
+    after a command that begins with $, else nothing."""
+    text, at = page.read_text("utf-8"), 0
+    blocks = list[str]()
+    for fenced in BLOCK.finditer(text):
+        blocks += [*INDENTED.findall(text[at : fenced.start()]), *([fenced[3]] if fenced[1] != "python" else [])]
+        at = fenced.end()
+    for block in [*blocks, *INDENTED.findall(text[at:])]:
+        block = dedent(block)
+        for session in re.split(r"^\$ ", block, flags=re.M)[1:]:
+            command, _, shown = session.partition("\n")
+            yield from ((one, shown) for one in commands(command))
+        if not re.search(r"^\$ ", block, re.M):
+            yield from ((one, "") for one in commands(block))
+
+
 def commands(code: str) -> list[str]:
     """Return what follows `farspan` in each command of some code, without comments; variables of a shell are 1."""
-    lines = COMMENT.sub("", re.sub(r"\$\w+", "1", code).replace("\\\n", " ")).splitlines()
+    lines = COMMENT.sub("", WRAPPED.sub(r"\1", re.sub(r"\$\w+", "1", code).replace("\\\n", " "))).splitlines()
     return [command.strip() for line in lines for command in COMMAND.findall(line)]
 
 

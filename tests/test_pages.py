@@ -19,7 +19,7 @@ from farspan.cli.options import TextOptions
 from farspan.measuring.sharding import parse_shard
 from farspan.train.config import read_config
 
-from pages import BLOCK, PAGES, ROOT, code_and_prose, commands
+from pages import BLOCK, PAGES, ROOT, code_and_prose, commands, examples
 
 ROOT_COMMAND: Any = typer.main.get_command(app)
 PLACEHOLDERS = {"books/": "builtin", "A": "builtin", "B": "builtin", "FOLDER": "builtin", "...": "demo"}
@@ -64,7 +64,7 @@ def check(command: str) -> None:
         read_config(path if path.exists() else given["config"], kind, given["overrides"] or [])
 
 
-ALL = [(page, command) for page in PAGES for command in commands(code_and_prose(page)[0])]
+ALL = [(page, command) for page in PAGES for command, _ in examples(page)]
 WRITTEN = {title for page in PAGES for _, title, _ in BLOCK.findall(page.read_text("utf-8")) if title}
 
 
