@@ -30,6 +30,7 @@ TEXTS = STEPS + " --set data.text=books/"
 SHORT = TEXTS + " --set data.decoder=64 --set data.chunks=2 --set data.chunk=32"
 SMALLER = (  # expressions and what replaces them, for runs that would take minutes
     (r"--lengths (1024:65536|512:16384)", "--lengths 320,511"),
+    (r" --gpus-per-model 4", ""),  # tests/distributed has a cluster that declares GPUs
     (r"--lengths 8192(,32768)?\b", "--lengths 1024"),
     (r"--lengths 2048,4096$", "--lengths 2048 --repeats 3"),
     (r"--lengths 10,100,300 --repeats 60", "--lengths 10,40 --repeats 3"),
