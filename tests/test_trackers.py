@@ -22,6 +22,8 @@ from farspan.record import read_header, read_rows
 from farspan.report.exports.numbers import Number, numbers_of
 from farspan.report.runs import of_model, read_run
 
+from tiny import CODE
+
 LENGTHS = (16, 32)
 METHODS = ("full", "sinks:window=24,sinks=4")
 Logged = dict[str, dict[int, float]]  # value by name and step
@@ -31,7 +33,7 @@ Logged = dict[str, dict[int, float]]  # value by name and step
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the embedded model under two methods: a forgetting curve and perplexity."""
     folder = tmp_path_factory.mktemp("runs") / "both"
-    settings: dict[str, Any] = {"lengths": LENGTHS, "repeats": 3, "out": folder, "shard": (1, 1)}
+    settings: dict[str, Any] = {"text": CODE, "lengths": LENGTHS, "repeats": 3, "out": folder, "shard": (1, 1)}
     library.measure(["demo"], list(METHODS), ["curve", "perplexity:target_tokens=8"], **settings)
     return folder
 
