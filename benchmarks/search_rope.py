@@ -1,12 +1,13 @@
 """Does a search of RoPE frequencies by memory give the embedded model a longer half-life than untrained YaRN?
 
-    python benchmarks/search_rope.py [--shape yarn] [--factor 4] [--out runs/search_rope] [--quick] [--check]
+    python benchmarks/search_rope.py [--shape yarn] [--factor 4] [--max-nats 0.05] [--against FACTOR ...]
+        [--out runs/search_rope] [--quick] [--check]
 
 `search_rope` measures 200 candidates on texts of `builtin:train` and keeps the one with the highest memory index that
-costs at most 0.05 nats per token inside the window. The factors found, untrained YaRN of the same factor and the
+costs at most `--max-nats` per token inside the window. The factors found, untrained YaRN of the same factor and the
 model's own RoPE are then measured on texts of `builtin:held-out`: memory lengths over lengths up to a whole context of
 `factor` windows (probe of 32 + 96 tokens), and nats per token on windows of the trained length. Differences are paired
-by text.
+by text; those to untrained YaRN of the factors `--against` are printed as well.
 Judged with --check: the CPU time of the search, and that the difference of the half-lives is significant. Resumable;
 the CPU seconds of all sessions are added. Last line: the figures as JSON.
 """
@@ -60,6 +61,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="yarn")
     parser.add_argument("--factor", type=float, default=4.0)
+    parser.add_argument("--max-nats", type=float, default=0.05, help="the bound inside the window")
+    parser.add_argument("--against", type=float, nargs="*", default=[], help="factors of untrained YaRN, besides")
     parser.add_argument("--search-texts", type=int, default=4)
     parser.add_argument("--texts", type=int, default=24, help="held-out texts")
     parser.add_argument("--evaluations", type=int, default=200)
@@ -72,7 +75,7 @@ def main() -> None:
         evaluations, search_texts, texts = 5, 2, 4
     options.out.mkdir(parents=True, exist_ok=True)
     lm, clock = load("demo"), Clock(options.out / "cpu_seconds")
-    shape = {"shape": options.shape, "factor": options.factor}
+    shape = {"shape": options.shape, "factor": options.factor, "max_nats": options.max_nats}
     found = search_rope(
         lm, **shape, evaluations=evaluations, repeats=search_texts, out=options.out / "search", watch=clock.watch()
     )
@@ -82,10 +85,9 @@ def main() -> None:
         raise SystemExit("no candidate keeps the bound")
     print(f"untrained YaRN: {found.yarn}\nbest, evaluation {found.best.number}: {found.best}", flush=True)
 
-    yarn, searched = (
-        str(method(one)) for one in (f"rope:type=yarn,factor={options.factor}", f"rope:type=factors,file={found.file}")
-    )
-    methods = ["full", yarn, searched]
+    yarn, *others = (str(method(f"rope:type=yarn,factor={one}")) for one in (options.factor, *options.against))
+    searched = str(method(f"rope:type=factors,file={found.file}"))
+    methods = ["full", yarn, searched, *others]
     held_out = {"text": "builtin:held-out", "repeats": texts}
     largest = options.factor * 512 - 130
     lengths = [n for n in (*LENGTHS, *(2 * n for n in LENGTHS if 2 * n > LENGTHS[-1])) if n <= largest]
@@ -103,15 +105,19 @@ def main() -> None:
         "evaluations": len(found.tried),
         "best": found.best.number,
     }
-    for how in (yarn, searched):
+    for how in methods[1:]:
         extra = nats[how] - nats["full"]
         half = student.ppf(0.975, len(extra) - 1) * extra.std(ddof=1) / len(extra) ** 0.5
         print(f"{how}: nats inside the window {extra.mean():+.4f} ± {half:.4f} to the model's own RoPE")
-    p = {}
-    for one in differences(curves[yarn], curves[searched], names=("yarn", "searched")):
-        print(f"{one.name}: {one.values[0]:,.0f} -> {one.values[1]:,.0f}, {one.value:+,.0f} {one.interval}, p {one.p}")
-        figures |= {f"{one.name}_difference": one.value}
-        p[one.name] = one.p
+    judged = {}
+    for how in (*others, yarn):  # the last is judged
+        print(f"differences to {how}:")
+        judged = {one.name: one for one in differences(curves[how], curves[searched], names=("yarn", "searched"))}
+        for one in judged.values():
+            of_both = f"{one.values[0]:,.0f} -> {one.values[1]:,.0f}"
+            print(f"{one.name}: {of_both}, {one.value:+,.0f} {one.interval}, p {one.p}")
+    figures |= {f"{name}_difference": one.value for name, one in judged.items()}
+    p = {name: one.p for name, one in judged.items()}
     figures |= {"half_life_p": p["half_life"], "extra_nats": float((nats[searched] - nats["full"]).mean())}
     missed = []
     if not options.quick:

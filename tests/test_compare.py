@@ -141,6 +141,15 @@ def test_verdicts_are_of_what_is_certain_and_know_which_way_is_better() -> None:
     assert verdicts == {"full": "", "better": "win", "worse": "loss", "same": "tie"}
 
 
+def test_rounding_that_all_examples_have_is_no_win() -> None:
+    shift = {"full": 0.0, "better": -1e-4, "worse": 1e-3}
+    rows = [row(how, str(i), i + by + 1e-6 * i) for how, by in shift.items() for i in range(8)]
+    full, better, worse = report.cells(rows, HEADER)
+    assert better.p_holm is not None
+    assert better.p_holm < 0.02
+    assert (full.verdict, better.verdict, worse.verdict) == ("", "tie", "loss")
+
+
 def test_other_examples_are_not_compared() -> None:
     rows = [row("full", f"a{i}", i) for i in range(4)] + [row("better", f"b{i}", i - 3.0) for i in range(4)]
     cell = report.cells(rows, HEADER)[1]

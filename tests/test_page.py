@@ -355,7 +355,7 @@ def test_a_run_whose_every_row_failed_is_shown_with_its_failures(tmp_path: Path)
     assert shown.table(0)[1] == ["● small", "512", "every row failed: oom"]
     assert shown.table(1)[1] == ["● small", "512", "oom", "oom"]
     assert failed_lines(shown) == [["org/small", "full", "a", "oom", "20 GiB are missing", "4", "100"]]
-    assert drawn(tmp_path / "out")["curve-1"]["data"][-1]["x"] == [100, 300]
+    assert drawn(tmp_path / "out")["curve-1"]["data"][-1]["x"] == [100, 300] * 2  # a marker and a cross
 
 
 def failed_lines(shown: Page) -> list[list[str]]:
@@ -495,7 +495,7 @@ def test_names_are_no_html_to_plotly_either(tmp_path: Path) -> None:
     page(tmp_path / "out", run(tmp_path / "a", measured))
     texts = [text for trace in drawn(tmp_path / "out")["curve-1"]["data"] for text in trace.get("text", [])]
     assert not any("<a" in text for text in texts)
-    assert sum("&lt;a href" in text for text in texts) == 2 * len(CURVE) + 2  # copy, control, half-life, failed
+    assert sum("&lt;a href" in text for text in texts) == 2 * len(CURVE) + 3  # copy, control, half-life, failed twice
 
 
 def test_a_page_lets_no_script_run_but_its_own_and_loads_nothing(tmp_path: Path) -> None:
@@ -819,7 +819,7 @@ def test_perplexity_is_drawn_over_length_with_gain_and_accuracy(tmp_path: Path) 
     assert (line["x"], line["y"]) == ([128, 512, 1024], pytest.approx([2.05, 1.55, 4.05]))
     low, high = stats.interval(np.array([[2.0, 1.5, 4.0], [2.1, 1.6, 4.1]]))
     assert band["y"] == pytest.approx([*high, *low[::-1]], abs=1e-5)
-    assert (cross["x"], rule["x"]) == ([2048], [512, 512])
+    assert (cross["x"], rule["x"]) == ([2048] * 2, [512, 512])
     bottom, top = found["quality-1"]["layout"]["yaxis"]["range"]
     assert bottom < min(low) < max(high) < top
     gain = next(one for one in found["gain-1"]["data"] if one["mode"] == "lines+markers")

@@ -20,6 +20,13 @@ from farspan.tasks import task
 from tiny import tiny_config
 
 
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    file = tmp_path / "text.txt"
+    file.write_text("a fox is quick and brown, and a dog is lazy, " * 100)
+    return str(file)
+
+
 @pytest.mark.parametrize(
     ("architecture", "changes", "count", "error"),
     [
@@ -54,8 +61,10 @@ def test_processes_take_the_least_of_their_numbers(lm: LM, monkeypatch: pytest.M
     assert least(7, lm.model) == lm.free_bytes == 5
 
 
-def test_memory_that_runs_out_in_one_process_ends_the_measurement(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    bound = task("perplexity:target_tokens=4").on(lm, "builtin")
+def test_memory_that_runs_out_in_one_process_ends_the_measurement(
+    lm: LM, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = task("perplexity:target_tokens=4").on(lm, text)
 
     def run(*_: Any) -> Any:
         raise MemoryError("of this device")
@@ -72,11 +81,11 @@ def test_memory_that_runs_out_in_one_process_ends_the_measurement(lm: LM, monkey
     assert {row.status for row in rows} == {"oom"}
 
 
-def test_a_process_that_writes_nothing_has_the_same_rows(lm: LM, tmp_path: Path) -> None:
+def test_a_process_that_writes_nothing_has_the_same_rows(lm: LM, text: str, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"lengths": (8, 16), "repeats": 2}
-    written = measure([lm], tasks="perplexity:target_tokens=4", out=tmp_path, **asked).rows
-    other, bound = Unwritten(), task("perplexity:target_tokens=4").on(lm, "builtin")
-    other.know(read_rows(tmp_path)[:1])
+    written = measure([lm], tasks="perplexity:target_tokens=4", text=text, out=tmp_path / "run", **asked).rows
+    other, bound = Unwritten(), task("perplexity:target_tokens=4").on(lm, text)
+    other.know(read_rows(tmp_path / "run")[:1])
     rows = measure_cell(bound, method("full"), lm, other, **asked)
     assert sorted(row.key for row in rows) == sorted(row.key for row in written)
     assert {row.key: row.scores for row in rows} == {row.key: row.scores for row in written}

@@ -273,11 +273,16 @@ def test_the_picture_shows_lengths_that_failed_and_why(tmp_path: Path) -> None:
     assert "failed" not in svg(rows(), tmp_path)
 
 
-def test_crosses_of_members_differ_in_shape_and_place() -> None:
-    axes = Canvas().subplots()
+@pytest.fixture
+def of_three_that_failed() -> Figure:
     statuses = [{512: "oom", 1024: "oom"}, {1024: "oom"}, {512: "nan"}]
     failed = [Failed(f"m{i}", f"m{i}", i, one, frozenset()) for i, one in enumerate(statuses)]
-    draw_on(axes, Figure("a", "x", "y", [Line("line", [64.0], [3.0], 0)], failed=failed))
+    return Figure("a", "x", "y", [Line("line", [64.0], [3.0], 0)], failed=failed)
+
+
+def test_crosses_of_members_differ_in_shape_and_place(of_three_that_failed: Figure) -> None:
+    axes = Canvas().subplots()
+    draw_on(axes, of_three_that_failed)
     crosses = [line for line in axes.lines if str(line.get_label()).startswith("m")]
     outlines = [crosses[i].get_marker().vertices for i in range(3)]
     assert not any(np.array_equal(a, b) for a, b in combinations(outlines, 2))
@@ -285,6 +290,12 @@ def test_crosses_of_members_differ_in_shape_and_place() -> None:
     assert sorted(x for x, _ in places) == [512, 512, 1024, 1024]
     assert len(set(places)) == 4
     assert min(y for _, y in places) == crosses[0].get_ydata()[0]
+
+
+def test_crosses_on_the_page_differ_in_shape_and_place(of_three_that_failed: Figure) -> None:
+    crosses = [trace for trace in as_plotly(of_three_that_failed)["data"] if trace["meta"]["kind"] == "failed"]
+    assert len({one["marker"]["symbol"][0] for one in crosses}) == 3
+    assert len({place for one in crosses for place in zip(one["x"], one["y"], strict=True)}) == 4
 
 
 def test_a_length_that_failed_in_one_repeat_alone_is_drawn_from_the_others(tmp_path: Path) -> None:

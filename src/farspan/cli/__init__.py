@@ -1,6 +1,7 @@
 """The command line: thin and typed. Nothing heavy is imported before a command needs it, typer included, so that a
 signal ends a command in one line from the beginning on."""
 
+import gc
 from typing import Any
 
 from farspan.cli import stopping
@@ -8,6 +9,7 @@ from farspan.cli import stopping
 
 def main() -> None:
     """Exit 1 when rows are missing, 2 for what a user can correct, 130 when interrupted, 143 when terminated."""
+    gc.set_threshold(10_000, 20, 20)  # to look for garbage among new modules is a tenth of the time of importing them
     stopping.run(_commands)
 
 

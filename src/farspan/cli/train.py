@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from farspan.cli.options import CHECKPOINT_KEPT, RUN, AsJson, one_line_errors, option
+from farspan.extras import optional_import
 from farspan.terminal import Terminal
 
 Config = Annotated[Path, typer.Argument(help="TOML file, or the name of a config that comes with farspan: smt-demo.")]
@@ -70,6 +71,7 @@ def _train(recipe: str, config: Path, overrides: list[str] | None, as_json: bool
         result: a format string for the summary.
     """
     with one_line_errors(CHECKPOINT_KEPT):
+        optional_import("accelerate", "train")  # first: where it is missing, torch is imported for nothing
         from farspan.report.progress import Display
         from farspan.train.config import read_config
         from farspan.train.engines import is_first_process

@@ -76,7 +76,7 @@ class Unwritten(Run):
         super().__init__(Path(), {"sessions": []}, [], None, None, [], None)  # type: ignore[arg-type]
 
     def append(self, row: Row) -> None:
-        self.know([*self.rows, row])
+        self._keep(row)
 
     def add_model(self, identity: dict[str, Any], order: Sequence[str] = ()) -> None:
         pass

@@ -114,9 +114,9 @@ class Run:
 
     def know(self, rows: Sequence[Row]) -> None:
         """Take these rows for all that were measured so far."""
-        self.rows = list(rows)
+        self.rows: list[Row] = []
         self._latest.clear()
-        for row in self.rows:
+        for row in rows:
             self._keep(row)
 
     def of(self, model: str, method: str) -> list[Row]:
@@ -180,6 +180,7 @@ class Run:
         return found
 
     def _keep(self, row: Row) -> None:
+        self.rows.append(row)
         self._latest.setdefault((row.model, row.method), {})[row.key] = row
 
     def _change_header(self, change: Callable[[dict[str, Any]], None]) -> None:
@@ -192,7 +193,7 @@ class Run:
                 write(self.folder / "run.json", json.dumps(self.header, indent=2) + "\n")
 
     def append(self, row: Row) -> None:
-        """Write the row; the operating system has it when this returns. A shard also syncs it to the disk, so that$
+        """Write the row; the operating system has it when this returns. A shard also syncs it to the disk, so that
         other machines see it there.
 
         Raises:
@@ -213,9 +214,7 @@ class Run:
                 f"{error.strerror}; the {len(self.rows):,} rows before it are safe: free space and repeat the command",
                 str(self.folder / f"{writer(self.shard)}.jsonl"),
             ) from error
-        row = Row(**json.loads(written))  # as it will be read: tuples become lists
-        self.rows.append(row)
-        self._keep(row)
+        self._keep(Row(**json.loads(written)))  # as it will be read: tuples become lists
 
     def __enter__(self) -> Self:
         return self

@@ -2,8 +2,8 @@
 
 The first model under the first method is the baseline. A cell is one model under one method at one task and length.
 It wins or loses where the mean difference from the baseline over the same examples is not 0 (p of the paired t test
-below 0.05 after Holm's correction over all cells of the task), and ties otherwise. Examples of models with another
-tokenizer consist of other tokens: such cells have no verdict.
+below 0.05 after Holm's correction over all cells of the task) and is more than rounding; otherwise it ties. Examples of
+models with another tokenizer consist of other tokens: such cells have no verdict.
 """
 
 from collections import Counter
@@ -20,6 +20,7 @@ from farspan.stats import LEVEL, bands, holm, interval, student_mean
 
 COSTS = ("prefill_rate", "decode_rate", "prefill_seconds", "weight_bytes", "context_bytes", "activation_bytes")
 SERVER = ("requests", "prompt_tokens", "cached_share")
+ROUNDING = 5e-4  # difference of scores (nats, shares): one model read in two ways has less, though in all examples
 Interval = tuple[float | None, float | None]
 
 
@@ -248,7 +249,7 @@ def _costs(rows: Sequence[Row]) -> dict[str, Any]:
 def _verdict(cell: Cell, corrected: float | None, higher_is_better: bool | None) -> str:
     if corrected is None or cell.difference is None or higher_is_better is None:
         return ""
-    if corrected >= LEVEL:
+    if corrected >= LEVEL or abs(cell.difference) < ROUNDING:
         return "tie"
     return "win" if (cell.difference > 0) == higher_is_better else "loss"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
@@ -128,6 +129,17 @@ class Figure:
     def has_bands(self) -> bool:
         """Whether intervals along lines are bands, not error bars."""
         return self.num_members <= FEW_BANDS
+
+    @property
+    def failed_heights(self) -> list[float]:
+        """The height of the crosses of each member that failed, as a share of the figure's: members with other markers
+        have no cross at one place."""
+        rows: list[int] = []
+        for place, one in enumerate(self.failed):
+            before = zip(rows, self.failed[:place], strict=True)
+            taken = {row for row, other in before if other.statuses.keys() & one.statuses.keys()}
+            rows.append(next(row for row in count() if row not in taken))
+        return [0.02 + 0.035 * (row % len(SHAPES)) for row in rows]
 
     @property
     def limits(self) -> tuple[float, float]:

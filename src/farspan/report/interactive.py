@@ -14,7 +14,6 @@ from farspan.report.export import csv_link, figure_table
 from farspan.report.figure import FEW_TICKS, MARKED, RECALL, Failed, Figure, Heat, Line, Rule
 
 DARK = {"#000000": "#777777"}  # the one of the colours that cannot be seen on a dark page
-FAILED = "#cc3311"
 NEUTRAL = "#8a8a8a"
 LABEL = 0.35  # width of the text of a rule on a phone, as a share of the figure
 DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot"}
@@ -32,8 +31,8 @@ def as_plotly(one: Figure) -> dict[str, Any]:
     traces = [
         trace for line in one.lines for trace in (*(_band(line) if one.has_bands else ()), _line(line, one.has_bands))
     ]
-    at = bottom if one.span is None else one.span[0] + 0.01
-    traces += [_crosses(failed, at) for failed in one.failed]
+    for height, failed in zip(one.failed_heights, one.failed, strict=True):
+        traces.append(_crosses(failed, bottom + height * (top - bottom)))
     x = [float(place) for line in one.lines for place in line.x] or [0.0, 1.0]
     x += [rule.x for rule in one.rules if rule.x is not None]
     rows = _rows(one.rules, x)
@@ -138,22 +137,32 @@ def _band(line: Line) -> list[dict[str, Any]]:
 
 
 def _crosses(failed: Failed, height: float) -> dict[str, Any]:
-    """Return crosses at the bottom, smaller where other rows of a length were measured."""
+    """Return crosses within the marker of the member, smaller where other rows of a length were measured.
+
+    Args:
+        height: in the unit of the y axis.
+    """
     lengths = sorted(failed.statuses)
     partly = [length in failed.partly for length in lengths]
     texts = [
         hover([failed.name, f"length {length:,}: {'partly ' if part else ''}failed, {failed.statuses[length]}"])
         for length, part in zip(lengths, partly, strict=True)
     ]
-    sizes = [6 if part else 10 for part in partly]
+    sizes = [8 if part else 12 for part in partly]
+    symbols = [f"{figure.shape(failed.index)[1]}-open", "x-thin-open"]  # both at each length
     return {
         "type": "scatter",
         "mode": "markers",
-        "x": lengths,
-        "y": [height] * len(lengths),
-        "text": texts,
+        "x": lengths * 2,
+        "y": [height] * len(lengths) * 2,
+        "text": texts * 2,
         "hoverinfo": "text",
-        "marker": {"color": FAILED, "symbol": "x-thin-open", "size": sizes, "line": {"width": 2}},
+        "marker": {
+            "color": colour(failed.index),
+            "symbol": [symbol for symbol in symbols for _ in lengths],
+            "size": [*sizes, *(size / 2 for size in sizes)],
+            "line": {"width": 1.5},
+        },
         "meta": {"curve": failed.index, "kind": "failed"},
     }
 

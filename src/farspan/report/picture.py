@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
-from itertools import count
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Literal
@@ -26,7 +25,7 @@ from matplotlib.transforms import Affine2D
 
 from farspan.files import written
 from farspan.report.export import three_digits
-from farspan.report.figure import FEW_TICKS, RECALL, SHAPES, Failed, Figure, Heat, Line, Rule, colour, shape
+from farspan.report.figure import FEW_TICKS, RECALL, Failed, Figure, Heat, Line, Rule, colour, shape
 from farspan.terminal import CONTROL
 
 ROW = 11  # height of a row of labels of rules, in points
@@ -152,8 +151,8 @@ def _draw_lines(axes: Axes, one: Figure) -> int:
             _draw_line(axes, line)
     for area in one.areas:
         axes.axvspan(area.start, area.end, color=area.colour, zorder=0, label=area.label)
-    for row, failed in zip(_failed_rows(one.failed), one.failed, strict=True):
-        _draw_failed(axes, failed, row)
+    for height, failed in zip(one.failed_heights, one.failed, strict=True):
+        _draw_failed(axes, failed, height)
     for rule in one.rules:
         _draw_rule(axes, rule)
     axes.set(xlabel=one.x, ylabel=one.y)
@@ -251,22 +250,12 @@ def _look(line: Line) -> dict[str, Any]:
     return look | {"marker": shape(line.index)[2], "markersize": 6, "markevery": line.marked}
 
 
-def _failed_rows(failed: Sequence[Failed]) -> list[int]:
-    """Return the row of the crosses of each member, from the bottom: members with other markers have no cross at one
-    place."""
-    rows: list[int] = []
-    for place, one in enumerate(failed):
-        taken = {rows[i] for i, other in enumerate(failed[:place]) if other.statuses.keys() & one.statuses.keys()}
-        rows.append(next(row for row in count() if row not in taken))
-    return [row % len(SHAPES) for row in rows]
-
-
-def _draw_failed(axes: Axes, failed: Failed, row: int) -> None:
+def _draw_failed(axes: Axes, failed: Failed, height: float) -> None:
     """Draw a cross within the marker of the member at each length without a result."""
     lengths = [length for length in sorted(failed.statuses) if length not in failed.partly]
     if lengths:
         axes.plot(
-            lengths, [0.02 + 0.035 * row] * len(lengths), marker=_crossed(shape(failed.index)[2]), markersize=9,
+            lengths, [height] * len(lengths), marker=_crossed(shape(failed.index)[2]), markersize=9,
             linestyle="", color=colour(failed.index), markerfacecolor="none",
             transform=axes.get_xaxis_transform(), clip_on=False, label=failed.label,
         )  # fmt: skip

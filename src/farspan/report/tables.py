@@ -87,7 +87,8 @@ def _longest_with(cost: str, mine: Sequence[Cell]) -> Cell | None:
 
 def legend(found: Sequence[Cell]) -> str:
     """Return what the marks of a comparison mean."""
-    first = f"▲ better, ▼ worse than the first line, = neither: paired over the same examples, p < {LEVEL} after Holm"
+    marks = "▲ better, ▼ worse than the baseline, the first line, = neither"
+    first = f"{marks}: paired over the same examples, p < {LEVEL} after Holm"
     if any(0 < cell.pairs < LEAST_PAIRS for cell in found):
         first += f"; no verdict with fewer than {LEAST_PAIRS} shared examples"
     return f"{first}; {WINS}: wins, ties, losses"
