@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -439,12 +440,30 @@ def test_an_unknown_text_is_refused_with_what_a_text_can_be(models: Path) -> Non
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--trained-length", 23 * "9"), ("--trained-length", 0), ("--seed", -1), ("--points", 0), ("--scored", 23 * "9")],
+    [("--trained-length", 0), ("--seed", -1), ("--points", 0), ("--scored", 0)],
 )
 def test_a_number_out_of_range_is_refused_with_the_range(option: str, value: object) -> None:
     said = refused(curve("no-model", option, value))
     assert f"Invalid value for '{option}'" in said
     assert "or equal" in said
+
+
+def test_numbers_of_tokens_beyond_any_text_are_refused(models: Path) -> None:
+    many = 23 * "9"
+    probe = curve(models / "llama", "--text", "text.txt", "--protocol", "probe", "--scored", many, "--lengths", "16,32")
+    assert f"+ {many} tokens (--warmup, --scored) is longer than the longest text" in refused(probe)
+    said = refused(curve(models / "llama", "--text", "text.txt", "--trained-length", many))
+    assert f"the trained length is {many}, expected 1 to 1,000,000,000,000 tokens" in said
+
+
+@pytest.mark.parametrize("command", [("curve",), ("ask",), ("index",), ("search", "rope"), ("train", "smt")])
+def test_help_names_the_value_of_an_option_and_nothing_after_a_switch(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = farspan(*command, "--help").stdout.replace("<bool>  Show this message", "")
+    assert not re.findall(r"--\S+ .*<(?:bool|str|int|float|list.*)>", shown)
+    assert not re.findall(r"\d{10}", shown)
 
 
 @pytest.mark.parametrize(

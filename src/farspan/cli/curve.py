@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 from farspan.cli.measured import run_measurement
 from farspan.cli.options import (
-    LARGEST,
     LENGTHS,
     RUN,
     TASK,
@@ -109,9 +108,7 @@ def recall(
     text: Text = "builtin",
     target_text: TargetTexts = None,
     prefix_text: PrefixTexts = None,
-    length: Annotated[
-        int | None, count(LENGTHS, "Tokens of the text; default: what fits the trained length.", 1, LARGEST)
-    ] = None,
+    length: Annotated[int | None, count(LENGTHS, "Tokens of the text; default: what fits the trained length.")] = None,
     points: Annotated[int, count(LENGTHS, "Depths in the text, evenly spaced.", 2, 1000)] = 16,
     repeats: Annotated[int | None, option(LENGTHS, "Texts; default 10.", metavar="N")] = None,
     seed: Seed = 0,

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from typer.models import OptionInfo
 
 from farspan.cli import stopping
 from farspan.terminal import Terminal
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from farspan.lm import Load
 
 err = Terminal(stderr=True)
-LARGEST = 10**12  # tokens, as in farspan.lengths, whose numpy takes long to import
 LONGEST = 1000  # characters of an error
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]  # as in farspan.lm, which imports torch
 Spacing = Literal["linear", "log"]
@@ -122,11 +122,11 @@ PrefixTexts = Annotated[
 ]
 Warmup = Annotated[
     int | None,
-    count(TASK, "Tokens of a probe that are read before scoring; default 128, beyond 8,192 tokens 512.", 0, LARGEST),
+    count(TASK, "Tokens of a probe that are read before scoring; default 128, beyond 8,192 tokens 512.", 0),
 ]
 Scored = Annotated[
     int | None,
-    count(TASK, "Tokens of a probe that are scored; default 256, beyond 8,192 tokens 1,024.", 1, LARGEST),
+    count(TASK, "Tokens of a probe that are scored; default 256, beyond 8,192 tokens 1,024."),
 ]
 Repeats = Annotated[int, option(LENGTHS, "Examples at each length.", metavar="N")]
 Seed = Annotated[int, count(LENGTHS, "Random seed for choosing texts.", 0)]
@@ -155,7 +155,7 @@ class Loading:
         ),
     ] = "auto"
     trained_length: Annotated[
-        int | None, count(MODEL, "Trained context length in tokens; default: from the config.", 1, LARGEST)
+        int | None, count(MODEL, "Trained context length in tokens; default: from the config.")
     ] = None
     revision: Annotated[str | None, option(MODEL, "Branch, tag or commit on the hub.")] = None
     gguf: Annotated[
@@ -316,10 +316,24 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
         command(**given)
 
+    for parameter in flat:
+        _name_value(parameter)
     by_name = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in flat]
     called.__signature__ = inspect.Signature(by_name)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
     return called
+
+
+def _name_value(parameter: inspect.Parameter) -> None:
+    """Let `--help` show no type after a switch, and a name instead of a type after an option that takes any text or
+    number."""
+    kind, *about = get_args(parameter.annotation) if get_origin(parameter.annotation) is Annotated else [None]
+    for one in about:
+        if isinstance(one, OptionInfo) and one.metavar is None:
+            if kind is bool:
+                one.metavar = ""
+            elif {kind, *get_args(kind)} & {str, int, float, Path, list[Path]}:
+                one.metavar = parameter.name.rpartition("_")[2].upper()
 
 
 ROWS_KEPT = "the rows measured so far are kept, and the same command continues from there"
