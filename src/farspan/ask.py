@@ -26,7 +26,7 @@ from farspan.text.utf8 import read_text, refuse_surrogates
 PLAIN = "{context}Question: {question}\nAnswer:"
 BETWEEN = "\n\n"  # after each file
 MARK, ASKED = "\u2402context\u2403", "\u2402question\u2403"  # placeholders while a chat template is filled in
-TEMPLATE_LINES = 2_000_000  # of Python that filling in a chat template may run: seconds
+TEMPLATE_LINES = 2_000_000  # lines of Python that filling in a chat template may run: some seconds
 TEMPLATE_CHARACTERS = 1_000_000
 
 
@@ -37,8 +37,8 @@ class Answer:
     text: str
     num_tokens: int
     num_seen: int  # tokens of the context and of the template before it
-    num_kept: int  # of these, whose keys the decoder holds
-    num_encoded: int  # of these, read by an encoder instead of the decoder
+    num_kept: int  # of these, tokens whose keys the decoder holds
+    num_encoded: int  # of these, tokens read by an encoder instead of the decoder
     seconds: float  # from the question to the end of the answer
 
 
@@ -132,13 +132,13 @@ def read_texts(files: Sequence[Path]) -> list[str]:
 
 
 def num_tokens(lm: LM, texts: Sequence[str]) -> int:
-    """Return the tokens of the context that a conversation on these texts reads."""
+    """Return the number of context tokens that a conversation about these texts reads."""
     return sum(_ids(lm, text.rstrip() + BETWEEN).shape[1] for text in texts)
 
 
 def template(lm: LM) -> tuple[str, str, str]:
-    """Return the text before the context, between it and the question, and after the question; of the model's chat
-    template, if it has one."""
+    """Return the text before the context, between it and the question, and after the question: from the model's
+    chat template, if it has one."""
     filled = PLAIN.format(context=MARK, question=ASKED)
     if getattr(lm.tokenizer, "chat_template", None):
         filled = _filled(lm)

@@ -195,8 +195,8 @@ class MeasuringCallback(TrainerCallback, ABC):
             control.should_log = should_log
 
     def _track(self, args: Any, state: Any, control: Any, run: Run, name: str, logged: Container[str]) -> None:
-        """Send the numbers at each length that were not logged, and pictures, to the trackers of `report_to`: too many
-        for the log history and for callbacks that print it."""
+        """Send pictures, and the numbers at each length that were not logged, to the trackers of `report_to`: they are
+        too many for the log history and for callbacks that print it."""
         listening = trackers.reporters(self._listeners.callbacks) if self._listeners is not None else []
         if not listening:
             return

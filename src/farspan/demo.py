@@ -52,7 +52,7 @@ def run_demo(out: Path, console: Terminal, *, fresh: bool = False) -> int:
                 lengths=LENGTHS,
                 repeats=REPEATS,
                 out=out / name,
-                shard=(1, 1),  # all of it, also in a task of a Slurm array
+                shard=(1, 1),  # the whole run, also in a task of a Slurm array
                 watch=watch,
             )
             rows += measured.rows

@@ -20,7 +20,7 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 
 PREFIX = ".farspan-part-"  # of temporary folders
 DEEPEST = 100  # levels of lists and objects in JSON
-LOCK = "lock"  # the file in them that their process holds locked
+LOCK = "lock"  # the file in them that their process keeps locked
 
 
 def write(path: Path, content: str | bytes) -> None:

@@ -39,7 +39,7 @@ def spaced_lengths(
 
 
 def doubled_lengths(first: int, trained: Sequence[int]) -> tuple[int, ...]:
-    """Return a length and its doubles, to twice the largest of the trained lengths; always the first."""
+    """Return a length and its doublings up to twice the largest trained length; at least the length itself."""
     return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
 
 

@@ -45,7 +45,7 @@ class LM:
     separator: Separator
     trained_length: int | None  # tokens; None if the config has none
     position_limit: int | None  # tokens; the end of learned positions
-    identity: dict[str, Any]  # for the record
+    identity: dict[str, Any]  # recorded in runs
     planned_device: torch.device | None = None  # where a model without weights would be; None: it has weights
 
     def __repr__(self) -> str:
@@ -132,7 +132,7 @@ class LM:
 
     @property
     def how_asked(self) -> str:
-        """How a model on a server is asked for scores, in words; empty: it runs in this process."""
+        """How scores are requested from a served model, in words; empty: it runs in this process."""
         return ""
 
     @property
@@ -168,8 +168,8 @@ def load(
     Args:
         model: a folder, a hub id, a GGUF file, or "demo", the embedded model. With HF_HUB_OFFLINE=1 only cached files
             are used. A GGUF file is dequantised to float32 and cached (extra `gguf`).
-        dtype: of weights and activations; "auto" is the checkpoint's own, and float32 instead of one of 16 bits
-            that the CPU has no instructions for (`hf.has_instructions`) and computes up to 10 times slower.
+        dtype: of weights and activations; "auto" is the checkpoint's own, but float32 instead of a 16-bit dtype
+            that the CPU has no instructions for (`hf.has_instructions`), which is up to 10 times slower.
         device: "cpu", "cuda", "cuda:1", "mps"; default the first accelerator, else the CPU.
         attention: transformers' name of an attention implementation; default the model's own.
         trained_length: tokens; overrides the config's.
@@ -177,8 +177,8 @@ def load(
         trust_remote_code: run code that comes with the model; None: no, and the caller has no option to allow it.
         allow_pickle: also read .bin weights, which can run code; otherwise safetensors only.
         gguf: the GGUF file to load, of a folder or a hub id that holds several.
-        weights: False: load only config and tokenizer, which plans need; a read is refused. Chunked reading is then
-            not checked, and quantised weights count in the dtype.
+        weights: False: load only config and tokenizer, enough for plans; reading is refused. Chunked reading is then
+            not checked, and the size of quantised weights is counted in the dtype.
         hub: passed on to `from_pretrained`, such as device_map="auto", distributed_config, quantization_config.
 
     Raises:
@@ -190,7 +190,7 @@ def load(
     name = str(model)
     if gguf is not None:
         name = gguf_file(name, gguf, revision)
-        revision = None  # the file is there
+        revision = None  # the file is already local
     _check_options(name, dtype, attention, trained_length, revision)
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     placed = "device_map" in hub or "distributed_config" in hub
@@ -241,7 +241,7 @@ class Load:
     trained_length: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
     served: dict[str, Any] = field(default_factory=dict)  # of `farspan.served`, for models given as URLs
-    _served: dict[str, LM] = field(default_factory=dict, repr=False, compare=False)  # each is asked once what it is
+    _served: dict[str, LM] = field(default_factory=dict, repr=False, compare=False)  # each is queried only once
 
     def __call__(self, model: str | LM, *, weights: bool = True) -> LM:
         if isinstance(model, LM):
@@ -349,7 +349,7 @@ def fingerprint(model: Any) -> str:
     for name, weight in weights.items():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         if weight.numel() and not offloaded:
-            whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # of a sharded model
+            whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight  # the weight of a sharded model
             flat = whole.detach().reshape(-1)
             ends = torch.cat([flat[:16], flat[-16:]]).float().cpu()
             digest.update(ends.numpy().tobytes())

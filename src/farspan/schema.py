@@ -57,13 +57,13 @@ class Row:
     depth: Share = 0.0  # position in the text: 0 its beginning, 1 its end
     status: str = "ok"  # or "oom", "nan", "too_long", "budget", "no_keys": then `scores` is empty or partial
     reason: str = ""  # of a status other than ok
-    scores: Words = field(default_factory=dict)  # by name: those of the task
+    scores: Words = field(default_factory=dict)  # scores of the task, by name
     num_seen: Count = 0  # tokens the memory had read
     num_kept: Count = 0  # tokens it still held
     seconds: Cost = 0.0  # of this row
     peak_bytes: Annotated[int, Strict(), Field(ge=0, le=MOST_BYTES)] = 0  # of the device so far; of the process on CPUs
     # how it was read: `repeats` read together, `chunk` tokens of one forward, `cuts` of the text up to this length.
-    # Rows that were read alike are equal in every precision; others in float32, and on average in lower ones
+    # Rows read in the same way are equal in any precision; others in float32, on average in lower ones
     reading: Words = field(default_factory=dict)
 
     @property
@@ -110,7 +110,7 @@ class PerplexitySettings(Checked):
 
 class Buckets(Checked):
     ends: list[Positive]  # positions in the text, in tokens
-    nats: list[Number | None]  # mean up to each end from the one before
+    nats: list[Number | None]  # mean between the end before and each end
     hits: list[Count]  # tokens predicted correctly there
 
 
@@ -129,7 +129,7 @@ class LongPPLSettings(PerplexitySettings):
     block: Positive  # targets
     alpha: Cost  # nats that a key token gains, at least
     beta: Cost  # nats that it takes with the long context, at most
-    keys: str  # own, or whose key tokens
+    keys: str  # own, or the model whose key tokens are used
 
 
 class LongPPLScores(Checked):
@@ -197,13 +197,13 @@ class OtherScores(Checked):
 
     right: Share | None = None  # share of right answers
     control: Share | None = None  # share of right answers without the context
-    recall: Share | None = None  # of the task own
-    pairs: Share | None = None  # of the task own
-    cloze: Share | None = None  # of the task own
+    recall: Share | None = None  # of the task `own`
+    pairs: Share | None = None  # of the task `own`
+    cloze: Share | None = None  # of the task `own`
     accuracy: Share | None = None  # share of tokens that are the likeliest
     exact: Share | None = None  # share of questions with all answers right
     token_hits: Share | None = None  # share of the answers' tokens that are the likeliest
-    others: Count | None = None  # answers of other needles in the output
+    others: Count | None = None  # number of other needles' answers in the output
     exact_match: Share | None = None  # share of answers that equal a reference
     nats: Number | Words | list[Number | None] | None = None  # a list: one for each option
 
@@ -235,7 +235,7 @@ class Identity(Checked):
 
 class Session(Checked):
     command: list[str] = []  # the command line
-    # its number, from 1, and of how many
+    # its number, from 1, and the number of shards
     shard: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = None
 
 
@@ -331,7 +331,7 @@ def check_row(values: Any, known: dict[str, Mapping[str, Any]]) -> dict[str, Any
 
 
 def check_example(values: Any) -> dict[str, Any]:
-    """Check an example as text and return it.
+    """Check a readable example and return it.
 
     Raises:
         ValueError: a field has a wrong value; names both.

@@ -41,8 +41,8 @@ class Kinds(Mapping[str, type[M]]):
 
 
 def written(name: str, settings: Any) -> str:
-    """Return the settings, a dataclass, as text that `one_of` parses. Settings with their default are left out if it is
-    None or they have `metadata={"quiet": True}`."""
+    """Return the settings, a dataclass, as text that `one_of` parses. Settings equal to their default are left out if
+    it is None or they have `metadata={"quiet": True}`."""
     listed = []
     for field in fields(settings):
         value = getattr(settings, field.name)

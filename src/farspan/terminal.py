@@ -14,9 +14,9 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-# C0 but for tab and newline, DEL, C1, and halves of surrogate pairs, which cannot be encoded
+# C0 except tab and newline, DEL, C1, and halves of surrogate pairs, which cannot be encoded
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-WORD = 16  # characters of a word in the head of a column that are not broken, however narrow its cells are
+WORD = 16  # characters of a word in a column head that stay on one line, however narrow the cells are
 _reported: set[str] = set()  # lines that this process has printed
 
 
@@ -49,8 +49,8 @@ class Terminal(Console):
     def print_line(self, text: str, style: str | None = None) -> None:
         """Print a text without highlighting, on a terminal with line breaks between words, elsewhere as it is.
 
-        A word that is longer than the terminal is wide, such as a path, is left to the terminal, so that it can be
-        copied.
+        A word longer than the width of the terminal, such as a path, is left to the terminal to wrap, so that it can
+        be copied.
         """
         is_whole = not self.is_terminal or max(map(len, shown(text).split()), default=0) > self.width
         self.print(text, style=style, highlight=False, soft_wrap=is_whole)

@@ -28,14 +28,14 @@ from farspan.cli import (
 )
 from farspan.cli.options import err, spread
 
-UsageError: Any = typer.BadParameter.__base__  # of click, or of the copy of it that typer brings
+UsageError: Any = typer.BadParameter.__base__  # of click, or of typer's own copy of it
 
 
 class OneLine(TyperGroup):
-    """Wrong options and arguments are refused in one line, as every other wrong input is. `--ray` may stand alone."""
+    """Refuses wrong options and arguments in one line, like all wrong input. `--ray` needs no value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments; `--ray` without an address is `--ray auto`, for typer has no optional values."""
+        """Parse arguments; `--ray` without an address is `--ray auto`: typer has no optional values."""
         filled: list[str] = []
         for one, after in pairwise([*args, "-"]):
             filled += [one, "auto"] if one == "--ray" and after.startswith("-") else [one]
@@ -45,7 +45,7 @@ class OneLine(TyperGroup):
         try:
             ended = super().main(*args, **options | {"standalone_mode": False})
         except UsageError as error:
-            if type(error).__name__ != "NoArgsIsHelpError":  # whose help is printed already
+            if type(error).__name__ != "NoArgsIsHelpError":  # its help is already printed
                 problem = error.format_message().replace("Value error, ", "").rstrip(".") + _given(error)
                 line = f"error: {problem}. See {getattr(error.ctx, 'command_path', 'farspan')} --help"
                 err.print_line(" ".join(line.split()), style="red")
@@ -54,7 +54,7 @@ class OneLine(TyperGroup):
 
 
 def _given(error: Any) -> str:
-    """The value that was refused, where the message leaves it out."""
+    """Return the refused value if the message leaves it out."""
     refused: list[Any] = getattr(error.__cause__, "errors", list)()
     values = [repr(one["input"]) for one in refused if repr(one["input"]) not in error.format_message()]
     return f" (got {values[0]})" if values else ""
@@ -124,7 +124,7 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    # transformers' own progress and advice would bury ours
+    # transformers' own progress bars and advice would hide ours
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1" if not sys.stderr.isatty() else "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

@@ -39,7 +39,7 @@ def doctor(
                 status.update(f"{done + 1}/{total}: {name}")
 
             if isinstance(lm, ServedLM):
-                with wanted.on(lm):  # which refuses methods that need the model itself
+                with wanted.on(lm):  # refuses methods that need the model itself
                     checks = diagnose_server(lm, excerpt, watch=watch)
             else:
                 checks = diagnose(lm, wanted, excerpt, watch=watch)

@@ -80,7 +80,7 @@ def run_measurement(
 
 
 def print_results(rows: "list[Row]", folder: Path, console: Terminal, as_json: bool, **options: Any) -> int:
-    """Print and draw what a run holds, also as JSON where that is wanted; return how many parts of it failed."""
+    """Print and draw the results of a run, also as JSON if `as_json`; return how many cells or rows failed."""
     from farspan.record import read_header
     from farspan.report import results
 

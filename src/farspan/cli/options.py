@@ -189,7 +189,7 @@ class Loading:
         return models
 
     def loader(self) -> "Load":
-        """Return what loads the models."""
+        """Return the loader of the models."""
         from farspan.lm import Load
 
         if self.device is not None and self.device_map is not None:
@@ -370,7 +370,7 @@ def one_line_errors(kept: str = "") -> Iterator[None]:
         if os.environ.get("FARSPAN_DEBUG"):
             raise
         line = " ".join(f"error: {message}".splitlines())
-        if len(line) > LONGEST:  # what is wrong comes first, and what to do last
+        if len(line) > LONGEST:  # the problem comes first, the fix last
             line = f"{line[: LONGEST * 2 // 3]} … {line[-LONGEST // 3 :]}"
         err.print_line(line, style="red")
         raise typer.Exit(2) from error

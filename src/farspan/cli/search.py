@@ -121,8 +121,8 @@ def search_rope(
 def compare_command(
     found: "Searched", model: str, factor: float, settings: dict[str, Any], loading: Loading, repeats: int
 ) -> str:
-    """Return the command that compares the factors with the model's own RoPE and YaRN, on other texts where they are
-    known: the held-out part of the built-in ones."""
+    """Return the command that compares the factors with the model's own RoPE and YaRN, on other texts if they are
+    known: the held-out part of the built-in texts."""
     methods = ["full", f"rope:type=yarn,factor={factor:g}", f"rope:type=factors,file={found.file}"]
     targets = max(1, min(256, found.lengths[0] // 2))
     tasks = [f"perplexity:target_tokens={targets}", "curve:protocol=probe"]
@@ -132,7 +132,7 @@ def compare_command(
     words += ["--lengths", ",".join(map(str, found.lengths)), "--repeats", str(repeats)]
     text = "builtin:held-out" if settings["text"] == "builtin:train" else settings["text"]
     words += ["--text", text]
-    if text == settings["text"]:  # nothing else is known to be there: at least other windows
+    if text == settings["text"]:  # no other text is known: use other windows at least
         words += ["--seed", str(settings["seed"] + 1)]
     for field in fields(loading):
         value = getattr(loading, field.name)

@@ -1,7 +1,7 @@
 """How a command ends on SIGINT (Ctrl-C) and SIGTERM: with one line, and the exit code 128 + signal.
 
-Both raise KeyboardInterrupt, so that files are closed and the terminal's cursor is shown again. That it was raised is
-remembered, since libraries may swallow it.
+Both raise KeyboardInterrupt, so that files are closed and the terminal's cursor is shown again. The signal is
+recorded, since libraries may swallow the exception.
 """
 
 import os
@@ -28,7 +28,7 @@ stopped = Stopped()
 
 
 def line(kept: str = "") -> str:
-    """Return the line to print, with `kept`: what stays of the work. It counts as printed."""
+    """Return the line to print, which then counts as printed. `kept`: the work that remains."""
     stopped.reported = True
     return WORDS[signal.Signals(stopped.by or signal.SIGINT)] + (f": {kept}" if kept else "")
 
@@ -48,7 +48,7 @@ def run(command: Callable[[], Any]) -> None:
         if over:
             signal.signal(number, signal.SIG_DFL)
             return
-        if os.getpid() != process and number != signal.SIGINT:  # a worker, ended by what started it
+        if os.getpid() != process and number != signal.SIGINT:  # a worker, ended by its parent
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         stopped.by = number
@@ -59,7 +59,7 @@ def run(command: Callable[[], Any]) -> None:
         if stopped.by is None or over or not isinstance(unraisable.exc_value, KeyboardInterrupt):
             printed(unraisable)
             return
-        later = threading.Timer(0.01, os.kill, (os.getpid(), stopped.by))  # not at once: it would be raised in here
+        later = threading.Timer(0.01, os.kill, (os.getpid(), stopped.by))  # at once, it would be raised in this hook
         later.daemon = True
         later.start()
 

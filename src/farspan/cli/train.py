@@ -67,11 +67,11 @@ def _train(recipe: str, config: Path, overrides: list[str] | None, as_json: bool
     """Run a training, and print its result in one line.
 
     Args:
-        recipe: a module of `farspan.train`, which has `train` and, as `LmSettings`, the class of its config.
+        recipe: a module of `farspan.train`, with `train` and the class of its config, such as `LmSettings`.
         result: a format string for the summary.
     """
     with one_line_errors(CHECKPOINT_KEPT):
-        optional_import("accelerate", "train")  # first: where it is missing, torch is imported for nothing
+        optional_import("accelerate", "train")  # first: without it, torch would be imported in vain
         from farspan.report.progress import Display
         from farspan.train.config import read_config
         from farspan.train.engines import is_first_process

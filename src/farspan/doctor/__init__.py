@@ -26,7 +26,7 @@ Watch = Callable[[str, int, int], None]  # the check that begins, checks done, c
 
 
 class _Stop(Exception):  # noqa: N818
-    """Leaves a method as an error would."""
+    """Raised to leave a method as an error would."""
 
 
 def diagnose(lm: LM, method: Method, text: str | None = None, *, watch: Watch | None = None) -> list[Check]:

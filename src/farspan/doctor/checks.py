@@ -18,7 +18,7 @@ COPIES = 5  # texts with such a string
 GAP = 4  # tokens between a string and its copy; also the first tokens of a copy, which are not counted
 GONE = 12  # tokens changed where no query should reach them
 AT_WORK = 1e-3  # nats; smaller differences are ignored
-SPARE = 5 / 4  # of the bytes of the keys held: spare capacity
+SPARE = 5 / 4  # factor on the bytes of the keys held, for spare capacity
 
 Question = Callable[[Subject, Reader], Check]
 
@@ -59,7 +59,7 @@ def stages(subject: Subject) -> dict[Method, dict[str, Question]]:
         (subject.forgetful or method, "forgetting", forgetting),
     ]
     stages: dict[Method, dict[str, Question]] = {}
-    for variant, name, question in sorted(planned, key=lambda one: one[1] == "at work"):  # which needs the noise
+    for variant, name, question in sorted(planned, key=lambda one: one[1] == "at work"):  # last: it needs the noise
         stages.setdefault(variant, {})[name] = question
     return stages
 
@@ -141,7 +141,7 @@ def left_padding(subject: Subject, reader: Reader) -> Check:
     padded[0, padding:] = ids[0, : ids.shape[1] - padding]
     padded[0, :padding], mask[0, :padding] = lm.tokenizer.pad_token_id or 0, 0
     arguments = {"attention_mask": mask, "use_cache": False}
-    if "position_ids" in parameters and lm.position_limit is not None:  # else only distances count
+    if "position_ids" in parameters and lm.position_limit is not None:  # else only distances matter
         arguments["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
     alone = torch.cat([subject.plain_nats(one, subject.num_scored) for one in (padded[:1, padding:], ids[1:])])
     try:

@@ -1,4 +1,4 @@
-"""Check that a server gives the numbers that a measurement needs: the same each time, and about the tokens sent."""
+"""Check that a server gives the numbers that a measurement needs: the same each time, and for the tokens sent."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,15 +10,15 @@ from farspan.reader.served import ServedLM
 from farspan.reader.served.client import NotServedError, ServerError
 from farspan.reader.served.transports import Completions, Expected, Sampling, Transport
 
-READ, SCORED = 160, 16  # tokens of the text, and after it
+READ, SCORED = 160, 16  # tokens of the text, and tokens scored after it
 NOISE = 0.05  # nats; engines that batch differently round differently
-LIMIT = 0.9  # share of a text that a prefix cache has when it is asked about again
+LIMIT = 0.9  # share of a text that the prefix cache returns when it is sent again
 
 
 def diagnose_server(
     lm: ServedLM, text: str | None = None, *, watch: Callable[[str, int, int], None] | None = None
 ) -> list[Check]:
-    """Ask a server about a text of 160 tokens in several ways, and compare its answers.
+    """Query a server with a text of 160 tokens in several ways, and compare its answers.
 
     Raises:
         ValueError: a text that is too short.
@@ -43,7 +43,7 @@ Answer = tuple[bool | None, float | str, str, str]  # the fields of a check afte
 
 
 class Server:
-    """A server, a text and the tokens asked for."""
+    """A server, a text and the tokens to score after it."""
 
     def __init__(self, lm: ServedLM, prefix: Sequence[int], target: Sequence[int]) -> None:
         self.lm, self.prefix, self.target = lm, prefix, target
@@ -53,7 +53,7 @@ class Server:
         return how.expect(prefix or self.prefix, self.target, range(len(self.target)))
 
     def token_ids(self) -> Answer:
-        """Other tokens before the same ones must change the answer: a server that takes text cannot see them all."""
+        """Other tokens before the same target must change the answer: a server that takes text cannot see them all."""
         first = self.ask()
         if not any(rank == 0 or not math.isnan(nats) for nats, rank in first):
             return None, "", "", "it guesses none of the tokens, and gives no log-probabilities"
@@ -92,7 +92,7 @@ class Server:
         return (share >= LIMIT) or None, f"{share:.0%}", f"≥ {LIMIT:.0%} of a known text", note
 
     def echo(self) -> Answer:
-        """Completions that return the prompt with log-probabilities; not needed by any way of asking."""
+        """Completions that return the prompt with log-probabilities; no way of querying a server needs them."""
         body = {"model": self.lm.transport.model, "prompt": list(self.prefix), "max_tokens": 1}
         try:
             answer = self.lm.client.post("/v1/completions", body | {"echo": True, "logprobs": 1})
@@ -104,7 +104,7 @@ class Server:
         return every or None, f"{known} of {len(self.prefix)}", "every token but the first", note
 
     def two_ways(self) -> Answer:
-        """New tokens against log-probabilities of the prompt; an engine computes them in different shapes."""
+        """Compare new tokens with log-probabilities of the prompt, which an engine computes in different shapes."""
         if self.lm.transport.name == "one_token":
             return None, "", "", "the server is asked for new tokens only"
         written, _ = self.lm.transport.generate(self.prefix, Sampling(SCORED))  # so that there are hits

@@ -13,7 +13,7 @@ from farspan.text.utf8 import refuse_surrogates
 
 LENGTH = 128  # tokens of most checks: read, appended and scored, 5 : 1 : 2
 CHARACTERS = 20_000  # of the text
-REACH = 160  # tokens that a forgetful setting lets a token reach back through all layers
+REACH = 160  # tokens that a token can reach back through all layers under a forgetful setting
 EXACT = 2e-3  # nats, the largest difference in float32
 ROUNDED, ROUNDED_LARGEST = 0.05, 0.25  # nats, the mean and the largest in lower precision
 MISSING = 1e9  # nats; the difference between a number and NaN
@@ -49,14 +49,14 @@ class Subject:
         self.known = tokens.unique()
         self.exact = lm.dtype in (torch.float32, torch.float64)
         self.expected = self.plain_nats(self.rows)  # scores of the rows by a plain forward
-        self.rounding = 0.0  # nats by which full attention in chunks differs from that, in lower precision
+        self.rounding = 0.0  # nats by which full attention in chunks differs from `expected`, in lower precision
         if not self.exact:
             in_chunks = self.nats(dense_reader(lm), self.rows, 7)
             self.rounding = min(self.apart(in_chunks, self.expected), ROUNDED_LARGEST)
-        self.noise = 0.0  # nats by which the method at its neutral setting differs from that
+        self.noise = 0.0  # nats by which the method at its neutral setting differs from `expected`
         limit = method.neutral_limit(lm.trained_length)
         self.neutral_length = min(self.longest, max(1, LENGTH if limit is None else limit))
-        # settings of the method: of small windows, equal to full attention, and with a bounded reach
+        # settings of the method: with small windows, equal to full attention, and with a bounded reach
         self.small = method.small(self.longest)
         self.neutral = method.neutral(self.neutral_length)
         self.forgetful = method.forgetful(max(2, REACH // lm.num_layers))
@@ -75,19 +75,19 @@ class Subject:
         return memory
 
     def score(self, reader: Reader, memory: Memory, ids: Tensor, chunk: int = 1024) -> Tensor:
-        """Return -log p of the last tokens [rows, scored] after a memory of those before."""
+        """Return -log p of the last tokens [rows, scored] after a memory of the tokens before them."""
         reader.chunk = chunk
         return memory.score(ids[:, -self._num_scored_of(ids) :]).nats.cpu()
 
     def plain_nats(self, ids: Tensor, num_scored: int | None = None) -> Tensor:
-        """Return the same by one plain forward of the model."""
+        """Return the same scores from one plain forward of the model."""
         num_scored = num_scored or self._num_scored_of(ids)
         with torch.no_grad():
             logits = self.lm.model(input_ids=ids, use_cache=False).logits
         return nats_of(logits[:, -num_scored - 1 : -1], ids[:, -num_scored:])
 
     def _num_scored_of(self, ids: Tensor) -> int:
-        """Return the number of scored tokens at the end of such a text."""
+        """Return the number of scored tokens at the end of these rows."""
         return min(self.num_scored, max(1, ids.shape[1] // 4))
 
     def sampled(self, rows: int, length: int, seed: int) -> Tensor:
@@ -102,12 +102,12 @@ class Subject:
 
     @property
     def tolerance(self) -> float:
-        """Nats, between forwards of different shapes."""
+        """The tolerance between forwards of different shapes, in nats."""
         return EXACT if self.exact else max(ROUNDED, 2 * self.rounding)
 
     @property
     def tolerance_of_one(self) -> float:
-        """Nats, between forwards of the same shapes."""
+        """The tolerance between forwards of the same shapes, in nats."""
         return EXACT if self.exact else ROUNDED_LARGEST
 
     def apart(self, given: Tensor, expected: Tensor) -> float:

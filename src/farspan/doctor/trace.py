@@ -42,7 +42,7 @@ def no_trace(before: dict[str, Any], after: dict[str, Any], same: bool, promise:
 
 
 def _bits(value: Tensor) -> int | None:
-    """Return a sum over the bits of a tensor, which a changed one will hardly share; None for offloaded weights."""
+    """Return a checksum of the bits of a tensor; None for offloaded weights."""
     if value.device.type == "meta" or not value.numel():
         return None
     flat = value.detach().reshape(-1)

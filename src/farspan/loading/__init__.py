@@ -28,9 +28,8 @@ from farspan.loading.refusals import check_config, refuse_integers, refuse_pickl
 logger = logging.getLogger(__name__)
 
 LOCAL = ("cache_dir", "token", "subfolder", "local_files_only", "proxies")  # the hub's options that locate files
-# Models unknown to transformers: the fields of config.json that mark them, and the module whose
-# `from_pretrained` loads them, and whose `class_of` returns the class for a config. It is imported when the first such
-# model is loaded.
+# Models unknown to transformers: the fields of config.json that mark them, and the module that loads them. Its
+# `class_of` returns the class for a config, its `from_pretrained` loads a model. It is imported when first needed.
 LOADERS = {("do_cross_attention", "encoder_config"): "farspan.cepe"}
 # Buffers that older versions of transformers saved and newer ones compute.
 COMPUTED = re.compile(
@@ -46,7 +45,7 @@ def load_config(
 
     Args:
         what: the noun for it in errors.
-        trust_remote_code: None is False, and means that no option can allow it.
+        trust_remote_code: None: False, and no option can allow it.
 
     Raises:
         ValueError: no such model, or a config that is damaged, impossible, unknown to transformers or needs code.
@@ -99,7 +98,7 @@ def without_weights(
     attention: str | None = None,
     trust_remote_code: bool | None = None,
 ) -> Any:
-    """Return a model in eval mode of its config alone. Its weights have shapes and dtypes but no values and no memory.
+    """Return a model in eval mode, from its config alone. Its weights have shapes and dtypes but no values or memory.
 
     Args:
         dtype: "auto" is the config's, float32 where it has none.
@@ -148,8 +147,8 @@ def load_weights(
 
     Args:
         kind: a class with `from_pretrained`, such as AutoModelForCausalLM.
-        optional: beginnings of names of weights that may be missing.
-        options: of `from_pretrained`.
+        optional: prefixes of the names of weights that may be missing.
+        options: passed to `from_pretrained`.
 
     Raises:
         ValueError: weights that are missing, damaged, pickled or of other shapes, unexpected weights

@@ -29,7 +29,7 @@ LONGEST = 300  # characters shown of a message of transformers
 
 
 class RefusedError(ValueError):
-    """What farspan refuses itself; `explained` puts the name in front."""
+    """Raised for input that farspan itself refuses; `explained` adds the name before the message."""
 
 
 class explained:  # noqa: N801

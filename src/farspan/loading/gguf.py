@@ -2,9 +2,9 @@
 
 Checksums detect a damaged folder, which is made again.
 
-The weights are those that the file stores, to float32 rounding: a file of 4 bits stays a model of 4 bits, and is only
-stored in a format that every reader of safetensors takes. transformers dequantises them and translates their names, for
-the architectures that it has a converter for. The folder needs 4 bytes for each parameter.
+The weights are those in the file, up to float32 rounding: a 4-bit file keeps its 4-bit precision, only in a format that
+every safetensors reader accepts. transformers dequantises them and translates their names, for the architectures that
+it has a converter for. The folder needs 4 bytes for each parameter.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from farspan.loading.errors import RefusedError
 from farspan.terminal import report
 from farspan.text import checksums
 
-ABOUT = "gguf.json"  # in the folder: what it was made of
+ABOUT = "gguf.json"  # in the folder: the source of its weights
 
 
 def is_gguf(place: str | Path) -> bool:
-    """Return whether a name is that of a GGUF file that exists."""
+    """Return whether `place` is an existing GGUF file."""
     return str(place).endswith(".gguf") and Path(place).is_file()
 
 
@@ -67,7 +67,7 @@ def converted(file: Path) -> Path:
             f"its architecture is {about['architecture']!r}, which transformers {transformers.__version__} cannot read "
             f"from GGUF files: expected one of {', '.join(known_architectures())}. Load its safetensors weights instead"
         ) from error
-    # `save_pretrained` of a model that was quantised is refused, so its weights move into one that never was
+    # `save_pretrained` refuses a model that was quantised, so its weights move into one that never was
     config = model.config
     del config.quantization_config
     with torch.device("meta"):
@@ -97,7 +97,7 @@ def identity(folder: str | Path) -> dict[str, Any] | None:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[str]:
-    """Yield a folder with nothing but the file: beside it may be adapters, pickles or code, which transformers would
+    """Yield a folder with only the file: its own folder may hold adapters, pickles or code, which transformers would
     also read."""
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / file.name).symlink_to(file.resolve())
@@ -112,7 +112,7 @@ def _digest(file: Path, size: int, changed: int) -> str:
 
 
 def _described(file: Path) -> dict[str, Any]:
-    """Return the architecture of a GGUF file, how many weights it has, and how many of its tensors have which type."""
+    """Return the architecture of a GGUF file, how many weights it has, and the number of its tensors by type."""
     gguf = optional_import("gguf", "gguf")
     try:
         reader = gguf.GGUFReader(file)

@@ -1,4 +1,4 @@
-"""What is refused of a model before transformers reads it, and weights that it would misread."""
+"""Refuse unsafe or impossible models before transformers reads them, and weights that it would misread."""
 
 from functools import partial
 from pathlib import Path
@@ -69,8 +69,8 @@ def _is_known_quantization(config: Any) -> bool:
 def refuse_pickles(place: str, config: PreTrainedConfig, options: dict[str, Any], revision: str | None) -> None:
     """Refuse any setting that makes transformers read weights other than safetensors files of this place.
 
-    It reads those that config.json names (`transformers_weights`), else model.safetensors, else the files that an index
-    names, of any kind; and an adapter next to them.
+    transformers reads the files that config.json names (`transformers_weights`), else model.safetensors, else the files
+    of any kind that an index names; and an adapter next to them.
     """
     named = getattr(config, "transformers_weights", None)
     if named is not None and not _is_safetensors(named, (".safetensors", ".safetensors.index.json")):

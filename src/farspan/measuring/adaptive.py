@@ -1,18 +1,18 @@
 """Choose lengths and repeats where the curve needs them, for `--lengths auto`.
 
-1. A coarse grid to the longest length, 4 repeats, shortest first. It ends where three lengths in a row are amnesia:
-   the upper end of the memory index's interval under 0.02.
-2. New lengths between the two around each threshold (fine, half-life, reach) and around the two ends of its interval
-   by chance, until these are closer than a 32nd of the longest length and an eighth of themselves, or than that
-   interval. An interval ends at measured lengths, so sparse lengths would make it wider than chance does.
-3. Repeats, four at a time and only at the two lengths around half-life and reach, while the interval by chance goes
-   further to either side than a 32nd of the longest length and 5 % of the value; up to 32, and none if 32 would not
-   be enough. Up to 12 repeats also at all lengths to the half-life while the joint test does not show any memory.
-   Lengths are not refined again after that.
+1. A coarse grid up to the longest length, 4 repeats, shortest first. It ends after three amnesia lengths in a row:
+   lengths where the upper end of the memory index's interval is under 0.02.
+2. New lengths between the two measured lengths around each threshold (fine, half-life, reach), and around each end of
+   its interval by chance, until the two are closer than a 32nd of the longest length and an eighth of their own, or
+   than that interval. An interval ends at measured lengths, so sparse lengths would make it wider than chance does.
+3. Repeats, four at a time and only at the two lengths around half-life and reach, while the interval by chance extends
+   to either side by more than a 32nd of the longest length and 5 % of the value; up to 32, and none if 32 would not
+   be enough. Up to 12 repeats at all lengths up to the half-life while the joint test shows no memory. Lengths are
+   not refined again after that.
 4. Rows that ran out of memory in an earlier session and were not tried again in rounds 1 to 3.
 
-Without a budget each decision is a function of rows alone, so a stopped run continues with the same decisions. With
-one, lengths are measured as far as the planned time allows; repeating the command measures further.
+Without a budget each decision depends only on the rows, so a stopped run continues with the same decisions. With a
+budget, lengths are measured as far as the planned time allows; repeating the command measures more.
 """
 
 import math
@@ -36,13 +36,13 @@ GRID = 8  # steps of the coarse grid
 RESOLUTION = 32  # parts of the longest length
 RELATIVE_RESOLUTION = 8  # parts of a length
 PRECISION = 0.05  # of a value: half the width of its interval
-PIECES = 4  # of a bracket, at most, in one round
+PIECES = 4  # parts, at most, that a bracket is divided into in one round
 SHOWN_BY = 12  # repeats, at most, to show that a half-life is not due to chance
 AMNESIA = 0.02  # memory index
 AMNESIA_LENGTHS = 3  # in a row
 REFINED = ("fine", "half_life", "reach")
 REPEATED = ("half_life", "reach")
-BUDGET_SHARE = 0.8  # of the time given that a plan may take: plans err
+BUDGET_SHARE = 0.8  # share of the budget that a plan may take: plans are inexact
 
 
 @dataclass
@@ -58,7 +58,7 @@ class TimeBudget:
 
 
 def coarse_lengths(longest: int, shortest: int = SHORTEST) -> tuple[int, ...]:
-    """Return eighths of the longest length, and below these its halves, down to the shortest."""
+    """Return the eighths of the longest length, and its repeated halves down to the shortest."""
     even = {longest * i // GRID for i in range(1, GRID + 1)}
     halves = {longest >> i for i in range(longest.bit_length())}
     return tuple(sorted(length for length in even | halves if length >= min(shortest, longest)))
@@ -143,8 +143,8 @@ def measure_adaptively(
 
 
 def finer_lengths(curve: stats.MeasuredCurve, longest: int) -> tuple[int, ...]:
-    """Return new lengths inside the brackets of the thresholds and of the ends of their intervals by chance, where
-    these brackets are still wide, also compared with the interval."""
+    """Return new lengths inside the brackets that are still wide, around each threshold and around each end of its
+    interval by chance. Brackets no wider than that interval are not refined."""
     new: set[int] = set()
     measured = curve.kept(curve.measured)
     if not len(measured.lengths):
@@ -191,14 +191,14 @@ def undecided(curve: stats.MeasuredCurve, longest: int, most: int) -> tuple[tupl
 
 
 def last_worth_measuring(rows: Sequence[Row], longest: int) -> int:
-    """Return the third length in a row that is amnesia, or the longest."""
+    """Return the third amnesia length in a row, or `longest` if there is none."""
     if not any(row.depth == 0 and row.status == "ok" for row in rows):
         return longest
     return end_of_amnesia(stats.curve(rows)) or longest
 
 
 def end_of_amnesia(curve: stats.MeasuredCurve) -> int | None:
-    """Return the third length in a row that is amnesia; None if there is none yet."""
+    """Return the third amnesia length in a row; None if there is none yet."""
     lost = stats.index_upper(curve) < AMNESIA  # False where there are too few repeats for an interval
     for end in range(AMNESIA_LENGTHS, len(lost) + 1):
         if lost[end - AMNESIA_LENGTHS : end].all():
@@ -236,7 +236,7 @@ class _Rounds:
         return stats.curve(row for row in self.rows if row.length in lengths and row.repeat < repeats)
 
     def affordable(self, grid: tuple[int, ...], repeats: int) -> tuple[int, ...]:
-        """Return the lengths of the grid measured already, and of the others, ascending, as many as the budget allows.
+        """Return the lengths of the grid that are measured, and as many others, shortest first, as the budget allows.
 
         Raises:
             ValueError: the budget is too small for one length.

@@ -21,10 +21,10 @@ def read_baseline(run: str | Path, model: str | None = None) -> Source:
     """Read a run of one model that can be repeated.
 
     Args:
-        model: which, of a run of several.
+        model: its name, if the run has several.
 
     Raises:
-        ValueError: no run, one without rows, and as `repeatable`.
+        ValueError: no run, a run without rows, and as `repeatable`.
     """
     return repeatable(read_run(run, model))
 

@@ -1,4 +1,4 @@
-"""The time of forwards, measured in a few seconds on the model itself."""
+"""Measure the time of forwards on the model itself, in a few seconds."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ from farspan.reader import Memory, Reader
 from farspan.tasks.base import Work
 
 PARTS = 64, 8, 1  # of the largest forward: the sizes that are timed, and one token
-RUNS = 3  # of which the fastest counts: other processes on the machine only add time
+RUNS = 3  # the fastest counts: other processes on the machine only add time
 ENOUGH = 1.0  # seconds; after that no further run
 NEAR, FAR = 2.0, 5.0  # seconds that one forward may take, at the beginning and at the end of a text
-READ = 2048  # tokens of the far text, at most, where it has to be read
+READ = 2048  # tokens of the far text, at most, if it has to be read
 clock = time.perf_counter
 
 
@@ -24,10 +24,10 @@ clock = time.perf_counter
 class Speed:
     """The seconds of forwards of one batch, by their size in tokens."""
 
-    operations: Callable[[int], float]  # of one token after so many others
+    operations: Callable[[int], float]  # operations of one token, by the number of tokens before it
     sizes: Sequence[int]  # ascending, from 1
     near: Sequence[float]  # seconds, after one token
-    slopes: Sequence[float]  # further seconds, for each operation that one token takes more after more tokens
+    slopes: Sequence[float]  # seconds for each further operation of one token, due to more tokens before it
     per_scored: float  # seconds, for each position of the output head
 
     def seconds(self, step: Work) -> float:
@@ -42,10 +42,10 @@ class Speed:
 
 
 def calibrated(reader: Reader, method: Method, steps: Sequence[Work], batch: int) -> Speed:
-    """Measure forwards of sizes up to the largest of these steps, at the shortest and the longest text before them.
+    """Time forwards of sizes up to that of the largest step, after the shortest and after the longest text.
 
-    Fewer rows are timed where all would take long, and their time is scaled; sizes that would take too long with one
-    row are left out. Random keys replace the longest text where the reader keeps keys.
+    If all rows would take too long, fewer are timed and their time is scaled; sizes that are too slow even with one
+    row are left out. If the reader keeps keys, random keys replace the longest text.
     """
 
     def operations(num_before: int) -> float:
@@ -86,7 +86,7 @@ class _Timer:
         """Return the seconds of a forward of `size` tokens after `before` others; 0 if one row takes more than `most`.
 
         Args:
-            expected: seconds, at most.
+            expected: upper estimate of the seconds, with all rows.
             scored: run the output head at every position.
         """
         rows = self.batch if expected <= most else int(self.batch * most / expected)
@@ -96,7 +96,7 @@ class _Timer:
         while len(seconds) < RUNS and sum(seconds) < ENOUGH:
             wait(self.reader.lm.device)
             started = clock()
-            # one more token than is fed: the last one is only a target
+            # one token more than is fed: the last one is only a target
             memory.score(self.ids[:rows, : size + 1], slice(1 if scored else size + 1, size + 1))
             wait(self.reader.lm.device)
             seconds.append(clock() - started)

@@ -4,7 +4,7 @@ The driver, which is the process of the command, divides the run into units as s
 (`farspan.measuring.dealing`) and hands them out. A worker is a Ray actor with a device of its own. It measures a unit
 as a shard measures its part, and writes rows to a file of its own, so a unit counts as done when its rows are on the
 disk. When a worker dies, its unit waits again and a new worker is started wherever a device is free. Rows have keys, so
-a unit that is measured twice gives its rows once. A worker with several GPUs starts a process for each further one
+measuring a unit twice does not duplicate its rows. A worker with several GPUs starts a process for each further GPU
 (`farspan.measuring.followers`).
 """
 
@@ -35,7 +35,7 @@ from farspan.record import UNFINISHED, Row, Run, Shard, Tail, latest, read_rows
 
 ANSWER = 60.0  # seconds in which a cluster must answer
 TICK = 0.5  # seconds between two looks at the rows and nodes
-END = 60.0  # seconds in which workers record that they end
+END = 60.0  # seconds that workers have to record their end
 PIECES = 4  # units for each worker, so that the last ones to be measured are short
 SLOT_TRIES = 3  # workers that may die in a row on a device before it is left out
 
@@ -69,7 +69,7 @@ def slots(nodes: Sequence[Mapping[str, Any]], gpus_per_model: int | None, *, on_
     Args:
         nodes: as `ray.nodes()` lists them.
         gpus_per_model: default 1.
-        on_cpu: one for each node in any case.
+        on_cpu: one place for each node, even if nodes have GPUs.
     """
     alive = [(one, one["Resources"]) for one in nodes if one["Alive"]]
     if not on_cpu and (gpus_per_model or any(resources.get("GPU", 0) >= 1 for _, resources in alive)):
@@ -134,7 +134,7 @@ def measure_on_cluster(job: Job, devices: Devices, watch: Watch) -> list[Row]:
     """Measure a run on all devices of a cluster, including devices that join later; return its rows.
 
     Raises:
-        ValueError: no such cluster, or no device of it can be used; as `farspan.measure`.
+        ValueError: no such cluster, or none of its devices can be used; as `farspan.measure`.
         OSError: the disk is full.
     """
     ray = optional_import("ray", "cluster")
@@ -156,9 +156,9 @@ def measure_on_cluster(job: Job, devices: Devices, watch: Watch) -> list[Row]:
             )
         methods, shard = [method(one) for one in job.methods], (1, PIECES * len(found))
         part = sharding(models, methods, job.what, shard, loader)
-        # a connection to a server stays with its process
+        # connections to servers cannot be sent to other processes
         job = replace(job, models=models, loader=replace(loader, _served={}), processes=processes)
-        writers = len(part.dealing.units) + 1  # more workers than units have nothing to do; the last is the driver
+        writers = len(part.dealing.units) + 1  # more workers than units would be idle; the last writer is the driver
         with job.open((writers, writers)) as run:
             driver = _Driver(ray, job, part, devices, on_cpu, run, watch)
             driver.measure()
@@ -285,7 +285,7 @@ class _Driver:
 
     def _lost(self, number: int, reason: str) -> None:
         worker = self._workers.pop(number)
-        self._ray.kill(worker.actor)  # one that only cannot be reached
+        self._ray.kill(worker.actor)  # it may be alive but out of reach
         self._deaths[worker.slot] += 1
         self._reason = reason
         unit = self._queue.lost(number)
@@ -293,7 +293,7 @@ class _Driver:
         self._watch.notice(f"worker {number} on {worker.slot} ended.{again}")
 
     def _notice(self, line: str) -> None:
-        """Print a line once, that each worker may send."""
+        """Print a line once, although each worker may send it."""
         if line not in self._noticed:
             self._noticed.add(line)
             self._watch.notice(line)
@@ -309,8 +309,8 @@ class _Driver:
             self._watch.row(row, len(self._got), max(len(self._got), len(self._wanted)))
 
     def _end_workers(self, error: BaseException | None) -> None:
-        plain = ValueError(str(error)) if error is not None else None  # an error may be one that cannot be sent
-        # one that still measures is not waited for
+        plain = ValueError(str(error)) if error is not None else None  # some errors cannot be sent
+        # do not wait for workers that are still measuring
         idle = [worker for worker in self._workers.values() if worker.ready and worker.unit is None]
         calls = [worker.actor.end.remote(plain) for worker in idle]
         if calls:
@@ -335,7 +335,7 @@ def connected(ray: Any, address: str) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that starts here
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster started here
     if address != "local":
         _refuse_silent(address)
     main = threading.current_thread() is threading.main_thread()
@@ -355,9 +355,9 @@ def connected(ray: Any, address: str) -> Iterator[None]:
 
 
 def _refuse_silent(address: str) -> None:
-    """Raise ValueError if no cluster answers. Another process asks: in this one a failed connection could end it."""
+    """Raise ValueError if no cluster answers. Tried in a subprocess: a failed connection could end this process."""
     if address.startswith("ray://"):
-        return  # a client, which has a time limit of its own
+        return  # a Ray client has its own time limit
     named = [] if address == "auto" else ["--address", address]
     command = [sys.executable, "-m", "ray.scripts.scripts", "status", *named]
     try:

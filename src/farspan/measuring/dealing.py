@@ -1,13 +1,13 @@
-"""Deal the work of a run to shards: processes that measure it together without talking to each other.
+"""Deal the work of a run to shards: processes that measure it together without communicating.
 
-A cell is one task on one model under one method. It is dealt whole where that balances the shards. Otherwise its
-repeats are cut into groups, down to single ones, and then a repeat into at most four bands of lengths above 32,768
-tokens. Groups lose nothing, since every repeat reads a text of its own. A band reads the text before it again, so bands
-are used only if they shorten the longest shard, and never cost more than twice a repeat in one piece.
+A cell is one task on one model under one method. It is dealt in one piece if that balances the shards. Otherwise its
+repeats are divided into groups, down to single repeats, and then each repeat into at most four bands of lengths above
+32,768 tokens. Groups cost nothing extra, since every repeat reads its own text. A band reads the text before it again,
+so bands are used only if they shorten the longest shard, and together cost at most twice the undivided repeat.
 
 Units are dealt longest first to the least loaded shard: R. L. Graham, "Bounds on multiprocessing timing anomalies",
-SIAM J. Appl. Math. 17 (1969). All of it is a function of the cells and the number of shards alone, so that every shard
-computes the same dealing.
+SIAM J. Appl. Math. 17 (1969). The result depends only on the cells and the number of shards, so every shard computes
+the same dealing.
 """
 
 import heapq
@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-BALANCED = 1.05  # the longest shard over the mean of the work in one piece; no smaller units are tried below that
-WORTH = 0.98  # of the longest shard: smaller units must bring it below that
-SMALLER = 0.9  # the largest unit of one try over that of the try before
+BALANCED = 1.05  # longest shard over the mean load of undivided work; below this, no smaller units are tried
+WORTH = 0.98  # smaller units must reduce the longest shard to less than this share
+SMALLER = 0.9  # ratio of the largest units of one try and the try before
 TRIES = 40
-LONG = 32_768  # length from which on a repeat may be cut
+LONG = 32_768  # tokens; a repeat may be cut at longer lengths
 BANDS = 4
-LARGER = 1.05  # a largest band that cannot be had, over the one tried before
+LARGER = 1.05  # factor on the largest band if no cut with smaller bands is allowed
 REREAD = 2.0  # cost of a repeat in bands, at most, over its cost in one piece
 
 
@@ -34,8 +34,8 @@ class CellCost:
     name: tuple[str, str, str]  # model, method, task
     repeats: tuple[float, ...]  # cost of each repeat at all lengths
     lengths: tuple[int, ...]  # ascending
-    alone: tuple[float, ...] = ()  # cost of the first repeat at one length; only needed with lengths above LONG
-    up_to: tuple[float, ...] = ()  # cost of the first repeat at this length and all shorter ones
+    alone: tuple[float, ...] = ()  # cost of the first repeat at each length alone; only needed with lengths above LONG
+    up_to: tuple[float, ...] = ()  # cost of the first repeat at each length and all shorter ones
     divisible: bool = True  # False: lengths are chosen while measuring, from the rows of all repeats
 
     @cached_property
@@ -44,7 +44,7 @@ class CellCost:
 
     @cached_property
     def _scored(self) -> list[float]:
-        """The cumulated cost of all lengths before each, without the reading of the text that they share."""
+        """For each length, the cost of all shorter ones without reading the text that they share."""
         sums = [0.0]
         for at in range(len(self.lengths) - 1):
             read = self.alone[at + 1] - self.up_to[at + 1] + self.up_to[at]
@@ -52,11 +52,11 @@ class CellCost:
         return sums
 
     def _band(self, first: int, last: int) -> float:
-        """Return the cost of the lengths from one to another, both included, after reading the text from its begin."""
+        """Return the cost of the lengths `first` to `last`, both included, and of reading the text from its start."""
         return self.alone[last] + self._scored[last] - self._scored[first]
 
     def bands(self, largest: float) -> Sequence[tuple[int, int, float]]:
-        """Return bands of lengths: the first, the one after the last, and the share of a repeat's cost.
+        """Return bands of lengths as (first, last + 1, share of a repeat's cost).
 
         Each costs at most `largest`, or as little more as BANDS and REREAD allow.
         """
@@ -75,8 +75,8 @@ class CellCost:
         return sum(length <= LONG for length in self.lengths)
 
     def _cut(self, largest: float) -> list[tuple[int, int, float]]:
-        """Return bands of at most this cost, the longest lengths first; one length and all short ones are never cut.
-        Where they are more than BANDS, the others are left out."""
+        """Return bands of at most this cost, longest lengths first. A single length, and all short lengths together,
+        are never cut. If there are more than BANDS, the others are left out."""
         bands, end = list[tuple[int, int, float]](), len(self.lengths)
         while end > 0 and len(bands) <= BANDS:
             first = end - 1
@@ -94,8 +94,8 @@ class Unit:
     """Work that one shard does: some repeats of a cell at some of its lengths."""
 
     cell: int
-    repeats: tuple[int, int]  # the first, and the one after the last
-    lengths: tuple[int, int]  # the same, of the cell's lengths
+    repeats: tuple[int, int]  # first, last + 1
+    lengths: tuple[int, int]  # first, last + 1 in the cell's lengths
     flops: float
 
 
@@ -105,8 +105,8 @@ class Dealing:
 
     cells: Sequence[CellCost]
     units: Sequence[Unit]
-    owners: Sequence[int]  # of each unit: its shard, from 0
-    loads: Sequence[float]  # of each shard
+    owners: Sequence[int]  # the shard of each unit, from 0
+    loads: Sequence[float]  # by shard
 
     @property
     def longest(self) -> float:
@@ -114,7 +114,7 @@ class Dealing:
 
     @property
     def imbalance(self) -> float:
-        """How much longer than the mean the longest shard is; 0 where there is nothing to do."""
+        """Excess of the longest shard over the mean, as a share of the mean; 0 if there is no work."""
         mean = sum(self.loads) / len(self.loads)
         return self.longest / mean - 1 if mean else 0.0
 
@@ -139,7 +139,7 @@ def deal(cells: Sequence[CellCost], count: int) -> Dealing:
 
 
 def _units(cells: Sequence[CellCost], largest: float, *, cut: bool) -> list[Unit]:
-    """Return units that cost no more than `largest` where a cell can be divided that far; `cut`: also into bands."""
+    """Return units that cost at most `largest`, as far as cells can be divided; `cut`: also divide into bands."""
     units = []
     for number, cell in enumerate(cells):
         repeats, lengths = len(cell.repeats), (0, len(cell.lengths))

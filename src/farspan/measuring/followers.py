@@ -2,8 +2,8 @@
 
 The worker is the first process of the group, and starts one more for each further GPU of its machine. All of them
 measure the same units: in every forward each computes its part of the heads and waits for the others. Only the worker
-writes rows, so the others must decide as it does: they are told which rows it knows, and ask each other for the free
-memory. If one of them ends, so does the worker, and its unit is measured again by a new group.
+writes rows. The others must make the same decisions, so the worker sends them the rows that it knows, and all of them
+use the least free memory. If one of them ends, so does the worker, and a new group measures its unit again.
 """
 
 import os
@@ -29,11 +29,11 @@ from farspan.record import Row, Run
 HOST = "127.0.0.1"
 JOINING = timedelta(minutes=10)  # to start all processes of a group
 MOMENT = 3.0  # seconds
-GRACE = 10.0  # seconds in which an error that all processes have reaches the driver
+GRACE = 10.0  # seconds for an error that all processes raise to reach the driver
 
 
 class Followers:
-    """The further processes of a worker, as the worker sees them.
+    """The other processes of a worker, controlled by the worker.
 
     Args:
         job, order: as `Units`.
@@ -56,13 +56,13 @@ class Followers:
         _join(store, 0, job.processes)
 
     def measure(self, model: str, name: str, part: Sharding, rows: Sequence[Row]) -> None:
-        """Let them measure a unit, as `Units.measure`; `rows` are those that the worker knows."""
+        """Make them measure a unit, as `Units.measure`; `rows`: the rows that the worker knows."""
         known = [row for row in rows if row.model == name]
         for process in self._started:
             _send(process, (model, name, part, known))
 
     def one_was_killed(self) -> bool:
-        """Return whether one has been killed, a moment after a forward failed: connections end before processes."""
+        """Return whether one was killed. Waits a moment after a failed forward: connections end before processes."""
         end = time.monotonic() + MOMENT
         while all(one.poll() is None for one in self._started) and time.monotonic() < end:
             time.sleep(0.05)
@@ -102,13 +102,13 @@ def main() -> None:
 
 def _send(process: "subprocess.Popen[bytes]", message: Any) -> None:
     assert process.stdin is not None
-    pickled = optional_import("ray.cloudpickle", "cluster").dumps(message)  # also tasks of a notebook
+    pickled = optional_import("ray.cloudpickle", "cluster").dumps(message)  # also pickles tasks defined in a notebook
     process.stdin.write(pickled)
     process.stdin.flush()
 
 
 def _receive(messages: "SimpleQueue[Any]") -> None:
-    """Read messages; end the process with its worker, also while it waits for the worker's part of a forward."""
+    """Read messages. End the process when its worker ends, even during a forward that waits for the worker."""
     while True:
         try:
             messages.put(pickle.load(sys.stdin.buffer))
@@ -117,7 +117,7 @@ def _receive(messages: "SimpleQueue[Any]") -> None:
 
 
 def _end_with(process: "subprocess.Popen[bytes]") -> None:
-    """End this process some seconds after another one, for whose part of a forward it would wait."""
+    """End this process some seconds after `process` ends: a forward would wait for the part of `process`."""
     code = process.wait()
     time.sleep(GRACE)
     print(f"the process {process.pid} of a divided model ended with exit code {code}", file=sys.stderr, flush=True)
@@ -125,8 +125,8 @@ def _end_with(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _join(store: torch.distributed.TCPStore, rank: int, count: int) -> None:
-    """Make this process a member of the group, with the GPU of its number among those that the worker may use."""
-    os.environ["LOCAL_RANK"] = str(rank)  # where transformers looks for the number
+    """Make this process a member of the group; its rank is the index of its GPU among those of the worker."""
+    os.environ["LOCAL_RANK"] = str(rank)  # transformers reads the rank here
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if backend == "nccl":
         torch.cuda.set_device(rank)

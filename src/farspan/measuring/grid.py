@@ -55,24 +55,24 @@ def measure(
         tasks: as `farspan.tasks.task` parses them, or tasks; one, or several.
         text: for tasks on a text: the name of a file, a folder, a hub data set or `builtin`; or documents, a list of
             strings, which farspan's cache keeps.
-        lengths: ascending, of every task, in its unit. None: each task's own, the same for all models. "auto": chosen
-            for each model, adaptively for forgetting curves, up to the end of positions and text for perplexity.
+        lengths: ascending, for every task, in its unit. None: each task's own, the same for all models. "auto": chosen
+            for each model: adaptive for forgetting curves, up to the end of positions and text for perplexity.
         repeats: examples; default 10, for adaptive lengths as many as needed.
         out: the run folder; default: one under runs/, the same for the same arguments.
         cost: also measure seconds and memory, apart from the tasks.
-        minutes: a budget of time for adaptive lengths, without loading models and tokenising texts. Lengths left out
+        minutes: time budget of adaptive lengths, not counting loading models and tokenising texts. Lengths left out
             get rows of status "budget".
         refusals: instead of raising, record lengths that a model or method refuses as rows of status "refused" with
             the reason, and measure the rest.
         batch, chunk: repeats read together, and tokens of one forward; default: what fits.
-        shard: (i, n) measures the i-th of n parts of the run, with i from 1, beside other processes that measure the
-            others into the same folder; default: the number and count of a Slurm array's task, where its variables
-            are set, else the whole run, as (1, 1).
+        shard: (i, n) measures part i of n of the run, with i from 1, while other processes measure the other parts
+            into the same folder; default: number and count of the Slurm array task if its variables are set, else
+            (1, 1), the whole run.
         ray: measure with one worker on each device of a Ray cluster (extra `cluster`): its address HOST:PORT, "auto"
             for the cluster that this machine is part of, "local" for all devices of this machine. A connection that
             `ray.init` has opened before is used instead. Models are folders, hub ids or URLs.
         gpus_per_model: GPUs of one worker, which divide the heads of each layer (tensor parallelism), or the layers if
-            the loader has a `device_map`; default 1. On CPUs a worker has a machine.
+            the loader has a `device_map`; default 1. On CPUs each worker uses a whole machine.
 
     Raises:
         ValueError: settings, texts or models that cannot be used; a folder with another run; too small a budget; a
@@ -192,8 +192,8 @@ def _measure_model(
     chunk: int | None,
     watch: Watch,
 ) -> float:
-    """Measure a model in at most `seconds`, which begin once it is loaded and its texts are tokenised. Return how many
-    were used."""
+    """Measure a model in at most `seconds`, counted after it is loaded and its texts are tokenised. Return the seconds
+    used."""
     setups = begin_model(lm, what, run, part.models if part is not None else (), watch)
     started = time.monotonic()
     measure_setups(setups, lm, methods, what, run, part, TimeBudget(seconds), batch, chunk, watch)
@@ -204,7 +204,7 @@ def begin_model(lm: LM, what: Grid, run: Run, order: Sequence[str], watch: Watch
     """Record a model in a run, or check that it is the run's, and return the tasks bound to it.
 
     Args:
-        order: names of models, in which they are recorded.
+        order: names of models, in the order in which to record them.
 
     Raises:
         ValueError: another model of that name, a text that has changed, or rows of another version of a task.
@@ -317,15 +317,15 @@ def plans(
     calibrate: bool = False,
     tflops: float | None = None,
 ) -> Iterator[tuple[str, str, str, Plan | str]]:
-    """Yield the cost of `measure` by model, method and task; of adaptive lengths, that of the first round. With
-    refusals, yield it by length, and the reason of each refusal.
+    """Yield the cost of `measure` by model, method and task; for adaptive lengths, the cost of the first round. With
+    `refusals`, yield costs by length, and the reason for each refusal.
 
     Args:
-        calibrate: load the weights and measure the time of a few forwards; otherwise models are config and tokenizer.
-        tflops: 10^12 floating-point operations that the machine does in a second, for a time without weights.
+        calibrate: load the weights and time a few forwards; otherwise only config and tokenizer are loaded.
+        tflops: 10^12 floating-point operations per second of the machine, to estimate the time without weights.
 
     Raises:
-        ValueError: both ways to a time, or `tflops` that is not a positive number.
+        ValueError: both `calibrate` and `tflops`, or `tflops` that is not a positive number.
     """
     if tflops is not None and not 0 < tflops < math.inf:
         raise ValueError(
@@ -388,7 +388,7 @@ def about(*texts: Corpus) -> dict[str, Any]:
 
 
 def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
-    """Write the first example measured, at its shortest length above 0, as text next to the rows."""
+    """Write the first example measured, at its shortest length above 0, in readable form next to the rows."""
     if run.has_example(lm.name, one.what):
         return
     bound, lengths, repeats = one.bound, one.lengths or (one.longest,), one.repeats or DEFAULT_REPEATS

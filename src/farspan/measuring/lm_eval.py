@@ -1,8 +1,8 @@
 """A recorded forgetting curve as tasks of lm-evaluation-harness: `lm_eval --include_path FOLDER --tasks farspan_curve`.
 
-The harness asks for the log-likelihood of strings. For each repeat and length of the curve, the tasks ask for it after
-the copied text and after the irrelevant one: of the whole scored part (`nats` per token), and of single tokens, evenly
-spaced in it (`acc`, whether the model gives them the highest probability).
+The harness requests log-likelihoods of strings. For each repeat and length of the curve, the tasks request them after
+the copied text and after the irrelevant one: for the whole scored part (`nats` per token), and for single tokens,
+evenly spaced in it (`acc`, whether each is the model's most likely token).
 """
 
 import json
@@ -134,7 +134,7 @@ def _measured(baseline: Source, lm: LM, loader: Load) -> tuple[BoundCurve, list[
     """Return the curve of a run and its examples, with the lengths that were measured.
 
     Raises:
-        ValueError: no curve, several, or texts that are not those of its rows.
+        ValueError: no curve, several, or texts that differ from those of its rows.
     """
     settings = baseline.header["settings"]
     rows = [row for row in baseline.rows if row.task == "curve" and row.depth == 0 and row.status == "ok"]
@@ -185,7 +185,7 @@ def _texts(lm: LM, examples: Sequence[Example[Texts]]) -> dict[str, str]:
 
 
 def _requests(lm: LM, bound: BoundCurve, example: Example[Texts]) -> Iterator[dict[str, Any]]:
-    """Yield the requests of an example: at each length, of both halves, with offsets in characters."""
+    """Yield the requests of an example, for both halves at each length, with offsets in characters."""
     names = _names(example)
     halves = {"copy": ("target", "target"), "control": ("target", "other")}
     if "prefix" in names:
@@ -221,5 +221,5 @@ def _decoded(lm: LM, ids: Sequence[int] | np.ndarray) -> str:
 
 
 def _offset(lm: LM, ids: np.ndarray, tokens: int) -> int:
-    """Return the characters of the first tokens of a text; a character that the next token completes is not counted."""
+    """Return the number of characters in the first tokens of a text, without an incomplete last character."""
     return len(_decoded(lm, ids[:tokens]).rstrip("\ufffd"))

@@ -17,8 +17,8 @@ from farspan.reader.served.client import TooLongError
 from farspan.record import UNFINISHED, Row, Run
 from farspan.tasks.base import Bound, Example, Result, Work
 
-SMALLEST_CHUNK = 64  # tokens; below that the overhead of each forward outweighs what it frees
-TOKENS_AT_ONCE = 8192  # of one forward, over the rows of a batch
+SMALLEST_CHUNK = 64  # tokens; below this the overhead of each forward outweighs the memory saved
+TOKENS_AT_ONCE = 8192  # tokens of one forward, over all rows of a batch
 MEMORY_SHARE = 0.3  # of the free memory, for the keys of one batch
 Mine = Callable[[int, int], bool]  # whether a shard measures this repeat at this length
 
@@ -28,12 +28,12 @@ class Watch:
     """Callbacks on the progress of a measurement. All optional."""
 
     start: Callable[[str, int], None] = lambda title, total: None  # a title, and its number of rows
-    row: Callable[[Row, int, int], None] = lambda row, done, total: None  # a new row, rows so far, rows in all
+    row: Callable[[Row, int, int], None] = lambda row, done, total: None  # a new row, number of rows so far and in all
     notice: Callable[[str], None] = lambda text: None  # a line for the user
 
 
 class Ledger:
-    """The rows of one task, model and method in a run: those done and those missing; writes new ones."""
+    """The rows of one task, model and method in a run: keeps which are done or missing, and writes new ones."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class Ledger:
 
     @property
     def rows(self) -> list[Row]:
-        """All rows that are wanted of these examples, of this and earlier sessions."""
+        """All wanted rows of these examples, from this and earlier sessions."""
         return [row for row in self.run.of(self.lm.name, str(self.method)) if _place(row) in self._wanted]
 
     def missing(self, example: Example[Any]) -> tuple[int, ...]:
-        """Return the lengths at which the example lacks a row that is wanted."""
+        """Return the lengths at which a wanted row of the example is missing."""
 
         def lacks(length: int) -> bool:
             places = ((example.id, length, depth) for depth in example.depths)
@@ -86,7 +86,7 @@ class Ledger:
 
     def write(self, result: Result, seconds: float = 0.0, reading: dict[str, Any] | None = None) -> None:
         """Append the row of a result. Skip rows that exist or belong to another shard: a batch begun by an earlier
-        session is read again whole, to give the same numbers."""
+        session is read again as a whole, to get the same numbers."""
         place = result.example.id, result.length, result.depth
         if place in self._done or place not in self._wanted:
             return
@@ -214,7 +214,7 @@ def _measure_batches(
                     ledger.fail(example, length, "too_long", str(error))
             continue
         except (RuntimeError, MemoryError) as error:
-            # processes that divide a model cannot turn to smaller chunks one by one
+            # the processes of a divided model cannot switch to smaller chunks independently
             if not is_out_of_memory(error) or reader.lm.num_parts > 1:
                 raise
             problem = str(error).partition("\n")[0]
@@ -223,7 +223,7 @@ def _measure_batches(
         # outside of the `except`, whose traceback keeps the tensors alive
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        reader.capacity = 0  # buffers for the longest length may be what does not fit
+        reader.capacity = 0  # the buffers for the longest length may be too large
         notice = ledger.watch.notice
         if reader.chunk > SMALLEST_CHUNK:
             largest_chunk = max(SMALLEST_CHUNK, reader.chunk // 2)
@@ -281,8 +281,8 @@ class _Batch:
 def _batches(
     examples: Sequence[Example[Any]], missing: Callable[[Example[Any]], tuple[int, ...]], rows: Sequence[Row], size: int
 ) -> deque[_Batch]:
-    """Return the missing rows in batches of at most `size` examples that lack the same lengths. A batch with some
-    `rows` is read again as a whole: in low precision, a row depends on the others of its batch."""
+    """Return the missing rows in batches of at most `size` examples that lack the same lengths. A batch that
+    has some `rows` is read again as a whole: in low precision, a row depends on the others of its batch."""
     alike: dict[tuple[int, ...], dict[int, Example[Any]]] = defaultdict(dict)
     lengths_of = {}
     for example in examples:
@@ -329,7 +329,7 @@ def key_bytes(method: Method, lm: LM, work: Work, chunk: int) -> int:
 
 
 def _cannot_fit(bound: Bound[Any], method: Method, lm: LM, example: Example[Any], free: int) -> str:
-    """Return why an example cannot be read even alone, if its keys are more than the free memory (bytes); else ""."""
+    """Return why an example cannot be read even alone: its keys exceed the free memory (bytes); "" if they fit."""
     keys = max((key_bytes(method, lm, w, SMALLEST_CHUNK) for w in set(bound.work(lm, example))), default=0)
     return f"keys of {keys / 2**30:,.1f} GiB alone, {free / 2**30:,.1f} GiB are free" if keys > free else ""
 
@@ -337,12 +337,12 @@ def _cannot_fit(bound: Bound[Any], method: Method, lm: LM, example: Example[Any]
 def batch_that_fits(bound: Bound[Any], method: Method, lm: LM, examples: Sequence[Example[Any]]) -> int:
     """Return how many repeats to read together: enough to keep the device busy, with their keys in a share of the free
     memory."""
-    work = {w for example in examples for w in bound.work(lm, example)}  # thousands of repeats have the same
+    work = {w for example in examples for w in bound.work(lm, example)}  # thousands of repeats have the same work
     if not work:
         return 1
     if lm.rows_at_once is not None:
         return lm.rows_at_once
     longest = max(w.num_before + w.num_tokens for w in work)
     keys = max(key_bytes(method, lm, w, CHUNK) for w in work)
-    free = lm.free_bytes - (0 if lm.has_weights else lm.num_bytes)  # the weights of a plan are still to come
+    free = lm.free_bytes - (0 if lm.has_weights else lm.num_bytes)  # a plan has not loaded the weights
     return max(1, min(TOKENS_AT_ONCE // max(1, min(longest, 1024)), int(free * MEMORY_SHARE / max(1, keys))))

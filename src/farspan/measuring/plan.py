@@ -1,6 +1,6 @@
 """The cost of a measurement before it runs: tokens, floating-point operations, memory, time.
 
-All but the time follow from the model's config and tokenizer, so the model may be without weights.
+Everything except the time is computed from the model's config and tokenizer, so the model needs no weights.
 """
 
 import math
@@ -26,7 +26,7 @@ class Plan:
     weight_bytes: int  # of the model, buffers included
     extra_bytes: int  # above the model: keys, one chunk's attention mask, one block of logits
     batch: int  # examples read together
-    seconds: float | None  # measured on the model or from the operations; None: neither was wanted
+    seconds: float | None  # measured on the model or from the operations; None: not requested
     fallback: str | None  # why the model will be read with plain forwards; None: it will not
     parts: dict[str, int] | None = None  # bytes by purpose, the model's included; None: not known
 
@@ -48,7 +48,7 @@ def plan(
 
     Args:
         calibrate: measure the time of a few forwards on the model, with the run's own batch and chunk.
-        tflops: 10^12 floating-point operations that the machine does in a second; the time is the operations over it.
+        tflops: 10^12 floating-point operations per second of the machine, from which the time is computed.
 
     Raises:
         ValueError: a text too short for the lengths, or a model without weights to calibrate on.
@@ -94,7 +94,7 @@ def _mask_bytes(method: Method, step: Work) -> int:
 
 
 def _chunks(work: Work, chunk: int) -> list[Work]:
-    """Return the forwards of this work; the positions of the output head are its last ones."""
+    """Return the forwards of this work; the output head runs at its last positions."""
     steps = []
     for first in range(0, work.num_tokens, chunk):
         tokens = min(chunk, work.num_tokens - first)

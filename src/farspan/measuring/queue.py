@@ -1,4 +1,4 @@
-"""Hand the units of a run to workers: those of a worker's loaded model first, longest first."""
+"""Hand the units of a run to workers: first those of the model that the worker has loaded, longest first."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,16 @@ MOST_TRIES = 4  # of a unit whose worker dies: more would repeat a crash for eve
 
 
 class UnitQueue:
-    """The units of a run that wait, and those that workers measure. A unit counts as done once `done` names it.
+    """The units of a run that wait, and those that workers measure. `done` counts the unit of a worker as done.
 
     Args:
-        models: of each unit, the model that it needs.
-        flops: of each unit, its cost.
+        models: the model that each unit needs.
+        flops: the cost of each unit.
     """
 
     def __init__(self, models: Sequence[str], flops: Sequence[float]) -> None:
         self._models, self._flops = models, flops
-        self._waiting: dict[str, list[int]] = {}  # of each model, the units, the longest last
+        self._waiting: dict[str, list[int]] = {}  # units by model, the longest last
         for number in sorted(range(len(models)), key=lambda number: (flops[number], -number)):
             self._waiting.setdefault(models[number], []).append(number)
         self._held: dict[int, int] = {}  # by worker
@@ -57,7 +57,7 @@ class UnitQueue:
         """Forget a worker that died. Its unit waits again, before all others of its model; return that unit, if any.
 
         Raises:
-            ValueError: the unit has ended too many workers.
+            ValueError: too many workers died on the unit.
         """
         self._loaded.pop(worker, None)
         unit = self._held.pop(worker, None)
@@ -72,5 +72,5 @@ class UnitQueue:
         return unit
 
     def tried(self, unit: int) -> bool:
-        """Return whether the unit was handed out before the last time."""
+        """Return whether the unit was handed out more than once."""
         return self._tries[unit] > 1

@@ -32,8 +32,8 @@ class Measured:
     """The content of a run folder. A notebook shows its tables and pictures."""
 
     folder: Path
-    rows: list[Row] = field(repr=False)  # of a repeated measurement, the last
-    missing: dict[str, str] = field(default_factory=dict)  # by shard what other shards still have to measure
+    rows: list[Row] = field(repr=False)  # only the last of a repeated measurement
+    missing: dict[str, str] = field(default_factory=dict)  # what other shards still have to measure, by shard
 
     @cached_property
     def results(self) -> "Results":
@@ -42,9 +42,9 @@ class Measured:
         return Results(self.rows, read_header(self.folder), self.folder)
 
     def to_pandas(self) -> "DataFrame":
-        """Return the rows: a line for each, failed ones included, with a column for each field, and for each of its
-        settings and scores, such as `settings.protocol` and `scores.copy`, as `farspan export --to parquet` writes
-        them; NaN where a row has none. Lists and objects are JSON.
+        """Return the rows, one line each, failed ones included, with a column for each field, setting and score, such
+        as `settings.protocol` and `scores.copy`, as `farspan export --to parquet` writes them. Missing values are NaN;
+        lists and objects are JSON.
 
         Raises:
             ValueError: pandas is not installed.
@@ -57,8 +57,8 @@ class Measured:
         """Return a table of results with 95 % intervals, as `farspan report` writes it as CSV.
 
         Args:
-            name: `quality`, a line for each model, method, task and length; of forgetting curves also `curves` and
-                `memory_lengths`; of perplexities also `perplexity` and, where all tokens were scored, `positions`.
+            name: `quality`, a line for each model, method, task and length; for forgetting curves also `curves` and
+                `memory_lengths`; for perplexities also `perplexity` and, where all tokens were scored, `positions`.
 
         Raises:
             ValueError: no such table, or pandas is not installed.
@@ -71,11 +71,11 @@ class Measured:
         """Draw the results of one task on matplotlib axes and return them.
 
         Args:
-            ax: axes to draw on; default: those of a new figure of pyplot.
-            task: one of the run's, as it is spelled or by its name; needed if there are several.
+            ax: axes to draw on; default: the axes of a new pyplot figure.
+            task: a task of the run, as spelled or by its name; required if there are several.
 
         Raises:
-            ValueError: no such task, several and none named, or one without a result.
+            ValueError: no such task, several tasks and none given, or a task without a result.
         """
         from farspan.report.picture import SIZE, draw_on, draw_with_legend, show_text_as_is
 

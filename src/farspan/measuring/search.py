@@ -1,4 +1,4 @@
-"""Search RoPE frequencies by what a model remembers, under a bound on what they cost inside its window.
+"""Search the RoPE frequencies with which a model remembers most, with a bound on their cost inside its window.
 
     maximise   mean over lengths L of m(L), the memory index of the forgetting curve
     subject to nats(candidate) - nats(own RoPE) <= max_nats, per token on windows of the trained length
@@ -14,8 +14,8 @@ m is (C - M) / (1 - M) of `farspan.stats.forgetting_curves`, measured with proto
            choose 32 or more factors one by one.
 
 The optimiser is CMA-ES (package `cma`, extra `search`). It only uses the order of its values: candidates within the
-bound are ordered by memory, all before those beyond it, which are ordered by how far they are beyond (Deb 2000, An
-efficient constraint handling method for genetic algorithms).
+bound come first, ordered by memory; the others follow, ordered by how far they exceed the bound (Deb 2000, An efficient
+constraint handling method for genetic algorithms).
 
 A search is a run: rows of each candidate under the method `rope:type=factors,file=OUT/candidates/NUMBER.json`. To
 resume it, the optimiser is replayed from its seed with the rows measured so far.
@@ -55,8 +55,8 @@ SHAPES = ("yarn", "factors")
 NAME = "farspan search rope"
 KNOTS = 8  # pairs whose factor is a coordinate of `factors`
 SLOW = BETA_SLOW / 16, BETA_SLOW * 16  # rotations
-RATIO = 1.0, float(BETA_FAST**2)  # of the ramp's two ends; YaRN's is 32
-SCALE = 1.5  # the attention scale is between YaRN's divided and multiplied by it
+RATIO = 1.0, float(BETA_FAST**2)  # ratio of the ramp's two ends; 32 in YaRN
+SCALE = 1.5  # the attention scale is YaRN's, divided or multiplied by at most this
 STEP = 0.15  # standard deviation of the first candidates around YaRN, in the unit cube
 DIGITS = 7  # of the numbers in a file of factors
 NOT_FINITE = 1e6  # loss of a candidate without finite numbers, above all others
@@ -65,7 +65,7 @@ BAD_NAME = ",+"  # separate the settings and parts of a method
 
 @dataclass(frozen=True)
 class Space:
-    """The candidates of a model: points of [0, 1]^n, and the factors that they are."""
+    """The candidates of a model: points of [0, 1]^n, and the factors that they encode."""
 
     shape: str  # one of SHAPES
     theta: float
@@ -75,7 +75,7 @@ class Space:
 
     @property
     def start(self) -> Float[np.ndarray, "n"]:
-        """The point of YaRN; of `factors`, with YaRN's factors at the knots."""
+        """The point of YaRN; for `factors`, the point with YaRN's factors at the knots."""
         if self.shape == "yarn":
             return np.full(3, 0.5)
         of_yarn = np.log(self._factors_of_yarn(BETA_FAST, BETA_SLOW))[self._knots] / self._largest
@@ -103,7 +103,7 @@ class Space:
             "factor": self.factor,
             "original_max_position_embeddings": self.original,
             "attention_factor": _rounded(scale),
-            "short_factor": written,  # transformers uses it up to the trained length, and this method everywhere
+            "short_factor": written,  # used by transformers up to the trained length, by this method at all lengths
             "long_factor": written,
         }
 
@@ -146,10 +146,10 @@ def search_rope(
 
     Args:
         shape: "yarn" or "factors", see the module.
-        factor: YaRN's, of texts that many times as long as the trained length.
+        factor: YaRN's factor, for texts that many times as long as the trained length.
         evaluations: candidates to measure, the model's own RoPE and YaRN not counted.
         max_nats: the largest increase of nats per token on windows of the trained length.
-        text: to predict and to copy; results on it are optimistic, so that another text should confirm them.
+        text: to predict and to copy; results on it are optimistic and should be confirmed on another text.
         target_text: to copy instead, such as "shuffled".
         lengths: tokens, ascending; default: whole contexts of 1, 2, 4, ... trained lengths, up to `factor` of them.
         repeats: texts, at each length.
@@ -199,7 +199,7 @@ def search_rope(
 
 
 def windows(task: Curve, lm: LM, factor: float) -> tuple[int, ...]:
-    """Return the lengths whose whole contexts are 1, 2, 4, ... trained lengths, the last `factor` of them."""
+    """Return the lengths whose whole contexts are 1, 2, 4, ... and last `factor` trained lengths."""
     bound, trained = replace(task, target_text=None).on(lm, "random"), lm.trained_length  # the same for every text
     assert isinstance(bound, BoundCurve)
     assert trained is not None
@@ -236,7 +236,7 @@ class _Search:
     watch: Watch
 
     def results(self, evaluations: int) -> Searched:
-        """Measure what is missing, and write the factors of the best candidate."""
+        """Measure the missing rows, and write the factors of the best candidate."""
         own = self._measured(0, method("full"), None)
         if own.nats is None:
             raise ValueError(f"{self.lm.name} gives no finite numbers with its own RoPE: try --dtype float32")
@@ -275,10 +275,10 @@ class _Search:
         self.watch.notice(f"the optimiser has converged after {number:,} evaluations ({', '.join(why)})")
 
     def _file(self, number: int, point: np.ndarray) -> Path:
-        """Return the file of a candidate, written unless it is there.
+        """Return the file of a candidate, after writing it if it does not exist.
 
         Raises:
-            ValueError: it is there, with other factors.
+            ValueError: it exists with other factors.
         """
         file, wanted = self._place(number), self.space.parameters(point)
         if not file.exists():
@@ -305,10 +305,10 @@ class _Search:
         return file
 
     def _measured(self, number: int, how: Method, own_nats: float | None) -> Tried:
-        """Return a candidate with its numbers; rows that the run has already are not measured again.
+        """Return a candidate with its numbers; rows of the run are not measured again.
 
         Raises:
-            ValueError: rows that failed for another reason than numbers that are not finite.
+            ValueError: rows that failed for a reason other than non-finite numbers.
         """
         memory, inside = (self._rows(one, how) for one in self.setups)
         for row in (*memory, *inside):
@@ -351,8 +351,8 @@ def cma_es(start: np.ndarray, seed: int) -> Any:
 
 
 def loss(one: Tried, max_nats: float) -> float:
-    """Return a number whose order is that of the candidates: the negative memory index within the bound; beyond it
-    more than any of these, by the nats beyond."""
+    """Return the value by which candidates are ordered: the negative memory index within the bound; beyond it a larger
+    value, which grows with the nats beyond the bound."""
     if one.increase is None:
         return NOT_FINITE
     return -one.memory if one.within(max_nats) else min(1.0 + one.increase - max_nats, NOT_FINITE)

@@ -61,7 +61,7 @@ class Grid:
         return {"tasks": tasks, **same, "cost": self.cost, "compared": self.compared}
 
     def fitted(self, methods: Sequence[Method]) -> list[Method]:
-        """Return methods whose windows, where they are left out, follow from the smallest trained length of the run."""
+        """Return the methods with default windows chosen for the smallest trained length of the run."""
         return [how.fitted(min(self.trained)) for how in methods]
 
     def setups(self, lm: LM, watch: Watch) -> list[Setup]:
@@ -98,7 +98,7 @@ class Grid:
         return Setup(bound, str(one), lengths, repeats)
 
     def _default_lengths(self, one: Task, lm: LM, watch: Watch) -> tuple[int, ...]:
-        """Return those of the default lengths that the model has positions for; all, if it has them for none."""
+        """Return the default lengths that fit the model's positions; all of them if none fits."""
         lengths, limit = one.lengths(self.trained), lm.position_limit
         possible = tuple(n for n in lengths if one.unit != "tokens" or limit is None or n <= limit)
         if not 0 < len(possible) < len(lengths):
@@ -146,7 +146,7 @@ def grid(
 
 
 def possible_lengths(lm: LM, one: Setup, seed: int) -> tuple[Setup, dict[int, str]]:
-    """Return the setup with the lengths for which examples can be made, and the reason for each of the others.
+    """Return the setup with the lengths for which examples can be made, and why the other lengths fail.
 
     Lengths are tried one by one only if all together fail: one may be too short for the targets or too long.
     """

@@ -1,7 +1,7 @@
 """Measure one run with several processes, shards, on one machine or over a shared file system.
 
 Each shard computes the same dealing of the run's work from its arguments (`farspan.measuring.dealing`), measures its
-part, and writes rows to a file of its own. Shards do not talk to each other and can start and end at different times.
+part, and writes rows to a file of its own. Shards do not communicate and can start and end at different times.
 """
 
 import json
@@ -41,7 +41,7 @@ def parse_shard(text: str) -> Shard:
 
 
 def chosen_shard(given: Shard | None) -> Shard | None:
-    """Return the shard to measure: the given one, else that of a Slurm array's task; None: the whole run.
+    """Return the shard to measure: the given one, else the Slurm array task's; None: the whole run.
 
     Raises:
         ValueError: not a shard, or variables of Slurm that do not number the array's tasks.
@@ -81,11 +81,11 @@ def _slurm_shard(variables: Mapping[str, str]) -> Shard:
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a cell consists of: its cost, and its rows."""
+    """The content of a cell: its cost and its rows."""
 
     cell: CellCost
     settings: str  # of its task, as JSON
-    places: Sequence[Sequence[tuple[str, tuple[int, ...], tuple[float, ...]]]]  # of each repeat: its examples
+    places: Sequence[Sequence[tuple[str, tuple[int, ...], tuple[float, ...]]]]  # the examples of each repeat
 
     def rows(self, unit: Unit) -> set[Place]:
         """Return the rows of a unit."""
@@ -109,7 +109,7 @@ class There:
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> "There":
-        """Return what there is among rows."""
+        """Return the keys of these rows."""
         found, refused = set[Found](), set[tuple[str, str, str, int]]()
         for row in rows:
             found.add(found_at(row))
@@ -119,7 +119,7 @@ class There:
 
 
 def found_at(row: Row) -> Found:
-    """Return what tells a row from all others of its run."""
+    """Return the key that identifies a row in its run."""
     return row.model, row.method, row.example, row.length, row.depth
 
 
@@ -150,16 +150,16 @@ class Sharding:
         return Sharding(self.shard, self.models, [content], [replace(unit, cell=0)])
 
     def measured(self, models: Sequence[str | LM]) -> list[str | LM]:
-        """Return those of the command's models on which this shard measures anything."""
+        """Return the command's models on which this shard measures anything."""
         names = {name for name, _, _ in self._units}
         return [model for model, name in zip(models, self.models, strict=True) if name in names]
 
     def methods(self, lm: LM, methods: Sequence[Method], one: Setup) -> list[Method]:
-        """Return the methods under which this shard measures something of a task on a model."""
+        """Return the methods under which this shard measures any part of a task on a model."""
         return [how for how in methods if (lm.name, str(how), one.what) in self._units]
 
     def mine(self, model: str, method: str, task: str) -> Mine:
-        """Return which repeats and lengths this shard measures of a cell, one that it measures something of."""
+        """Return a function that tells which repeats and lengths of a cell, one of its own, this shard measures."""
         units = self._units[model, method, task]
         lengths = self.contents[units[0].cell].cell.lengths
         parts = [(range(*unit.repeats), set(lengths[slice(*unit.lengths)])) for unit in units]
@@ -179,7 +179,7 @@ class Sharding:
         return line
 
     def lacking(self, unit: Unit, there: "There") -> set[Found]:
-        """Return the rows of a unit that are not there and not refused."""
+        """Return the rows of a unit that are neither in the run nor refused."""
         content = self.contents[unit.cell]
         model, method, _ = content.cell.name
         return {
@@ -194,11 +194,11 @@ class Sharding:
 
         Args:
             rows: all of the run.
-            sessions: as run.json lists them. A curve with --lengths auto is there when its shard has ended.
+            sessions: as run.json lists them. A curve with --lengths auto is complete when its shard has ended.
         """
         there = There.of(rows)
         count = self.shard[1]
-        ended = {tuple(one["shard"]): "ended" in one for one in sessions if one.get("shard")}  # the last of each
+        ended = {tuple(one["shard"]): "ended" in one for one in sessions if one.get("shard")}  # last session of each
         left, curves = Counter[int](), Counter[int]()
         for unit, owner in zip(self.dealing.units, self.dealing.owners, strict=True):
             if self.contents[unit.cell].cell.divisible:
@@ -258,7 +258,7 @@ def _contents(lm: LM, methods: Sequence[Method], one: Setup, what: Grid) -> list
         except ValueError:
             if not what.compared:
                 raise
-            costs = (0.0,) * repeats, (), ()  # the shard that has it records the refusal
+            costs = (0.0,) * repeats, (), ()  # the shard that measures this cell records the refusal
         contents.append(
             Content(CellCost(name, costs[0], lengths, *costs[1:], divisible=not adaptive), settings, places)
         )

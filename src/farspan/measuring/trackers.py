@@ -1,5 +1,5 @@
-"""Runs and measurements of trainings in experiment trackers: numbers go through transformers' integrations, so that the
-environment variables of those hold, and pictures through each tracker's own call."""
+"""Send runs and measurements of trainings to experiment trackers: numbers through transformers' integrations, so that
+their environment variables apply, and pictures through each tracker's own API."""
 
 import json
 import sys
@@ -75,7 +75,7 @@ TRACKERS = {
 
 
 def refuse_missing(names: Iterable[str]) -> None:
-    """Refuse a tracker of `TRACKERS` that cannot be imported; names of others are not looked at.
+    """Refuse trackers of `TRACKERS` that cannot be imported; other names are ignored.
 
     Raises:
         ValueError: it is not installed.
@@ -87,7 +87,7 @@ def refuse_missing(names: Iterable[str]) -> None:
 
 
 def reporters(callbacks: Iterable[TrainerCallback]) -> list[TrainerCallback]:
-    """Return those of a Trainer's callbacks that are transformers' integrations of trackers."""
+    """Return the callbacks of a Trainer that are transformers' integrations of trackers."""
     kinds = tuple(integration_utils.INTEGRATION_TO_CALLBACK.values())
     return [one for one in callbacks if isinstance(one, kinds)]
 
@@ -102,7 +102,7 @@ def at_each_length(numbers: Iterable[Number]) -> dict[str, float]:
 
 
 def log_pictures(integration: TrainerCallback, pictures: Mapping[str, np.ndarray], step: int) -> None:
-    """Log pictures to the tracker of an integration; nothing where that shows none.
+    """Log pictures to the tracker of an integration, if it shows pictures.
 
     Args:
         pictures: images of type uint8, [height, width, 3], by name.
@@ -127,8 +127,8 @@ def pictures_of(source: Source) -> dict[tuple[str, str], dict[str, np.ndarray]]:
 
 
 def send(to: str, source: Source, folder: Path, notice: Callable[[str], None] = lambda line: None) -> list[Path]:
-    """Send a run to a tracker, each model under each method as a run of its own, and return the files that it wrote in
-    the folder: those of tensorboard, in a folder of each run; the other trackers have places of their own.
+    """Send a run to a tracker, each model under each method as a run of its own. Return the files written to `folder`:
+    only tensorboard writes there, a folder for each run; the other trackers store their data elsewhere.
 
     A series over lengths has the length as its step, in the unit of its task. Memory lengths and pictures are at step
     0.
@@ -201,7 +201,7 @@ def _send_one(
 
 
 def _by_step(numbers: Sequence[Number]) -> dict[int, dict[str, float]]:
-    """Return what is logged at each step, under names that the integrations file under "eval"."""
+    """Return the numbers to log at each step, under names that the integrations group under "eval"."""
     groups = list(dict.fromkeys(one.group for one in numbers))
     names = dict(zip(groups, _task_names(groups), strict=True))
     found: dict[int, dict[str, float]] = {}
@@ -214,7 +214,7 @@ def _by_step(numbers: Sequence[Number]) -> dict[int, dict[str, float]]:
 
 
 def _config(source: Source, model: str, method: str) -> dict[str, Any]:
-    """Return the settings of a run and the facts of its model that are one value each."""
+    """Return the settings of a run and the facts about its model that are single values."""
     known = source.header["settings"] | source.header["models"].get(model, {})
     plain = {name: value for name, value in known.items() if isinstance(value, str | int | float)}
     tasks = ", ".join(source.header["settings"]["tasks"])

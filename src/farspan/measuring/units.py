@@ -1,4 +1,4 @@
-"""What a worker of a cluster measures: the run, which each worker gets, and its units, one after the other."""
+"""The work of a cluster's worker: the run, which every worker receives, and its units, one after the other."""
 
 import time
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from farspan.measuring.sharding import Sharding
 from farspan.methods import method
 from farspan.record import Run, Shard
 
-HELD = 60.0  # seconds after which a process that has died holds its lock no longer, also on another machine
+HELD = 60.0  # seconds after which the lock of a dead process is free, also on another machine
 TICK = 0.5  # seconds between two tries
 
 
@@ -32,13 +32,13 @@ class Job:
     loader: Load
     batch: int | None
     chunk: int | None
-    processes: int = 1  # of each worker, which divide a model among as many GPUs
+    processes: int = 1  # of each worker; they divide a model among as many GPUs
 
     def open(self, writer: Shard) -> Run:
         """Open the run for one writer. Wait a while for a process that is about to end.
 
         Raises:
-            ValueError: the folder holds another run, or another process goes on writing it.
+            ValueError: the folder holds another run, or another process keeps writing it.
         """
         end = time.monotonic() + HELD
         while True:
@@ -51,7 +51,7 @@ class Job:
 
 
 class Units:
-    """Measures units into a run; keeps the model of the last one loaded.
+    """Measures units and writes their rows into a run; keeps the last model loaded.
 
     Args:
         order: names of the models.

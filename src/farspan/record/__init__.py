@@ -1,11 +1,11 @@
 """Rows (see `farspan.schema.Row`), appended to disk as they are measured; and the folder of the run they belong to.
 
 runs/NAME/run.json     settings, models, versions, hardware, one entry for each start
-runs/NAME/rows.jsonl   a line an example; a kill loses at most the line being written
+runs/NAME/rows.jsonl   one line per example; a kill loses at most the line being written
 runs/NAME/rows-2-of-8.jsonl   the same, of the second of 8 processes that measure the run together
 runs/NAME/rows.lock, rows-2-of-8.lock    held by the process that writes these rows
 runs/NAME/run.lock     held while run.json or examples.jsonl is changed
-runs/NAME/examples.jsonl   the first example of each model and question, as text
+runs/NAME/examples.jsonl   the first example of each model and task, in readable form
 """
 
 from farspan.record.provenance import environment

@@ -30,7 +30,7 @@ def environment() -> dict[str, Any]:
 
 @cache
 def _imported() -> dict[str, Any]:
-    """Return what the process runs: it has imported its files once, and later edits of them do not count."""
+    """Return the versions that the process has imported; cached, so that later edits of the files do not count."""
     packages = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {"packages": packages, "git": commit_of(PACKAGE), "source": source_hash(PACKAGE)}
 

@@ -17,7 +17,7 @@ WRITER = re.compile(r"rows(?:-([1-9]\d*)-of-([1-9]\d*))?")
 
 
 def writer(shard: Shard | None) -> str:
-    """Return the name, without its ending, of the files that a process writes: of a shard, or of a whole run."""
+    """Return the file name, without its ending, for a process that measures a shard or a whole run."""
     return "rows" if shard is None else "rows-{}-of-{}".format(*shard)
 
 
@@ -74,7 +74,7 @@ def read_header(folder: str | Path) -> dict[str, Any]:
 
 
 def read_rows(folder: str | Path) -> list[Row]:
-    """Return all rows of a run, of each writer in the order they were measured; a torn last line is left out.
+    """Return all rows of a run, in the order in which each writer measured them; a torn last line is left out.
 
     Raises:
         ValueError: the folder holds no run, or a line that is not a row.
@@ -84,8 +84,8 @@ def read_rows(folder: str | Path) -> list[Row]:
 
 
 def merged(parts: Sequence[list[Row]]) -> list[Row]:
-    """Return the rows of several writers. A measurement in the rows of more than one counts once: those of the first
-    writer whose last row of it is finished are kept, else those of the first writer."""
+    """Return the rows of several writers. If several wrote rows of a measurement, only one writer's are kept: the
+    first whose last row of it is finished, else the first."""
     parts = [rows for rows in parts if rows]
     if len(parts) == 1:
         return parts[0]
@@ -113,7 +113,7 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 
 def read_file(path: Path) -> tuple[list[Row], int]:
-    """Return the rows of one writer and the end of the last whole one, in bytes; none if there is no file.
+    """Return the rows of one writer and the end of the last whole row in bytes; no rows if there is no file.
 
     Raises:
         ValueError: a line that is not a row, or no regular file.
@@ -132,12 +132,12 @@ class Tail:
     """The rows that processes append to a run, as they arrive.
 
     Args:
-        folder: of the run. Rows that it has already are new at the first call.
+        folder: of the run. The first call of `new` returns the rows already in it.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._ends: dict[Path, int] = {}  # bytes that were read of each file
+        self._ends: dict[Path, int] = {}  # bytes read of each file
 
     def new(self) -> list[Row]:
         """Return the rows added since the last call.
@@ -157,10 +157,10 @@ class Tail:
 
 
 def _lines(path: Path, read: Callable[[Any], T], what: str, repair: str) -> Iterator[tuple[T, int]]:
-    """Yield the value of `read` for each line of JSON, and the line's end in bytes, without a last line torn by a kill.
+    """Yield the value of `read` for each line of JSON, and the line's end in bytes; skip a last line torn by a kill.
 
     Raises:
-        ValueError: another line that is not JSON, or that `read` refuses; or no regular file.
+        ValueError: any other line that is not JSON, or that `read` refuses; or no regular file.
     """
     if not path.exists():
         return

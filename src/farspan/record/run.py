@@ -1,4 +1,4 @@
-"""A run folder opened for writing, by one process or by several shards beside each other."""
+"""A run folder opened for writing, by one process or by several shards at the same time."""
 
 import hashlib
 import json
@@ -63,12 +63,12 @@ class Run:
     def open(cls, folder: str | Path, settings: dict[str, Any], shard: Shard | None = None) -> Self:
         """Create the run, or continue it if it was made with the same settings.
 
-        A torn last line, as a kill leaves it, is dropped. A run without rows starts again with the new settings, unless
+        A last line torn by a kill is dropped. A run without rows starts again with the new settings, unless
         other shards are writing it.
 
         Args:
-            shard: its number and how many there are, for one of several processes that write the run at the same time,
-                each a file of its own.
+            shard: its number and the number of shards, if several processes write the run at the same time, each a
+                file of its own.
 
         Raises:
             ValueError: the folder holds another run or something else, is damaged, or is being written by another
@@ -109,11 +109,11 @@ class Run:
             raise
 
     def read_others(self) -> None:
-        """Read the rows of all writers again: another one may have ended after it began the same work."""
+        """Read the rows of all writers again: a writer that has ended may have begun the same work."""
         self.know(merged([read_file(file)[0] for file in writers_files(self.folder, ".jsonl")]))
 
     def know(self, rows: Sequence[Row]) -> None:
-        """Take these rows for all that were measured so far."""
+        """Replace the known rows by these."""
         self.rows: list[Row] = []
         self._latest.clear()
         for row in rows:
@@ -127,7 +127,7 @@ class Run:
         """Record a model, or check that it is the model that the run started with.
 
         Args:
-            order: names of models, in which they are recorded; the first is what a comparison compares with.
+            order: names of models, in the order in which to record them; the first is the baseline of a comparison.
 
         Raises:
             ValueError: another model of that name, or a text that has changed.
@@ -159,11 +159,11 @@ class Run:
             )
 
     def has_example(self, model: str, what: str) -> bool:
-        """Return whether there is an example as text of this model and question."""
+        """Return whether there is a readable example of this model and task."""
         return (model, what) in self._in_words
 
     def add_example(self, example: dict[str, Any]) -> None:
-        """Write an example as text, unless there is one of its model and question ("what") already."""
+        """Write a readable example, unless its model and task ("what") already have one."""
         with _header_locked(self.folder):
             self.__dict__.pop("_in_words", None)  # another shard may have written since
             if not self.has_example(example["model"], example["what"]):
@@ -173,7 +173,7 @@ class Run:
 
     @cached_property
     def _in_words(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """The first example of each model and question."""
+        """The first example of each model and task."""
         found: dict[tuple[str, str], dict[str, Any]] = {}
         for one in read_examples(self.folder):
             found.setdefault((one["model"], one["what"]), one)
@@ -232,7 +232,7 @@ class Run:
 
 
 def default_folder(command: str, models: Sequence[str], settings: Any) -> Path:
-    """Return runs/NAME, the same for the same command, so that repeating it continues it."""
+    """Return runs/NAME, the same for the same command, so that repeating the command continues the run."""
     digest = hashlib.sha256(json.dumps([list(models), settings]).encode()).hexdigest()[:8]
     return Path("runs") / f"{command}-{Path(models[0]).name.replace(':', '-') or 'model'}-{digest}"
 
@@ -254,7 +254,7 @@ def _who(folder: Path, shard: Shard | None) -> str:
 
 
 def _refuse_other_layout(folder: Path, shard: Shard | None) -> None:
-    """Raise ValueError if a process is writing the run that divides it differently, and so measures the same rows."""
+    """Raise ValueError if another process writes the run with another division, and so measures the same rows."""
     for file in writers_files(folder, ".lock"):
         other = written_by(file.stem)
         if (other and other[1]) != (shard and shard[1]):
@@ -275,15 +275,15 @@ def _others_write(folder: Path, shard: Shard) -> bool:
 
 
 def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None) -> dict[str, Any]:
-    """Return the content of run.json that a process continues, or that of a new run.
+    """Return the content of the run.json that a process continues, or of a new one.
 
     Raises:
-        ValueError: run.json is damaged or of an older form, or its rows, or those that other shards will write, have
-            other settings.
+        ValueError: run.json is damaged or of an older form, or its rows, or the rows that other shards will write,
+            have other settings.
     """
     header: dict[str, Any] = {"version": FORM, "settings": settings, "models": {}, "sessions": []}
     if (folder / "run.json").exists():
-        before = read_header(folder)  # also without rows: a file of others is not overwritten
+        before = read_header(folder)  # even without rows: a file of another program is not overwritten
         if (
             any(file.stat().st_size for file in writers_files(folder, ".jsonl"))
             or (shard is not None and before["settings"] == settings)
@@ -347,7 +347,7 @@ def refuse_differences(
 
 
 def _by_name(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run with its tasks as written, which identifies them."""
+    """Return the settings of a run with its tasks as written: their spelling identifies them."""
     return settings | ({"tasks": ", ".join(settings["tasks"])} if isinstance(settings.get("tasks"), dict) else {})
 
 

@@ -20,7 +20,7 @@ from farspan.stats import interval, measured_mean, short_text
 from farspan.terminal import Terminal
 
 PICKS = ("distance", "bins", "rank", "pareto")
-PARTS = {"all": "all keys", "rest": "without the first {sinks} tokens"}  # as rows call them, and in words
+PARTS = {"all": "all keys", "rest": "without the first {sinks} tokens"}  # the name in rows, and the description
 AXES = {
     "distance": "nearest keys (tokens)",
     "rank": "heaviest keys (tokens; hollow: a quarter of all)",
@@ -39,7 +39,7 @@ class At:
     visible: list[int]  # keys, by layer: fewer where it has a window
     sinks: np.ndarray  # [repeats, layers, heads]: share of the first tokens
     shares: dict[str, dict[str, np.ndarray]]  # by part and pick; PARTS, PICKS
-    map: np.ndarray | None  # [side, side]: share of a bin's queries that goes to a bin of keys; mean over repeats
+    map: np.ndarray | None  # [side, side]: share that a bin of queries gives to a bin of keys; mean over repeats
 
     @classmethod
     def of(cls, length: int, rows: Sequence[Row]) -> "At":
@@ -51,7 +51,7 @@ class At:
         return cls(length, ends, visible, sinks, shares, np.mean(maps, 0) if maps else None)
 
     def of_layer(self, index: int) -> "At":
-        """Return the same of one layer, by its place among the layers that were watched."""
+        """Return the attention of one layer, by its index among the measured layers."""
         shares = {part: {pick: v[:, [index]] for pick, v in of.items()} for part, of in self.shares.items()}
         return replace(self, sinks=self.sinks[:, [index]], shares=shares, map=None)
 
@@ -89,7 +89,7 @@ class AttentionMember(Member):
 
     @property
     def layers(self) -> list[int]:
-        """The numbers of the layers that were watched."""
+        """The numbers of the measured layers."""
         return list(self.good[0].scores["layers"]) if self.good else []
 
     @cached_property
@@ -153,7 +153,7 @@ class AttentionReport(TaskReport):
 
     def draw(self) -> list[Path]:
         """Draw attention.png (shares by distance, by rank and by bin), attention-heads.png (by layer and head) and,
-        where there are maps, attention-map.png, each also as SVG. Of one member all lengths are drawn, of several the
+        where there are maps, attention-map.png, each also as SVG. For one member all lengths are drawn, for several the
         longest that all of them have."""
         drawn = [one for one in self.members if one.at]
         if not drawn:
@@ -230,7 +230,7 @@ def share_figure(
     """Return the share of attention of the nearest keys, of the heaviest keys, or of each bin of distances.
 
     Args:
-        chosen: what is drawn, with the number that gives it a colour.
+        chosen: the members and lengths to draw, each with the index of its colour.
         pick: one of AXES.
         parts: of PARTS; "rest" is dashed.
     """
@@ -266,7 +266,7 @@ HEADS: dict[str, Callable[[At], np.ndarray]] = {
     "the same without {sinks} sinks": lambda at: at.shares["rest"]["pareto"],
     "the first {sinks} tokens": lambda at: at.sinks,
     "farther than {bin:,} tokens": lambda at: 1 - at.shares["all"]["bins"][..., 0],
-}  # in words: shares [repeats, layers, heads]
+}  # by description: shares [repeats, layers, heads]
 
 
 def _heads(one: AttentionMember, at: At, words: str) -> Heat:
@@ -278,7 +278,7 @@ def _heads(one: AttentionMember, at: At, words: str) -> Heat:
 
 
 def _map(one: AttentionMember, at: At, map: np.ndarray) -> Heat:
-    """Return the mean weight of a key, over repeats, layers and heads; its span is that of its own weights."""
+    """Return the mean weight of a key, over repeats, layers and heads; the colours span its own weights."""
     width = -(-at.length // len(map))  # tokens of a bin
     values = np.where(np.tri(len(map)) > 0, map / width, np.nan)
     span = max(FAINTEST, float(np.nanmin(np.where(values > 0, values, np.nan)))), float(np.nanmax(values))

@@ -20,7 +20,7 @@ from farspan.stats import LEVEL, bands, holm, interval, student_mean
 
 COSTS = ("prefill_rate", "decode_rate", "prefill_seconds", "weight_bytes", "context_bytes", "activation_bytes")
 SERVER = ("requests", "prompt_tokens", "cached_share")
-ROUNDING = 5e-4  # difference of scores (nats, shares): one model read in two ways has less, though in all examples
+ROUNDING = 5e-4  # difference of scores (nats, shares): reading a model in two ways gives less, but in all examples
 Interval = tuple[float | None, float | None]
 
 
@@ -39,7 +39,7 @@ class Cell:
     value: float | None = None  # mean over examples
     low: float | None = None  # its 95 % interval
     high: float | None = None
-    pairs: int = 0  # examples that the baseline was measured on as well
+    pairs: int = 0  # examples shared with the baseline
     difference: float | None = None  # from the baseline, in the unit of the score (nats for perplexity)
     difference_low: float | None = None  # its 95 % interval
     difference_high: float | None = None
@@ -61,10 +61,10 @@ class Cell:
     tokens_per_second: float | None = None  # of the task itself
     kept: float | None = None  # tokens held, mean
     peak_bytes: int = 0
-    requests: float | None = None  # to the server, mean of a row
-    prompt_tokens: float | None = None  # of these, mean of a row
-    cached_share: float | None = None  # of the prompt tokens: taken from the server's cache
-    statuses: dict[str, int] = field(default_factory=dict)  # rows that hold no result, by status
+    requests: float | None = None  # to the server, mean per row
+    prompt_tokens: float | None = None  # of these requests, mean per row
+    cached_share: float | None = None  # share of the prompt tokens taken from the server's cache
+    statuses: dict[str, int] = field(default_factory=dict)  # number of rows without a result, by status
 
     @property
     def whose(self) -> tuple[str, str, str]:
@@ -177,7 +177,7 @@ def score_of(row: Row, score: str) -> float:
 
 
 def _number(row: Row, name: str) -> float | None:
-    """Return a score of a row, the mean of a list by layer and head; None where it is no number.
+    """Return a score of a row, or its mean if it is a list by layer and head; None if it is no number.
 
     Args:
         name: its key, or a path of keys separated by dots.
@@ -215,8 +215,8 @@ def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
 
 
 def _student(values: np.ndarray) -> Interval:
-    """Return the interval that comparisons have: Student's for every score. None where all values are the same: they do
-    not show the error of their mean."""
+    """Return the interval used in comparisons: Student's for every score. None if all values are the same: the error of
+    their mean is then unknown."""
     if np.ptp(values) == 0:
         return None, None
     _, low, high, _ = student_mean(values)
@@ -224,12 +224,12 @@ def _student(values: np.ndarray) -> Interval:
 
 
 def by_example(rows: Iterable[Row], score: str) -> dict[tuple[str, float], float]:
-    """Return a score of the good rows by example and depth, as differences are paired."""
+    """Return a score of the good rows by example and depth, the key by which differences are paired."""
     return {(row.example, row.depth): score_of(row, score) for row in rows if row.status == "ok"}
 
 
 def _difference(mine: Sequence[Row], base: Sequence[Row], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mean difference from the baseline over the examples and depths of both, with its interval and p."""
+    """Return the mean difference from the baseline over shared examples and depths, with its interval and p."""
     good, theirs = (by_example(rows, entry["quality"]["score"]) for rows in (mine, base))
     if not good or not base:
         return {}

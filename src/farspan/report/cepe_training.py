@@ -48,7 +48,7 @@ All settings, versions and hardware: `training.json`. The losses: `log.jsonl`.
 
 
 def model_card(summary: Mapping[str, Any], log: Log) -> str:
-    """Return the README.md of a trained model, from what its training.json and log.jsonl hold."""
+    """Return the README.md of a trained model, from its training.json and log.jsonl."""
     settings, steps = summary["settings"], summary["settings"]["trainer"]["steps"]
     name, data = settings["model"]["name"], settings["data"]
     return CARD.format(

@@ -7,8 +7,8 @@ Every number has a tolerance. A change is
     better      likewise, to the other side
     undecided   else
 
-Memory and quality are paired: differences of the same texts. Times also differ by what else the machine did, so `worse`
-and `better` of a cost need its whole 95 % interval to be beyond the tolerance. Costs are those that `farspan compare`
+Memory and quality are paired: differences of the same texts. Times also depend on what else the machine does, so a cost
+is `worse` or `better` only if its whole 95 % interval is beyond the tolerance. Costs are those that `farspan compare`
 measures apart from the tasks.
 """
 
@@ -40,7 +40,7 @@ COSTS = {
 }
 TOLERANCES: dict[Kind, float] = {"memory": 0.05, "perplexity": 0.02, "score": 0.05, "cost": 0.2}
 MACHINE = ("processor", "cores", "threads", "accelerators")  # of a session; costs are compared where these are equal
-NUMERICS = ("dtype", "attention")  # of a model; they move costs and, by rounding, all numbers
+NUMERICS = ("dtype", "attention")  # of a model; they change costs and, by rounding, all numbers
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Change:
-    """A number of a model against that of the baseline. The difference and its margin are in tokens (memory), shares
+    """A number of a model compared with the baseline's. The difference and its margin are in tokens (memory), shares
     (scores), or, for perplexity and cost, the logarithm of the ratio."""
 
     kind: Kind
@@ -69,7 +69,7 @@ class Change:
     difference: Estimate
     margin: float
     higher_is_better: bool
-    pairs: int  # texts; of a cost repeats, or tasks and lengths
+    pairs: int  # texts; for a cost, repeats, or tasks and lengths
     p_holm: float | None = None
     verdict: Verdict = "undecided"
     reason: str = ""  # why it is undecided, where the numbers do not show it
@@ -99,7 +99,7 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
     """Return the changes between two runs with the same settings, of one model each.
 
     Args:
-        tolerances: shares of the baseline's value for memory, perplexity and cost; for scores differences, as 0.05 is
+        tolerances: for memory, perplexity and cost, a share of the baseline's value; for scores, a difference: 0.05 is
             five points of accuracy.
     """
     found: list[Change] = []
@@ -205,7 +205,7 @@ def _quality(a: Member, b: Member, group: Group, tolerances: Mapping[Kind, float
 
 
 def _paired(values: np.ndarray, margin: float) -> Estimate:
-    """Return the mean of paired differences; it is tested from LEAST_PAIRS values on."""
+    """Return the mean of paired differences; it is tested only with LEAST_PAIRS values or more."""
     if len(values) < LEAST_PAIRS:
         return Estimate(float(values.mean()))
     return _tested(*mean_error(values), margin, len(values))

@@ -34,8 +34,8 @@ class TextTest:
 
 
 def group_differences(curves: Sequence[CurveMember]) -> list[Difference]:
-    """Return the differences of each curve of a group from its first: over the targets they share, else in characters
-    of the text, unpaired; pairs with neither are left out."""
+    """Return the differences of each curve of a group from the first: over shared targets, else unpaired in characters
+    of the text. Curves for which neither is possible are left out."""
     shown = [one for one in curves if len(one.curve.lengths) > 1 and len(one.measured.lengths)]
     found: list[Difference] = []
     for other in shown[1:]:
@@ -53,7 +53,7 @@ def group_differences(curves: Sequence[CurveMember]) -> list[Difference]:
 
 def longest_memory(curves: Sequence[CurveMember]) -> str:
     """Return in one sentence which curve of a group has the longest half-life, and which of the others are shorter
-    beyond chance; of curves with half-lives beyond the lengths measured, the span. Empty where that is unknown."""
+    beyond chance. If several half-lives exceed the lengths measured, spans are compared. Empty if unknown."""
     shown = [one for one in curves if one.summary is not None and len(one.measured.lengths) > 1]
     scales = {one.characters_per_token for one in shown}
     if not shown or (len(scales) > 1 and None in scales):
@@ -91,8 +91,8 @@ def _named(names: Sequence[str]) -> str:
 
 
 def text_tests(curves: Sequence[CurveMember]) -> list[TextTest]:
-    """Return, for each run, model and method measured with several irrelevant texts, or several target texts, all else
-    equal, whether these change the curve. Texts without a common length are left out."""
+    """Test whether the text changes the curve, for each run, model and method measured with several irrelevant or
+    target texts and otherwise equal settings. Texts without a common length are left out."""
     found = []
     for which, (name, half) in TEXTS.items():
         hash_of = which.replace("text", "hash")

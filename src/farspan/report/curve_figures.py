@@ -16,8 +16,8 @@ ACCURACY = "accuracy (share of tokens predicted)"
 
 
 def curve_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
-    """Return accuracy over length: copy solid, control dashed, half-lives as marks, the trained context as a line. One
-    curve alone has fine memory, coarse memory and amnesia as background, amnesia only where coarse memory ends within
+    """Return accuracy over length: copy solid, control dashed, half-lives as marks, the trained context as a line. A
+    single curve has fine memory, coarse memory and amnesia as background; amnesia only if coarse memory ends within
     the lengths measured."""
     lines: list[Line] = []
     marks: list[Line] = []
@@ -51,7 +51,7 @@ def _measured(one: CurveMember, depth: float = 0.0) -> list[Point]:
 
 
 def _halves(index: int, prefix: str, x: str, points: Sequence[Point], texts: Sequence[Sequence[str]]) -> Iterator[Line]:
-    """Yield the lines of copy and control over one of the numbers of their points."""
+    """Yield the lines of copy and control over `x`, the name of a number of their points."""
     for half, style in (("copy", "solid"), ("control", "dashed")) if points else ():
         yield Line.of(f"{prefix}{half}", points, x, half, index, texts, kind=half, style=style)
 
@@ -95,7 +95,7 @@ def index_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
 
 
 def recall_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
-    """Return accuracy over the distance between a token and its copy, of those that were measured at one length."""
+    """Return accuracy over the distance between a token and its copy, for curves measured at one length."""
     lines: list[Line] = []
     counts: list[int] = []
     for index, one in enumerate(curves):
@@ -125,7 +125,7 @@ def map_figure(one: CurveMember, title: str = "") -> Heat:
 
 
 def _text(one: CurveMember, point: Point) -> list[str]:
-    """Return all that is known of a point, in lines."""
+    """Return all that is known about a point, as lines."""
     lines = [one.name, f"length {point['length']:,}"]
     if one.map is not None:
         lines[1] += f", depth {depth_names(one.everywhere.depths.tolist())[point['depth']]}"

@@ -124,7 +124,7 @@ class CurveReport(TaskReport):
         return paths
 
     def figure(self, group: Group) -> Figure | Heat | None:
-        """Return a map of one curve at several lengths and depths, recall by distance at one length, else the
+        """Return a map for one curve with several lengths and depths, recall by distance for one length, else the
         curves."""
         curves = [one for one in curves_of(group.members) if one.summary is not None]
         if not curves:
@@ -213,7 +213,7 @@ def draw_curves(curves: Sequence[CurveMember], folder: str | Path, title: str, n
 
 
 def print_curves(curves: Sequence[CurveMember], console: Terminal, *, paper: bool = False) -> None:
-    """Print the memory lengths of some curves, a column each, a verdict for each, and their accuracies by length.
+    """Print the memory lengths of some curves, a column for each, their verdicts and their accuracies by length.
 
     Args:
         paper: also print the memory lengths of the Forgetting Curve's paper.
@@ -252,8 +252,8 @@ def _accuracy(point: Point | None, half: str) -> str:
 
 
 def _recall(one: CurveMember) -> list[list[str]]:
-    """Return the lines of a table under RECALL, of a map at one length; of a point that was not measured, the status of
-    its rows."""
+    """Return the lines of a table with the columns RECALL, for a map at one length. Points that were not measured show
+    the status of their rows."""
     lines = []
     for depth, name in depth_names(one.everywhere.depths.tolist()).items():
         (point,) = one.points(depth)

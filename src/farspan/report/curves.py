@@ -12,7 +12,7 @@ from farspan.record import Row
 from farspan.report.export import counted, statuses
 from farspan.report.runs import Member, groups_of_rows, renamed
 
-APART = 0.25  # of a memory length; lengths further apart than this leave it open
+APART = 0.25  # share of a memory length; lengths further apart do not locate it
 HEADLINE = {
     "half_life": "recalls half of what it could not guess",
     "reach": "recalls a twentieth of it",
@@ -26,7 +26,7 @@ Point = dict[str, Any]
 
 
 def spoken(name: str) -> str:
-    """Return the name of a number as it is written: half-life, paper fine."""
+    """Return the name of a number as it is printed: half-life, paper fine."""
     return name.replace("half_life", "half-life").replace("_", " ")
 
 
@@ -49,7 +49,7 @@ class CurveMember(Member):
 
     @cached_property
     def everywhere(self) -> stats.Map:
-        """Recall over length and depth; of a curve without depths, one depth."""
+        """Recall over length and depth; a curve without depths has one depth."""
         return stats.memory_map(self.rows)
 
     @property
@@ -141,7 +141,7 @@ def verdict(one: CurveMember) -> str:
 
 
 def remarks(one: CurveMember, names: Iterable[str] = HEADLINE) -> list[str]:
-    """Return what a reader of the numbers should know: why a length is censored, failures, contaminated windows.
+    """Return remarks on the numbers of a curve: why a length is censored, failures, contaminated windows.
 
     Args:
         names: the memory lengths that the reader sees.
@@ -169,8 +169,8 @@ def remarks(one: CurveMember, names: Iterable[str] = HEADLINE) -> list[str]:
 
 
 def _too_coarse(one: CurveMember) -> list[str]:
-    """Return which memory lengths fall between lengths so far apart that the distance, not chance, makes their
-    interval."""
+    """Return which memory lengths are between measured lengths so far apart that this distance, not chance, determines
+    their interval."""
     apart = []
     for name in ("half_life", "reach"):
         length: stats.MemoryLength = getattr(one.summary, name)

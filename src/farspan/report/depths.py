@@ -25,7 +25,7 @@ class DepthReport(TaskReport):
 
     @cached_property
     def by_depth(self) -> dict[int, list[ByDepth]]:
-        """The cells of the members of each group, by the group's index; of groups with one depth none."""
+        """The cells of the members of each group, by the group's index; none for groups with one depth."""
         return {index: found for index, group in enumerate(self.groups) if len((found := _by_depth(group))[0]) > 1}
 
     def print(self, console: Terminal) -> None:
@@ -35,7 +35,7 @@ class DepthReport(TaskReport):
                 console.print_table(f"by depth: {_title(self.groups[index], one)}", *_table(one), num_names=1)
 
     def draw(self) -> list[Path]:
-        """Draw also map.png, or a map-N.png for each of several members, each also as SVG."""
+        """Also draw map.png, or a map-N.png for each of several members, each also as SVG."""
         paths = super().draw()
         maps = [(self.groups[index], one) for index, members in self.by_depth.items() for one in members]
         maps = [(group, one) for group, one in maps if any(cell.value is not None for cell in _all(one))]

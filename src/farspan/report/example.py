@@ -1,7 +1,7 @@
-"""The first example of each task in words, and which of its tokens were predicted: from examples.jsonl of a run.
+"""The first example of each task in readable form, and which tokens were predicted, from a run's examples.jsonl.
 
 {"model", "what", "length", "repeat", "parts": [["separator", [tokens]], ["read", [tokens]], ["separator", [tokens]],
- ["asked", [tokens]]], "scored": k, "task", "settings"}     one JSON object a line
+ ["asked", [tokens]]], "scored": k, "task", "settings"}     one JSON object per line
 
 Tokens are text; the last k of "asked" are scored. `task` and `settings` are those of the rows; older files lack them.
 """
@@ -25,7 +25,7 @@ HITS = ("copy_hits", "hits")  # scores with a bit for each scored token
 class ShownText:
     """Some text that is shown in one way."""
 
-    kind: str  # separator, read, fed; and of the scored: remembered, guessed, missed, or hit where no control is known
+    kind: str  # separator, read, fed; if scored: remembered, guessed, missed, or hit if no control is known
     text: str
 
 
@@ -40,12 +40,12 @@ class ShownExample:
     num_tokens: int
     num_scored: int
     num_hits: int | None  # None: the row does not record them
-    answer: str  # that the model gave; "": none is recorded
+    answer: str  # of the model; "": none is recorded
     pieces: list[ShownText]
 
 
 def examples(source: Source) -> list[ShownExample]:
-    """Return the first example of each model and task in a run; none where the run keeps none.
+    """Return the first example of each model and task in a run; none if the run has none.
 
     Raises:
         ValueError: a line that is not an example.
@@ -65,7 +65,7 @@ def _example(source: Source, values: Mapping[str, Any]) -> ShownExample:
     pieces = [ShownText("read" if kind == "asked" else kind, "".join(tokens)) for kind, tokens in parts[:-1]]
     pieces.append(ShownText("fed", "".join(asked[:-scored])))
     hits = next((found for name in HITS if (found := _hits(mine, name, scored)) is not None), None)
-    # the control of a target is recorded with the text that was read instead of it
+    # a target's control is in the row of the text that was read instead
     other = [row for row in rows if row.scores.get("control_repeat") == values["repeat"]]
     pieces += _scored(asked[-scored:], hits, _hits(other, "control_hits", scored))
     answer = mine[0].scores.get("prediction") if mine else None
@@ -107,7 +107,7 @@ def _hits(rows: Sequence[Row], name: str, scored: int) -> np.ndarray | None:
 
 
 def _scored(tokens: Sequence[str], hits: np.ndarray | None, control: np.ndarray | None) -> Iterator[ShownText]:
-    """Yield the scored tokens, neighbours of one kind together."""
+    """Yield the scored tokens; neighbours of the same kind are joined."""
     kinds = ["fed" if hits is None else _kind(i, hits, control) for i in range(len(tokens))]
     for kind, same in groupby(zip(kinds, tokens, strict=True), key=lambda pair: pair[0]):
         yield ShownText(kind, "".join(token for _, token in same))

@@ -1,4 +1,4 @@
-"""Numbers as text, and text from outside as Markdown and CSV that show it and do nothing else."""
+"""Numbers as text, and untrusted text as Markdown and CSV that only display it."""
 
 import csv
 import io
@@ -22,18 +22,18 @@ from farspan.terminal import shown
 
 WHOSE = ("run", "model", "method", "what", "version")
 MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[]|#~!$"})
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would compute
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # starts of text that a spreadsheet takes for a formula
 DIGITS = 10
 
 
 @dataclass(frozen=True)
 class CsvTable:
     columns: Sequence[str]
-    lines: Sequence[Mapping[str, Any]]  # by column; what is not known is None or missing
+    lines: Sequence[Mapping[str, Any]]  # by column; unknown values are None or missing
 
 
 def plain(text: object) -> str:
-    """Return text as Markdown that shows it and does nothing else, on a terminal too; fit for a cell."""
+    """Return text as Markdown that only displays it, also on a terminal and in a table cell."""
     return " ".join(escape(shown(str(text)), quote=False).translate(MARKDOWN).split())
 
 
@@ -91,7 +91,7 @@ def quality_table(found: Sequence[Cell]) -> CsvTable:
 
 def figure_table(one: Figure | Heat) -> CsvTable:
     """Return the numbers of a figure: a line for each point with its interval and for each length that failed, or for
-    each cell of a map. Intervals of marks, such as half-lives, are of x."""
+    each cell of a map. Intervals of marks, such as half-lives, are in x."""
     if isinstance(one, Heat):
         cells = ((row, column.replace(",", "")) for row in one.rows for column in one.columns)
         values = zip(cells, one.values.ravel().tolist(), strict=True)
@@ -113,18 +113,18 @@ def whose(member: Member) -> dict[str, Any]:
 
 
 def statuses(rows: Iterable[Row]) -> str:
-    """Return how many rows failed and how, or ok."""
+    """Return the number of failed rows by status, or "ok"."""
     failed = Counter(row.status for row in rows if row.status != "ok")
     return "; ".join(f"{count} {status}" for status, count in failed.items()) or "ok"
 
 
 def number(value: float | None, sign: str = "") -> str:
-    """Write a number with three digits after the point, or two from 10 on; nothing where it is unknown."""
+    """Write a number with three digits after the point, two from 10 on; "" if it is unknown."""
     return "" if value is None else f"{value:{sign}.3f}" if abs(value) < 10 else f"{value:{sign},.2f}"
 
 
 def three_digits(number: float) -> str:
-    """Write a number in three digits, or all those before the point."""
+    """Write a number with three significant digits, or all digits before the point."""
     return f"{number:,.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}"
 
 
@@ -145,7 +145,7 @@ def numbers(name: str, values: np.ndarray, *, share: bool = False) -> dict[str, 
     the point; None where there is none.
 
     Args:
-        share: of values from 0 to 1, whose interval is cut to that.
+        share: whether values are from 0 to 1; the interval is then cut to this range.
     """
     ends = bands(values) if share else interval(values)
     found = zip((name, f"{name}_low", f"{name}_high"), (measured_mean(values), *ends), strict=True)
@@ -158,5 +158,5 @@ def counted(count: int, what: str) -> str:
 
 
 def p_value(p: float | None) -> str:
-    """Write a p as in a table."""
+    """Write a p value for a table."""
     return "unknown" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"

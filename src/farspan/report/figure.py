@@ -9,13 +9,13 @@ import numpy as np
 
 RECALL = ("#ebe2d0", "#c9dbe4", "#83b3d3", "#3583b8", "#08386b")  # from nothing to all
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
-SHAPES = (  # markers, as a character, as plotly names them and as matplotlib does
+SHAPES = (  # markers: the character, plotly's name, matplotlib's name
     ("●", "circle", "o"), ("■", "square", "s"), ("▲", "triangle-up", "^"), ("◆", "diamond", "D"),
     ("▼", "triangle-down", "v"), ("★", "star", "*"), ("✚", "cross", "P"),
 )  # fmt: skip
 FEW_TICKS = 12  # lengths that all have a tick of their own
 MARKED = 20  # points of a line that have a marker, at most
-FEW_BANDS = 4  # members whose intervals are bands; those of more would hide each other and are error bars
+FEW_BANDS = 4  # members whose intervals are bands, at most; with more, error bars, since bands would overlap
 DESCRIBED = 8  # lines that a description names, at most
 Style = Literal[
     "solid", "dashed", "dotted", "points", "mark"
@@ -35,11 +35,11 @@ class Line:
     texts: Sequence[Sequence[str]] = ()  # hover texts of the points, in lines; the first line is a name
     kind: str = ""  # what the values are; the page can hide those of kind "control"
     style: Style = "solid"
-    shade: float | None = None  # from 0 to 1: a colour by place in an order, such as of steps, instead of by member
+    shade: float | None = None  # from 0 to 1: a colour by rank in an order, such as of steps, instead of by member
 
     @property
     def marked(self) -> tuple[int, int]:
-        """The first point that has a marker, and the step to the next; members alternate."""
+        """The index of the first point with a marker, which differs by member, and the step to the next."""
         step = -(-len(self.x) // MARKED) or 1
         return self.index % step, step
 
@@ -57,8 +57,8 @@ class Line:
         """Return the line of one number over another.
 
         Args:
-            points: hold numbers by name, those of `y` with an interval from `y`_low to `y`_high, None where unknown.
-            x: name of the number along the axis; so `y`.
+            points: numbers by name; `y` has an interval from `y`_low to `y`_high; None where unknown.
+            x, y: names of the numbers on the axes.
             look: further fields of the line.
         """
         mean, low, high = (
@@ -75,7 +75,7 @@ class Failed:
     label: str
     index: int
     statuses: dict[int, str]  # by length
-    partly: frozenset[int]  # of these, the ones with other rows that were measured
+    partly: frozenset[int]  # of these, lengths with other rows that were measured
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ class Figure:
     ticks: Sequence[int] = ()  # on the x axis, where there are few
     counts: bool = True  # whether x are whole numbers
     span: tuple[float, float] | None = None  # of the y axis
-    exp: str = ""  # what exp(y) is: an axis of its own on the right
+    exp: str = ""  # name of exp(y), shown on a second axis on the right
     num_members: int = 0
     height: int = 420  # pixels on the page
-    note: str = ""  # below the title: how many texts the means are of
+    note: str = ""  # below the title: number of texts per mean
 
     @property
     def description(self) -> str:
@@ -132,8 +132,8 @@ class Figure:
 
     @property
     def failed_heights(self) -> list[float]:
-        """The height of the crosses of each member that failed, as a share of the figure's: members with other markers
-        have no cross at one place."""
+        """The height of the crosses of each member that failed, as a share of the figure's height. Crosses of members
+        with different markers do not overlap."""
         rows: list[int] = []
         for place, one in enumerate(self.failed):
             before = zip(rows, self.failed[:place], strict=True)
@@ -170,7 +170,7 @@ class Heat:
     texts: Sequence[Sequence[Sequence[str]]] = ()  # hover texts of the values, in lines; the first line is a name
     span: tuple[float, float] = (0.0, 1.0)  # of the colours
     log: bool = False  # whether the colours are
-    note: str = ""  # below the title: how many texts the means are of
+    note: str = ""  # below the title: number of texts per mean
 
     @property
     def description(self) -> str:
@@ -183,7 +183,7 @@ class Heat:
 
 
 def sample_size(counts: Iterable[int], what: str, *, intervals: bool = True) -> str:
-    """Return what the means of a figure are of: n = 20 texts, or n = 3 to 20 texts. Empty if nothing was measured."""
+    """Return the sample size of a figure's means: n = 20 texts, or n = 3 to 20 texts. Empty if nothing was measured."""
     found = sorted(set(counts))
     if not found:
         return ""
@@ -193,11 +193,11 @@ def sample_size(counts: Iterable[int], what: str, *, intervals: bool = True) -> 
 
 
 def colour(index: int) -> str:
-    """Return the colour of the member of that index in its group."""
+    """Return the colour of the member with this index in its group."""
     return COLOURS[index % len(COLOURS)]
 
 
 def shape(index: int) -> tuple[str, str, str]:
-    """Return its marker, one of SHAPES: lines can be told apart without colours. Members of one colour have different
-    markers."""
+    """Return the marker of the member with this index, one of SHAPES, to distinguish lines without colours. Members of
+    the same colour have different markers."""
     return SHAPES[(index + index // len(COLOURS)) % len(SHAPES)]

@@ -21,7 +21,7 @@ DECADE = 10  # costs further apart are drawn on a logarithmic axis
 
 
 def quality_figure(found: Sequence[Cell], title: str, trained: Sequence[int] = ()) -> Figure:
-    """Return the quality of one task over length, a line with its intervals for each member. Of a perplexity the mean
+    """Return the quality of one task over length, a line with its intervals for each member. For perplexity, the mean
     nats are drawn, with perplexity on the right.
 
     Args:
@@ -83,9 +83,9 @@ def depth_map(
 
     Args:
         points: the values that were measured, with their hover texts, by depth and length.
-        failed: why others were not, by depth and length.
+        failed: why other values are missing, by depth and length.
         scale: what the values are.
-        note: how many texts they are means of.
+        note: number of texts per mean.
     """
     names = list(depth_names(depths).values())
     values = np.full((len(depths), len(lengths)), np.nan)
@@ -101,7 +101,7 @@ def depth_map(
 
 
 def depth_names(depths: Sequence[float]) -> dict[float, str]:
-    """Write each depth with two digits after the point, or with as many as keep them apart."""
+    """Write each depth with two digits after the point, or with as many as distinguish them."""
     names: dict[float, str] = {}
     for digits in range(2, 18):
         names = {depth: f"{depth:.{digits}f}".rstrip("0").rstrip(".") for depth in depths}
@@ -122,7 +122,7 @@ def group_figure(group: Group) -> Figure | None:
 
 
 def point(cell: Cell) -> list[str]:
-    """Return all that is known of a cell, in lines."""
+    """Return all that is known about a cell, as lines."""
     lines = [cell.name, f"length {cell.length:,}" if cell.unit == "tokens" else f"{cell.length:,} {cell.unit}"]
     if cell.exp and cell.value is not None:
         ends = [None if end is None else float(np.log(end)) for end in (cell.low, cell.high)]
@@ -144,7 +144,7 @@ def cost_of(cell: Cell, price: str) -> float | None:
 
 def cost_figure(found: Sequence[Cell], price: str) -> Figure | None:
     """Return quality against one of PRICES, a point with its interval for each cell at the longest length that most
-    members share; None where none has that cost.
+    members share; None if no cell has that cost.
 
     Args:
         found: cells of one task.

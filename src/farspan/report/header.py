@@ -25,7 +25,7 @@ def _entry(
     return {"unit": unit, "quality": quality, "details": list(details)}
 
 
-# of runs that record neither quality nor a task as it is spelled
+# for runs that record neither quality nor the spelling of a task
 ENTRIES: dict[str, dict[str, Any]] = {
     "curve": _entry("tokens", "copy", "copy accuracy", True, "control", graded=True),
     "perplexity": _entry("tokens", "nats", "perplexity", False, "accuracy", exp=True),
@@ -36,7 +36,7 @@ LABELS: dict[str, Callable[[dict[str, Any]], str]] = {"curve": label, "perplexit
 
 
 def current_header(header: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """Return a header in the form above; one that has it already is returned as it is.
+    """Return a header in the form above; a header that has this form is returned unchanged.
 
     Args:
         header: run.json.

@@ -1,6 +1,6 @@
-"""Figures as plotly.js takes them, drawn by the page: plain dicts of traces and layout.
+"""Figures in the form of plotly.js, which draws them on the page: plain dicts of traces and layout.
 
-Plotly reads a small HTML in names and hover texts, so all text is escaped here.
+Plotly interprets some HTML in names and hover texts, so all text is escaped here.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from farspan.report import figure
 from farspan.report.export import csv_link, figure_table
 from farspan.report.figure import FEW_TICKS, MARKED, RECALL, Failed, Figure, Heat, Line, Rule
 
-DARK = {"#000000": "#777777"}  # the one of the colours that cannot be seen on a dark page
+DARK = {"#000000": "#777777"}  # the colour that is invisible on a dark page
 NEUTRAL = "#8a8a8a"
 LABEL = 0.35  # width of the text of a rule on a phone, as a share of the figure
 DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot"}
@@ -53,7 +53,7 @@ def as_plotly(one: Figure) -> dict[str, Any]:
 
 def place(name: str, heading: str, key: str, one: Figure | Heat, kind: str = "lines") -> dict[str, Any]:
     """Return a figure for the page, with its heading, its explanation and its numbers; `name` is the id of its
-    place."""
+    element."""
     drawn = _heat(one) if isinstance(one, Heat) else as_plotly(one)
     is_map = isinstance(one, Heat)
     about = {"id": name, "heading": heading, "key": f"{key} {one.note}".strip(), "kind": "map" if is_map else kind}
@@ -168,7 +168,7 @@ def _crosses(failed: Failed, height: float) -> dict[str, Any]:
 
 
 def _rows(rules: Sequence[Rule], x: Sequence[float]) -> dict[Rule, int]:
-    """Return the rows above the figure that keep the texts of rules apart, on linear and on logarithmic lengths."""
+    """Return the row above the figure for the text of each rule: none overlap, on a linear or a logarithmic axis."""
     rows: dict[Rule, int] = {}
     ends: list[float] = []  # of the rows so far
     for rule in sorted((rule for rule in rules if rule.x and rule.text), key=lambda rule: rule.x or 0.0):
@@ -179,7 +179,7 @@ def _rows(rules: Sequence[Rule], x: Sequence[float]) -> dict[Rule, int]:
 
 
 def _apart(one: float, other: float, x: Sequence[float]) -> bool:
-    """Return whether two places are so far apart that texts fit between them, also on a phone."""
+    """Return whether texts at two places do not overlap, even on a phone."""
     least, most = max(1e-9, min(x)), max(x)
     return other - one > LABEL * most and np.log(other / one) > LABEL * np.log(most / least)
 

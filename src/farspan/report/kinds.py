@@ -1,5 +1,5 @@
-"""The tasks that have more to show than their quality by length, by the task of their rows: one table, used by the
-terminal, the page and the CSV files."""
+"""The reports of tasks that show more than quality by length, by the task of their rows. The terminal, the page and the
+CSV files all use this table."""
 
 from collections.abc import Sequence
 from pathlib import Path

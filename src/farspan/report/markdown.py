@@ -15,7 +15,7 @@ def markdown_page(context: Mapping[str, Any], files: list[str]) -> str:
     """Return the tables of the page.
 
     Args:
-        context: what its template is given.
+        context: the variables of its template.
         files: names of the CSV files beside it.
     """
     lines = [f"# {plain(context['title'])}", ""]

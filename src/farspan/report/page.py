@@ -31,14 +31,14 @@ CSV = ("quality.csv", "curves.csv", "memory_lengths.csv", "perplexity.csv", "pos
 def write_report(
     folders: Sequence[str | Path], out: Path, notice: Callable[[str], None] = lambda line: None
 ) -> list[Path]:
-    """Write report.html and report.md of some runs into a folder, with quality.csv and the CSV files of what the runs
-    hold; return their paths.
+    """Write report.html and report.md of some runs into a folder, with quality.csv and the CSV files of the runs'
+    tasks; return their paths.
 
     Runs without rows are left out, each with a notice.
 
     Raises:
-        ValueError: no run with rows, a folder with something other than a run, an output folder with such files that
-            farspan did not write, or a missing package of the extra `report`.
+        ValueError: no run with rows, a folder with something other than a run, an output folder with files of these
+            names that farspan did not write, or a missing package of the extra `report`.
     """
     template = _environment().get_template("page.html.j2")
     plotly = optional_import("plotly.offline", "report").get_plotlyjs()
@@ -81,7 +81,7 @@ def _environment() -> Any:
     markupsafe = optional_import("markupsafe", "report")
 
     def breaks(text: str) -> Any:
-        """Let a line end after each comma, colon, slash and plus of a name, and not within its words."""
+        """Allow line breaks after each comma, colon, slash and plus of a name, but not within its words."""
         return markupsafe.Markup(re.sub(r"(?<=[,:/+])(?=.)", "<wbr>", str(markupsafe.escape(text))))
 
     environment = jinja2.Environment(

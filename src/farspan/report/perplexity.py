@@ -61,7 +61,7 @@ class PerplexityMember(Member):
     @cached_property
     def by_length(self) -> list[dict[str, Any]]:
         """The numbers of each length that has a result, with intervals, ready for JSON. The gain is the nats per token
-        at the shortest of these lengths minus those here, over the same targets."""
+        at the shortest of these lengths minus those at this length, over the same targets."""
         found: list[dict[str, Any]] = []
         shortest = np.array([])
         columns = [array.T for array in (self.values("nats"), self.values("accuracy"))]
@@ -167,7 +167,7 @@ class PerplexityReport(TaskReport):
 
     def csv_tables(self) -> dict[str, CsvTable]:
         """Return perplexity.csv, a line per run, model, method, targets and text, and length; and positions.csv, a line
-        per range of positions in the longest text, of those that scored every token."""
+        per range of positions in the longest text, for members that scored every token."""
         found = [one for group in self.groups for one in _members(group.members)]
         tables = {"perplexity.csv": CsvTable(PERPLEXITY_COLUMNS, [line for one in found for line in _lines(one)])}
         positions = [
@@ -211,7 +211,7 @@ def _by_length(members: Sequence[tuple[int, PerplexityMember]], what: str, axis:
 
 
 def _by_position(members: Sequence[tuple[int, PerplexityMember]]) -> Figure:
-    """Return nats per token over the position in the longest text, of those that scored every token."""
+    """Return nats per token over the position in the longest text, for members that scored every token."""
     lines = []
     for index, one in members:
         texts = [

@@ -86,8 +86,8 @@ def draw_grid(
     size: tuple[float, float] = (5.0, 4.2),
 ) -> list[Path]:
     """Draw several figures into one picture, NAME.png and NAME.svg, and return the two paths; none without a figure.
-    Left out are rows and columns without a figure and a title that its row has already. Figures with the same lines
-    have one legend.
+    Rows and columns without a figure are left out, and titles that repeat within a row. Figures with the same lines
+    share one legend.
 
     Args:
         rows: None leaves a place empty.
@@ -226,7 +226,7 @@ def _draw_line(axes: Axes, line: Line) -> None:
 
 
 def _draw_bars(axes: Axes, line: Line, one: Figure) -> None:
-    """Draw a line with error bars at its markers, beside those of the other lines; points are where they are."""
+    """Draw a line with error bars at its markers, shifted beside those of other lines; "points" are not shifted."""
     x, y, low, high = _numbers(line)
     if line.style != "points" and len(x) and not one.areas:
         place = line.index - (one.num_members - 1) / 2
@@ -278,11 +278,11 @@ def _draw_rule(axes: Axes, rule: Rule) -> None:
 
 
 def _label_rules(axes: Axes, rules: Sequence[Rule]) -> int:
-    """Write the texts of rules outside the axes, whose limits are final, so that they hide nothing: above them in as
-    many rows as keep the texts apart, or right of them. Return the number of rows."""
+    """Write the texts of rules outside the axes, so that they hide nothing: above them, in enough rows that none
+    overlap, or right of them. The limits of the axes must be final. Return the number of rows."""
     look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": "#555555"}
     if rules:
-        axes.autoscale_view()  # matplotlib leaves limits to be computed at the first drawing
+        axes.autoscale_view()  # otherwise matplotlib computes limits at the first drawing
     ends: list[float] = []  # of the rows so far, in points from the left
     for rule in sorted(rules, key=lambda rule: rule.x or 0.0):
         if rule.x is None:
@@ -291,7 +291,7 @@ def _label_rules(axes: Axes, rules: Sequence[Rule]) -> int:
             axes.annotate(text, (1.0, rule.y or 0.0), xycoords=across, xytext=(4, 0), va="center", **look)
         elif rule.text:
             share = (axes.transData + axes.transAxes.inverted()).transform((rule.x, 1.0))[0]
-            if not 0 <= share <= 1:  # a curve ends with its lengths
+            if not 0 <= share <= 1:  # the axis ends with the lengths of the curves
                 continue
             half = 0.3 * 8 * len(rule.text)  # of the text's width
             place = share * _width(axes)
@@ -330,7 +330,7 @@ def _draw_heat(axes: Axes, one: Heat) -> int:
 
 
 def add_legend(figure: Canvas, axes: Axes) -> None:
-    """Add a legend below the axes, in as many columns as fit. Of many lines it names the first: with all of them it
+    """Add a legend below the axes, in as many columns as fit. Of many lines it names only the first: all of them
     would leave no space for the axes."""
     handles, labels = axes.get_legend_handles_labels()
     if (more := len(labels) - LEGEND_LINES) > 0:

@@ -17,7 +17,7 @@ SPEED_OVER = 600.0  # seconds over which the speed is estimated; a step of a tra
 
 
 class Display:
-    """A progress line: done/total, a state in words, time left. A context manager."""
+    """A progress line: done/total, the state as text, time left. A context manager."""
 
     def __init__(self, console: Terminal) -> None:
         self.console = console
@@ -42,7 +42,7 @@ class Display:
 
     def row(self, row: Row, done: int, total: int) -> None:
         """Show a new row: tokens/s, peak memory, accuracies."""
-        self.tokens += row.scores.get("context", 0)  # about what was fed: lengths share what they read
+        self.tokens += row.scores.get("context", 0)  # roughly the tokens fed: lengths share the text read
         seconds = max(1e-9, time.monotonic() - self.started)
         state = f"{self.tokens / seconds:,.0f} tokens/s, peak {row.peak_bytes / 2**30:.2f} GiB"
         if row.status == "ok" and "copy" in row.scores:
@@ -84,7 +84,7 @@ def reading(console: Terminal, total: int) -> Iterator[Callable[[int], None]]:
 
     def read(num_tokens: int) -> None:
         nonlocal done, printed
-        done, now = min(done + num_tokens, total), time.monotonic()  # what precedes a text is not in its total
+        done, now = min(done + num_tokens, total), time.monotonic()  # tokens before the text are not in `total`
         progress.update(task, completed=done)
         if not console.is_terminal and now - printed > LINE_EVERY:
             printed = now

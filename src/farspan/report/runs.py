@@ -1,4 +1,4 @@
-"""Runs that were read, and which of their rows answer the same task: what every table and figure is made of."""
+"""Runs read from disk, and their rows grouped by task: the input of every table and figure."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -162,7 +162,7 @@ def read_run(run: str | Path, model: str | None = None) -> Source:
 
 
 def of_model(source: Source, model: str) -> Source:
-    """Return the part of a run that is of one model."""
+    """Return one model's part of a run."""
     models = {name: about for name, about in source.header["models"].items() if name == model}
     rows = [row for row in source.rows if row.model == model]
     return replace(source, header=source.header | {"models": models}, rows=rows)
@@ -215,7 +215,7 @@ def groups_of_rows(
     """Return the groups of one task among rows without a run.
 
     Args:
-        kind: of their members.
+        kind: the class of their members.
         models: as run.json records them.
     """
     source = Source.of("", "", {"settings": {}, "models": models or {}}, rows)
@@ -250,8 +250,8 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
 
 
 def short_methods(methods: Iterable[str]) -> dict[str, str]:
-    """Return each method without the numbers that all of its kind have: ape for ape:temperature=0.9,scale=0.9 where
-    that is the only one. Words stay, since they name a variant, such as type=yarn."""
+    """Return each method without the numeric settings that all methods of its kind share: ape for
+    ape:temperature=0.9,scale=0.9 if it is the only one. Words stay, since they name a variant, such as type=yarn."""
     settings = {method: method.partition(":")[2].split(",") for method in methods}
     kinds: dict[str, set[str]] = {}
     for method, parts in settings.items():
@@ -297,8 +297,8 @@ def differences_of(titles: Iterable[str]) -> dict[str, str]:
 
 
 def _named(members: Sequence[Member], what: str) -> list[Member]:
-    """Return the members of a group with its title and with names: by model, by method where there are several, and by
-    run where the same was measured in several."""
+    """Return the members of a group with its title and with names: by model, by method if there are several, and by run
+    if several runs measured the same."""
     short = short_names(one.model for one in members)
     methods = short_methods(one.method for one in members)
     who = [(one.model, one.method) for one in members]
@@ -312,7 +312,7 @@ def _named(members: Sequence[Member], what: str) -> list[Member]:
 
 
 def _endings(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of some different paths that are all different."""
+    """Return the shortest endings by which these different paths differ."""
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-parts:]) for path in paths]
         if len(set(names)) == len(names):

@@ -1,4 +1,4 @@
-"""What a search of RoPE frequencies has tried: a picture and a table."""
+"""The candidates of a search of RoPE frequencies: a picture and a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from farspan.report.figure import Figure, Line, Rule
 from farspan.report.picture import draw_figure
 from farspan.terminal import Terminal
 
-PARTS = 4  # of the candidates in the order tried, each with a colour
-FARTHEST = 10.0  # bounds: candidates beyond that, and beyond twice YaRN's cost, are left out of the picture
+PARTS = 4  # of the candidates in the order tried, each with its own colour
+FARTHEST = 10.0  # multiples of the bound: candidates beyond this and twice YaRN's cost are not drawn
 
 
 @dataclass(frozen=True)
 class Tried:
     """A candidate, as it was measured."""
 
-    number: int  # from 1; 0: not of the search
+    number: int  # from 1; 0: not proposed by the search
     method: str
     by_length: tuple[float, ...] | None  # memory index; None: not finite
     nats: float | None  # per token, inside the window; None: not finite
@@ -39,7 +39,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Searched:
-    """A search as far as it has come."""
+    """The state of a search."""
 
     folder: Path
     shape: str
@@ -48,7 +48,7 @@ class Searched:
     own: Tried  # the model's own RoPE
     yarn: Tried  # untrained YaRN
     tried: tuple[Tried, ...]  # in order
-    best: Tried | None  # within the bound, of `tried` and YaRN; None: every one is beyond it
+    best: Tried | None  # of `tried` and YaRN, within the bound; None: all exceed it
     file: Path | None  # the factors of the best
 
     @property

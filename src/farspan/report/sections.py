@@ -17,10 +17,10 @@ from farspan.report.tables import WINS, cost_tables, direction, marked, wins
 from farspan.report.task_report import TaskReport
 from farspan.stats import LEVEL
 
-FOLD = 600  # tokens of an example that is open
-FEW_LENGTHS = 10  # of an open table
+FOLD = 600  # tokens, at most, of an example shown open
+FEW_LENGTHS = 10  # at most, of a table shown open
 EXAMPLES = 1_000_000  # characters of all examples together, to keep the page small
-MANY = 6  # members, whose intervals would hide each other
+MANY = 6  # members; the intervals of more would hide each other
 
 
 def contents(sources: Sequence[Source], groups: Sequence[Group], parts: Sequence[TaskReport]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _costs(group: Group, cells: Sequence[Cell], number: int) -> list[dict[str, A
 
 
 def _line(mine: Sequence[Cell], index: int, trained: Mapping[str, int | None], more: list[str]) -> dict[str, Any]:
-    """Return a line of the table of quality; its mark is that of its lines in figures."""
+    """Return a line of the table of quality, with the marker of its lines in figures."""
     first = mine[0]
     line: dict[str, Any] = {"name": first.name, "model": first.model, "method": first.method, "run": first.run}
     line |= {"colour": colour(index), "glyph": shape(index)[0], "trained": trained[first.name]}
@@ -183,7 +183,7 @@ def _share(example: ShownExample) -> str:
 
 
 def failures(sources: Iterable[Source]) -> list[dict[str, Any]]:
-    """Return what failed, by run, model, method, status and reason: how often, and first at which length."""
+    """Return the failures by run, model, method, status and reason: their number and the first length."""
     found: dict[tuple[str, ...], list[int]] = {}
     for source in sources:
         for row in source.rows:

@@ -32,7 +32,7 @@ def comparison(found: Sequence[Cell]) -> tuple[Head, Lines]:
 
 
 def cost_tables(found: Sequence[Cell]) -> list[tuple[str, Head, Lines]]:
-    """Return title, head and lines of each task's tables of costs; of tasks with the same costs, one."""
+    """Return title, head and lines of each task's tables of costs; tasks with the same costs share one."""
     tables: list[tuple[str, Head, Lines]] = []
     for group in by_task(found):
         members = by_member(group)
@@ -55,7 +55,7 @@ def wins(mine: Sequence[Cell], found: Sequence[Cell]) -> str:
 
     Args:
         mine: the cells of one member.
-        found: those of all members; the first is the baseline.
+        found: the cells of all members; the first is the baseline.
     """
     verdicts = [cell.verdict for cell in mine]
     counts = "/".join(str(verdicts.count(verdict)) for verdict in ("win", "tie", "loss"))
@@ -63,7 +63,7 @@ def wins(mine: Sequence[Cell], found: Sequence[Cell]) -> str:
 
 
 def costs_of(mine: Sequence[Cell]) -> list[str]:
-    """Return the longest length of one member that has speeds, and its speeds and memory there; empty: it has none."""
+    """Return the longest length with speeds of one member, and its speeds and memory there; empty if it has none."""
     last = _longest_with("prefill_rate", mine)
     if last is None:
         return []
@@ -72,7 +72,7 @@ def costs_of(mine: Sequence[Cell]) -> list[str]:
 
 
 def server_costs_of(mine: Sequence[Cell]) -> list[str]:
-    """Return the longest length of one member on a server, and the work of the server there; empty: it is on none."""
+    """Return the longest length of a served member, and the server's work there; empty if it is not served."""
     last = _longest_with("requests", mine)
     if last is None:
         return []
@@ -160,7 +160,7 @@ def _rate(value: float | None) -> str:
 
 
 def _bytes(*parts: float | None) -> str:
-    """Return parts of one memory in one unit."""
+    """Write the parts of a memory size in one unit."""
     known = [part for part in parts if part is not None]
     if not known:
         return "-"

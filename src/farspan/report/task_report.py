@@ -42,7 +42,7 @@ class TaskReport:
         return group_figure(group)
 
     def as_data(self) -> dict[str, Any]:
-        """Return keys of what `--json` prints."""
+        """Return this task's keys of the `--json` output."""
         return {}
 
     def section(self, group: Group, number: int) -> dict[str, Any]:

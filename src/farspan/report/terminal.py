@@ -22,7 +22,7 @@ LEFT_OUT = ("ok", "budget", *ABSENT)  # statuses of rows that did not fail
 
 
 def failed_rows(rows: Sequence[Row]) -> tuple[int, str]:
-    """Return how many rows failed, and a line on them; "" if none did."""
+    """Return how many rows failed, and a line about them; "" if none did."""
     failed = [row for row in rows if row.status not in LEFT_OUT]
     if not failed:
         return 0, ""
@@ -38,7 +38,7 @@ class Results:
         folder: where pictures and tables go.
         test: test whether several texts give the same forgetting curve.
         paper: also print the memory lengths of the Forgetting Curve's paper.
-        compared: whether `farspan compare` measured the run; default what its header records.
+        compared: whether `farspan compare` measured the run; default: as its header records.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Results:
         }
 
     def figures(self) -> dict[str, Figure | Heat | None]:
-        """Return the figure of each task as it is spelled; None of those without a result."""
+        """Return the figure of each task, by its spelling; None for tasks without a result."""
         return {group.spec: part.figure(group) for part in self.parts for group in part.groups}
 
     def draw(self) -> list[Path]:
@@ -135,7 +135,7 @@ class Results:
 
     @property
     def num_failed(self) -> int:
-        """How many cells of a comparison, else how many rows, have no result."""
+        """The number of cells (of a comparison), else of rows, without a result."""
         if self.source.is_comparison:
             return sum(cell.failed not in ("", *ABSENT) for cell in self._every_cell)
         return failed_rows(self.source.rows)[0]

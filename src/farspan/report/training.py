@@ -1,5 +1,5 @@
-"""Pictures of trainings, and the model card of a Sparse Memory Training: its figures 8 and 9 (training perplexity by
-step), figure 10 (at the end of each length), and what it costs and gains inside and beyond the window."""
+"""Pictures of trainings, and the model card of a Sparse Memory Training: the paper's figures 8 and 9 (training
+perplexity by step) and 10 (at the end of each length), and costs and gains inside and beyond the window."""
 
 import math
 import re
@@ -63,8 +63,8 @@ def measured_figure(log: Log, window: int, dashed: str) -> Figure | None:
     """Return the perplexity of the held-out text by step, a line for each length; None where it was not measured.
 
     Args:
-        window: lengths of so many tokens or fewer are dashed.
-        dashed: what that means.
+        window: lengths of at most this many tokens are dashed.
+        dashed: what dashed lines mean.
     """
     lengths = _measured_lengths(log)
     lines = []
@@ -95,7 +95,7 @@ def draw_memory(
 
     Args:
         trained: tokens of the context that the model is trained on.
-        trained_at: the length whose whole context has as many.
+        trained_at: the length whose whole context has that many tokens.
     """
     order = sorted(steps)
     numbers, curves = [], []
@@ -152,7 +152,7 @@ model's forgetting curve with those of other models.
 
 
 def model_card(summary: Mapping[str, Any], log: Log) -> str:
-    """Return the README.md of a trained model, from what its training.json and log.jsonl hold."""
+    """Return the README.md of a trained model, from its training.json and log.jsonl."""
     settings = summary["settings"]
     steps, draw = settings["trainer"]["steps"], settings["smt"]["draw"]
     return CARD.format(
@@ -168,14 +168,13 @@ def model_card(summary: Mapping[str, Any], log: Log) -> str:
 
 
 def base_of(name: str) -> dict[str, str]:
-    """Return how a card names the model that was trained: a line of its head where that is on the hub, and the name."""
+    """Return how a card names the base model: a line of its header if the model is on the hub, and the name."""
     on_hub = "/" in name and not Path(name).exists()
     return {"base": f"base_model: {name}\n" if on_hub else "", "name": name if on_hub else Path(name).name}
 
 
 def measured_table(log: Log, text: str) -> str:
-    """Return what was measured on a held-out text at the first and at the last step, as Markdown; nothing where it was
-    not measured."""
+    """Return the measurements on a held-out text at the first and the last step as Markdown; "" if there are none."""
     measured = [entry for entry in log if _measured_lengths([entry])]
     if not measured:
         return ""

@@ -18,7 +18,7 @@ from farspan.stats.intervals import interval, measured_mean
 
 MIN_SCORED = 32  # tokens; a length with fewer is too noisy for a threshold
 CONTAMINATED_CONTROL = 0.8
-CONTAMINATED_LEAST = 0.05  # above the others; with few correct guesses, less is noise
+CONTAMINATED_LEAST = 0.05  # accuracy above the others; with few correct guesses, smaller differences are noise
 CONTAMINATED_MADS = 4.0  # 1.4826 of them are a standard deviation of normal noise
 
 
@@ -219,8 +219,8 @@ def index_upper(curve: MeasuredCurve) -> Float[np.ndarray, "lengths"]:
 
 
 def between(curve: MeasuredCurve, length: float) -> tuple[int, int]:
-    """Return the measured lengths below and at or above a length; outside of all, the outermost two, or the first or
-    last twice."""
+    """Return the two measured lengths around a length: below it, and at or above it. Beyond the last length, return the
+    last two; up to the first, the first twice."""
     after = min(int(np.searchsorted(curve.lengths, length, side="left")), len(curve.lengths) - 1)
     return int(curve.lengths[max(after - 1, 0)]), int(curve.lengths[after])
 
@@ -247,7 +247,7 @@ def whole_repeats(curve: MeasuredCurve) -> int:
 
 
 def repeats_near(curve: MeasuredCurve, length: float) -> int:
-    """Return the number of repeats at the two measured lengths around a value, the smaller one; at least 2."""
+    """Return the number of repeats at the two measured lengths around a value, whichever is smaller; at least 2."""
     after = min(int(np.searchsorted(curve.lengths, length)), len(curve.lengths) - 1)
     return max(2, int(repeats_at(curve)[max(after - 1, 0) : after + 1].min()))
 

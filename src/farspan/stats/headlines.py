@@ -19,7 +19,7 @@ RANDOM_NUMBERS = 40_000_000  # random numbers of one bootstrap, at most (320 MB)
 
 
 def headline(curve: MeasuredCurve) -> dict[str, tuple[float, bool]]:
-    """Return, by name, the value and whether it is right-censored, of a curve with a good row at every length."""
+    """Return, by name, the value and whether it is right-censored, for a curve with a good row at every length."""
     found = _headlines(curve, measured_mean(curve.copy)[None], measured_mean(curve.control)[None])
     return {name: (float(values[0]), bool(censored[0])) for name, (values, censored) in found.items()}
 
@@ -32,8 +32,8 @@ def headlines_sampled(
 
 
 def multipliers(repeats: int, count: int, seed: int) -> Float[np.ndarray, "samples repeats"]:
-    """Return g of the bootstrap; curves of the same targets that are compared share them. Thousands of repeats get
-    fewer samples, so that all fit into memory."""
+    """Return the multipliers g of the bootstrap, the same for compared curves of the same targets. With thousands of
+    repeats there are fewer samples, so that all fit into memory."""
     count = min(count, max(100, RANDOM_NUMBERS // max(1, repeats)))
     return np.random.default_rng(seed).standard_normal((count, repeats))
 
@@ -77,9 +77,9 @@ def crossings(
     """Return the length at which the values fall to `level`, and whether it is beyond the last one: isotonic fit,
     linear interpolation; 0 if the fit never exceeds it. `warm_up`: start at the first length that exceeds the level.
 
-    The fit itself is not computed. It exceeds the level up to the maximum of the sum of weight · (value - level); on
-    the two sides it is the least mean of the ranges that end there and the largest of those that begin there
-    (Robertson, Wright and Dykstra 1988, Order Restricted Statistical Inference, section 1.4).
+    The fit itself is not computed. It exceeds the level up to the maximum of the sum of weight · (value - level).
+    Before that point it is the least mean of the ranges that end there, after it the largest mean of the ranges that
+    begin there (Robertson, Wright and Dykstra 1988, Order Restricted Statistical Inference, section 1.4).
     """
     at = np.arange(len(lengths) + 1)
     warm = (at[:-1] >= (values > level).argmax(1)[:, None]) if warm_up else np.ones(values.shape, bool)
@@ -97,7 +97,7 @@ def crossings(
 
 
 def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    from scipy.optimize import isotonic_regression  # plans need none, and it takes half a second
+    from scipy.optimize import isotonic_regression  # takes half a second, and plans do not need it
 
     return isotonic_regression(values, weights=weights, increasing=False).x
 

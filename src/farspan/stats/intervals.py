@@ -58,7 +58,7 @@ def student_mean(values: Float[np.ndarray, "values"]) -> tuple[float, float, flo
 
 
 def has_no_width(value: float, low: float, high: float) -> bool:
-    """Return whether an interval has no width, as that of values which are all the same: it shows no error."""
+    """Return whether an interval has no width, as when all values are the same: the error is then unknown."""
     return high - low <= 2 * NO_SPREAD * abs(value)
 
 
@@ -93,8 +93,8 @@ def welch_freedom(squared_errors: Sequence[float], freedoms: Sequence[float]) ->
 
 
 def holm(p: Sequence[float | None]) -> list[float | None]:
-    """Correct p values for several tests: the i-th smallest of n times n - i + 1, not below the one before, at most 1
-    (Holm 1979, Scandinavian Journal of Statistics 6). None stays None and is not counted."""
+    """Correct p values for several tests: multiply the i-th smallest of n by n - i + 1, not below the one before, at
+    most 1 (Holm 1979, Scandinavian Journal of Statistics 6). None stays None and is not counted."""
     order = sorted((value, index) for index, value in enumerate(p) if value is not None)
     corrected: list[float | None] = [None] * len(p)
     largest = 0.0

@@ -14,15 +14,15 @@ JOINT_REPEATS = 40  # more are calibrated like this number, which is slightly co
 
 
 def established(curve: MeasuredCurve, name: str, level: float) -> float:
-    """Return the longest length up to which a joint test shows that the curve of `name`, one of CROSSINGS, exceeds its
-    threshold there or later, or for "gap" that the gap exceeds 0: one-sided at `level`, over repeats. Return 0 if there
-    is none, and under two repeats.
+    """Return the longest length L for which a joint test shows that, at L or later, the curve of `name`, one of
+    CROSSINGS, exceeds its threshold, or for "gap" that the gap exceeds 0: one-sided at `level`, over repeats. Return 0
+    if there is none, and under two repeats.
 
     For a repeat r at length L, d = c - 0.99 for `fine`, c - M for "gap", c - M - 0.01 for `coarse`, else (c - M) -
-    threshold · (1 - M), whose mean exceeds 0 exactly where the curve exceeds its threshold. The null hypothesis, that
-    no length from L on exceeds it, is rejected by the largest Student's t of means of d over windows of lengths: those
-    that begin at L, and for `fine`, which may need warm-up, also short ones that begin later. Lengths are tested in
-    order up to the first not rejected, so that all tests together have the error probability of one. The quantile is
+    threshold · (1 - M), whose mean exceeds 0 exactly where the curve exceeds its threshold. The null hypothesis is
+    that no length from L on exceeds it. The statistic is the largest Student's t of means of d over windows of lengths:
+    those that begin at L, and for `fine`, which may need warm-up, also short ones that begin later. Lengths are tested
+    in order up to the first not rejected, so that all tests together have the error probability of one. The quantile is
     simulated under independent normal noise; noise shared by lengths makes the windows more alike and the test
     conservative.
     """

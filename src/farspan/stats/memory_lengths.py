@@ -1,10 +1,10 @@
 """Memory lengths of a curve (see `farspan.stats.forgetting_curves`), with intervals.
 
-Definitions of Liu et al. 2024, arXiv 2410.04727, section 3.3, as their Table 3 was made (`paper_fine`, `paper_coarse`:
-the largest grid length that passes), and ours: a curve that cannot rise (isotonic regression over the lengths) and the
-crossing interpolated between its two points. The largest of many noisy lengths that passes grows with the number of
-lengths measured; a crossing does not. `fine` alone leaves out the lengths before the first that passes: a copy needs
-some tokens to find its place in the text. For the other thresholds, a model without memory would otherwise get a memory
+Definitions of Liu et al. 2024, arXiv 2410.04727, section 3.3, as in their Table 3 (`paper_fine`, `paper_coarse`: the
+largest grid length that passes), and ours: fit a curve that cannot rise (isotonic regression over the lengths), and
+interpolate its crossing between two points. The largest of many noisy lengths that passes grows with the number of
+lengths measured; a crossing does not. Only `fine` leaves out the lengths before the first that passes: a copy needs
+some tokens to find its place in the text. If the other thresholds did so too, a model without memory would get a memory
 length from the first length that passes by chance.
 
 The 95 % interval of a crossing is made in three steps (coverage: benchmarks/interval_coverage.md):
@@ -18,12 +18,13 @@ The 95 % interval of a crossing is made in three steps (coverage: benchmarks/int
    mean of n, for any n, and no length loses all its repeats.
 2. Interpolation: both ends move outwards to the next measured length. Between two measured lengths only the order is
    known, so the crossing is interval-censored there.
-3. Existence: the lower end is 0 unless a joint test over all lengths rejects, at 5 %, that the gap exceeds 0 nowhere
-   (for `fine`: the copy 0.99; `established`). If the crossing may be beyond the last length, its spread cannot be
-   sampled; the lower end is then at most the length to which that test, at 10 %, shows the threshold exceeded.
+3. Existence: the lower end is 0 unless a joint test over all lengths (`established`) shows, at 5 %, that the gap
+   exceeds 0 (for `fine`: the copy 0.99) at some length. If the crossing may be beyond the last length, its spread
+   cannot be sampled; the lower end is then at most the length to which that test, at 10 %, shows the threshold
+   exceeded.
 
-For texts unlike all repeats, the outer ends of `fine`, `coarse` and `reach` move further in step 1 (`_unseen_texts`).
-The interval of an area is step 1 alone.
+To allow for texts unlike all repeats, the outer ends of `fine`, `coarse` and `reach` move further in step 1
+(`_unseen_texts`). The interval of an area uses step 1 only.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -99,7 +100,7 @@ class Summary:
     cliff: float | None  # tokens from memory index 0.9 to 0.1; None where it crosses neither
     nonmonotone: float  # largest rise of the memory index above the fit, over the lengths judged
     contaminated: list[dict[str, Any]]  # windows with an outlying control
-    without_contaminated: dict[str, float]  # the headline values without these; empty if none or all are
+    without_contaminated: dict[str, float]  # the headline values without these; empty if none or all windows are
     repeats: int
     failed: dict[int, str]
 
@@ -207,8 +208,8 @@ def _unseen_texts(curve: MeasuredCurve) -> dict[str, float]:
     """Return, by name, how far (tokens) the outer end of a crossing's interval moves for texts unlike all repeats.
 
     A mean crosses an extreme threshold when a small share p of all texts is forgotten first (`fine`) or last (`coarse`,
-    `reach`). With the probability (1 - p)^n none of n repeats is such a text, and their spread does not show it. This
-    share of t · the standard deviation between the repeats' own half-lives is added.
+    `reach`). With probability (1 - p)^n none of n repeats is such a text, and their spread does not show it. The
+    interval is extended by this probability times t · the standard deviation of the repeats' own half-lives.
     """
     complete = (np.isfinite(curve.copy) & np.isfinite(curve.control)).all(1)
     copy, control = curve.copy[complete], curve.control[complete]
@@ -224,8 +225,8 @@ def _unseen_texts(curve: MeasuredCurve) -> dict[str, float]:
 
 
 def _outwards(curve: MeasuredCurve, low: float, high: float, over: bool) -> tuple[float, float, bool]:
-    """Return an interval of a crossing moved outwards to lengths used for thresholds: between two of them the place of
-    the crossing is unknown."""
+    """Return an interval of a crossing moved outwards to lengths used for thresholds: where a crossing is between two
+    of them is unknown."""
     lengths = np.concatenate([[0.0], curve.lengths[is_judged(curve)]])
     # at the last length the curve is above the threshold for certain: the crossing is beyond it
     before = len(lengths) - 1 if low >= lengths[-1] else int(np.searchsorted(lengths, low, side="left")) - 1

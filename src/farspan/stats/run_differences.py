@@ -19,7 +19,7 @@ class Difference:
     """A number of the second curve minus the first's, with its 95 % interval.
 
     The interval is difference ± t · s of the bootstrap of `stats`, with the same multipliers for a target in both
-    curves, and p is two-sided of the t test with that s: below 0.05 if the interval excludes 0.
+    curves. p is that of the two-sided t test with this s: below 0.05 if the interval excludes 0.
     """
 
     name: str  # one of COMPARED
@@ -56,7 +56,7 @@ def differences(
     seed: int = 0,
     bootstraps: int = BOOTSTRAPS,
 ) -> list[Difference]:
-    """Return b minus a, in tokens, over their shared targets; the span up to the last length of both.
+    """Return b minus a, in tokens, over their shared targets; the span is taken up to the last length of both.
 
     Repeats are paired by their target, in any order. If a repeat has another target at each length, as in the paper's
     protocol, they are paired at the lengths that both have.
@@ -139,7 +139,7 @@ def _differences(
             error, freedom = float(np.sqrt(sum(squared))), welch_freedom(squared, [n - 1.0 for n in repeats])
         value = values[1] - values[0]
         half = float(stdtrit(freedom, 0.975)) * error
-        # a crossing beyond the lengths measured may be anywhere there; the span ends at a length
+        # a crossing beyond the lengths measured may be at any longer one; the span ends at a known length
         is_open = [name != "span" and float(np.mean(beyond)) > 0.025 for _, beyond in sampled]
         censored = [name != "span" and is_censored for _, is_censored in found]
         sign_unknown = all(censored) or (censored[0] and value > 0) or (censored[1] and value < 0)

@@ -6,7 +6,7 @@ over sources of the irrelevant text, where "not significant" is read as "equal".
     paired        all sources have the same targets, so each target is its own control: Friedman's test for three
                   sources or more, sign flips for two. Differences between targets (several points) cancel out
     equivalence   two one-sided tests (Schuirmann 1987): the 90 % interval of the mean difference of every two sources
-                  lies within ± margin. Only this shows that the text does not matter
+                  is within ± margin. Only this shows that the text does not matter
     correction    Holm 1979 over the lengths, for each kind of test
 """
 
@@ -67,8 +67,8 @@ class Robustness:
     """The tests whether the source of a text changes an accuracy.
 
     At a length: `equivalent` if p of the two one-sided tests is below 0.05 for every two sources (their 90 % intervals
-    are within the margin), even if a difference within it is certain; else `different` if the corrected p of the paired
-    test is below 0.05 (of Kruskal-Wallis, if the sources have different targets); else `undecided`. Overall:
+    are within the margin), even if a difference within the margin is certain; else `different` if the corrected p of
+    the paired test is below 0.05 (of Kruskal-Wallis, if the sources have different targets); else `undecided`. Overall:
     `different` if any length is, `equivalent` if every length tested is (all must hold, so no correction is needed).
     """
 
@@ -248,7 +248,7 @@ def _notes(found: Sequence[AtLength], test: str, sources: int) -> list[str]:
 
 
 def _smallest_p(test: str, pairs: int, sources: int) -> float:
-    """Return p of the test for sources that every target puts into the same order."""
+    """Return the smallest possible p of the test: that of sources ranked in the same order by every target."""
     if test == "Friedman":
         return float(chi2.sf(pairs * (sources - 1), sources - 1))
     return max(2.0**-pairs, 1 / (PERMUTATIONS + 1)) * 2
