@@ -50,7 +50,7 @@ class Row:
     task: str  # the name of the measurement
     version: Count  # of the task; incremented by changes that affect numbers
     settings: Words  # of the task, such as protocol and texts
-    length: Count  # tokens
+    length: Count  # in the task's unit
     repeat: Count  # of the texts or examples, from 0
     seed: Annotated[int, Strict()]  # random seed of the texts
     example: str  # hash of the example's tokens and settings

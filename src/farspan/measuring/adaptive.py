@@ -208,7 +208,7 @@ def end_of_amnesia(curve: stats.MeasuredCurve) -> int | None:
 
 @dataclass
 class _Rounds:
-    """The common arguments of the calls of `measure`, and the time they take."""
+    """The common arguments of the calls of `measure_cell`, and the time they take."""
 
     task: BoundCurve
     method: Method
@@ -276,7 +276,7 @@ class _Rounds:
     def measure(
         self, task: BoundCurve, lengths: tuple[int, ...], repeats: int, title: str, *, to_amnesia: bool = False
     ) -> bool:
-        """Call `measure` once; return False if there is no time for it."""
+        """Call `measure_cell` once; return False if there is no time for it."""
 
         def longest() -> int:
             if self.budget.left < 0:

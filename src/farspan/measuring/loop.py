@@ -57,7 +57,7 @@ class Ledger:
         }
         # rows that ran out of memory or time are measured again: more of it may be free now, or the batch smaller
         self._done = {_place(row) for row in self.rows if row.status not in UNFINISHED}
-        self._end = math.inf  # tokens: the largest length still wanted
+        self._end = math.inf  # the largest length still wanted
 
     @property
     def rows(self) -> list[Row]:

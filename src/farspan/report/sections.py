@@ -168,7 +168,7 @@ def _paired(cell: Cell) -> dict[str, str]:
 
 
 def _examples(sources: Sequence[Source]) -> list[dict[str, Any]]:
-    """Return the first example of each run; those past a size are only named."""
+    """Return the first example of each model and task of each run; those past a size are only named."""
     shown: list[dict[str, Any]] = []
     used = 0
     for example in (example for source in sources for example in examples(source)):

@@ -253,7 +253,8 @@ def repeats_near(curve: MeasuredCurve, length: float) -> int:
 
 
 def contaminated_windows(curve: MeasuredCurve) -> list[dict[str, Any]]:
-    """Return the windows that a model guesses far better than the others: boilerplate, or memorised text."""
+    """Return the windows that a model guesses nearly whole, or far better than the others: boilerplate, or memorised
+    text."""
     found = []
     for column, length in enumerate(curve.lengths):
         values = curve.control[:, column]

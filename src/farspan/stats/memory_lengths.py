@@ -23,8 +23,8 @@ The 95 % interval of a crossing is made in three steps (coverage: benchmarks/int
    cannot be sampled; the lower end is then at most the length to which that test, at 10 %, shows the threshold
    exceeded.
 
-To allow for texts unlike all repeats, the outer ends of `fine`, `coarse` and `reach` move further in step 1
-(`_unseen_texts`). The interval of an area uses step 1 only.
+To allow for texts unlike all repeats, the outer ends of `fine`, `coarse`, `half_life` and `reach` move further in step
+1 (`_unseen_texts`). The interval of an area uses step 1 only.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -97,7 +97,7 @@ class Summary:
     reach: MemoryLength
     span: MemoryLength  # area under the memory index: tokens effectively remembered
     gap_area: MemoryLength  # area under the gap
-    cliff: float | None  # tokens from memory index 0.9 to 0.1; None where it crosses neither
+    cliff: float | None  # tokens from memory index 0.9 to 0.1; None unless it crosses both
     nonmonotone: float  # largest rise of the memory index above the fit, over the lengths judged
     contaminated: list[dict[str, Any]]  # windows with an outlying control
     without_contaminated: dict[str, float]  # the headline values without these; empty if none or all windows are
@@ -184,9 +184,9 @@ def summarise(curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRA
 def by_chance(
     curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS
 ) -> dict[str, tuple[float, float, bool]]:
-    """Return, by name, both ends of value ± t · s, and whether the upper end may be beyond the last length: the spread
-    between texts, without the uncertainty of interpolation between lengths. For a curve with a good row at every
-    length; empty under two repeats or without bootstraps."""
+    """Return, by name, both ends of value ± t · s within the lengths, extended for unseen texts, and whether the upper
+    end may be beyond the last length: the spread between texts, without the uncertainty of interpolation between
+    lengths. For a curve with a good row at every length; empty under two repeats or without bootstraps."""
     if whole_repeats(curve) < 2 or not bootstraps:
         return {}
     sampled = headlines_sampled(curve, multipliers(len(curve.copy), bootstraps, seed))
@@ -207,7 +207,7 @@ def by_chance(
 def _unseen_texts(curve: MeasuredCurve) -> dict[str, float]:
     """Return, by name, how far (tokens) the outer end of a crossing's interval moves for texts unlike all repeats.
 
-    A mean crosses an extreme threshold when a small share p of all texts is forgotten first (`fine`) or last (`coarse`,
+    A mean crosses a threshold when a share p of all texts is forgotten first (`fine`) or last (`coarse`, `half_life`,
     `reach`). With probability (1 - p)^n none of n repeats is such a text, and their spread does not show it. The
     interval is extended by this probability times t · the standard deviation of the repeats' own half-lives.
     """
