@@ -220,6 +220,22 @@ def topk_nats(model: str) -> str:
     return by_length("k", lines)
 
 
+def ralm_cost(model: str, passages: int) -> tuple[float, float, float]:
+    """Return how many nats per token more windows take after retrieved passages than without: mean, low, high."""
+    rows = recorded(model, "ralm")[1]
+    return paired(*({row.repeat: row.scores["nats"] for row in rows if row.length == k} for k in (passages, 0)))
+
+
+def ralm(model: str) -> str:
+    """Return the perplexity after retrieved passages, and the table of `ralm_cost`."""
+    cells = quality(model, "ralm")
+    lines = {
+        "perplexity": {cell.length: written(cell) for cell in cells},
+        "nats per token more than without": {k.length: signed(*ralm_cost(model, k.length)) for k in cells if k.length},
+    }
+    return by_length(f"{cells[0].n} windows", lines, " passages")
+
+
 def encoded_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> tuple[float, float, float]:
     """Return `more_nats` of the run of the model with an encoder; a method by the end of its name."""
     rows = recorded(f"{model} CEPE", "encoded")[1]
@@ -299,10 +315,10 @@ TABLES: dict[str, Callable[[str], str]] = {
     "encoded-nats": encoded_differences,
     "attention": attention,
     "topk-nats": topk_nats,
+    "ralm": ralm,
     "depths": recall_map,
     **{
-        part: quality_by_method(part)
-        for part in ("perplexity", "encoded", "own", "sst2", "trec", "banking77", "qmsum", "ralm")
+        part: quality_by_method(part) for part in ("perplexity", "encoded", "own", "sst2", "trec", "banking77", "qmsum")
     },
 }
 
@@ -364,6 +380,10 @@ def claims() -> dict[str, bool]:
         "SmolLM2: 256 keys cost less than 0.09 nats up to 2,048 tokens": bool(
             np.all(topk_cost(smollm2, 256)[2] < 0.09)
         ),
+        "SmolLM2: 8 and 20 passages of other books save less than 0.05 nats": all(
+            ralm_cost(smollm2, k)[1] > -0.05 for k in (8, 20)
+        ),
+        "SmolLM2: 50 passages, which exceed its window, cost nats": ralm_cost(smollm2, 50)[1] > 1,
         "SmolLM2: 64 keys cost nats at 2,048 tokens": bool(topk_cost(smollm2, 64)[1, -1] > 0),
         "SmolLM2: a quarter of the keys holds 90 % of the weight": all(one["pareto_low"] > 0.9 for one in heaviest),
         "SmolLM2: float32 has the half-life of bfloat16": _same_half_life(weights[PLAIN], weights["float32"]),

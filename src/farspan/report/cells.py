@@ -103,7 +103,7 @@ def cells_of(group: Group) -> list[Cell]:
     for member in group.members:
         for length in lengths:
             rows, base = (one.rows_at.get(length, []) for one in (member, first))
-            numbers = _numbers(rows, group.entry, member.source.is_comparison)
+            numbers = _numbers(rows, group.entry)
             if member is not first:
                 numbers |= _difference(rows, base, group.entry)
             if group.entry["unit"] == "tokens":
@@ -122,7 +122,7 @@ def _cell(member: Member, group: Group, length: int, numbers: Mapping[str, Any])
     return Cell(*about, run=member.source.name, name=member.name, **numbers)
 
 
-def _numbers(rows: Sequence[Row], entry: Mapping[str, Any], is_comparison: bool) -> dict[str, Any]:
+def _numbers(rows: Sequence[Row], entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a cell that its own rows give."""
     if not rows:
         return {}
@@ -147,7 +147,7 @@ def _numbers(rows: Sequence[Row], entry: Mapping[str, Any], is_comparison: bool)
     }
     if good:
         values = np.array([score_of(row, quality["score"]) for row in good])
-        ends = _student(values) if is_comparison else interval_of(values, quality)
+        ends = interval_of(values, quality)
         for name, end in zip(("value", "low", "high"), (values.mean(), *ends), strict=True):
             found[name] = None if end is None else _finite(np.exp(end) if quality["exp"] else end)
     return found
@@ -212,15 +212,6 @@ def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
     shares = not quality["exp"] and values.min() >= 0 and values.max() <= 1
     low, high = (side[0] for side in (bands if shares else interval)(values[:, None]))
     return float(low), float(high)
-
-
-def _student(values: np.ndarray) -> Interval:
-    """Return the interval used in comparisons: Student's for every score. None if all values are the same: the error of
-    their mean is then unknown."""
-    if np.ptp(values) == 0:
-        return None, None
-    _, low, high, _ = student_mean(values)
-    return _finite(low), _finite(high)
 
 
 def by_example(rows: Iterable[Row], score: str) -> dict[tuple[str, float], float]:
