@@ -150,6 +150,19 @@ def test_rounding_that_all_examples_have_is_no_win() -> None:
     assert (full.verdict, better.verdict, worse.verdict) == ("", "tie", "loss")
 
 
+def test_right_and_wrong_answers_have_intervals_within_0_and_1() -> None:
+    about = {"unit": "tokens", "quality": {"score": "hit", "name": "accuracy", "higher_is_better": True, "exp": False}}
+    header = HEADER | {"settings": {"methods": ["full", "better"], "questions": {"perplexity": about}}}
+    right = {"full": [1.0] * 6, "better": [1.0] * 5 + [0.0]}
+    rows = [
+        Row("m", how, "perplexity", 1, SETTINGS, 8, 0, 0, str(i), scores={"hit": hit})
+        for how, hits in right.items()
+        for i, hit in enumerate(hits)
+    ]
+    ends = [(round(one.low or 0, 2), round(one.high or 0, 2)) for one in report.cells(rows, header)]
+    assert ends == [(0.61, 1.0), (0.44, 0.97)]  # Wilson's score interval of 6 and of 5 among 6
+
+
 def test_other_examples_are_not_compared() -> None:
     rows = [row("full", f"a{i}", i) for i in range(4)] + [row("better", f"b{i}", i - 3.0) for i in range(4)]
     cell = report.cells(rows, HEADER)[1]
