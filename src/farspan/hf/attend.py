@@ -14,11 +14,11 @@ from torch import Tensor
 
 from farspan.hf.flash import Part, flash, hidden_mask, joined, takes
 
-SCORES_AT_ONCE = {"cpu": 1 << 20}  # values of one block of queries: those that fit into a CPU's cache
+SCORES_AT_ONCE = {"cpu": 1 << 20}  # scores of one block of queries: as many as fit into a CPU's cache
 SCORES_AT_ONCE_ELSEWHERE = 1 << 26
 Position = TypeVar("Position", int, Tensor)
 SMALLEST_BLOCK = 16  # queries; below that each block's overhead outweighs what it frees
-FUSED_QUERIES = 512  # of a block of the fused kernel: fewer have more overhead, more compute more hidden pairs
+FUSED_QUERIES = 512  # per block of the fused kernel: fewer add overhead, more compute more hidden pairs
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ class Call:
         return torch.cat([self.positions.to(since), since], -1)[:, :, None, None, keys]
 
     def hidden(self, queries: slice, keys: slice) -> Bool[Tensor, "*heads some keys"]:
-        """Return which of these keys each of these queries must not see: later ones, and those before the layer's own
-        window."""
+        """Return True where a query must not see a key: a later one, or one before the layer's own window."""
         here = torch.arange(self.start + queries.start, self.start + queries.stop, device=self.query.device)[:, None]
         there = self.key_positions(keys)
         hidden = there > here if there.dim() > 1 else there[None] > here
@@ -119,9 +118,9 @@ def angles(positions: Int[Tensor, "time"], inv_freq: Tensor) -> Float[Tensor, "t
 
 
 def turned(x: Float[Tensor, "*batch time dim"], before: Tensor, after: Tensor) -> Float[Tensor, "*batch time dim"]:
-    """Return `x`, which was rotated by the angles `before`, rotated by `after` instead; both are [..., time, pairs].
+    """Re-rotate `x` from the angles `before` to the angles `after`; both are [..., time, pairs].
 
-    Dimension m is rotated together with m + pairs; those from 2 · pairs on are not rotated. The difference of two
+    Dimension m is rotated together with m + pairs; dimensions from 2 · pairs on are not rotated. The difference of two
     angles is computed from their sines and cosines, so that it is equally exact at all positions.
     """
     cos = after.cos() * before.cos() + after.sin() * before.sin()
@@ -141,10 +140,10 @@ def dense(
     """Attend to all earlier tokens within the layer's own window; only padding may be missing.
 
     `scores` replaces the model's scores of queries and keys; `select` takes masked scores [..., keys] and returns them
-    with more of them at -inf.
+    with more set to -inf.
     """
     time, keys, window = call.query.shape[3], call.key.shape[2], call.layer.window
-    before = keys - time  # among the keys held; the layer's own window may have dropped more
+    before = keys - time  # held keys before the first query; the layer's own window may have dropped others
     out = call.query.new_empty(*call.query.shape[:4], call.value.shape[-1])
     for block in call.blocks(lambda size: keys if window is None else min(keys, window + size)):
         low = 0 if window is None or call.positions is not None else max(0, before + block.start - window + 1)
@@ -156,7 +155,7 @@ def dense(
         hidden = call.hidden(block, visible)
         if call.real is not None:
             hidden = hidden | ~call.real[:, None, None, None, visible]
-        nothing = torch.finfo(some.dtype).min if call.real is not None else -torch.inf  # padding itself sees nothing
+        nothing = torch.finfo(some.dtype).min if call.real is not None else -torch.inf  # padding rows see no key
         some = some.masked_fill_(hidden, nothing)
         if select is not None:
             some = select(some)
@@ -167,21 +166,21 @@ def dense(
 
 @runtime_checkable
 class Eviction(Protocol):
-    """Chooses, once a text has been read, the keys to keep for scoring and generation."""
+    """Chooses the keys to keep for scoring and generation after a text has been read."""
 
     @property
-    def window(self) -> int: ...  # last queries of the text that the choice needs
+    def window(self) -> int: ...  # number of last queries of the text that the choice needs
 
     def choose(self, call: Call) -> Int[Tensor, "batch heads chosen"] | None:
         """Return the indices of the keys to keep for each head, ascending; None: all.
 
-        `call` holds the last `window` queries of the text (all of a shorter one) and the keys that the layer holds.
+        `call` holds the last `window` queries of the text (all if it is shorter) and the keys that the layer holds.
         """
 
 
 @runtime_checkable
 class SinkWindow(Protocol):
-    """Near tokens at their own distance; the first tokens of the text, where farther away, at another distance."""
+    """Near tokens seen at their own distance, and first tokens of the text seen at another one if farther away."""
 
     @property
     def window(self) -> int: ...  # tokens, the current one included
@@ -190,13 +189,13 @@ class SinkWindow(Protocol):
     def sinks(self) -> int: ...  # first tokens of the text
 
     def first_near(self, position: Position) -> Position:
-        """Return the earliest near token (or a number below zero) of the query at this position; never decreases."""
+        """Return the position of this query's earliest near token (may be below zero); never decreases."""
 
     def far_query(self, position: Int[Tensor, "time"]) -> Tensor:
-        """Return the position of this query relative to the first tokens."""
+        """Return the position that this query is rotated to when it attends to the first tokens."""
 
     def far_key(self, position: Int[Tensor, "sinks"]) -> Tensor:
-        """Return the position of a first token relative to such a query."""
+        """Return the position that a first token is rotated to for such a query."""
 
 
 def sink_window(call: Call, shape: SinkWindow) -> Tensor:
@@ -207,7 +206,7 @@ def sink_window(call: Call, shape: SinkWindow) -> Tensor:
     sinks = slice(0, min(shape.sinks, keys))
     first_keys = call.key[:, :, sinks]
     if inv_freq is not None:
-        # sinks are held as rotated at the beginning; where nothing is missing yet, so is everything
+        # held sinks are rotated by their positions in the text, as all keys are
         whose = torch.arange(sinks.stop, device=call.key.device)
         first_keys = turned(first_keys, angles(whose, inv_freq), angles(shape.far_key(whose), inv_freq))
     out = call.query.new_empty(*call.query.shape[:4], call.value.shape[-1])
@@ -231,7 +230,7 @@ def sink_window(call: Call, shape: SinkWindow) -> Tensor:
 def _block(
     call: Call, shape: SinkWindow, block: slice, near: slice, far_query: Tensor | None, first_keys: Tensor
 ) -> Float[Tensor, "batch heads groups some value_dim"]:
-    """Attend with the queries of a block to the keys in `near` and, with other queries, to the first ones."""
+    """Attend with a block's queries to the keys in `near` and, with `far_query`, to the first keys."""
     here = torch.arange(call.start + block.start, call.start + block.stop, device=call.query.device)[:, None]
     there = torch.arange(near.start, near.stop, device=here.device) + call.num_missing
     first = shape.first_near(here)
@@ -249,7 +248,7 @@ def _block(
 def _fused_block(
     call: Call, shape: SinkWindow, block: slice, near: slice, far_query: Tensor | None, first_keys: Tensor
 ) -> Float[Tensor, "batch heads groups some value_dim"]:
-    """Return the same as `_block`, from parts: keys that all queries see need no mask."""
+    """Return the same as `_block`, joined from parts; the part that all queries see needs no mask."""
     here = torch.arange(call.start + block.start, call.start + block.stop)[:, None]
     own = near.stop - (block.stop - block.start)  # the first key of the block itself
     all_see = min(max(shape.first_near(call.start + block.stop - 1) - call.num_missing, near.start), own)
@@ -257,7 +256,7 @@ def _fused_block(
     part = partial(_fused_part, call)
     first = shape.first_near(here)
     positions = torch.arange(own, near.stop) + call.num_missing
-    narrow = shape.first_near(call.start + block.stop - 1) - call.num_missing > own  # than the block
+    narrow = shape.first_near(call.start + block.stop - 1) - call.num_missing > own  # window narrower than the block
     hidden = (positions > here) | (positions < first) if narrow else None
     parts = [part(query, call.key[:, :, own : near.stop], slice(own, near.stop), hidden, causal=not narrow)]
     if all_see < own:

@@ -44,12 +44,16 @@ class CustomAttention(Scope):
     ) -> None:
         super().__init__(name)
         self.attend, self.layers = attend, layers
-        self.shape = shape  # of caches that drop keys during reading; None: they keep all
-        self.eviction = eviction  # chooses the keys that are kept once the text has been read; None: all
+        self.shape = shape  # caches drop keys outside of it during reading; None: they keep all
+        self.eviction = eviction  # chooses the keys to keep after the text has been read; None: all
         self.padding = padding  # whether a padded batch can be read when the model is called directly
-        self.now: StreamAttentionState | None = None  # of the stream that reads; None: the model is called directly
-        self.offset: int | None = None  # position of the first query by the model's masks, when called directly
-        self.factor: Callable[[Tensor], Tensor] | None = None  # of queries by their positions; None: all are 1
+        self.now: StreamAttentionState | None = (
+            None  # of the stream that is reading; None: the model is called directly
+        )
+        self.offset: int | None = None  # position of the first query, from the model's masks, when called directly
+        self.factor: Callable[[Tensor], Tensor] | None = (
+            None  # factors of queries from their positions; None: all are 1
+        )
 
     @contextmanager
     def reading(self, now: StreamAttentionState) -> Iterator[None]:
@@ -61,9 +65,9 @@ class CustomAttention(Scope):
 
     @contextmanager
     def scaled_queries(self, factor: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Multiply queries by `factor`, of their positions [time], before all else inside the `with`."""
+        """Inside the `with`, multiply queries by `factor(positions)` [time] before attention."""
         before = self.factor, self.padding
-        self.factor, self.padding = factor, False  # positions are those of rows without padding
+        self.factor, self.padding = factor, False  # positions assume rows without padding
         try:
             yield
         finally:
@@ -119,7 +123,7 @@ class CustomAttention(Scope):
     def _check_call(
         self, mask: Tensor | None, positions: Tensor | None, layer: Layer, query: Tensor, key: Tensor
     ) -> None:
-        """Raise ValueError for inputs of a model called directly from which positions cannot be derived."""
+        """Raise ValueError if positions cannot be derived from the inputs of a model called directly."""
         if mask is not None and mask.dim() != 2:
             raise ValueError(f"{self.name} has a mask of its own: leave out attention masks that are not [batch, time]")
         if mask is not None and not self.padding:
@@ -133,7 +137,7 @@ class CustomAttention(Scope):
 
 
 def last_queries(call: Call, before: Call | None, most: int) -> Call:
-    """Return a call without keys that holds the last queries, at most `most`, of `before` and then `call`."""
+    """Return a call without keys that holds the last queries (at most `most`) of `before` followed by `call`."""
     queries = call.query if before is None else torch.cat([before.query, call.query], 3)
     empty = call.key[:, :, :0].clone(), call.value[:, :, :0].clone()  # no views, which would keep the keys in memory
     return replace(call, query=queries[..., -most:, :].clone(), key=empty[0], value=empty[1])

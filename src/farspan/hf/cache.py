@@ -1,4 +1,4 @@
-"""The keys and values that a model holds of a text, layer by layer."""
+"""Caches for the keys and values of a text, layer by layer."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,15 +14,15 @@ from farspan.hf.attend import Layer, SinkWindow, keeps_to_its_own
 class BufferLayer(DynamicLayer):
     """Keys and values of one layer in a buffer with spare capacity.
 
-    Reading n tokens in chunks of c copies O(n) keys where concatenation copies O(n² / c), and forgetting the last
-    tokens is setting `length` back.
+    Reading n tokens in chunks of c copies O(n) keys; concatenation would copy O(n² / c). Setting `length` back drops
+    the last tokens.
     """
 
     def __init__(self, capacity: int = 0, **kwargs: Any) -> None:
         super().__init__()
         self.capacity = capacity  # tokens to allocate for at the first update
         self.length = 0
-        self.num_dropped = 0  # tokens read whose keys are not here
+        self.num_dropped = 0  # tokens read whose keys are not held
         self.key_buffer: Tensor | None = None
         self.value_buffer: Tensor | None = None
 
@@ -59,7 +59,7 @@ class BufferLayer(DynamicLayer):
 
 
 class SinkLayer(DynamicLayer):
-    """Keys and values of one layer: the first tokens, and as many of the last as the next one may see."""
+    """Keys and values of one layer: of the first tokens, and of the last tokens that the next one may see."""
 
     is_croppable = False
 
@@ -89,7 +89,7 @@ class SinkLayer(DynamicLayer):
 
 
 def new_cache(model: Any, capacity: int, layers: list[Layer], shape: SinkWindow | None) -> DynamicCache:
-    """Return an empty cache for `capacity` tokens; with a shape, its layers keep only what the shape sees."""
+    """Return an empty cache for `capacity` tokens; with a shape, its layers keep only the tokens that it sees."""
     cache = DynamicCache(config=model.config)
     cache.layers = [BufferLayer(capacity) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     if shape is not None:

@@ -1,4 +1,4 @@
-"""Check on a few hundred tokens whether a model can be read in chunks, and several continuations in one forward."""
+"""Checks on a few hundred tokens: can a model read in chunks, and take several continuations in one forward?"""
 
 from itertools import pairwise
 from typing import Any
@@ -29,17 +29,17 @@ _BRANCHES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def self_check(lm: Any) -> str | None:
-    """Return why `lm` must be read with plain forwards, or None: compare chunks, one token and a fork with one forward.
+    """Return why `lm` must be read with plain forwards, or None. Compares chunks, one token and a fork with a forward.
 
     Uses two rows of about 300 tokens in the dtype of the run. In float32 the largest difference of logits must be below
     1e-3 of their spread; in lower precision 98 % of the likeliest tokens must agree and the mean KL divergence stay
-    below 0.01 nats. transformers 5.23 gives other logits in chunks for Mamba-1, FalconMamba, Jamba, RecurrentGemma and
-    Bamba, without an error.
+    below 0.01 nats. In chunks, transformers 5.23 silently gives different logits for Mamba-1, FalconMamba, Jamba,
+    RecurrentGemma and Bamba.
     """
     if scaling := length_dependent_rope(lm.model):
         return f"its RoPE scaling ({scaling}) turns with the length of the text, and cached keys do not follow"
     if not lm.has_weights:
-        return None  # a plan assumes what most models do
+        return None  # a plan assumes that chunks work, as in most models
     tokens = lm.tokenizer(CHECK_TEXT * 8, add_special_tokens=False, verbose=False)["input_ids"]
     length = min(300, len(tokens), lm.position_limit or 300)
     ids = torch.tensor([tokens[:length], tokens[:length][::-1]], device=lm.device)
@@ -50,7 +50,7 @@ def self_check(lm: Any) -> str | None:
         if bool(own.isnan().any()):
             return None  # the rows will have the status "nan" in any case
         head = _Difference()
-        # of the same 16 tokens: in bfloat16 a forward of more tokens rounds otherwise, which is no fault of the head
+        # on the same 16 tokens: in bfloat16 a longer forward rounds differently, which is no fault of the head
         hidden, output = plain_hidden(lm.model, few)
         head.add(own, logits(lm.model, hidden, output).float().to(own.device))
         if problem := head.problem(lm.dtype):
@@ -83,8 +83,8 @@ def self_check(lm: Any) -> str | None:
 
 
 def can_branch(lm: Any) -> bool:
-    """Return whether several continuations in one forward give the logits that each gives alone. Some families derive
-    positions or biases from a mask that must have another shape. Checked once, on a few tokens."""
+    """Return whether several continuations in one forward get the same logits as one by one. Some families derive
+    positions or biases from the mask and need another shape. Checked once, on a few tokens."""
     if lm not in _BRANCHES:
         ids = torch.tensor(lm.tokenizer(CHECK_TEXT, add_special_tokens=False, verbose=False)["input_ids"])
         ids = ids.to(lm.device)[None, : lm.position_limit]

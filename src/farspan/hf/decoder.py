@@ -14,12 +14,12 @@ from torch import Tensor, nn
 def decoder_of(model: Any) -> Any:
     """Return the module that turns token ids into the last hidden states, without a vision tower or an encoder."""
     found = model.get_decoder()
-    # ModernBERT-decoder calls its output matrix `decoder`, which transformers then takes for it
+    # ModernBERT-decoder names its output matrix `decoder`, so transformers returns that matrix
     return model.base_model if found is model.get_output_embeddings() else found
 
 
 def forward(model: Any, ids: Tensor, start: int | Tensor, arguments: dict[str, Any], parameters: Any) -> Any:
-    """Run the model on `ids`. `start`: the position of the first token, or of each."""
+    """Run the model on `ids`. `start`: the position of the first token, or of every token."""
     if "position_ids" in parameters:
         if not isinstance(start, Tensor):
             start = torch.arange(start, start + ids.shape[1], device=ids.device)
@@ -39,7 +39,7 @@ def plain_hidden(
 def logits(
     model: Any, hidden: Float[Tensor, "batch time hidden"], output: Any
 ) -> Float[Tensor, "batch time vocabulary"]:
-    """Return the logits of hidden states that came in `output`, as the model itself computes them.
+    """Return the logits of hidden states from `output`, as the model itself computes them.
 
     The model runs with its decoder stubbed to return `hidden`, so that family-specific post-processing (soft caps,
     scaling) is the model's own code.
@@ -54,7 +54,7 @@ def logits(
 @contextmanager
 def stubbed(base: nn.Module, output: Any) -> Iterator[None]:
     """Let `base` return `output` for any input inside the `with`."""
-    before = base.__dict__.get("forward")  # accelerate puts its own there
+    before = base.__dict__.get("forward")  # accelerate stores its own there
     base.forward = lambda *args, **kwargs: output
     try:
         yield

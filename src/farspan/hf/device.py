@@ -27,9 +27,9 @@ class Peak:
 
 
 def has_instructions(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a device multiplies matrices of a dtype faster than after converting them; True where unknown.
+    """Return whether a device multiplies matrices of a dtype without converting them first; True if unknown.
 
-    oneDNN says so of CPUs: bfloat16 and float16 need AVX-512 or Arm's extensions.
+    For CPUs, oneDNN reports it: bfloat16 and float16 need AVX-512 or Arm's extensions.
     """
     asked = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
     if device.type != "cpu" or dtype not in asked or not hasattr(torch.ops.mkldnn, asked[dtype]):
@@ -44,8 +44,8 @@ def wait(device: torch.device) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free memory: on CUDA with the unused part of torch's allocator, elsewhere within the container's
-    (cgroup) limit."""
+    """Return the free memory: on CUDA including the unused part of torch's allocator, elsewhere at most what the
+    container's (cgroup) limit leaves."""
     if device.type == "cuda":
         held_back = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + held_back
@@ -93,8 +93,8 @@ def peak_bytes(device: torch.device) -> int:
 
 @contextmanager
 def peak_above(device: torch.device) -> Iterator[Peak]:
-    """Record the peak memory inside the `with`. On a CPU it is the resident memory of the process, on Linux only, where
-    the peak can be reset; the allocator first returns the memory it keeps from earlier work."""
+    """Record the peak memory inside the `with`. On a CPU it is the resident memory of the process, and known only on
+    Linux, where the peak can be reset; the allocator first releases the memory it keeps from earlier work."""
     peak, status = Peak(), Path("/proc/self/status")
     wait(device)
     if device.type == "cuda":

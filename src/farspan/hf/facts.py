@@ -22,8 +22,8 @@ def input_device(model: Any) -> torch.device:
 
 
 def position_limit(model: Any) -> int | None:
-    """Return the longest text that a decoder with learned positions can read, in tokens; None where positions do not
-    end. The positions of a vision tower or an encoder do not count."""
+    """Return the longest text that a decoder with learned positions can read, in tokens; None if positions are
+    unlimited. The positions of a vision tower or an encoder do not count."""
     for name, module in decoder_of(model).named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES:
             return module.num_embeddings - int(getattr(module, "offset", 0))
@@ -31,7 +31,7 @@ def position_limit(model: Any) -> int | None:
 
 
 def key_bytes_per_token(model: Any) -> int:
-    """Return the bytes of one token's keys and values over all layers, by the config; an upper bound for windows."""
+    """Return the bytes of one token's keys and values over all layers, from the config; an upper bound with windows."""
     config = model.config.get_text_config(decoder=True)
     heads, dim = _heads(config)
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -45,11 +45,11 @@ def _heads(config: Any) -> tuple[int, int]:
 
 
 def flops(model: Any) -> tuple[float, dict[int | None, float], float]:
-    """Return the multiplications and additions for a token fed, for a pair of query and key, by the window (tokens) of
-    the layers that attend (None: no window), and for a position at which the output head runs.
+    """Return the multiplications and additions per token fed; per query-key pair, by the attention layers' window in
+    tokens (None: no window); and per position at which the output head runs.
 
-    All weights outside of embeddings and output head count, of experts the share that a token passes, and the
-    attention's scores and sums; activations do not.
+    Counts all weights outside of embeddings and output head (of experts, the share that a token uses) and the
+    attention's scores and sums, but no activations.
     """
     config = model.config.get_text_config(decoder=True)
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
@@ -68,14 +68,14 @@ def flops(model: Any) -> tuple[float, dict[int | None, float], float]:
 
 
 def _share_of_experts(config: Any) -> float:
-    """Return the share of the experts of a layer that each token passes; 1 without experts."""
+    """Return the share of a layer's experts that each token uses; 1 without experts."""
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     experts = next((count for name in names if (count := getattr(config, name, None))), 0)
     return (getattr(config, "num_experts_per_tok", None) or experts) / experts if experts else 1.0
 
 
 def _windows(config: Any) -> list[int | None]:
-    """Return the window of each layer that attends, in tokens, the query's own included; None: the whole text."""
+    """Return each attention layer's window in tokens, the query's own included; None: the whole text."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -108,6 +108,6 @@ def first_not_finite(model: nn.Module) -> Iterator[Callable[[], str]]:
 
 
 def checkpoint_activations(model: Any) -> None:
-    """Recompute activations inside layers for the gradient instead of keeping them."""
+    """Recompute activations inside layers in the backward pass instead of keeping them."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})  # positional: the parameter's name has changed between versions

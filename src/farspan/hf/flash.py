@@ -6,21 +6,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# returns the log-sum-exp beside the output, and takes fewer key heads than query heads; `scaled_dot_product_attention`
-# itself calls it
+# returns the output and its log-sum-exp, and accepts fewer key heads than query heads; called by
+# `scaled_dot_product_attention` itself
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 Part = tuple[Float[Tensor, "batch heads time dim"], Float[Tensor, "batch heads time"]]  # output and log-sum-exp
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Return whether the kernel takes these tensors; it has no gradient of the log-sum-exp, and casts nothing."""
+    """Return whether the kernel accepts these tensors; it has no gradient of the log-sum-exp, and casts nothing."""
     same = query.dtype == key.dtype == value.dtype and query.shape[-1] == key.shape[-1] == value.shape[-1]
     return same and query.device.type == "cpu" and not torch.is_grad_enabled()
 
 
 def hidden_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the additive mask of a boolean one (True: hidden), finite, so that a row of nothing visible has no NaN."""
+    """Return the additive mask of a boolean one (True: hidden); it is finite, so that hidden rows have no NaN."""
     return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, torch.finfo(dtype).min)
 
 
@@ -30,7 +30,7 @@ def joined(parts: Sequence[Part]) -> Float[Tensor, "batch heads time dim"]:
 
 
 def combined(parts: Sequence[Part]) -> Part:
-    """Return the same in float32, with its log-sum-exp."""
+    """Return the result of `joined` in float32, with its log-sum-exp."""
     (out, total), *others = parts
     out = out.float()
     for other, log_sum in others:

@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 
 def gapped_mask(model: Any, positions: Int[Tensor, "batch time"]) -> Tensor | dict[str, Tensor]:
-    """Return the attention_mask for positions with gaps: [batch, time], or one [batch, 1, time, time] by kind of layer.
+    """Return the attention_mask for positions with gaps: [batch, time], or [batch, 1, time, time] per kind of layer.
 
     Without a mask and a cache, as in training, transformers treats every gap as the beginning of another text and masks
     across it (masking_utils). A mask of ones prevents that, but counts sliding windows in tokens instead of positions:
@@ -36,7 +36,7 @@ SLIDING = "sliding_attention"
 
 
 def sliding_windows(model: Any) -> dict[str, int | None]:
-    """Return the kinds of attention layers of a model, with the tokens that each sees, None for all.
+    """Return the window in tokens of each kind of attention layer of a model; None: no window.
 
     Raises:
         ValueError: layers that are neither full nor sliding attention.

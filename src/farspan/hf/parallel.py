@@ -1,7 +1,7 @@
-"""Models whose matrices several processes divide among them (tensor parallelism of transformers): facts and refusals.
+"""Models divided among several processes by matrices (tensor parallelism of transformers): facts and refusals.
 
-Each process has a part of the heads of every layer, and of their keys. It runs the forwards that the others run, and
-gets the same hidden states and logits.
+Each process has a part of the heads of every layer, and of their keys. All processes run the same forwards and get the
+same hidden states and logits.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from farspan.hf.facts import input_device
 
 
 def num_parts(model: Any) -> int:
-    """Return how many processes divide the model; 1: it is whole."""
+    """Return the number of processes that the model is divided among; 1: it is whole."""
     return getattr(model, "tp_size", None) or 1
 
 
@@ -26,14 +26,14 @@ def bytes_here(tensor: Tensor) -> int:
 
 
 def least(number: int, model: Any) -> int:
-    """Return the least of the numbers that the processes of a divided model have, so that all of them decide alike."""
+    """Return the smallest `number` over the processes of a divided model, so that all of them decide alike."""
     numbers = torch.tensor(number, device=input_device(model))
     torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MIN)
     return int(numbers)
 
 
 def refuse_divided(model: Any, name: str) -> None:
-    """Raise ValueError if the model is divided, for what needs all heads of a layer in one place."""
+    """Raise ValueError if the model is divided: `name` needs all heads of a layer in one place."""
     if (parts := num_parts(model)) > 1:
         raise ValueError(
             f"{name} needs all heads of a layer together, and this model's are divided among {parts} devices: use one "
@@ -42,7 +42,7 @@ def refuse_divided(model: Any, name: str) -> None:
 
 
 def check_divides(config: Any, wanted: DistributedConfig | None, name: str) -> None:
-    """Raise ValueError for a model that as many processes as `wanted` has cannot divide."""
+    """Raise ValueError if the model cannot be divided among as many processes as `wanted` has."""
     if wanted is None or (num_parts := wanted.tp_size) in (None, 1):
         return
     text = config.get_text_config(decoder=True)

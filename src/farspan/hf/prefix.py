@@ -1,8 +1,8 @@
-"""SDPA of the tokens of a chunk on a CPU, in two parts: over the tokens read before, and over the chunk itself.
+"""SDPA of a chunk on a CPU in two parts: over the tokens read before, and over the chunk itself.
 
 With a cache, transformers gives SDPA an explicit mask of all pairs. On a CPU this repeats the keys of grouped queries,
-converts the mask in every layer, and computes the pairs that it hides. In the two parts no such mask is needed: the
-first sees everything, and the second is causal. Their outputs are averaged, weighted by their sums of exponentials.
+converts the mask in every layer, and computes the pairs that it hides. The two parts need no such mask: the first
+sees everything, and the second is causal. Their outputs are averaged, weighted by their sums of exponentials.
 """
 
 import threading
@@ -20,7 +20,7 @@ from farspan.hf.flash import flash, hidden_mask, joined, takes
 
 @dataclass(frozen=True)
 class PrefixMask:
-    """A mask [batch, heads, time, keys] of which only the last `time` keys hide anything."""
+    """A mask [batch, heads, time, keys] that hides only pairs among the last `time` keys."""
 
     before: int  # keys that every query sees
     own: Tensor | None  # additive mask of the other keys; None: causal
@@ -42,7 +42,7 @@ class PrefixMask:
 
 
 class _Reading(threading.local):
-    """The masks of the forward that this thread runs, by their ids."""
+    """The masks of this thread's forward, by their `id`."""
 
     masks: dict[int, tuple[Tensor, PrefixMask | None]] | None = None
 
@@ -92,7 +92,7 @@ def sdpa(
 def _parts(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
 ) -> PrefixMask | None:
-    """Return how to split this call; None: it cannot be, or comes from another thread."""
+    """Return how to split this call; None: it cannot be split, or comes from another thread."""
     if _reading.masks is None or mask is None or mask.dim() != 4 or mask.shape[-2] != query.shape[2]:
         return None
     others = ("position_bias", "softcap", "cache")

@@ -24,17 +24,17 @@ PROBE_SHIFT = 500  # positions
 def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Layer]:
     """Return the properties of each attention layer, found by running a few tokens through the model.
 
-    With our full attention the model must give its own hidden states. At shifted positions each layer's queries and
-    keys must be the same rotated by one of the model's RoPE frequencies, or unchanged (a layer without RoPE).
+    With our full attention the model must give the same hidden states as with its own. Shifted positions must rotate
+    each layer's queries and keys by one of the model's RoPE frequencies, or not change them (a layer without RoPE).
 
     Args:
         name: the method's, for error messages.
         rotary: whether the method rotates queries and keys; otherwise any kind of positions is accepted.
 
     Raises:
-        ValueError: attention that does not go through transformers' interface or takes more than it passes on,
-            states beside keys, chunked attention, learned positions, RoPE in a layout other than half and half. Of a
-            model without weights only those that its config shows.
+        ValueError: attention that does not go through transformers' interface or needs more than it passes on,
+            states besides keys, chunked attention, learned positions, RoPE in a layout other than half and half. For
+            a model without weights, only those that its config shows.
     """
     family = type(model).__name__
     config = model.config.get_text_config(decoder=True)
@@ -67,7 +67,7 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
                 given, _ = plain_hidden(model, ids, start)
             except torch.OutOfMemoryError:
                 raise
-            except (TypeError, AttributeError, LookupError, RuntimeError) as error:  # it lacks a mask that it needs
+            except (TypeError, AttributeError, LookupError, RuntimeError) as error:  # a mask that it needs is missing
                 raise ValueError(around) from error
         if len(seen) < len(caches) or not caches:
             raise ValueError(around)
@@ -147,13 +147,13 @@ def watch_attention(
         lm: an `LM` under no method that replaces its attention.
         layers: counted from 0, or from the end with -1; None: every layer.
         queries: their positions in the text, from 0; None: every query.
-        see: takes a layer, the positions of queries [some] and of keys [keys], consecutive, and scores
-            [batch, heads, some, keys], whose softmax are the weights: -inf where a key is masked. Keys that none of
-            these queries sees may be missing. It must not change the scores.
+        see: takes a layer, the positions of queries [some], the consecutive positions of keys [keys], and scores
+            [batch, heads, some, keys] (-inf: masked), whose softmax gives the weights. Keys that none of these
+            queries sees may be missing. It must not change the scores.
 
     Raises:
         ValueError: attention that transformers' interface does not expose, that is more than a softmax over keys
-            (weight for nothing, ALiBi, chunks, states), or that a method has replaced; heads on several devices.
+            (weight on no key, ALiBi, chunks, states), or that a method has replaced; heads on several devices.
     """
     name = "watching attention"
     refuse_divided(lm.model, name)

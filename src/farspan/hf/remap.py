@@ -1,4 +1,4 @@
-"""Attention at other positions than the text's: pieces of the keys under one softmax, each met by its own queries."""
+"""Attention at other positions than the text's: one softmax over pieces of the keys, each with its own queries."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,28 +15,28 @@ from farspan.hf.flash import flash, hidden_mask, joined, takes
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of keys that a block of queries sees, and where the two meet. Positions are those in the text."""
+    """A range of keys (by position in the text) that a block of queries sees, and the positions both are rotated to."""
 
     start: int  # position of the first key
     stop: int  # position after the last one
-    nearest: int = 0  # a query sees those of the keys that are at least so many tokens before it,
-    farthest: int | None = None  # and fewer than so many; None: all earlier ones
-    query: Int[Tensor, "some"] | None = None  # positions of the queries of the block when they meet these keys
-    moved: bool = False  # whether the keys are then where `Remap.key` has them
+    nearest: int = 0  # a query sees the keys at least this many tokens before it,
+    farthest: int | None = None  # and fewer than this many; None: all earlier ones
+    query: Int[Tensor, "some"] | None = None  # positions that the queries are rotated to; None: their own
+    moved: bool = False  # whether the keys are rotated to `Remap.key`
 
 
 @runtime_checkable
 class Remap(Protocol):
-    """Positions at which queries meet keys."""
+    """The positions that queries and keys are rotated to before they are compared."""
 
     @property
-    def block(self) -> int | None: ...  # no block of queries goes over a multiple of it; None: any may
+    def block(self) -> int | None: ...  # no block of queries crosses a multiple of it; None: any may
 
     def key(self, position: Int[Tensor, "keys"]) -> Int[Tensor, "keys"]:
         """Return the positions of moved keys."""
 
     def pieces(self, here: Int[Tensor, "some"]) -> list[Piece]:
-        """Return the pieces for consecutive queries at these positions; every key that one sees is in one of them."""
+        """Return the pieces for consecutive queries at these positions; together they hold every key seen."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class InPlace:
 
 
 def remapped(call: Call, remap: Remap) -> Float[Tensor, "batch heads groups time value_dim"]:
-    """Attend with one softmax to all pieces, within the layer's own window; layers without RoPE stay as they are."""
+    """Attend with one softmax to all pieces, within the layer's own window; layers without RoPE keep the text's."""
     if (inv_freq := call.layer.inv_freq) is None:
         remap, inv_freq = InPlace(), torch.empty(0)
     missing, end = call.num_missing, call.start + call.query.shape[3]
@@ -82,7 +82,7 @@ def remapped(call: Call, remap: Remap) -> Float[Tensor, "batch heads groups time
     return out
 
 
-Part = tuple[Tensor, Tensor, Tensor, Tensor | None, bool]  # queries, keys, values, what is hidden [some, keys], causal
+Part = tuple[Tensor, Tensor, Tensor, Tensor | None, bool]  # queries, keys, values, hidden pairs [some, keys], causal
 
 
 def _blocks(call: Call, multiple: int | None, fused: bool) -> Iterator[slice]:
@@ -96,8 +96,8 @@ def _blocks(call: Call, multiple: int | None, fused: bool) -> Iterator[slice]:
 
 
 def _visible(call: Call, piece: Piece, here: Tensor, split: bool) -> Iterator[Piece]:
-    """Yield the part of a piece that is held and in reach, as one; or split into keys that all queries see and others,
-    for a kernel that is faster without a mask."""
+    """Yield the part of a piece that is held and in reach. `split`: divide it into keys that all queries see and
+    others, for a kernel that is faster without a mask."""
     first, last = int(here[0]), int(here[-1])
     limits = [limit for limit in (piece.farthest, call.layer.window) if limit is not None]
     farthest = min(limits, default=last + 1)  # no key is so far away
@@ -120,7 +120,7 @@ def _hidden(piece: Piece, here: Tensor) -> Bool[Tensor, "some keys"] | None:
 
 
 def _is_causal(piece: Piece, here: Tensor) -> bool:
-    """Return whether the first query sees the first key, and each one more than the one before."""
+    """Return whether the first query sees only the first key, and each later query one key more."""
     assert piece.farthest is not None
     start, stop = int(here[0]) - piece.nearest, int(here[-1]) - piece.nearest + 1
     return (piece.start, piece.stop) == (start, stop) and piece.farthest >= piece.nearest + len(here)

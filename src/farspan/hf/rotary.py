@@ -1,4 +1,4 @@
-"""A model's RoPE: its frequencies, read and replaced."""
+"""Reading and replacing the frequencies of a model's RoPE."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from farspan.hf.scope import Scope, changed
 
 
 def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
-    """Return theta and the frequencies of a model with one RoPE, not scaled.
+    """Return theta and the frequencies of a model with a single RoPE that is not scaled.
 
     Raises:
         ValueError: no RoPE, one that differs between layers, or one that is scaled already.
@@ -33,7 +33,7 @@ def plain_rope(model: Any, *, name: str) -> tuple[float, Tensor]:
 
 @contextmanager
 def rope(model: Any, inv_freq: Float[Tensor, "pairs"], scale: float, *, name: str) -> Iterator[Scope]:
-    """Let `model` rotate by other frequencies, in float32, its cosines and sines multiplied by `scale`."""
+    """Inside the `with`, let `model` rotate by `inv_freq` in float32, with cosines and sines multiplied by `scale`."""
     modules = rotary_modules(model)
     before = [(module, module._buffers["inv_freq"], module.attention_scaling) for module in modules]
     scope = Scope(name)
@@ -69,7 +69,7 @@ def rope_precision(model: Any) -> set[torch.dtype]:
 
 
 def length_dependent_rope(model: Any) -> str | None:
-    """Return the RoPE scaling of a model whose rotation depends on the text's length and makes cached keys stale."""
+    """Return the model's RoPE scaling if it depends on the text's length, which makes cached keys stale; else None."""
     rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if parameters.get("rope_type") in ("dynamic", "longrope"):

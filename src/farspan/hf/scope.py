@@ -47,11 +47,11 @@ def alone(model: nn.Module) -> Iterator[None]:
 def changed(
     model: nn.Module, scope: Scope, change: Callable[[], None], undo: Callable[[], None], *, reserved: bool
 ) -> Iterator[None]:
-    """Change `model`, and undo it afterwards, while no other thread runs it. `reserved`: meanwhile it can be read by
-    readers of this scope only, so that no other reader silently sees the change."""
+    """Call `change`, and `undo` afterwards, each while no other thread runs `model`. `reserved`: inside the `with` only
+    readers of this scope can read the model, so that no other reader silently sees the change."""
     use = _use(model)
     try:
-        with use.lock:  # around both: between the two another thread could read
+        with use.lock:  # for both steps: another thread could read between them
             change()
             if reserved:
                 use.scopes.append(scope)
@@ -65,7 +65,7 @@ def changed(
 
 
 def check_scope(model: nn.Module, scope: Scope | None) -> None:
-    """Raise ValueError unless a reader of `scope` reads the model as it is now."""
+    """Raise ValueError if the model is reserved for another scope now."""
     scopes = _use(model).scopes
     if scopes and scopes[-1] is not scope:
         raise ValueError(f"{scopes[-1].name} is on for this model: read with its reader, or leave its `with` first")

@@ -18,7 +18,7 @@ STATE_NAMES = (
     "past_key_values",
     "cache_params",
     "state",
-)  # the names of a model's cache or state; the last is RWKV's
+)  # arguments of `forward` for a cache or state; the last is RWKV's
 
 
 class Stream:
@@ -38,7 +38,7 @@ class Stream:
         self.state_name = names[0]
         self.state: Any = None if self.state_name == "state" else self._new_cache(capacity)
         self.num_seen = 0
-        self.shift = 0  # the position of the next token, less the number of those seen
+        self.shift = 0  # position of the next token minus `num_seen`
         self.output: Any = None
         self.reading = StreamAttentionState()
 
@@ -64,8 +64,8 @@ class Stream:
         return self.output[0]
 
     def skip(self, num_tokens: int) -> None:
-        """Count so many tokens as read, with random keys and values: the next steps take as long as after a text, but
-        their results mean nothing."""
+        """Count this many tokens as read, with random keys and values: later steps take as long as after a real text,
+        but their results are meaningless."""
         made: dict[tuple[int, ...], Tensor] = {}
 
         def like(held: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class Stream:
 
     @property
     def can_branch(self) -> bool:
-        """Whether the state is keys and values of whole texts and nothing else, which `branch` needs."""
+        """Whether the state is only keys and values of whole texts, as `branch` needs."""
         plain = self.attention is None and self.state_name == "past_key_values"
         return plain and all(isinstance(layer, BufferLayer) for layer in self.state.layers)
 
@@ -124,7 +124,7 @@ class Stream:
         self.state.layers, self.reading = layers, StreamAttentionState(positions=positions, evicted=True)
 
     def snapshot(self) -> Any:
-        """Return the state for one call of `restore`, which drops all tokens fed after this moment. Copies no keys."""
+        """Return the state for one call of `restore`, which drops all tokens fed after the snapshot. Copies no keys."""
         if self.state_name == "state":
             return self.num_seen, cloned(self.state)
         return self.num_seen, [

@@ -1,4 +1,4 @@
-"""The ways a model reads a long text, one file each. No other module lists their names."""
+"""Methods of reading a long text, one file each. No other module lists their names."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -48,10 +48,10 @@ SPELLINGS = {
 
 
 def method(text: str) -> "Method":
-    """Return the method that `text` names, as `sinks:window=2045,sinks=4`, or several joined by `+`, in any order.
+    """Return the method that `text` names, like `sinks:window=2045,sinks=4`, or several joined by `+`, in any order.
 
     Raises:
-        ValueError: an unknown name or setting, a value out of range, or methods that do not go together.
+        ValueError: an unknown name or setting, a value out of range, or methods that cannot be composed.
     """
     check_names(text)
     parts = tuple(one_of(METHODS, part, "method") for part in text.split("+"))

@@ -1,18 +1,18 @@
-"""Adaptive parallel encoding (APE): passages read apart at the same positions, and attended to as one sharpened set.
+"""Adaptive parallel encoding (APE): passages read separately at the same positions, attended to as one sharpened set.
 
     z_context = scale · log Σ_j exp(q·k_j / (√d · temperature))      j: tokens of all passages
     z_rest    = log Σ_j exp(q·k_j / √d)                              j: the prefix, and tokens after the passages
     out       = σ(z_context - z_rest) · out_context + σ(z_rest - z_context) · out_rest
 
 Yang et al. 2025, arXiv 2502.05431. `head` is the shared prefix of all passages. Each passage is read after the prefix
-alone, at the positions that follow it, with plain attention. Later tokens follow the position at which the longest
-passage ends. They attend to the passages (out_context, with scores divided by `temperature`) and to the rest apart, and
-the two are weighted by their log-sum-exps. The authors' program multiplies that of the passages by scale · temperature;
-for its numbers, give this product as `scale`.
+alone, at the positions that follow it, with plain attention. Later tokens have the positions after the end of the
+longest passage. They attend to the passages (out_context, with scores divided by `temperature`) and separately to the
+rest, and the two outputs are weighted by their log-sum-exps. The authors' program multiplies the log-sum-exp of the
+passages by scale · temperature; to get its numbers, give this product as `scale`.
 
-The first token after the passages is predicted by the last passage alone, so read a question before an answer is
-scored. Long passages are cut into pieces from their ends (`piece`), which are then passages. A layer with its own
-sliding window hides what it always hides, in the order in which the text was read.
+The first token after the passages is predicted by the last passage alone, so read a question before scoring an answer.
+Long passages are cut from their ends into pieces (`piece`), which are then passages. A layer's own sliding window still
+applies, in the order in which the text was read.
 
 With one passage, temperature = 1 and scale = 1 it is full attention. Keeps every key. Not trained.
 """
@@ -75,16 +75,16 @@ class Ape(Method):
 
 @dataclass(frozen=True)
 class Apart:
-    """Tokens of the text, in the order in which it was read, that the next tokens see apart from the others."""
+    """A range of tokens, in the order in which the text was read, that the next tokens see separately or not at all."""
 
     start: int
     stop: int
-    is_context: bool  # of tokens after all passages; False: other passages, which the next tokens do not see
+    is_context: bool  # True: all passages, seen by later tokens; False: other passages, not seen by the next one
 
 
 @dataclass
 class Parallel:
-    """The attention of APE: full attention but for the tokens `apart`."""
+    """The attention of APE: full attention except to the tokens `apart`."""
 
     temperature: float
     scale: float
@@ -149,8 +149,8 @@ class ApeReader(DenseReader):
         return memory
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
-        """Return the operations as `DenseReader.flops`; of pieces, those of each piece alone. Without `piece` they are
-        an upper bound, since how the tokens are divided into passages is not known here."""
+        """Return the operations as `DenseReader.flops`, with `piece` for each piece alone. Without `piece` they are an
+        upper bound, since the division into passages is not known here."""
         if num_before or num_scored or self.how.piece is None:
             return super().flops(num_before, num_tokens, num_scored)
         whole, rest = divmod(num_tokens, self.how.piece)

@@ -17,14 +17,14 @@ ORDER = (ROPE, ATTENTION, TEMPERATURE, PASSAGES)  # from the inside out
 
 @runtime_checkable
 class Method(Protocol):
-    """A frozen dataclass whose fields are its settings; `str` writes it as `method` parses it.
+    """A frozen dataclass whose fields are its settings; `str` writes it in the form that `method` parses.
 
-    Members with a body are defaults for classes that name `Method` as their base.
+    Members with a body are defaults for classes that inherit from `Method`.
     """
 
     name: ClassVar[str] = ""
     in_model: ClassVar[bool] = True  # the model, called directly inside `on`, gives the same scores
-    scores_as_it_reads: ClassVar[bool] = True  # a scored token sees the text as a token that is read does
+    scores_as_it_reads: ClassVar[bool] = True  # a scored token sees the text as if it were read
     own_model: ClassVar[bool] = False  # it needs a model made for it
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ class Method(Protocol):
     def on(self, lm: LM) -> AbstractContextManager[Reader]: ...
 
     def fitted(self, trained_length: int | None) -> "Method":
-        """Return it with a window that was left out set by the trained length (tokens) of a model, so that rows name
+        """Return it with a window, if none is given, set from the trained length (tokens) of a model, so that rows name
         the window."""
         return self
 
@@ -46,7 +46,7 @@ class Method(Protocol):
         return num_tokens
 
     def kept_to_answer(self, num_tokens: int) -> int:
-        """Return the same number from the first call of `score` or `generate` on."""
+        """Return the number of tokens whose keys are held from the first call of `score` or `generate` on."""
         return self.kept(num_tokens)
 
     @property
@@ -55,11 +55,11 @@ class Method(Protocol):
         return ()
 
     def passes(self, num_tokens: int) -> list[int]:
-        """Return the tokens of each pass in which a text of `num_tokens` is read."""
+        """Return the number of tokens in each pass that reads a text of `num_tokens`."""
         return [num_tokens]
 
     def around(self, reader: DenseReader) -> AbstractContextManager[Reader]:
-        """Put it around the reader of the methods composed inside it."""
+        """Apply it to the reader of the methods composed inside it."""
         return self.on(reader.lm)
 
     @classmethod
@@ -77,7 +77,7 @@ class Method(Protocol):
         return None
 
     def neutral_limit(self, trained_length: int | None) -> int | None:
-        """Return the longest text, in tokens, for which a model of this trained length takes the neutral setting."""
+        """Return the longest text, in tokens, for which a model of this trained length accepts the neutral setting."""
         return trained_length
 
     def forgetful(self, window: int) -> "Method | None":
@@ -91,8 +91,8 @@ class Method(Protocol):
 
     @property
     def reach(self) -> int | None:
-        """The nearest tokens that a query can see in each layer at most, itself included, besides the `first` of the
-        text; None: all."""
+        """The largest number of nearest tokens that a query can see in a layer, itself included, besides the `first` of
+        the text; None: all."""
         return None
 
     @property
@@ -102,7 +102,7 @@ class Method(Protocol):
 
     def frequencies(self, lm: LM) -> tuple[Tensor, float] | None:
         """Return the RoPE frequencies [pairs] that it gives the model, in float32, and the factor of the cosines and
-        sines; None where the model's own stay."""
+        sines; None if the model keeps its own."""
         return None
 
 
@@ -183,7 +183,7 @@ class Composed(Method):
 
     @property
     def _inside(self) -> list[Method]:
-        """The parts that are put on the model, within each pass."""
+        """The parts that are applied to the model within each pass."""
         return [part for part in self.parts if PASSAGES not in part.changes]
 
     @property

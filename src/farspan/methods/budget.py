@@ -1,4 +1,4 @@
-"""Methods that keep some keys once a text has been read: of a budget, their number or a share of the text."""
+"""Methods that keep a budget of keys after a text has been read: a number of keys, or a share of the text."""
 
 import math
 from contextlib import AbstractContextManager
@@ -66,7 +66,7 @@ class Budget(Evicting):
         return replace(self, capacity=max(self.capacity or 0, num_tokens))
 
     def votes(self, call: Call) -> Float[Tensor, "batch heads keys"]:
-        """Return how much each head wants to keep each key. `call` is as in `Eviction.choose`."""
+        """Return the vote of each head for keeping each key. `call` is as in `Eviction.choose`."""
         raise NotImplementedError
 
     def choose(self, call: Call) -> Int[Tensor, "batch heads chosen"] | None:
@@ -75,5 +75,5 @@ class Budget(Evicting):
 
 
 def largest_votes(votes: Float[Tensor, "batch heads keys"], count: int) -> Int[Tensor, "batch heads count"]:
-    """Return the indices of the `count` largest votes of each head, ascending; of equal votes the earliest."""
+    """Return the indices of the `count` largest votes of each head, ascending; for equal votes, the earliest."""
     return votes.sort(dim=-1, descending=True, stable=True).indices[..., :count].sort(-1).values

@@ -1,22 +1,22 @@
-"""Parallel encoding: the last tokens in the decoder, everything before in the encoder, chunk by chunk (CEPE).
+"""Parallel encoding: the last tokens in the decoder, all earlier ones in the encoder, chunk by chunk (CEPE).
 
     Φ = concat(encoder(C_1), ..., encoder(C_k))        p(x_t | C_1..k, x_<t), x after the chunks, at positions from 0
 
 Yen et al. 2024, arXiv 2402.16617, section 2.1. For models with an encoder (`farspan.cepe`). The decoder holds at most
-`decoder_window` tokens: the head, the end of the document, and the tokens scored or generated. Of a longer document, as
-few whole chunks as necessary move from its beginning to the encoder. Chunks count from the document's beginning, and
-nothing runs before the first score, so the pieces in which a document was read do not matter. If a document is longer
-than the window, scoring more tokens at once leaves fewer tokens before them in the decoder. More tokens than fit are
-scored in parts of half the window.
+`decoder_window` tokens: the head, the end of the document, and the tokens scored or generated. If the
+document is longer, as few whole chunks as necessary move from its beginning to the encoder. Chunks are counted from the
+document's beginning, and nothing runs before the first score, so it does not matter in which pieces a document was
+read. If a document is longer than the window, scoring more tokens at once leaves fewer tokens before them in the
+decoder. Tokens that do not fit are scored in parts of half the window.
 
 Several passages are encoded separately, except for the first `decoder_passages`, which precede later tokens in the
-decoder. To a model without order the chunks are a set: the order of encoded passages has no effect.
+decoder. For a model without order the chunks are a set: the order of encoded passages has no effect.
 
 With `trained_chunks`, scores of the cross-attention are multiplied by max(1, ln(chunks) / ln(trained_chunks)), so that
-a softmax over more tokens than in training stays as sharp. Ours; the rule of `temperature`, by chunks.
+a softmax over more tokens than in training stays as sharp. Ours; the rule of `temperature`, applied to chunks.
 
-A model with order (`farspan.cepe.order`) also reads how far each encoded token is from the decoder's first, or the age
-of its chunk; passages count as one text, in their order. `order` names the order that a model must have, or none to
+A model with order (`farspan.cepe.order`) also uses the distance of each encoded token to the decoder's first, or the
+age of its chunk; passages count as one text, in their order. `order` is the order that a model must have, or none to
 read without it.
 
 Keeps the encoder's states, and the keys and values of the tokens in the decoder. With everything in the decoder, it
@@ -54,8 +54,8 @@ class Cepe(Method):
 
     chunk: int | None = None  # tokens of a chunk; default 256, or as many as encoder and decoder window allow
     decoder_window: int | None = None  # tokens; default 2048, or half the decoder's trained length
-    decoder_passages: int = field(default=0, metadata={"quiet": True})  # of several, those put into the decoder
-    trained_chunks: int | None = None  # of a row of its training: more chunks then sharpen the cross-attention
+    decoder_passages: int = field(default=0, metadata={"quiet": True})  # of several, the number put into the decoder
+    trained_chunks: int | None = None  # chunks of a training row: more chunks then sharpen the cross-attention
     order: str | None = None  # of the context: none, position or age; default the model's own
     mode: str = field(default="auto", metadata={"quiet": True})  # of the cross-attention, one of farspan.cepe.MODES
 
@@ -95,7 +95,7 @@ class Cepe(Method):
             scope.on = False
 
     def _order(self, lm: LM) -> ContextOrder | None:
-        """Return what adds order to the states of this model's encoder."""
+        """Return the order to add to the states of this model's encoder; None: no order."""
         has = order_of(lm.model.config)
         if self.order not in (None, "none", has):
             raise ValueError(
@@ -120,7 +120,7 @@ class Cepe(Method):
 
 @dataclass
 class CepeReader(OuterReader):
-    """Keeps ids; each score runs the encoder and `inner`, the decoder."""
+    """Keeps ids; each score runs the encoder and the decoder (`inner`)."""
 
     size: int  # tokens of a chunk of the context
     window: int  # tokens in the decoder
@@ -148,7 +148,7 @@ class CepeReader(OuterReader):
         )
         parts = asdict(needed)
         if self.order is not None:
-            parts["context_states"] *= 2  # without order, for longer documents, and with it
+            parts["context_states"] *= 2  # held without order (for longer documents) and with it
         return parts
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
@@ -162,8 +162,8 @@ class CepeReader(OuterReader):
         return prefill_flops(*sizes, context=total - own, tokens=own, kept=num_scored, chunk=self.size)
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
-        """Read one passage as a document, whose end is in the decoder, or several, encoded except for the first
-        `decoder_passages`. `head` is the first in the decoder. `weights` is ignored.
+        """Read one passage as a document whose end is in the decoder; of several, encode all but the first
+        `decoder_passages`. `head` comes first in the decoder. `weights` is ignored.
 
         Raises:
             ValueError: padding, different batch sizes, or a head that fills the window.
@@ -297,7 +297,7 @@ class CepeMemory(BaseMemory):
         return head, document
 
     def _chunks(self, more: int) -> int:
-        """Return the number of encoded chunks with which the rest and `more` tokens fit the window."""
+        """Return how many chunks to encode so that the rest and `more` tokens fit the window."""
         head, document = self._lengths
         over = max(0, head + document + more - self.reader.window)
         needed, whole = -(-over // self.reader.size), document // self.reader.size

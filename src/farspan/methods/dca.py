@@ -5,12 +5,11 @@
                      chunk + local - j mod chunk                in an earlier one
 
 An et al. 2024, arXiv 2402.17463, section 3, with the defaults of its code: a chunk of 3/4 of the trained length and a
-`local` of 1/8, within which tokens beyond a chunk's beginning keep their exact distances. vLLM has the same as
+`local` of 1/8. The first `local` tokens of a chunk keep their exact distances to the chunk before. vLLM has the same as
 `dual_chunk_attention_config`, with chunk_size = chunk + local and local_size = local. No distance is larger than that
-chunk_size, however long the text. One softmax covers all. A layer with its own sliding window hides what it always
-hides.
+chunk_size, however long the text. One softmax covers all. A layer's own sliding window still applies.
 
-A query is rotated once for each earlier chunk, and no key again. Keeps every key. Not trained.
+A query is rotated again for each earlier chunk; keys are not. Keeps every key. Not trained.
 """
 
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ from farspan.reader import Reader, attending
 
 @dataclass(frozen=True)
 class Dca(Method):
-    """Chunks of `chunk` tokens, of which `local` at a chunk's beginning are at their distances to the one before."""
+    """Chunks of `chunk` tokens, the first `local` of which keep their distances to the chunk before."""
 
     chunk: int | None = None  # tokens; default: 3/4 of the trained length
     local: int | None = None  # tokens; default: 1/8 of it, or of 4/3 of the chunk
@@ -75,7 +74,7 @@ class Dca(Method):
 
 @dataclass(frozen=True)
 class Chunked:
-    """The positions of dual chunk attention, shifted for each chunk so that its keys stay where they are."""
+    """The positions of dual chunk attention, shifted for each chunk so that its keys keep theirs."""
 
     block: int  # tokens of a chunk
     local: int

@@ -5,8 +5,8 @@
 Devoto et al. 2024, arXiv 2406.11430: keys of a small norm get much attention whatever the query, the first
 tokens above all. RoPE changes no norm. The paper leaves out the first two layers; ours treats all alike, as other
 evictions do. Keys keep their positions in the text. A layer with its own sliding window chooses among the keys that it
-still holds. Of norms that agree to a thousandth the earliest are kept: in the first layer all copies of a token have
-one norm, and rounding must not choose among them.
+still holds. If norms agree to a thousandth, the earliest keys are kept: in the first layer all copies of a token have
+the same norm, and rounding must not choose among them.
 
 Holds every key while it reads, then the budget per head and layer. A `read` after a question reads the text again. Not
 trained.
@@ -22,7 +22,7 @@ from torch import Tensor
 from farspan.hf.attend import Call
 from farspan.methods.budget import Budget
 
-STEPS = 1024  # of norms between one and its double; norms in one step count as equal
+STEPS = 1024  # steps between a norm and its double; norms in one step count as equal
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ distributions are averaged, w = softmax of the score of each passage for the tex
 (`uniform`). Passages are compared with the first 256 tokens after them, as in CEPE (Yen et al. 2024, appendix B).
 Weights do not depend on the tokens scored or generated, so no token influences its own prediction.
 
-A long document can be read as passages, too (`piece`): it is cut into pieces from its end, the first being the shorter
-one, and its last `tail` tokens follow every piece. CEPE's baseline is piece=256,tail=3840,weights=dense.
+A long document can also be read as passages (`piece`): it is cut from its end into pieces, of which the first may be
+shorter, and its last `tail` tokens follow every piece. CEPE's baseline is piece=256,tail=3840,weights=dense.
 
-`head` is first in every pass. Keeps all of each pass. Not trained.
+`head` comes first in every pass. Keeps every key of each pass. Not trained.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -85,7 +85,7 @@ class MixtureReader(OuterReader):
     how: Replug
 
     def inner_capacity(self, num_tokens: int) -> int:
-        return num_tokens if self.how.piece is None else 0  # a piece takes a part of it
+        return num_tokens if self.how.piece is None else 0  # a piece needs only a part of it
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
         """Read each passage (or piece) in a pass of its own, `head` first in each.
@@ -125,7 +125,7 @@ class MixtureMemory(BaseMemory):
         sizes = [passage.shape[1] for passage in passages]  # tokens
         self.num_seen = self.longest - max(sizes, default=0) + sum(sizes)
         self.query = torch.empty(self.batch, 0, dtype=torch.long)
-        self.fits: Tensor | None = None  # log-weights by the query; scored tokens do not change them
+        self.fits: Tensor | None = None  # log-weights from the query; scored tokens do not change them
         self.weights = None if weights is None else self._normal(weights)
 
     @property
@@ -220,7 +220,7 @@ def _mixture(heads: Sequence[Head], log_weights: Float[Tensor, "batch passes"]) 
 
 
 def pieces(ids: Ids, size: int) -> list[Ids]:
-    """Return pieces cut from the end; the first is the shorter one."""
+    """Return pieces cut from the end; the first may be shorter."""
     time = ids.shape[1]
     first = time % size or size
     return [ids[:, max(0, end - size) : end] for end in range(first, time + 1, size)]

@@ -14,16 +14,16 @@ s is `factor`, d the rotary dimension. The ramp rises from 0 to 1 between the pa
 `original` tokens, linear in m and with rounded ends as in YaRN's own code. All but dynamic change the frequencies and
 nothing else. Keeps every key. Not trained.
 
-The paper of p-RoPE trains with a fixed share of pairs without position; ours chooses them by their rotations in the
-trained length and trains nothing. LongRoPE also leaves the first tokens of a text unscaled; ours, as transformers, does
-not. `file` is JSON: a list of one factor per pair, or `rope_parameters` of transformers' longrope, alone or in a
-config.json. Of the latter `long_factor` is read, `attention_factor`, which replaces the root, and if given
+The p-RoPE paper trains with a fixed share of pairs without position; ours chooses these pairs by their rotations in
+the trained length, without training. LongRoPE also leaves the first tokens of a text unscaled; ours, like transformers,
+does not. `file` is JSON: a list of one factor per pair, or `rope_parameters` of transformers' longrope, alone or in a
+config.json. From the latter we read `long_factor` and, if given, `attention_factor`, which replaces the root, and
 `original_max_position_embeddings` and `rope_theta`, which must be the model's.
 
-Dynamic: each query rotates all keys by the frequencies of the length up to itself, as token-by-token generation with
-keys cached before RoPE does. A forward in transformers rotates a whole text by the frequencies of its end, so that a
-token's prediction depends on later tokens. Ours is causal and independent of how the text is cut, but slower: every
-query beyond `original` rotates every key again.
+Dynamic: for each query, all keys are rotated by the frequencies of the length up to it, as in token-by-token generation
+with keys cached before RoPE. A forward in transformers rotates a whole text by the frequencies of its full length, so
+that a token's prediction depends on later tokens. Ours is causal and independent of how the text is cut, but slower:
+every key is rotated again for each query beyond `original`.
 """
 
 import math
@@ -56,8 +56,8 @@ class Rope(Method):
     type: str  # one of TYPES
     factor: float | None = None  # for dynamic: how fast the scale grows with the length; default the paper's 1
     original: int | None = None  # tokens; default: the model's trained length
-    turns: float = field(default=1.0, metadata={"quiet": True})  # rotations in `original`, below which truncated cuts
-    file: str | None = None  # of factors, JSON
+    turns: float = field(default=1.0, metadata={"quiet": True})  # truncated: least rotations in `original`
+    file: str | None = None  # JSON, for factors
 
     name: ClassVar[str] = "rope"
 
@@ -98,7 +98,7 @@ class Rope(Method):
         return replace(self, original=min(self.original or num_tokens, num_tokens // 5))
 
     def neutral(self, num_tokens: int) -> "Rope":
-        if self.type == "factors":  # those of the file cannot be changed
+        if self.type == "factors":  # the file's factors cannot be changed
             return replace(self, type="linear", factor=1.0, file=None)
         if self.type == "truncated":
             return replace(self, turns=0.0)
@@ -142,7 +142,7 @@ class Rope(Method):
                 yield reader
             return
         longer = replace(lm, trained_length=self.extended(lm.trained_length))
-        read_alike(longer, lm)  # fixed frequencies, its own as these: it is as readable in chunks as it was
+        read_alike(longer, lm)  # both frequencies are fixed, so reading in chunks works as before
         with hf.rope(lm.model, *other, name=str(self)) as scope:
             yield replace(dense_reader(longer), scope=scope)
 
@@ -203,7 +203,7 @@ def read_factors(file: str) -> dict[str, Any]:
 
 
 def truncated(theta: float, dim: int, turns: float, original: int) -> Tensor:
-    """Return the frequencies [dim / 2] of pairs that rotate `turns` times in `original` tokens, 0 for the others."""
+    """Return the frequencies [dim / 2]: 0 for pairs that rotate less than `turns` times in `original` tokens."""
     inv_freq = frequencies(theta, dim)
     return torch.where(original * inv_freq / (2 * math.pi) < turns, 0.0, inv_freq)
 
@@ -234,12 +234,12 @@ def yarn_scale(factor: float) -> float:
 
 
 def ntk(theta: float, dim: int, factor: float) -> float:
-    """Return theta for texts `factor` times as long. A single pair rotates once a token whatever theta is."""
+    """Return theta for texts `factor` times as long. A single pair rotates by 1 per token for any theta."""
     return theta if dim == 2 else theta * factor ** (dim / (dim - 2))
 
 
 def scores_by_length(call: Call, queries: slice, keys: slice, *, theta: float, factor: float, original: int) -> Tensor:
-    """Return scores by each query's own frequencies, those of the length of the text up to it."""
+    """Return scores with the frequencies of each query, which depend on the length of the text up to it."""
     inv_freq, start, device = call.layer.inv_freq, call.start, call.query.device
     if inv_freq is None:
         return call.scores(call.query[..., queries, :], call.key[:, :, keys])

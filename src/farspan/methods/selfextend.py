@@ -4,11 +4,11 @@
                      ⌊i / group⌋ + window - ⌊window / group⌋ - ⌊j / group⌋    otherwise
 
 Jin et al. 2024, arXiv 2401.01325, algorithm 1; one softmax covers both. A window counts the current
-token. No distance beyond the trained length is met up to (trained - window) · group + window tokens; a longer text is
-refused. A layer with its own sliding window hides what it always hides.
+token. Up to (trained - window) · group + window tokens, all distances are within the trained length; a longer text is
+refused. A layer's own sliding window still applies.
 
-Keys are held as the model rotated them, and those beyond the window are rotated again for every chunk of queries:
-little in a chunk of many, about as much as attention itself in a step of one token. Keeps every key. Not trained.
+Keys are held as the model rotated them, and those beyond the window are rotated again for every chunk of queries: this
+costs little for a large chunk, about as much as attention itself for a single token. Keeps every key. Not trained.
 """
 
 from collections.abc import Iterator
@@ -109,7 +109,7 @@ class Grouped:
 
 
 def needed_group(num_tokens: int, window: int, trained: int) -> int:
-    """Return the smallest group with which no distance in so many tokens is beyond the trained length."""
+    """Return the smallest group that keeps all distances in `num_tokens` within the trained length."""
     group = 1
     while Grouped(group, window).largest_distance(num_tokens - 1) >= trained:
         group += 1

@@ -5,14 +5,14 @@
     distance(i, j) = i - j                                        for near j
                      i - b(i) + min(b(i), sinks + window - 1) - j     for the other sinks
 
-Xiao et al. 2023, arXiv 2309.17453, section 3.2: the positions are those that tokens have in the cache, so the distance
-to a sink stops growing where the cache begins to drop tokens. A window counts the current token: the paper's 4 + 2044
-is window=2045. Ours masks inside a chunk, so the result is that of the token-by-token original however the text is cut
-into chunks. Keeps sinks + window - 1 keys per layer between calls. Not trained.
+Xiao et al. 2023, arXiv 2309.17453, section 3.2: positions are counted in the cache, so the distance to a sink stops
+growing when the cache begins to drop tokens. A window counts the current token: the paper's 4 + 2044 is window=2045.
+Ours masks inside a chunk, so any division into chunks gives the result of the token-by-token original. Keeps
+sinks + window - 1 keys per layer between calls. Not trained.
 
 stride > 1 is the approximation of CEPE (Yen et al. 2024, appendix B, table 6): the cache is trimmed every `stride`
-tokens, counted from the beginning of the text, so that a query sees up to stride - 1 tokens more. It serves
-comparisons; ours is as fast without. Keeps up to stride - 1 keys more.
+tokens, counted from the beginning of the text, so that a query sees up to stride - 1 tokens more. It is for
+comparisons; ours is as fast without it. Keeps up to stride - 1 keys more.
 """
 
 from contextlib import AbstractContextManager

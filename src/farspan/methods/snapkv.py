@@ -6,11 +6,11 @@
 Li et al. 2024, arXiv 2404.14469, section 4.1 and listing 1. The pool (largest or mean of `kernel` neighbouring votes)
 keeps runs of keys together. The defaults are those of the authors' LongBench runs: a window of 32, the largest of 7
 votes. Keys keep their positions in the text. The authors copy the keys for every query head; ours keeps the key heads
-of the model, and takes the mean over the query heads that share one before the pool. Of equal votes the earliest are
-kept. A layer with its own sliding window chooses among the keys that it still holds.
+of the model, and averages votes over the query heads that share one before the pool. For equal votes, the earliest keys
+are kept. A layer with its own sliding window chooses among the keys that it still holds.
 
 The text is read with full attention, in any chunks, and the choice is made at the first call of `score` or `generate`.
-Its tokens see the chosen keys and each other. A question votes only if it was read: tasks read their question and score
+The tokens of the call see the chosen keys and each other. A question votes only if it was read: tasks read their question and score
 the answer, as in the paper. Holds every key while it reads, then `capacity` per head and layer. A `read` after that
 reads the text again. Not trained.
 """

@@ -5,7 +5,7 @@
 A softmax over more keys is flatter: the largest weight shrinks while its score stays. A factor of ln i / ln n keeps the
 weights' concentration, without training. Su 2021, kexue.fm/archives/8823; Chiang and Cholak 2022, arXiv 2202.12172; in
 the form above Bai et al. 2023, arXiv 2309.16609 (`use_logn_attn`) and the `scale_base` of Self-Extend's code. Up to n
-tokens nothing changes. n stays the model's trained length also where RoPE scaling lengthens its reach: the model was
+tokens nothing changes. n stays the model's trained length even if RoPE scaling extends it: the model was
 trained to choose among n keys.
 
 The factor multiplies whatever scores another method computes, and the votes of methods that evict. Keeps every key.
@@ -74,7 +74,7 @@ class Temperature(Method):
         return reader.attention.scaled_queries(partial(log_n, original=self._original(reader.lm)))
 
     def _original(self, lm: LM) -> int:
-        # of the model as it was loaded: a method of RoPE reports a longer trained length
+        # of the model as it was loaded: a RoPE method reports a longer trained length
         if (original := self.original or lm.identity.get("trained_length")) is None or original < 2:
             raise ValueError(f"{self}: the config of {lm.name} has no trained length. Write original=TOKENS")
         return original

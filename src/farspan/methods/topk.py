@@ -2,7 +2,7 @@
 
     visible(i) = the k largest of {q_i · k_j : j <= i}
 
-As in SMT (appendix B.3, figure 5), at inference. Exactly k keys: of equal scores the earliest. Scores are computed in
+As in SMT (appendix B.3, figure 5), at inference. Exactly k keys; for equal scores, the earliest. Scores are computed in
 blocks of queries, never [time, time]. Shows how few tokens a query needs; it does not make reading cheaper, and keeps
 every key. Not trained.
 """

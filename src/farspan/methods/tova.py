@@ -4,9 +4,9 @@
     kept     = the last key, and the others with the largest votes
 
 Oren et al. 2024, arXiv 2401.06104. The paper drops the key with the smallest weight at every token, once
-the budget is full; ours chooses once, when the text has been read, so that the choice is comparable with that of other
-evictions. Keys keep their positions in the text. Of equal votes the earliest are kept. A layer with its own sliding
-window chooses among the keys that it still holds.
+the budget is full; ours chooses once, when the text has been read, to be comparable with other evictions. Keys keep
+their positions in the text. For equal votes, the earliest keys are kept. A layer with its own sliding window chooses
+among the keys that it still holds.
 
 Holds every key while it reads, then the budget per head and layer. A `read` after a question reads the text again. Not
 trained.

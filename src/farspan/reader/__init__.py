@@ -49,12 +49,12 @@ CHUNK = 1024  # tokens of one forward: bounds activations, and attention to [chu
 
 @runtime_checkable
 class Reader(Protocol):
-    """An LM under a method. Members with a body are defaults for classes that name `Reader` as their base."""
+    """An LM under a method. Members with a body are defaults for classes that inherit from `Reader`."""
 
     lm: LM
     chunk: int  # tokens of one forward; a smaller one needs less memory
-    capacity: int  # tokens that a memory allocates for at once; 0: their number is not known
-    on_read: Callable[[int], None] | None = None  # called after each forward of `read` with its tokens
+    capacity: int  # tokens that a memory allocates for at once; 0: unknown
+    on_read: Callable[[int], None] | None = None  # called after each forward of `read` with its number of tokens
 
     @property
     def fallback(self) -> str | None:
@@ -63,8 +63,8 @@ class Reader(Protocol):
 
     @property
     def incremental(self) -> bool:
-        """Whether a memory that was scored can be extended with the same results as reading the whole text at once.
-        Otherwise tasks read each longer text from its beginning."""
+        """Whether extending a scored memory gives the same results as reading the whole text at once. Otherwise tasks
+        read each longer text from its beginning."""
         return False
 
     @property
@@ -74,12 +74,12 @@ class Reader(Protocol):
 
     @property
     def gives_nats(self) -> bool:
-        """Whether it knows the log-probability of every token, not only whether the model would choose it."""
+        """Whether it returns log-probabilities of tokens, not only whether the model would choose them."""
         return True
 
     def usage(self, rows: int) -> dict[str, Any]:
-        """Return the work of a server since the last call, divided by the rows that share it: requests, prompt tokens,
-        cached tokens where it reports them, and the begin of the requests' ids."""
+        """Return the work of a server since the last call, divided by `rows`: requests, prompt tokens, cached tokens if
+        it reports them, and the prefix of the requests' ids."""
         return {}
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
@@ -88,8 +88,8 @@ class Reader(Protocol):
         return self.lm.flops(num_before, num_tokens, num_scored)
 
     def bytes_needed(self, num_rows: int, num_tokens: int) -> dict[str, int] | None:
-        """Return the bytes for reading rows of up to `num_tokens`, by purpose, the model's `weights` among them and
-        logits excluded; None: the keys that `Method.kept` counts are the best estimate."""
+        """Return the bytes for reading rows of up to `num_tokens`, by purpose, including the model's `weights` but no
+        logits; None: the keys that `Method.kept` counts are the best estimate."""
         return None
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory: ...
@@ -104,7 +104,7 @@ class DenseReader(Reader):
     capacity: int = 0
     fallback: str | None = None
     attention: hf.CustomAttention | None = None  # of a method, instead of full attention
-    scope: hf.Scope | None = None  # outside of it, what was read cannot be used
+    scope: hf.Scope | None = None  # outside of it, its memories cannot be used
     on_read: Callable[[int], None] | None = None
     incremental: ClassVar[bool] = True
 
@@ -141,7 +141,7 @@ class DenseReader(Reader):
 
 @dataclass
 class OuterReader(Reader):
-    """A reader that reads with another one."""
+    """A reader that wraps another reader."""
 
     inner: DenseReader
     lm: LM = field(init=False)
@@ -178,7 +178,7 @@ class OuterReader(Reader):
         self.inner.capacity = self.inner_capacity(num_tokens)
 
     def inner_capacity(self, num_tokens: int) -> int:
-        """Return how many tokens the inner reader's memory allocates for, of a text of `num_tokens`; 0: not known."""
+        """Return the inner reader's capacity for a text of `num_tokens`, in tokens; 0: not known."""
         return num_tokens
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
@@ -201,13 +201,13 @@ def attending(
     eviction: Eviction | None = None,
     padding: bool = False,
 ) -> Iterator[DenseReader]:
-    """Yield the dense reader of `lm`, whose attention is `attend` meanwhile; see `hf.replaced_attention`.
+    """Replace the attention of `lm` with `attend` and yield its dense reader; see `hf.replaced_attention`.
 
     Args:
         name: the method's, for error messages.
         rotary: whether the method needs the RoPE frequencies of each layer.
         shape: of caches that drop keys while a text is read.
-        eviction: what chooses the keys that are kept once the text has been read.
+        eviction: chooses the keys to keep after the text has been read.
 
     Raises:
         ValueError: a model that cannot be read in chunks, or whose attention cannot be replaced or has been already.
@@ -222,7 +222,7 @@ def attending(
 
 
 def read_alike(lm: LM, before: LM) -> None:
-    """Read `lm` as the self-check decided for `before`: the same model at an earlier step, or under other positions."""
+    """Reuse the self-check of `before` for `lm`: the same model at an earlier step, or under other positions."""
     _CHECKED[lm] = _checked(before)
 
 

@@ -1,4 +1,4 @@
-"""From logits to the scores of given tokens, and to the choice of new ones."""
+"""Compute scores of given tokens from logits, and choose new tokens."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -15,10 +15,10 @@ from farspan.lm import LM
 
 Head = Callable[[slice], Tensor]  # positions -> their logits [batch, positions, vocabulary] in the head's dtype
 
-VALUES_AT_ONCE = {"cpu": 1 << 18}  # logits of one pass of `_scores`: those that fit into a CPU's cache
+VALUES_AT_ONCE = {"cpu": 1 << 18}  # logits of one pass of `_scores`: as many as fit into a CPU's cache
 VALUES_AT_ONCE_ELSEWHERE = 1 << 23
 
-LOWEST_TEMPERATURE = 1e-3  # logits divided by much less overflow in float32
+LOWEST_TEMPERATURE = 1e-3  # logits divided by a much smaller number overflow in float32
 
 
 @dataclass
@@ -55,7 +55,9 @@ def scored(lm: LM, targets: Tensor, head: Head) -> Iterator[Scores]:
     batch, time = targets.shape
     # twice as many as elsewhere: each value is held once, and a block reads the whole output matrix
     most = max(1, 2 * logits_at_once(lm) // (batch * lm.vocabulary))
-    block = math.ceil(time / math.ceil(time / most)) if time else 1  # of equal size: a small rest costs nearly as much
+    block = (
+        math.ceil(time / math.ceil(time / most)) if time else 1
+    )  # equal blocks: a small last one costs nearly as much
     for first in range(0, time, block):
         logits = head(slice(first, first + block))
         target = targets[:, first : first + block].to(logits.device)
@@ -71,11 +73,11 @@ def _scores(logits: Float[Tensor, "rows vocabulary"], target: Int[Tensor, "rows"
     of_target = logits.gather(-1, target.clamp_min(0)[:, None])
     nats = (logits.logsumexp(-1, keepdim=True) - of_target)[:, 0].masked_fill(target < 0, torch.nan)
     largest = of_target == logits.amax(-1, keepdim=True)
-    # of the largest logit, those that equal it are counted as well, itself among them
+    # if the target has the largest logit, equal logits are counted as well, including its own
     above = of_target.nextafter(of_target.new_tensor(-torch.inf)).where(largest, of_target)
-    # as float32, whose sum is several times faster than that of booleans
+    # float32 is summed several times faster than booleans
     rank = torch.gt(logits, above, out=torch.empty_like(logits)).sum(-1).long() - largest[:, 0].long()
-    # logits rounded to 16 bits tie; greedy decoding takes the first of the largest, and so does a hit
+    # logits rounded to 16 bits tie; greedy decoding takes the first of the largest, and only that one has rank 0
     tied = largest[:, 0] & (rank > 0)
     if bool(tied.any()):
         rank[tied] = (logits[tied].argmax(-1) != target[tied]).long()
@@ -83,7 +85,7 @@ def _scores(logits: Float[Tensor, "rows vocabulary"], target: Int[Tensor, "rows"
 
 
 def joined(parts: list[Scores], ids: Tensor) -> Scores:
-    """Return the scores of parts as one; `ids` [batch, time]: whose they are."""
+    """Concatenate the scores of parts; `ids` [batch, time]: the scored tokens."""
     if not parts:
         return Scores(torch.empty(ids.shape[0], 0, device=ids.device), ids.new_empty(ids.shape[0], 0))
     return Scores(torch.cat([p.nats for p in parts], 1), torch.cat([p.rank for p in parts], 1))

@@ -17,7 +17,7 @@ from farspan.hf.chunks import can_branch
 from farspan.lm import LM
 from farspan.reader.logits import Head, NotFiniteError, Scores, check_sampling, head_of, joined, next_token, scored
 
-Ids = Int[Tensor, "batch _"]  # rows, each of one length (`_`: its own); -1 marks right padding, if a method allows it
+Ids = Int[Tensor, "batch _"]  # rows of one length (`_`: any); -1 marks right padding, if a method allows it
 FEWEST_BRANCHES = 3  # two are as fast one after the other, and need no check
 
 
@@ -42,8 +42,8 @@ class Memory(Protocol):
     def read(self, ids: Ids) -> None: ...
 
     def skip(self, num_tokens: int) -> bool:
-        """Count so many tokens as read, with random keys, to time what follows a long text; return False, and change
-        nothing, if the memory cannot."""
+        """Count this many tokens as read, with random keys, to time the steps after a long text; return False, and
+        change nothing, if the memory cannot."""
         return False
 
     def score(self, ids: Ids, keep: slice | None = None) -> Scores: ...
@@ -69,7 +69,7 @@ class ReadsInChunks(Protocol):
     chunk: int  # tokens of one forward
     capacity: int  # tokens to allocate for at once
     attention: hf.CustomAttention | None  # replaces the model's own
-    on_read: Callable[[int], None] | None  # called after each forward of `read` with its tokens
+    on_read: Callable[[int], None] | None  # called after each forward of `read` with its number of tokens
 
 
 class BaseMemory(ABC):
@@ -114,7 +114,7 @@ class BaseMemory(ABC):
 
     @contextmanager
     def _appending(self) -> Iterator[None]:
-        """Mark the memory as broken if a change of it fails, by an error, a lack of memory or Ctrl-C."""
+        """Mark the memory as broken if changing it is stopped by an error, lack of memory or Ctrl-C."""
         with self._alone():
             self.broken = True
             yield
@@ -141,7 +141,7 @@ class BaseMemory(ABC):
         return ids.reshape(ids.shape[0] // self.batch, self.batch, ids.shape[1])
 
     def _to_continue(self, ids: Ids) -> Ids:
-        """Return the ids as one row for each of the memory."""
+        """Return the ids, one row for each row of the memory."""
         groups = self._to_ask(ids)
         if len(groups) != 1:
             raise ValueError(f"generate continues {self.batch} rows; {len(ids)} were given")
@@ -310,7 +310,7 @@ class CachedMemory(BaseMemory):
             self.stream.restore(snapshot)
 
     def _score_groups(self, ids: Tensor, kept: range) -> list[Scores]:
-        """Return the scores of the groups; where the model allows it, as many as fit a chunk in one forward."""
+        """Return the scores of the groups; if the model allows it, one forward scores as many as fit into a chunk."""
         fed = kept.stop - 1
         together = self.reader.chunk // max(fed, 1)
         worth = len(ids) >= FEWEST_BRANCHES and together > 1 and len(kept) > 0
@@ -366,7 +366,7 @@ class CachedMemory(BaseMemory):
 
 
 class EvictingMemory(CachedMemory):
-    """Keys and values of a text; from the first `score` or `generate` on, those that the `Eviction` has chosen.
+    """Keys and values of a text; from the first `score` or `generate` on, only those chosen by the `Eviction`.
 
     The text is read with full attention. The first call of `score` or `generate` drops the other keys permanently. A
     later `read` needs them, so it reads the whole text again: scores depend only on the text and the tokens scored,

@@ -33,7 +33,7 @@ TASKS: "Kinds[Task]" = Kinds(
 
 
 def task(text: str) -> "Task":
-    """Return the task that `text` names, as `perplexity:targets=last`.
+    """Return the task that `text` names, such as `perplexity:targets=last`.
 
     Raises:
         ValueError: an unknown name or setting, or a value out of range.

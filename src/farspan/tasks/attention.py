@@ -4,13 +4,13 @@
                                                                 the k heaviest ones  ("rank")
 
 "The Pareto principle of transformers" of SMT, section 2 and appendix B.4 (figures 2, 3, 4, 6 and 7): a quarter of the
-keys holds most of the weight. `pareto` is that number, the rank's S at a quarter of the keys that a query may see (all
-before it and itself; those of its window in a layer that has one). Everything is by layer and head, and keys are ranked
-per head: the paper averages heads for its maps (figures 2 and 4) and does not describe its ranks, and heads averaged
-first look less concentrated than they are.
+keys holds most of the weight. `pareto` is that share: S by rank at a quarter of the visible keys (all up to the query
+itself; in a layer with a window, those in the window). Everything is by layer and head, and keys are ranked per head:
+the paper averages heads for its maps (figures 2 and 4) and does not describe its ranks; averaging heads first would
+make them look less concentrated than they are.
 
-A length of T tokens is the query at the T-th token of a text, the separator being the first; one reading serves all
-lengths, and the map is of the longest. `rest` is the same without the first tokens of the text, the attention sinks,
+A length of T tokens means the query at the T-th token of a text, the separator being the first; one reading serves all
+lengths, and the map shows the longest. `rest` is the same without the first tokens of the text (the attention sinks),
 the other weights divided by their sum. Weights are processed in blocks of queries, never [time, time].
 """
 
@@ -176,7 +176,7 @@ class BoundAttention(Attention, BoundText[np.ndarray]):
 
     @contextmanager
     def around(self, reader: Reader) -> Iterator[None]:
-        """Watch the attention of a plan's trial forwards, which is most of what the task costs."""
+        """Watch the attention of a plan's trial forwards, which is most of the task's cost."""
         check_watchable(reader)
 
         def see(layer: int, queries: Tensor, keys: Tensor, scores: Tensor) -> None:
@@ -221,16 +221,16 @@ class BoundAttention(Attention, BoundText[np.ndarray]):
 
 
 def spread(scores: Float[Tensor, "batch heads keys"], first: int, sinks: int, bin: int, length: int) -> dict[str, Any]:
-    """Return the distribution of one query's attention over the keys it may see, the last of which is its own.
+    """Return the distribution of one query's attention over its visible keys; the last key is its own.
 
     Args:
-        scores: whose softmax are the weights.
+        scores: their softmax gives the weights.
         first: position of the first key in the text.
         sinks: first tokens of the text that `rest` excludes.
         bin, length: tokens; distances go up to the length, even if a window ends before.
 
     Returns:
-        `visible` keys; the share of the `sinks` [batch, heads]; and `all` and `rest`, see `shares`.
+        The number of `visible` keys; the share of the `sinks` [batch, heads]; `all` and `rest`, see `shares`.
     """
     cut = max(0, sinks - first)
     weights = scores.softmax(-1)
@@ -245,8 +245,8 @@ def spread(scores: Float[Tensor, "batch heads keys"], first: int, sinks: int, bi
 
 
 def shares(weights: Float[Tensor, "batch heads keys"], bin: int, length: int) -> dict[str, Tensor]:
-    """Return sums of one query's weights, the nearest key last: of the nearest and of the heaviest 1, 2, 4, ...
-    `length` keys (`distance`, `rank` [batch, heads, powers]), by `bins` of distance [batch, heads, bins], and of the
+    """Return sums of one query's weights, the nearest key last: over the nearest and over the heaviest 1, 2, 4, ...
+    `length` keys (`distance`, `rank` [batch, heads, powers]), by `bins` of distance [batch, heads, bins], and over the
     heaviest quarter (`pareto` [batch, heads])."""
     near = weights.flip(-1).cumsum(-1)
     heavy = weights.sort(-1, descending=True).values.cumsum(-1)
@@ -269,7 +269,7 @@ def powers(length: int) -> list[int]:
 
 
 class _Map:
-    """Sums of weights by bin of queries and bin of keys, over layers, each the mean of its heads."""
+    """Weights averaged over heads and summed over layers, by bin of queries and bin of keys."""
 
     def __init__(self, batch: int, length: int, bins: int) -> None:
         self.length = length

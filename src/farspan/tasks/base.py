@@ -32,8 +32,8 @@ class Example(Generic[P]):
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Lengths at which reading pauses: all lengths of the measurement, also those not scored now, since in low
-        precision other cuts give other sums."""
+        """Lengths at which reading pauses: all lengths of the measurement, including those not scored now, since in low
+        precision different cuts give different sums."""
         return self.stops or self.lengths
 
 
@@ -60,7 +60,7 @@ class Result:
         failed: str = "",
         depth: float = 0.0,
     ) -> "Result":
-        """Return the result of a memory that was scored; `failed`: the reason of its status "nan", if it has that."""
+        """Return the result of a scored memory; `failed`: the reason if its status is "nan"."""
         status = "nan" if failed else "ok"
         return cls(example, length, depth, scores, status, failed, memory.num_seen, memory.num_kept)
 
@@ -77,9 +77,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Quality:
-    """The number of a row that a comparison ranks by; a mean over examples."""
+    """The score of a row that a comparison ranks by; a mean over examples."""
 
-    score: str  # its key in a row's scores; a dotted path into nested ones, whose mean it is
+    score: str  # its key in a row's scores; or a dotted path into nested ones, which are averaged
     name: str  # as a table prints it, with its unit
     higher_is_better: bool | None  # None: neither direction is better
     exp: bool = False  # shown as exp(mean): perplexity, of nats
@@ -165,8 +165,8 @@ class Bound(ABC, Generic[P]):
 
     def parts(self, lm: LM, example: Example[P], length: int) -> Parts | None:
         """Return the example's token ids at one length in parts, each with its kind ("separator", "read" or "asked"),
-        and how many of the last are scored, a right answer, or the query of a task on attention; None: random tokens,
-        which are not shown."""
+        and how many of the last tokens are scored, a right answer, or the query of an attention task; None: random
+        tokens, which are not shown."""
         return None
 
     def shown(self, lm: LM, example: Example[P], length: int) -> dict[str, Any] | None:
@@ -195,7 +195,7 @@ class Bound(ABC, Generic[P]):
         return None
 
     def around(self, reader: Reader) -> AbstractContextManager[None]:
-        """Return a scope in which a plan's trial forwards cost what the task's cost.
+        """Return a context manager in which a plan's trial forwards cost as much as the task's.
 
         Raises:
             ValueError: a reader that the task cannot measure.
@@ -220,7 +220,7 @@ class BoundText(Bound[P]):
 
 
 def not_finite(tokens: int) -> str:
-    """Return the reason of a row with this number of scored tokens that have no finite log-probability; "" for 0."""
+    """Return the reason for a row in which this many scored tokens have no finite log-probability; "" for 0."""
     return f"{tokens} scored tokens have no finite log-probability" if tokens else ""
 
 

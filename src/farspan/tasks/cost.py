@@ -2,7 +2,7 @@
 
     prefill    tokens read / seconds until the first new token
     decode     further new tokens / their seconds
-    memory     above the model, at the peak of both: the memory kept for the context, and activations, the rest
+    memory     above the model, at the peak of both: the memory kept for the context; the rest is activations
 
 Rows are read one at a time, on random tokens: the cost of a token does not depend on its id. A short unmeasured row
 precedes the first row of each length, and every timing waits for the device. Yen et al. 2024 (CEPE), arXiv 2402.16617,

@@ -13,7 +13,7 @@ Liu et al. 2024, arXiv 2410.04727, section 3. Three protocols:
           If I has a text of its own, its prefixes are read as further rows.
 `probe`   ours, for long texts: as `nested`, but only a slice of the second S is fed, w tokens to warm up and k that are
           scored: [bos] S [bos] S[a : a + w + k]. It costs w + k tokens a length instead of L, and the scored
-          tokens are up to nearly the whole window back instead of half of it. The start a is 0, or at each
+          tokens are up to nearly a whole window away instead of half of it. The start a is 0, or at each
           of several depths: recall over length and depth from one reading. Lengths under w + k have
           w = k = floor(L / 2) and so score the same tokens as `nested`.
 """
@@ -163,13 +163,13 @@ class BoundCurve(Curve, Bound[Texts]):
         return length + warmup + scored + 2 * len(self.separator(lm))
 
     def largest_length(self, lm: LM, context: int) -> int:
-        """Return the largest length whose whole context has at most that many tokens; 0 or less: none."""
+        """Return the largest length whose whole context has at most `context` tokens; 0 or less: none."""
         available = context - 2 * len(self.separator(lm))
         both = sum(self.probe)
         return available - both if self.protocol == "probe" and available >= 2 * both else available // 2
 
     def slice_at(self, length: int, depth: float) -> tuple[int, int, int]:
-        """Return where the second part begins in S, and its numbers of tokens only fed and scored."""
+        """Return where the second part begins in S, and its numbers of warm-up and scored tokens."""
         if self.protocol != "probe":
             return 0, length - math.ceil(length / 2), math.ceil(length / 2)
         warmup, scored = self.probe
@@ -293,12 +293,12 @@ class BoundCurve(Curve, Bound[Texts]):
                     yield Result.of(example, length, memory, values, not_finite(failed), depth)
 
     def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...]:
-        """Return 16 lengths, evenly spaced, to a context of twice the trained length or to where positions end."""
+        """Return 16 lengths, evenly spaced, to a context of twice the trained length or the limit of positions."""
         longest = self.longest(lm, 2)
         return spaced_lengths(max(1, longest // DEFAULT_POINTS), longest, DEFAULT_POINTS)
 
     def longest(self, lm: LM, contexts: int) -> int:
-        """Return the largest length whose whole context fits that many trained contexts, and the positions."""
+        """Return the largest length whose whole context fits `contexts` trained lengths and the positions."""
         context = contexts * (lm.trained_length or DEFAULT_TRAINED_LENGTH)
         return max(1, self.largest_length(lm, min(context, lm.position_limit or context)))
 

@@ -4,7 +4,7 @@ A length is the largest number of tokens of separator, prompt and answer. An exa
 recorded and not measured ("too_long"), unless `truncate` names the part of the document to leave out. Every row records
 how many tokens were left out.
 
-The document is read as one passage after the separator, which the method may cut. The rest of the prompt is read next,
+After the separator the document is read as one passage, which the method may cut. The rest of the prompt is read next,
 and then the answer is generated.
 """
 
@@ -36,7 +36,7 @@ class Item:
     document: str
     after: str  # the prompt after it
     references: tuple[str, ...]
-    options: tuple[str, ...] = ()  # of a choice, or the classes
+    options: tuple[str, ...] = ()  # answers to choose from, or the classes
     about: tuple[tuple[str, str], ...] = ()  # further fields of its rows
 
 
@@ -78,7 +78,7 @@ class BoundDocuments(Bound[DocumentPrompt]):
         check_new_tokens(self.answering.new_tokens)
 
     def judged(self, prediction: str, item: Item) -> dict[str, float]:
-        """Return the scores of an answer, "score" among them."""
+        """Return the scores of an answer, including "score"."""
         raise NotImplementedError
 
     @property
@@ -136,11 +136,11 @@ class BoundDocuments(Bound[DocumentPrompt]):
                 yield from self.answer_work(prompt)
 
     def answer_work(self, prompt: int) -> Iterator[Work]:
-        """Yield the work of an answer after a prompt of so many tokens."""
+        """Yield the work of an answer after a prompt of this many tokens."""
         yield from (Work(1, prompt + i, 1, 1) for i in range(self.answering.new_tokens))
 
     def run(self, reader: Reader, batch: Sequence[Example[DocumentPrompt]]) -> Iterator[Result]:
-        """Yield results of examples one by one, whose prompts differ in length."""
+        """Yield results of examples one by one, since their prompts differ in length."""
         stop = stops(reader.lm.tokenizer, one_line=self.answering.one_line)
         for length in batch[0].lengths:
             for example in batch:
@@ -176,7 +176,7 @@ class BoundDocuments(Bound[DocumentPrompt]):
         """Return the answer after a memory of the whole prompt, with its scores.
 
         Raises:
-            NotFiniteError: numbers from which no answer follows.
+            NotFiniteError: numbers that determine no answer.
         """
         how = self.answering
         [new] = memory.generate(

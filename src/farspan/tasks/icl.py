@@ -9,20 +9,20 @@ Eleven sets of Yen et al. 2024 (CEPE), arXiv 2402.16617, section 5, appendix C.2
 their script, after Ratner et al. 2023, arXiv 2212.10947; calibration is Holtzman et al.'s domain-conditional PMI, arXiv
 2104.08315, with an empty domain.
 
-Demonstrations are balanced: any first n of an example's hold as many of each class, one more of some. They are sampled
-separately for each example, and a smaller number is the beginning of a larger. The first `head` come first (in CEPE's
-decoder, in each pass of RePlug), each further one is a passage. All options are scored on one memory of demonstrations
-and question.
+Demonstrations are balanced: among the first n of an example, the numbers of two classes differ by at most one. They are
+sampled separately for each example, and a smaller number is the beginning of a larger one. The first `head` come first
+(in CEPE's decoder, in each pass of RePlug); each further one is a passage. All options are scored on one memory of
+demonstrations and question.
 
-The set `copy` is generated and needs memory alone: pairs of an input and an output that no rule connects. The question
-is the input of one of the first demonstrations, as many as the smallest length, and is shown there once.
+The set `copy` is generated and needs only memory: pairs of an input and an output that no rule connects. The question
+is the input of one of the first n demonstrations, n being the smallest length, and is shown there once.
 
-A data set of the user's own is a folder with two splits and names its two columns (`data=FOLDER,text=COLUMN,
-label=COLUMN`); its prompt uses the columns' names.
+A data set of the user's own is given as a folder with two splits and the names of two columns (`data=FOLDER,
+text=COLUMN,label=COLUMN`); its prompt uses the columns' names.
 
-Ours differ from the authors' script: questions are sampled, not the first of the file; demonstrations do not depend on
-the number of workers, and never are the question itself; clinic150 is run; options are tokenised as they follow the
-prompt.
+Differences from the authors' script: questions are sampled, not the first of the file; demonstrations do not depend on
+the number of workers, and never include the question itself; clinic150 is run; options are tokenised as continuations
+of the prompt.
 """
 
 import json
@@ -61,7 +61,7 @@ class IclPrompt:
     options: tuple[np.ndarray, ...]
 
     def parts(self, head: int, length: int) -> tuple[np.ndarray, tuple[np.ndarray, ...], np.ndarray]:
-        """Return the first `head` demonstrations joined, those that are passages, and the query."""
+        """Return the first `head` demonstrations joined, the others as passages, and the query."""
         front = np.concatenate([self.query[:0], *self.shown[: min(head, length)]])
         return front, self.shown[head:length], self.query if length else self.alone
 
@@ -212,7 +212,7 @@ class BoundIcl(Bound[IclPrompt]):
         """Return the tokens of each option after a question.
 
         Raises:
-            ValueError: an option without tokens, or two with the same.
+            ValueError: an option without tokens, or two options with the same tokens.
         """
         last = self.question.rpartition("\n")[2]
         ids = [following(lm.tokenizer, f" {option}", before=last) for option in self.options]
@@ -239,7 +239,7 @@ class BoundIcl(Bound[IclPrompt]):
             yield from (Work(1, prompt, len(ids) - 1, len(ids)) for ids in options)
 
     def run(self, reader: Reader, batch: Sequence[Example[IclPrompt]]) -> Iterator[Result]:
-        """Yield results of examples one by one, whose prompts differ in length."""
+        """Yield results of examples one by one, since their prompts differ in length."""
         lm, options = reader.lm, batch[0].payload.options
         separator = torch.tensor([lm.separator.ids])
         prior = nats_of_options(reader.read(head=separator), options)
@@ -290,7 +290,7 @@ def nats_of_options(memory: Memory, options: Sequence[np.ndarray]) -> np.ndarray
 
 
 def predictions(nats: ArrayLike, prior: ArrayLike, tokens: ArrayLike) -> dict[str, int]:
-    """Return the option that each scoring chooses, of equal ones the first."""
+    """Return the option that each scoring chooses; for ties, the first."""
     plain, without, count = (np.asarray(values, dtype=np.float64) for values in (nats, prior, tokens))
     costs = (plain, plain / count, plain - without, (plain - without) / count)
     return {scoring: int(cost.argmin()) for scoring, cost in zip(SCORINGS, costs, strict=True)}

@@ -1,7 +1,7 @@
-"""Read the eleven classification sets of in-context learning: their sources, prompts and columns. And one is generated.
+"""Read eleven classification sets for in-context learning (sources, prompts, columns), and generate another.
 
-Prompts are those of CEPE's script, after Ratner et al. 2023, arXiv 2212.10947, whose words for the classes are used if
-a set's own names are not words. The other sets' class names are those of their own label column.
+Prompts are those of CEPE's script, after Ratner et al. 2023, arXiv 2212.10947. Their words for the classes are used if
+a set's own names are not words; otherwise class names are those of the set's label column.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class IclSet:
     config: str | None = None
     converted: bool = False  # the hub has it as a script
     splits: tuple[str, str] = ("train", "test")  # of demonstrations, of questions; the same: a quarter are questions
-    text: tuple[str, ...] = ("text",)  # columns; the first that is there
+    text: tuple[str, ...] = ("text",)  # columns; the first that exists is used
     label: tuple[str, ...] = ("label",)
     names: tuple[str, ...] = ()  # of the classes in the data, in order; (): from the data
     options: tuple[str, ...] = ()  # the classes as a model scores them; (): names, _ as a space
@@ -185,7 +185,7 @@ def load_set(name: str, data: str | None) -> tuple[tuple[str, ...], tuple[Labell
 
 
 def copy_set() -> tuple[tuple[str, ...], tuple[Labelled, ...]]:
-    """Return the options and the pairs of the set `copy`: two words and one of eight outputs, by no rule."""
+    """Return the options and the pairs of the set `copy`: two words and one of eight outputs, at random."""
     inputs = [f"{adjective} {noun}" for adjective in ADJECTIVES for noun in NOUNS]
     labels = np.random.default_rng(SPLIT_SEED).permutation(len(inputs)) % len(COPY_OUTPUTS)
     return COPY_OUTPUTS, tuple(Labelled(text, int(label)) for text, label in zip(inputs, labels, strict=True))
@@ -196,7 +196,7 @@ def load_own(data: str, text: str, label: str) -> tuple[tuple[str, ...], tuple[L
 
     Args:
         data: a folder with a split for the demonstrations (train) and one for the questions (test, else validation).
-        text, label: columns of both. Classes are words; numbers only where parquet files name them.
+        text, label: columns of both. Classes are words; numbers only if parquet files name them.
 
     Raises:
         ValueError: files or columns that are missing, a row without a text or a class, fewer than two classes, or two
@@ -257,7 +257,7 @@ def _labelled_lines(path: Path, of: IclSet) -> Table:
 
 
 def _names(tables: Sequence[Table], columns: Sequence[str]) -> list[str]:
-    """Return the classes' names: the data set's own for the column, else its words in order."""
+    """Return the classes' names: the data set's own for the column, else its words, sorted."""
     for table, column in zip(tables, columns, strict=True):
         if column in table.names:
             return table.names[column]
@@ -282,7 +282,7 @@ def _text(table: Table, number: int, value: Any) -> str:
 
 
 def _class(table: Table, row: int, column: str, names: Sequence[str], value: Any) -> int:
-    """Return the index of a class given by its name or number; a number counts the data's own names, if it has some."""
+    """Return the index of a class given by its name or number; a number indexes the data's own names, if it has any."""
     own = table.names.get(column, names)
     number = str(value).isdecimal() and int(value) < len(own)
     name = own[int(value)] if number and value not in names else value

@@ -1,7 +1,7 @@
 """LongBench: perplexity on the texts of twelve sets, and answers to the questions of all twenty-one.
 
 view=text       next-token perplexity and accuracy on the contexts of a set, by length: the view of Sparse Memory
-                Training, tables 2, 3 and 10. We take its "accuracy" as that of next tokens: vanilla LLaMA-2 falls
+                Training, tables 2, 3 and 10. We take its "accuracy" as next-token accuracy: vanilla LLaMA-2 falls
                 to about 0.05 on every set, which no task score does.
 view=answers    Bai et al. 2024, arXiv 2308.14508: their prompts, lengths of answers and scorers.
 
@@ -31,7 +31,7 @@ VIEWS = ("text", "answers")
 class LongBenchSet:
     """One set: its prompt, the length of its answers, and their scorer."""
 
-    prompt: str  # {context} and {input} in it
+    prompt: str  # with {context} and {input}
     new_tokens: int
     scorer: str  # of scoring.LONGBENCH
     one_line: bool = False  # judged by its first line; generated to its end
@@ -167,8 +167,8 @@ class LongBench(Task):
     set: str  # one of SETS; view=text: one of PAPER
     view: str = "text"  # one of VIEWS
     data: str | None = None  # a file, or a folder with SET.jsonl
-    truncate: str = "none"  # the part of a long document to leave out, of view=answers
-    new_tokens: int | None = None  # at most, of view=answers; None: the benchmark's
+    truncate: str = "none"  # the part of a long document to leave out, for view=answers
+    new_tokens: int | None = None  # at most, for view=answers; None: the benchmark's
 
     name: ClassVar[str] = "longbench"
 

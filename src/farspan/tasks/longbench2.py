@@ -1,11 +1,11 @@
 """LongBench v2: 503 multiple-choice questions about long texts (Bai et al. 2024, arXiv 2412.15204).
 
 ask=likelihood   the letter whose answer, " (A)" to " (D)" after "The correct answer is", has the highest probability.
-                 Each model gives one of the four, so it also suits models that follow no instruction. Chance is 1/4.
+                 Every model gives one of the four, so it also suits models that follow no instructions. Chance is 1/4.
 ask=generated    the benchmark's: at most 128 tokens are generated after its prompt, and the answer is the letter after
-                 "The correct answer is", in brackets or not. No letter is wrong. Greedy; theirs is sampled at 0.1.
+                 "The correct answer is", in brackets or not; none is wrong. Greedy; theirs is sampled at 0.1.
 
-The prompt is the benchmark's without reasoning, with `ask=likelihood` followed by "The correct answer is". It has no
+The prompt is the benchmark's without reasoning; for `ask=likelihood`, "The correct answer is" is added. It has no
 chat template. The benchmark removes the middle of a prompt that is too long; here a document is cut only if `truncate`
 is set (truncate=middle cuts the document alone, so that the question always stays).
 """
@@ -52,7 +52,7 @@ class LongBench2(Task):
     difficulty: str | None = None  # of the questions, one of DIFFICULTIES; None: all
     size: str | None = None  # of their texts, one of SIZES; None: all
     truncate: str = "none"  # the part of a long document to leave out
-    new_tokens: int | None = None  # at most, of ask=generated; None: the benchmark's
+    new_tokens: int | None = None  # at most, for ask=generated; None: the benchmark's
 
     name: ClassVar[str] = "longbench2"
     quality: ClassVar[Quality] = Quality("score", "accuracy", higher_is_better=True)

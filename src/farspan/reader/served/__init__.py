@@ -33,7 +33,7 @@ class ServedLM(LM):
 
     transport: Transport
     client: Client
-    num_entries: int  # of the vocabulary, as far as the server tells, else the tokenizer's
+    num_entries: int  # of the vocabulary, as the server reports, else the tokenizer's
 
     @property
     def device(self) -> torch.device:
@@ -75,7 +75,7 @@ class ServedLM(LM):
         return 1
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
-        """Return the tokens, by which shards divide the work: the server does not tell the model's size."""
+        """Return the number of tokens, for dividing work into shards: the server does not report the model's size."""
         return float(num_tokens)
 
     def first_not_finite(self) -> AbstractContextManager[Callable[[], str]]:
@@ -96,9 +96,9 @@ def served(
     insecure: bool = False,
     trust_remote_code: bool | None = False,
 ) -> LM:
-    """Return a model on a server on which curves, recall, perplexity and tasks can be measured.
+    """Return a model on a server, to measure curves, recall, perplexity and tasks.
 
-    A probe of some tokens finds how the server can be asked: vLLM's `prompt_logprobs`, SGLang's `input_logprobs`, or
+    A probe of a few tokens finds how the server can score: vLLM's `prompt_logprobs`, SGLang's `input_logprobs`, or
     one new token for each scored one. Keys come from the environment variable FARSPAN_API_KEY (or OPENAI_API_KEY).
 
     Args:
@@ -106,10 +106,10 @@ def served(
         model: the name on the server; default: the only one it serves.
         tokenizer: folder, GGUF file or hub id; default: the one that the server names.
         trained_length: tokens; default: the server's context.
-        concurrency: requests at once where each scores one token; default 1 for llama-server, which has a cache for
+        concurrency: parallel requests if each scores one token; default 1 for llama-server, which has a cache for
             each, else 8.
-        wait: seconds to wait for a server that was there and cannot be reached.
-        insecure: allow http to another machine than this one.
+        wait: seconds to wait for a server that has answered before and cannot be reached.
+        insecure: allow http to machines other than this one.
 
     Raises:
         ValueError: no server, no such model, no way to score tokens, or a tokenizer that does not match.
@@ -158,7 +158,7 @@ def served(
         shown,
         separator,
         trained_length or limit,
-        None if limit is None else limit - 1,  # one new token is asked for after the text
+        None if limit is None else limit - 1,  # one new token is requested after the text
         identity,
         transport=transport,
         client=client,
@@ -167,15 +167,15 @@ def served(
 
 
 def _short(name: str) -> str:
-    """Return a model's name on a server, without folders where it is the path of a file."""
+    """Return a model's name on a server, without folders if it is a file path."""
     return Path(name).name if name.endswith(".gguf") or name.startswith("/") else name
 
 
 def _about(client: Client, model: str | None) -> dict[str, Any]:
-    """Return what the server says about a model.
+    """Return the server's entry for a model.
 
     Raises:
-        ValueError: no such model, or several without a name.
+        ValueError: no such model, or several and no name given.
     """
     try:
         listed = client.get("/v1/models")
@@ -198,7 +198,7 @@ def _vocabulary(about: dict[str, Any]) -> int | None:
 
 
 def _context(client: Client, about: dict[str, Any]) -> int | None:
-    """Return the tokens that the server takes; None if it does not say."""
+    """Return the most tokens that the server accepts; None if it does not report them."""
     if about.get("max_model_len"):
         return int(about["max_model_len"])
     for path, *keys in (("/props", "default_generation_settings", "n_ctx"), ("/get_server_info", "context_length")):
@@ -214,7 +214,7 @@ def _context(client: Client, about: dict[str, Any]) -> int | None:
 
 
 def _check_tokens(client: Client, model: str, tokenizer: Any, source: str) -> None:
-    """Raise ValueError if the server can tokenise, and does it differently."""
+    """Raise ValueError if the server can tokenise and its tokens differ."""
     ours = list(tokenizer(SENTENCE, add_special_tokens=False)["input_ids"])
     bodies = {"prompt": SENTENCE, "add_special_tokens": False}, {"content": SENTENCE, "add_special": False}
     for body in bodies:
@@ -233,8 +233,8 @@ def _check_tokens(client: Client, model: str, tokenizer: Any, source: str) -> No
 
 
 def _check_answer(transport: Transport, tokenizer: Any, prompt: list[int], source: str) -> None:
-    """Raise ValueError if the server's text of new tokens is not the tokenizer's; not every server can tokenise."""
-    if isinstance(transport, Completions):  # whose answers are text alone
+    """Raise ValueError if the tokenizer decodes new tokens to another text; not every server can tokenise."""
+    if isinstance(transport, Completions):  # it returns only text
         return
     try:
         new, text = transport.generate(prompt, Sampling(PROBED))

@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 
 from farspan.extras import optional_import
 
-KEYS = ("FARSPAN_API_KEY", "OPENAI_API_KEY")  # environment variables of the key; it is never recorded
+KEYS = ("FARSPAN_API_KEY", "OPENAI_API_KEY")  # environment variables that hold the key; it is never recorded
 TRIED_AGAIN = (408, 425, 429, 500, 502, 503, 504)  # statuses of a server that may answer later
 FIRST_WAIT = 5.0  # seconds, for the first answer
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds
 TOO_LONG = re.compile(r"context (length|size|window)|max_new_tokens` must be|too (long|many tokens)", re.I)  # in errors
-TIMEOUTS = 10.0, 600.0  # seconds: to connect, and of one answer; a prompt of 128K tokens takes minutes on a CPU
+TIMEOUTS = 10.0, 600.0  # seconds: to connect, and for one answer; a prompt of 128K tokens takes minutes on a CPU
 
 
 class ServerError(ValueError):
@@ -29,7 +29,7 @@ class ServerError(ValueError):
 
 
 class NotServedError(ServerError):
-    """A server without the path that was asked for, or that refuses its arguments."""
+    """A server that lacks the requested path or refuses its arguments."""
 
     def __init__(self, line: str, status: int = 0) -> None:
         super().__init__(line)
@@ -37,18 +37,18 @@ class NotServedError(ServerError):
 
 
 class TooLongError(ServerError):
-    """More tokens than the server takes."""
+    """More tokens than the server accepts."""
 
 
 class OtherTokensError(ServerError):
-    """An answer about other tokens than those that were sent."""
+    """An answer about tokens other than those sent."""
 
 
 @dataclass
 class Usage:
     """The work of a server for one row."""
 
-    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # begins the X-Request-Id of all its requests
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # prefix of the X-Request-Id of all its requests
     requests: int = 0  # answered ones
     prompt_tokens: int = 0  # of all these
     cached_tokens: int | None = 0  # of these, taken from the server's cache; None: it does not report them
@@ -64,15 +64,15 @@ class Client:
 
     Args:
         base_url: such as http://127.0.0.1:8000, with or without /v1.
-        wait: seconds to wait for a server that has answered before, and cannot be reached or is busy.
-        insecure: allow http to other machines than this one.
+        wait: seconds to wait for a server that has answered before and cannot be reached or is busy.
+        insecure: allow http to machines other than this one.
     """
 
     base_url: str
     wait: float = 60.0
     insecure: bool = False
     usage: Usage = field(default_factory=Usage)
-    answered: bool = False  # once; before that, a server that cannot be reached is waited for a short time only
+    answered: bool = False  # at least once; until then, an unreachable server is waited for only briefly
     _sent: Iterator[int] = field(default_factory=count, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
@@ -110,7 +110,7 @@ class Client:
         return self._send("GET", path, None)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Send JSON and return the JSON of the answer. The errors are those of `get`."""
+        """Send JSON and return the JSON of the answer. Raises the same errors as `get`."""
         return self._send("POST", path, body)
 
     def count(self, prompt: int, cached: int | None) -> None:
@@ -119,7 +119,7 @@ class Client:
             self.usage.add(prompt, cached)
 
     def take(self) -> Usage:
-        """Return the usage since the last call, and begin that of another row."""
+        """Return the usage since the last call, and start counting for another row."""
         with self._lock:
             taken, self.usage = self.usage, Usage()
         return taken
@@ -128,7 +128,7 @@ class Client:
         url, pause, end = f"{self.base_url}{path}", FIRST_PAUSE, math.inf
         options = {"json": body, "timeout": TIMEOUTS, "allow_redirects": False}
         while True:
-            # servers refuse an id that is still at work, as that of a request that was too slow
+            # servers refuse the id of a request that is still running, such as one that was too slow
             headers = {"X-Request-Id": f"{self.usage.request_id}-{next(self._sent)}"}
             try:
                 answer = self._session.request(method, url, headers=headers, **options)
@@ -143,7 +143,7 @@ class Client:
                     return self._parsed(answer)
                 problem = _problem(url, answer)
                 again = answer.status_code in TRIED_AGAIN
-            # from the first failure: an answer alone may take longer than servers are waited for
+            # counted from the first failure: a single answer may take longer than `wait`
             end = min(end, time.monotonic() + (self.wait if self.answered else min(FIRST_WAIT, self.wait)))
             left = end - time.monotonic()
             if not again or left <= 0:
@@ -178,7 +178,7 @@ class Client:
 def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:  # a name, which begins with any digits
+    except ValueError:  # a name, which may begin with digits
         return False
 
 
@@ -191,7 +191,7 @@ def _problem(url: str, answer: Any) -> ServerError:
 
 
 def _reason(answer: Any) -> str:
-    """Return what a server says of an error, on one line."""
+    """Return the error message of a server on one line."""
     try:
         found = answer.json()
     except ValueError:

@@ -1,4 +1,4 @@
-"""The reader of a model that a server runs: token ids stay here, and each score is a request."""
+"""The reader of a model on a server: token ids are kept here, and each score is a request."""
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ServedReader(Reader):
-    """Reads by keeping token ids; the server sees them when they are scored. It has a prefix cache, or reads again."""
+    """Reads by keeping token ids, which each score sends; the server has a prefix cache, or reads them again."""
 
     lm: "ServedLM"
     chunk: int = 1024  # without effect: the server chooses its own
@@ -44,7 +44,7 @@ class ServedReader(Reader):
 
 
 class ServedMemory(BaseMemory):
-    """Token ids [batch, time], which every request begins with."""
+    """Token ids [batch, time] that every request begins with."""
 
     def __init__(self, lm: "ServedLM", transport: Transport) -> None:
         super().__init__(lm)
@@ -69,7 +69,7 @@ class ServedMemory(BaseMemory):
         self.batch, self.num_seen = ids.shape[0], self.ids.shape[1]
 
     def _score_group(self, ids: Tensor, kept: range) -> Scores:
-        """Return the scores of rows [batch, time], asked one after another: they share no prefix."""
+        """Return the scores of rows [batch, time], requested one after another: they share no prefix."""
         nats, rank = torch.full((len(ids), len(kept)), math.nan), torch.full((len(ids), len(kept)), -1)
         for row, (before, target) in enumerate(zip(self.ids.tolist(), ids.tolist(), strict=True)):
             own = range(
@@ -91,7 +91,7 @@ class ServedMemory(BaseMemory):
         temperature: float = 0.0,
         top_p: float = 1.0,
     ) -> list[Tensor]:
-        """Return new tokens as `BaseMemory.generate`. `on_token` is called with each after the last has arrived."""
+        """Return new tokens as `BaseMemory.generate`. `on_token` is called only after all tokens have arrived."""
         check_sampling(temperature, top_p)
         how = Sampling(max_new_tokens, min_new_tokens, tuple(stop), seed, temperature, top_p)
         prompts = torch.cat([self.ids, self._to_continue(ids)], 1).tolist()
@@ -112,7 +112,7 @@ class ServedMemory(BaseMemory):
 
 
 class Elsewhere(torch.nn.Module):
-    """Stands in place of a model that runs on a server: what a method or check asks of it is refused."""
+    """Placeholder for a model on a server: raises ValueError when a method or check uses it."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

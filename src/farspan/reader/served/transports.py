@@ -1,12 +1,12 @@
-"""How servers are asked for the scores of given tokens: three ways, and the probe that chooses one.
+"""Three ways to request scores of given tokens from a server, and the probe that chooses one.
 
     prompt_logprobs   vLLM: one request returns log-probability and rank of every token of its prompt
-    input_logprobs    SGLang: the same from a position on, so that what lies before is taken from its cache
-    one_token         llama-server, and completions in general: a request for each scored token asks for the next one
+    input_logprobs    SGLang: the same from a position on; earlier tokens are taken from its cache
+    one_token         llama-server, and completions in general: one request for each scored token
 
-`one_token` sends the text again each time, which costs one token where the server keeps a prefix cache. Its hits are
-the server's own choices. Log-probabilities are known for the likeliest tokens, which it returns, and are never guessed.
-Of tokens that tie for the largest log-probability, the one with the smallest id is the hit, as in this process.
+`one_token` sends the text again each time, which costs one token if the server keeps a prefix cache. Its hits are the
+server's own choices. Log-probabilities are known only for the likeliest tokens, which it returns, and never guessed.
+If tokens tie for the largest log-probability, the one with the smallest id is the hit, as in this process.
 """
 
 import math
@@ -19,11 +19,11 @@ from typing import Any, Protocol, runtime_checkable
 from farspan.reader.served.client import Client, NotServedError, OtherTokensError, ServerError
 
 Expected = tuple[float, int]  # nats of a token (NaN: not known), and its rank (0: the server's choice; -1: not known)
-TOP = 10  # likeliest tokens asked for with each new one
-TIES = 2  # the same of given tokens, to see those that tie
-PROBED = 8  # new tokens asked for to see whether texts stand for tokens
-TOKEN_ID = "token_id:"  # begins a token as vLLM names it by its id
-UNREADABLE = "\ufffd"  # stands for a part of a character
+TOP = 10  # likeliest tokens requested with each new one
+TIES = 2  # the same for given tokens, to detect ties
+PROBED = 8  # new tokens requested to check that their text identifies them
+TOKEN_ID = "token_id:"  # prefix of a token that vLLM names by its id
+UNREADABLE = "\ufffd"  # the text of an incomplete character
 CHAT = "/v1/chat/completions"
 
 
@@ -40,30 +40,30 @@ class Sampling:
 
     @property
     def named(self) -> dict[str, Any]:
-        """The settings that all engines call the same."""
+        """The settings that have the same names in all engines."""
         seed = {} if self.seed is None else {"seed": self.seed}
         return {"temperature": self.temperature, "top_p": self.top_p, **seed}
 
 
 @runtime_checkable
 class Transport(Protocol):
-    """One way to ask one server."""
+    """One way to request scores and new tokens from one server."""
 
     client: Client
     model: str  # its name on the server
     name: str
     engine: str
-    gives_nats: bool  # of every token; otherwise of the likeliest
+    gives_nats: bool  # of every token; otherwise only of the likeliest
 
     def expect(self, prefix: Sequence[int], target: Sequence[int], keep: range) -> list[Expected]:
-        """Return what the server expects at the positions `keep` of `target`, which follows `prefix`.
+        """Return nats and rank of the tokens at the positions `keep` of `target`, which follows `prefix`.
 
         Raises:
             ServerError: an answer that is not about the tokens sent.
         """
 
     def generate(self, prompt: Sequence[int], how: Sampling) -> tuple[list[int], str]:
-        """Return the tokens that the server writes after `prompt`, without the one that stopped it, and its text.
+        """Return the tokens that the server generates after `prompt`, without the stop token, and its text.
 
         Raises:
             ValueError: the engine does not take one of the settings.
@@ -84,7 +84,7 @@ class PromptLogprobs:
         prompt = [*prefix, *target[: keep.stop]]
         first = len(prefix) + keep.start
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": TIES}
-        # entries of tokens from the cache are not computed: some versions leave whatever their memory held
+        # a new salt avoids the cache: entries of cached tokens are not computed, and in some versions undefined
         answer = self.client.post("/v1/completions", body | {"cache_salt": uuid.uuid4().hex})
         found = _first(answer, "choices").get("prompt_logprobs")
         if not isinstance(found, list) or len(found) != len(prompt):
@@ -122,7 +122,7 @@ def _entry(entry: Any, token: int, position: int) -> Expected:
             "does not match what it reports. Give the model's own tokenizer (--tokenizer), or restart the server"
         )
     value, listed = float(found["logprob"]), [one.get("logprob", -math.inf) for one in entry.values()]
-    if value >= max(listed):  # tied tokens count as better than one another in the server's rank
+    if value >= max(listed):  # the server's rank counts tied tokens as better than each other
         return -value, int(min(map(int, entry), key=lambda id: (-entry[str(id)]["logprob"], id)) != token)
     return -value, int(found.get("rank") or 2) - 1
 
@@ -239,7 +239,7 @@ class Completions:
     model: str
     tokenizer: Any
     concurrency: int = 8
-    as_text: bool = False  # prompts
+    as_text: bool = False  # send prompts as text
     name: str = "one_token"
     engine: str = "completions"
     gives_nats: bool = False
@@ -265,7 +265,7 @@ class Completions:
         return _in_order(one, keep, self.concurrency)
 
     def check(self, prompt: Sequence[int]) -> None:
-        """Raise OtherTokensError if the server drops the space before a word: each would count as another one."""
+        """Raise OtherTokensError if the server drops the space before a word: each would count as another token."""
         ids = self.tokenizer(self._post(prompt, Sampling(PROBED))["text"], add_special_tokens=False)["input_ids"]
         for i in range(1, len(ids)):
             before = [*prompt, *ids[:i]]
@@ -288,7 +288,7 @@ class Completions:
         return self._texts[before, token]
 
     def _prompt(self, ids: Sequence[int]) -> str | None:
-        """Return the text of which a server makes these tokens; None: no text has them."""
+        """Return the text that a server tokenises to these tokens; None: there is none."""
         alone = len(self.tokenizer("")["input_ids"])
         for text in (self._decoded(ids[alone:]), self._decoded(ids)):
             if self.tokenizer(text)["input_ids"] == list(ids):
@@ -319,7 +319,7 @@ class Completions:
 
 
 def _in_order(one: Any, keep: range, concurrency: int) -> list[Expected]:
-    """Return `one` of every position, at most `concurrency` at a time. The first goes alone: it fills the cache."""
+    """Return `one(i)` for every position, at most `concurrency` at a time. The first runs alone to fill the cache."""
     if concurrency == 1 or len(keep) < 2:
         return [one(i) for i in keep]
     with ThreadPoolExecutor(concurrency) as pool:
@@ -334,7 +334,7 @@ def _first(answer: Any, key: str) -> dict[str, Any]:
 
 
 def _counted(client: Client, answer: Any, sent: int) -> int | None:
-    """Count the tokens of an answered prompt; return how many of them the server took from its cache, if it says so."""
+    """Count the tokens of an answered prompt; return how many of them the server took from its cache, if it reports it."""
     cached = ((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
     client.count(sent, cached)
     return cached
@@ -348,10 +348,10 @@ def _before_stop(client: Client, tokens: Any, stop: Sequence[int]) -> list[int]:
 
 
 def probe(client: Client, model: str, tokenizer: Any, prompt: Sequence[int], concurrency: int | None) -> Transport:
-    """Return the best way to ask this server, found with a prompt of a few tokens.
+    """Return the best transport for this server, found with a prompt of a few tokens.
 
     Raises:
-        ServerError: no way works; the message says why.
+        ServerError: no transport works; the message lists the reasons.
     """
     tried: list[Transport] = [
         PromptLogprobs(client, model),
