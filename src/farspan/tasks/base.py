@@ -16,7 +16,7 @@ from farspan.tasks.prompts import token_texts
 from farspan.text.corpora import Corpus, load
 
 P = TypeVar("P")
-Parts = tuple[Sequence[tuple[str, Sequence[int] | np.ndarray]], int]  # of an example as text, see `Bound.parts`
+Parts = tuple[Sequence[tuple[str, Sequence[int] | np.ndarray]], int]  # of a readable example, see `Bound.parts`
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Bound(ABC, Generic[P]):
         return None
 
     def shown(self, lm: LM, example: Example[P], length: int) -> dict[str, Any] | None:
-        """Return the example as text at one length, as `farspan.report.example` reads it; None if it is not shown."""
+        """Return a readable example at one length, as `farspan.report.example` reads it; None if it is not shown."""
         if (found := self.parts(lm, example, length)) is None:
             return None
         parts, scored = found
