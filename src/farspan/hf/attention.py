@@ -47,13 +47,9 @@ class CustomAttention(Scope):
         self.shape = shape  # caches drop keys outside of it during reading; None: they keep all
         self.eviction = eviction  # chooses the keys to keep after the text has been read; None: all
         self.padding = padding  # whether a padded batch can be read when the model is called directly
-        self.now: StreamAttentionState | None = (
-            None  # of the stream that is reading; None: the model is called directly
-        )
+        self.now: StreamAttentionState | None = None  # of the stream that reads; None: the model is called directly
         self.offset: int | None = None  # position of the first query, from the model's masks, when called directly
-        self.factor: Callable[[Tensor], Tensor] | None = (
-            None  # factors of queries from their positions; None: all are 1
-        )
+        self.factor: Callable[[Tensor], Tensor] | None = None  # of queries, from their positions; None: all are 1
 
     @contextmanager
     def reading(self, now: StreamAttentionState) -> Iterator[None]:

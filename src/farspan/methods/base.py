@@ -46,7 +46,7 @@ class Method(Protocol):
         return num_tokens
 
     def kept_to_answer(self, num_tokens: int) -> int:
-        """Return the number of tokens whose keys are held from the first call of `score` or `generate` on."""
+        """Return the largest number of tokens whose keys are held from the first `score` or `generate` on."""
         return self.kept(num_tokens)
 
     @property

@@ -234,7 +234,7 @@ def yarn_scale(factor: float) -> float:
 
 
 def ntk(theta: float, dim: int, factor: float) -> float:
-    """Return theta for texts `factor` times as long. A single pair rotates by 1 per token for any theta."""
+    """Return theta for texts `factor` times as long. A single pair rotates 1 radian a token for any theta."""
     return theta if dim == 2 else theta * factor ** (dim / (dim - 2))
 
 

@@ -74,7 +74,7 @@ class Reader(Protocol):
 
     @property
     def gives_nats(self) -> bool:
-        """Whether it returns log-probabilities of tokens, not only whether the model would choose them."""
+        """Whether it returns the log-probability of every token, not only whether the model would choose it."""
         return True
 
     def usage(self, rows: int) -> dict[str, Any]:

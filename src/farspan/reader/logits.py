@@ -55,9 +55,8 @@ def scored(lm: LM, targets: Tensor, head: Head) -> Iterator[Scores]:
     batch, time = targets.shape
     # twice as many as elsewhere: each value is held once, and a block reads the whole output matrix
     most = max(1, 2 * logits_at_once(lm) // (batch * lm.vocabulary))
-    block = (
-        math.ceil(time / math.ceil(time / most)) if time else 1
-    )  # equal blocks: a small last one costs nearly as much
+    # blocks of equal size: a small last one costs nearly as much
+    block = math.ceil(time / math.ceil(time / most)) if time else 1
     for first in range(0, time, block):
         logits = head(slice(first, first + block))
         target = targets[:, first : first + block].to(logits.device)

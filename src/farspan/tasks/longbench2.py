@@ -3,7 +3,8 @@
 ask=likelihood   the letter whose answer, " (A)" to " (D)" after "The correct answer is", has the highest probability.
                  Every model gives one of the four, so it also suits models that follow no instructions. Chance is 1/4.
 ask=generated    the benchmark's: at most 128 tokens are generated after its prompt, and the answer is the letter after
-                 "The correct answer is", in brackets or not; none is wrong. Greedy; theirs is sampled at 0.1.
+                 "The correct answer is", in brackets or not. Without a letter it is wrong. Greedy; theirs is sampled
+                 at 0.1.
 
 The prompt is the benchmark's without reasoning; for `ask=likelihood`, "The correct answer is" is added. It has no
 chat template. The benchmark removes the middle of a prompt that is too long; here a document is cut only if `truncate`
