@@ -9,10 +9,10 @@ Eleven sets of Yen et al. 2024 (CEPE), arXiv 2402.16617, section 5, appendix C.2
 their script, after Ratner et al. 2023, arXiv 2212.10947; calibration is Holtzman et al.'s domain-conditional PMI, arXiv
 2104.08315, with an empty domain.
 
-Demonstrations are balanced: among the first n of an example, the numbers of two classes differ by at most one. They are
-sampled separately for each example, and a smaller number is the beginning of a larger one. The first `head` come first
-(in CEPE's decoder, in each pass of RePlug); each further one is a passage. All options are scored on one memory of
-demonstrations and question.
+Demonstrations are balanced: among the first n of an example, the numbers of two classes differ by at most one (unless
+a class has no more). They are sampled separately for each example, and a smaller number is the beginning of a larger
+one. The first `head` come first (in CEPE's decoder, in each pass of RePlug); each further one is a passage. All options
+are scored on one memory of demonstrations and question.
 
 The set `copy` is generated and needs only memory: pairs of an input and an output that no rule connects. The question
 is the input of one of the first n demonstrations, n being the smallest length, and is shown there once.

@@ -57,8 +57,8 @@ class LongPPL(Task):
     target_tokens: int | None = None  # default: as many as `short`; of keys=RUN, the run's
     short: int | None = None  # tokens before each block; default: SHORT, or an eighth of the shortest length
     block: int | None = field(default=None, metadata={"quiet": True})  # targets; default: as many as `short`
-    alpha: float = field(default=2.0, metadata={"quiet": True})  # nats that a key token gains, at least
-    beta: float = field(default=2.0, metadata={"quiet": True})  # nats that it takes with the long context, at most
+    alpha: float = field(default=2.0, metadata={"quiet": True})  # a key token gains more nats
+    beta: float = field(default=2.0, metadata={"quiet": True})  # it takes fewer nats with the long context
     keys: str = field(default=OWN, metadata={"quiet": True})  # or the folder of a run of this task
 
     name: ClassVar[str] = "longppl"
