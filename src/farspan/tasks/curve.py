@@ -12,7 +12,7 @@ Liu et al. 2024, arXiv 2410.04727, section 3. Three protocols:
           halves. The same statistic with less text-to-text noise along the curve, at about half the cost.
           If I has a text of its own, its prefixes are read as further rows.
 `probe`   ours, for long texts: as `nested`, but only a slice of the second S is fed, w tokens to warm up and k that are
-          scored: [bos] S [bos] S[a : a + w + k]. It costs w + k tokens a length instead of L, and the scored
+          scored: [bos] S [bos] S[a : a + w + k]. It costs w + k tokens per length instead of L, and the scored
           tokens are up to nearly a whole window away instead of half of it. The start a is 0, or at each
           of several depths: recall over length and depth from one reading. Lengths under w + k have
           w = k = floor(L / 2) and so score the same tokens as `nested`, but for the last one of an odd L.
