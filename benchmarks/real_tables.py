@@ -220,18 +220,25 @@ def topk_nats(model: str) -> str:
     return by_length("k", lines)
 
 
+def nats_under(rows: Sequence[Row], method: str, length: int) -> dict[int, float]:
+    """Return the nats per token by repeat of a method, by the end of its name."""
+    return {row.repeat: row.scores["nats"] for row in rows if row.method.endswith(method) and row.length == length}
+
+
 def ralm_cost(model: str, passages: int) -> tuple[float, float, float]:
     """Return how many nats per token more windows take after retrieved passages than without: mean, low, high."""
     rows = recorded(model, "ralm")[1]
-    return paired(*({row.repeat: row.scores["nats"] for row in rows if row.length == k} for k in (passages, 0)))
+    return paired(*(nats_under(rows, "full", k) for k in (passages, 0)))
 
 
 def ralm(model: str) -> str:
     """Return the perplexity after retrieved passages, and the table of `ralm_cost`."""
-    cells = quality(model, "ralm")
+    cells = [cell for cell in quality(model, "ralm") if cell.method == "full"]
     lines = {
         "perplexity": {cell.length: written(cell) for cell in cells},
-        "nats per token more than without": {k.length: signed(*ralm_cost(model, k.length)) for k in cells if k.length},
+        "nats per token more than without": {
+            n: signed(*ralm_cost(model, n)) for n in (cell.length for cell in cells) if n
+        },
     }
     return by_length(f"{cells[0].n} windows", lines, " passages")
 
@@ -239,12 +246,7 @@ def ralm(model: str) -> str:
 def encoded_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> tuple[float, float, float]:
     """Return `more_nats` of the run of the model with an encoder; a method by the end of its name."""
     rows = recorded(f"{model} CEPE", "encoded")[1]
-    return paired(
-        *(
-            {row.repeat: row.scores["nats"] for row in rows if row.method.endswith(how) and row.length == length}
-            for how, length in (one, other)
-        )
-    )
+    return paired(*(nats_under(rows, *which) for which in (one, other)))
 
 
 CEPE, SHARPER = "decoder_window=512", "trained_chunks=8"  # how the names of the methods end

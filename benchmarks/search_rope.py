@@ -26,9 +26,9 @@ from farspan.measuring.loop import Watch
 from farspan.measuring.search import search_rope
 from farspan.methods import method
 from farspan.report.search import draw_search
-from farspan.stats.forgetting_curves import curve, memory_index
+from farspan.stats.forgetting_curves import MeasuredCurve, curve, memory_index
 from farspan.stats.memory_lengths import summarise
-from farspan.stats.run_differences import differences
+from farspan.stats.run_differences import Difference, differences
 from farspan.tasks.curve import Curve
 
 SECONDS = 20 * 60  # CPU time of 200 evaluations
@@ -55,6 +55,16 @@ class Clock:
             write(self.file, f"{self.seconds:.1f}")
 
         return Watch(row=row, notice=lambda line: print(line, flush=True))
+
+
+def print_differences(how: str, yarn: MeasuredCurve, searched: MeasuredCurve) -> dict[str, Difference]:
+    """Print the differences of the memory lengths, and return them by name."""
+    print(f"differences to {how}:")
+    found = differences(yarn, searched, names=("yarn", "searched"))
+    for one in found:
+        of_both = f"{one.values[0]:,.0f} -> {one.values[1]:,.0f}"
+        print(f"{one.name}: {of_both}, {one.value:+,.0f} {one.interval}, p {one.p}")
+    return {one.name: one for one in found}
 
 
 def main() -> None:
@@ -109,13 +119,9 @@ def main() -> None:
         extra = nats[how] - nats["full"]
         half = student.ppf(0.975, len(extra) - 1) * extra.std(ddof=1) / len(extra) ** 0.5
         print(f"{how}: nats inside the window {extra.mean():+.4f} ± {half:.4f} to the model's own RoPE")
-    judged = {}
-    for how in (*others, yarn):  # the last is judged
-        print(f"differences to {how}:")
-        judged = {one.name: one for one in differences(curves[how], curves[searched], names=("yarn", "searched"))}
-        for one in judged.values():
-            of_both = f"{one.values[0]:,.0f} -> {one.values[1]:,.0f}"
-            print(f"{one.name}: {of_both}, {one.value:+,.0f} {one.interval}, p {one.p}")
+    for how in others:
+        print_differences(how, curves[how], curves[searched])
+    judged = print_differences(yarn, curves[yarn], curves[searched])
     figures |= {f"{name}_difference": one.value for name, one in judged.items()}
     p = {name: one.p for name, one in judged.items()}
     figures |= {"half_life_p": p["half_life"], "extra_nats": float((nats[searched] - nats["full"]).mean())}

@@ -31,8 +31,8 @@ def as_plotly(one: Figure) -> dict[str, Any]:
     traces = [
         trace for line in one.lines for trace in (*(_band(line) if one.has_bands else ()), _line(line, one.has_bands))
     ]
-    for height, failed in zip(one.failed_heights, one.failed, strict=True):
-        traces.append(_crosses(failed, bottom + height * (top - bottom)))
+    heights = (bottom + share * (top - bottom) for share in one.failed_heights)
+    traces += map(_crosses, one.failed, heights)
     x = [float(place) for line in one.lines for place in line.x] or [0.0, 1.0]
     x += [rule.x for rule in one.rules if rule.x is not None]
     rows = _rows(one.rules, x)
