@@ -34,7 +34,7 @@ from farspan.loading.places import DEMO
 from farspan.record import Row
 from farspan.report.cells import Cell, by_example, cells
 from farspan.report.curves import CurveMember, series
-from farspan.report.figure import Figure, Line
+from farspan.report.figure import Figure, Line, pareto_front
 from farspan.report.picture import draw_figure
 from farspan.stats import Difference, differences, holm, student_mean
 
@@ -345,6 +345,7 @@ def pareto(model: str, price: str, unit: str, scale: float) -> Figure:
         lines=lines,
         counts=False,
         num_members=len(lines),
+        front=pareto_front([(line.x[0], line.y[0]) for line in lines], False, True),
     )
 
 

@@ -1,5 +1,6 @@
 """What tests share: tiny models and a tiny tokenizer made in memory, and the folder of real data, if it is there."""
 
+import functools
 import gc
 import os
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 import jaxtyping
 import pytest
 import torch
+import typer.main
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's libraries look once, when they are imported
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: two workers with two threads each wait for another
@@ -52,6 +54,8 @@ from tiny import saved, tiny_model, tiny_tokenizer
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 transformers.utils.logging.set_verbosity_error()
+# a process of the command line makes its twenty commands once, which takes as long as a small measurement
+typer.main.get_command = functools.cache(typer.main.get_command)
 # each training makes a whole garbage collection, and torch and transformers are a million objects
 accelerate.utils.memory.gc = SimpleNamespace(collect=lambda: 0)  # type: ignore[attr-defined]
 
@@ -60,6 +64,7 @@ def pytest_collection_finish() -> None:
     """Modules and tests, a million objects, are not garbage; without this a thirtieth of the time is looking."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+    gc.enable()
 
 
 def undisturbed(patch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:

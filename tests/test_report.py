@@ -6,7 +6,7 @@ import re
 import warnings
 from dataclasses import replace
 from io import StringIO
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure as Canvas
 
 from farspan.record import Row
-from farspan.report.cells import interval_of
+from farspan.report.cells import Cell, interval_of
 from farspan.report.curve_figures import curve_figure
 from farspan.report.curve_section import draw_curves, print_curves
 from farspan.report.curves import CurveMember, as_data, remarks, series, verdict
-from farspan.report.figure import MARKED, Failed, Figure, Heat, Line, Rule, Style, shape
+from farspan.report.figure import MARKED, Failed, Figure, Heat, Line, Rule, Style, pareto_front, shape
+from farspan.report.figures import cost_figure
 from farspan.report.interactive import as_plotly
 from farspan.report.kinds import MEMBERS
 from farspan.report.picture import SIZE, draw_on, draw_with_legend
@@ -258,6 +259,49 @@ def test_intervals_of_many_members_are_error_bars() -> None:
         assert sum(trace["meta"]["kind"] == "band" for trace in traces) == bands
         bars = [trace["error_y"]["array"] for trace in traces if "error_y" in trace]
         assert [sum(end is not None for end in one) for one in bars] == [15] * (count - bands)
+
+
+def test_the_interval_of_one_point_is_an_error_bar() -> None:
+    """A band would have no width."""
+    line = Line("line", [64.0, 128.0], [3.0, np.nan], 0, [2.5, np.nan], [3.5, np.nan])
+    (trace,) = as_plotly(Figure("a", "x", "y", [line], num_members=1))["data"]
+    assert trace["error_y"]["array"] == [0.5, None]
+
+
+@pytest.mark.parametrize(("more_is_better", "higher_is_better"), list(product((False, True), repeat=2)))
+def test_no_point_is_beyond_the_pareto_front(more_is_better: bool, higher_is_better: bool) -> None:
+    points = [(float(x), float(y)) for x, y in np.random.default_rng(0).integers(1, 30, (40, 2))]
+    signs = np.array([1 if more_is_better else -1, 1 if higher_is_better else -1])
+    good = signs * points
+    unbeaten = {
+        point for point, one in zip(points, good, strict=True) if not ((good >= one).all(1) & (good > one).any(1)).any()
+    }
+    corners = pareto_front(points, more_is_better, higher_is_better)
+    assert unbeaten <= {(x, y) for x, y in corners}
+    assert not any((good > corner).all(1).any() for corner in signs * corners)
+    assert ((np.diff(corners, axis=0) == 0).sum(1) >= 1).all()  # a staircase
+    assert (signs * corners)[:, 0].tolist() == sorted((signs * corners)[:, 0], reverse=True)
+    assert corners[-1][0] == min(points, key=lambda point: signs[0] * point[0])[0]
+
+
+def test_the_pareto_front_is_on_the_picture_and_on_the_page() -> None:
+    cells = [
+        Cell("m", name, "own", 8, "tokens", "right", False, 9, value, value - 0.1, value + 0.1, prefill_seconds=seconds)
+        for name, value, seconds in (("full", 0.9, 2.0), ("topk:k=4", 0.5, 3.0), ("sinks", 0.6, 1.0))
+    ]
+    figure = cost_figure(cells, "seconds", True)
+    assert figure is not None
+    axes = Canvas().subplots()
+    draw_on(axes, figure)
+    (front,) = (line for line in axes.lines if line.get_label() == "Pareto front")
+    corners = [(1.0, 0.6), (2.0, 0.6), (2.0, 0.9), (3.0, 0.9)]
+    assert list(zip(*front.get_data(), strict=True)) == corners
+    (trace,) = (one for one in as_plotly(figure)["data"] if one["mode"] == "lines")
+    assert list(zip(trace["x"], trace["y"], strict=True)) == corners
+    for found, better in ((cells[:1], True), (cells, None)):
+        figure = cost_figure(found, "seconds", better)
+        assert figure is not None
+        assert figure.front is None
 
 
 @pytest.mark.parametrize("log_x", [False, True])

@@ -56,6 +56,7 @@ def _prepare(drawn: bool) -> None:
     from matplotlib.figure import Figure
 
     torch.set_num_threads(1)
+    gc.disable()
     for module in MODULES.split():
         with contextlib.suppress(ModuleNotFoundError):  # an extra that is not installed
             importlib.import_module(module)
@@ -66,6 +67,7 @@ def _prepare(drawn: bool) -> None:
         Figure.savefig = lambda self, path, **options: Path(path).write_bytes(bytes(PICTURE))
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page of what was imported
+    gc.enable()
 
 
 def _start(request: dict[str, Any]) -> int:

@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import Float
 
 RECALL = ("#ebe2d0", "#c9dbe4", "#83b3d3", "#3583b8", "#08386b")  # from nothing to all
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
@@ -115,6 +116,7 @@ class Figure:
     num_members: int = 0
     height: int = 420  # pixels on the page
     note: str = ""  # below the title: number of texts per mean
+    front: np.ndarray | None = None  # corners of the Pareto front [corners, 2]; see `pareto_front`
 
     @property
     def description(self) -> str:
@@ -190,6 +192,26 @@ def sample_size(counts: Iterable[int], what: str, *, intervals: bool = True) -> 
     least, most = found[0], found[-1]
     n = f"{most:,}" if least == most else f"{least:,} to {most:,}"
     return f"n = {n} {what}{'' if most == 1 else 's'}{', 95 % intervals' if intervals and most > 1 else ''}"
+
+
+def pareto_front(
+    points: Sequence[tuple[float, float]], more_is_better: bool, higher_is_better: bool
+) -> Float[np.ndarray, "corners 2"]:
+    """Return the Pareto front of points (x, y) as the corners of a staircase: no point is better than it in both.
+
+    It begins at the point with the best x, and ends at the worst x of all points.
+
+    Args:
+        more_is_better: whether a larger x is better, such as of a speed; otherwise a smaller one is.
+        higher_is_better: the same of y.
+    """
+    signs = np.array([-1.0 if more_is_better else 1.0, 1.0 if higher_is_better else -1.0])
+    ordered = sorted((signs * points).tolist(), key=lambda point: (point[0], -point[1]))
+    corners = [ordered[0]]
+    for x, y in ordered[1:]:
+        if y > corners[-1][1]:
+            corners += [[x, corners[-1][1]], [x, y]]
+    return signs * [*corners, [ordered[-1][0], corners[-1][1]]]
 
 
 def colour(index: int) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from farspan.report.cells import Cell, at_longest_shared, by_member, cells_of
 from farspan.report.export import counted, with_interval
-from farspan.report.figure import Failed, Figure, Heat, Line, Rule, sample_size
+from farspan.report.figure import Failed, Figure, Heat, Line, Rule, pareto_front, sample_size
 from farspan.report.picture import draw_figure
 from farspan.report.runs import Group, short_names
 
@@ -142,12 +142,13 @@ def cost_of(cell: Cell, price: str) -> float | None:
     return cell.prefill_seconds if price == "seconds" else cell.prefill_rate
 
 
-def cost_figure(found: Sequence[Cell], price: str) -> Figure | None:
+def cost_figure(found: Sequence[Cell], price: str, higher_is_better: bool | None) -> Figure | None:
     """Return quality against one of PRICES, a point with its interval for each cell at the longest length that most
-    members share; None if no cell has that cost.
+    members share, and their Pareto front; None if no cell has that cost.
 
     Args:
         found: cells of one task.
+        higher_is_better: of the quality; None: neither is, so there is no front.
     """
     chosen = at_longest_shared(found)
     order = [cells[0].whose for cells in by_member(found)]
@@ -164,6 +165,8 @@ def cost_figure(found: Sequence[Cell], price: str) -> Figure | None:
     if not lines:
         return None
     costs = [float(line.x[0]) for line in lines if line.x[0]]
+    points = [(float(line.x[0]), float(line.y[0])) for line in lines]
+    has_front = len(lines) > 1 and higher_is_better is not None
     return Figure(
         title=f"{chosen[0].task} at {chosen[0].length:,} {chosen[0].unit}",
         x=PRICES[price],
@@ -175,4 +178,5 @@ def cost_figure(found: Sequence[Cell], price: str) -> Figure | None:
         num_members=len(order),
         height=380,
         note=sample_size((cell.n for cell in chosen), "example"),
+        front=pareto_front(points, price == "rate", bool(higher_is_better)) if has_front else None,
     )

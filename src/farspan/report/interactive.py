@@ -31,6 +31,10 @@ def as_plotly(one: Figure) -> dict[str, Any]:
     traces = [
         trace for line in one.lines for trace in (*(_band(line) if one.has_bands else ()), _line(line, one.has_bands))
     ]
+    if one.front is not None:
+        corners = dict(zip("xy", map(numbers, one.front.T), strict=True))
+        line = {"color": NEUTRAL, "width": 1, "dash": "dash"}
+        traces.append({"type": "scatter", "mode": "lines", **corners, "line": line, "hoverinfo": "skip"})
     heights = (bottom + share * (top - bottom) for share in one.failed_heights)
     traces += map(_crosses, one.failed, heights)
     x = [float(place) for line in one.lines for place in line.x] or [0.0, 1.0]
@@ -42,9 +46,9 @@ def as_plotly(one: Figure) -> dict[str, Any]:
     if one.log_x and len(one.ticks) <= FEW_TICKS:
         xaxis |= {"tickvals": list(one.ticks), "ticktext": [f"{tick:,}" for tick in one.ticks]}
     if not one.counts:
-        xaxis |= {"tickformat": ",.3~g"}
+        xaxis |= {"tickformat": ",.3~r"}
     yaxis: dict[str, Any] = {"title": {"text": escape(one.y)}}
-    yaxis |= {"type": "log"} if one.log_y else {"range": [bottom, top]}
+    yaxis |= {"type": "log", "nticks": 5} if one.log_y else {"range": [bottom, top]}
     beside = any(rule.y is not None for rule in one.rules)
     margin = {"l": 8, "r": 52 if beside else 8, "t": 26 + 14 * max(rows.values(), default=0), "b": 8}
     layout = {"xaxis": xaxis, "yaxis": yaxis, "height": one.height, "margin": margin, "curves": one.num_members}
@@ -102,7 +106,7 @@ def _line(line: Line, has_bands: bool) -> dict[str, Any]:
         trace["line"] = {"color": colour(line.index), "width": width, "dash": DASHES[line.style]}
     if line.style == "mark":
         marker |= {"symbol": f"{marker['symbol']}-open", "line": {"width": 2}}
-    if line.low is not None and line.high is not None and (alone or not has_bands):
+    if line.low is not None and line.high is not None and (alone or not has_bands or not _band(line)):
         axis, values = ("error_x", line.x) if line.style == "mark" else ("error_y", line.y)
         first, step = line.marked
         shown = np.arange(len(values)) % step == first

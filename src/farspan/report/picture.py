@@ -39,6 +39,7 @@ FEW_LABELS = 16  # on one axis
 SMALLEST = 5.0  # size of the numbers in a map, in points; where they would be smaller, there are none
 COLOURMAP = LinearSegmentedColormap.from_list("recall", RECALL)
 NEUTRAL = "#777777"
+FRONT = "Pareto front"
 STYLES = {"solid": "-", "dashed": "--", "dotted": ":", "points": "", "mark": ""}
 
 
@@ -110,11 +111,11 @@ def draw_grid(
             if titles[place] in titles[:place]:
                 one = replace(one, title="", note="")
             draw_on(axes, one, "left", 10)
-    labels = {axes: axes.get_legend_handles_labels()[1] for axes in grid.ravel()}
-    most = max(labels, key=lambda axes: len(labels[axes]))
-    if all(set(own) <= set(labels[most]) for own in labels.values()):
-        if labels[most]:
-            add_legend(canvas, most)
+    labels = {axes: {*axes.get_legend_handles_labels()[1]} for axes in grid.ravel()}
+    lines = [own - {FRONT} for own in labels.values()]
+    if set().union(*lines) in lines:
+        if any(labels.values()):
+            add_legend(canvas, *grid.ravel())
     else:
         for axes, own in labels.items():
             if own:
@@ -149,6 +150,8 @@ def _draw_lines(axes: Axes, one: Figure) -> int:
             _draw_bars(axes, line, one)
         else:
             _draw_line(axes, line)
+    if one.front is not None:
+        axes.plot(*one.front.T, color=NEUTRAL, linestyle="--", linewidth=1, zorder=1, label=FRONT)
     for area in one.areas:
         axes.axvspan(area.start, area.end, color=area.colour, zorder=0, label=area.label)
     for height, failed in zip(one.failed_heights, one.failed, strict=True):
@@ -329,10 +332,14 @@ def _draw_heat(axes: Axes, one: Heat) -> int:
     return 0
 
 
-def add_legend(figure: Canvas, axes: Axes) -> None:
-    """Add a legend below the axes, in as many columns as fit. Of many lines it names only the first: all of them
-    would leave no space for the axes."""
-    handles, labels = axes.get_legend_handles_labels()
+def add_legend(figure: Canvas, *axes: Axes) -> None:
+    """Add a legend below the axes, in as many columns as fit; a label of several axes has the look of the first. Of
+    many lines it names only the first: all of them would leave no space for the axes."""
+    named: dict[str, Any] = {}
+    for one in axes:
+        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    labels, handles = list(named), list(named.values())
     if (more := len(labels) - LEGEND_LINES) > 0:
         handles, labels = (
             [*handles[:LEGEND_LINES], Line2D([], [], linestyle="none")],

@@ -20,6 +20,7 @@ from farspan.stats import LEVEL
 FOLD = 600  # tokens, at most, of an example shown open
 FEW_LENGTHS = 10  # at most, of a table shown open
 EXAMPLES = 1_000_000  # characters of all examples together, to keep the page small
+FRONT = "Dashed: the Pareto front of the means: no point is better in both quality and cost."
 MANY = 6  # members; the intervals of more would hide each other
 
 
@@ -127,10 +128,11 @@ def _costs(group: Group, cells: Sequence[Cell], number: int) -> list[dict[str, A
     quality = group.entry["quality"]
     found = []
     for price, words in PRICES.items():
-        if (figure := cost_figure(cells, price)) is not None:
+        if (figure := cost_figure(cells, price, quality["higher_is_better"])) is not None:
             at = figure.title.rpartition(" at ")[2]
             heading = f"{quality['name'].capitalize()} against {words}"
-            found.append(place(f"{price}-{number}", heading, f"At {at}.", figure, "cost"))
+            key = f"At {at}." if figure.front is None else f"At {at}. {FRONT}"
+            found.append(place(f"{price}-{number}", heading, key, figure, "cost"))
     return found
 
 

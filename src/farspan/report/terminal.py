@@ -129,7 +129,10 @@ class Results:
     def _pictures(self) -> list[Path]:
         if self.source.is_comparison:
             groups = zip(self.groups, self.cells, strict=True)
-            grid = [[group_figure(group), *(cost_figure(cells, price) for price in PRICES)] for group, cells in groups]
+            grid = []
+            for group, cells in groups:
+                better = group.entry["quality"]["higher_is_better"]
+                grid.append([group_figure(group), *(cost_figure(cells, price, better) for price in PRICES)])
             return draw_grid(grid, self.folder, "compare")
         return [path for part in self.parts for path in part.draw()]
 
