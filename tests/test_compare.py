@@ -232,6 +232,22 @@ def test_what_is_recorded_is_not_measured_again(lm: LM, text: str, tmp_path: Pat
     assert (tmp_path / "run" / "rows.jsonl").read_bytes() == before
 
 
+def test_methods_are_added_to_a_run_and_never_dropped(lm: LM, text: str, tmp_path: Path) -> None:
+    compared([lm], text, tmp_path, METHODS[:2])
+    before = (tmp_path / "run" / "rows.jsonl").read_bytes()
+    added = ["full", "topk:k=4", METHODS[1]]
+    found = compared([lm], text, tmp_path, added)
+    after = (tmp_path / "run" / "rows.jsonl").read_bytes()
+    assert after.startswith(before)
+    assert {json.loads(line)["method"] for line in after[len(before) :].splitlines()} == {"topk:k=4"}
+    assert list(dict.fromkeys(cell.method for cell in found)) == added
+    assert read_header(tmp_path / "run")["settings"]["methods"] == added
+    for other in (METHODS[:2], ["full", "topk:k=8", METHODS[1]]):
+        with pytest.raises(ValueError, match="made with other settings: methods was"):
+            compared([lm], text, tmp_path, other)
+    assert (tmp_path / "run" / "rows.jsonl").read_bytes() == after
+
+
 def test_cost_splits_what_is_held_from_what_is_passing(lm: LM, tmp_path: Path) -> None:
     with Run.open(tmp_path, {}) as run:
         for text in ("full", "sinks:window=40,sinks=4"):

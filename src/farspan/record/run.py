@@ -61,7 +61,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path, settings: dict[str, Any], shard: Shard | None = None) -> Self:
-        """Create the run, or continue it if it was made with the same settings.
+        """Create the run, or continue it if it was made with the same settings, or with fewer methods.
 
         A last line torn by a kill is dropped. A run without rows starts again with the new settings, unless
         other shards are writing it.
@@ -295,6 +295,8 @@ def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None) -> dict[
                     f"{folder} holds a run of an older farspan, which can be reported but not continued: choose "
                     "another folder (--out)"
                 )
+            if shard is None and {*before["settings"].get("methods", ())} < {*settings.get("methods", ())}:
+                before["settings"]["methods"] = settings["methods"]  # the rows of a method do not depend on the others
             refuse_differences(folder, "run", _by_name(before["settings"]), _by_name(settings))
             header = before
     return header
