@@ -291,7 +291,7 @@ def test_windows_without_words_are_passed_over(lm: LM, tmp_path: Path) -> None:
 
 def test_a_text_without_words_can_only_be_recalled(lm: LM, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("1 2 3 4 5 6 7 8 9 " * 500)
-    with pytest.raises(ValueError, match="0 different words of four letters"):
+    with pytest.raises(ValueError, match="0 different words of four letters or more"):
         own(str(tmp_path), lm).examples(lm, (400,), 1, 0)
     assert own(str(tmp_path), lm, tests="recall").examples(lm, (400,), 1, 0)
 
@@ -300,10 +300,10 @@ def test_a_text_without_words_can_only_be_recalled(lm: LM, tmp_path: Path) -> No
     ("text", "said"),
     [
         ("own:tests=recal", "did you mean 'recall'"),
-        ("own:pairs=0", "pairs = 0; at least 1"),
+        ("own:pairs=0", "pairs: got 0, expected at least 1"),
         ("own:questions=other", "questions = 'other' is unknown"),
         ("own:tests=cloze,questions=paraphrased", "questions=paraphrased has no effect on tests=cloze"),
-        ("own:pairs=1,questions=paraphrased", "chooses among several numbers; give 2 or more"),
+        ("own:pairs=1,questions=paraphrased", "pairs: got 1, expected at least 2, among which"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(text: str, said: str) -> None:

@@ -80,7 +80,7 @@ def test_lengths_without_room_are_refused(lm: LM) -> None:
 
 @pytest.mark.parametrize("wrong", [{"depths": 0}, {"digits": 0}, {"digits": 16}])
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} = "):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}: got"):
         Passkey(**wrong)
 
 

@@ -355,7 +355,7 @@ def test_a_text_too_short_for_the_default_lengths_ends_them_with_a_notice(
     lm: LM, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert perplexity_of(few_tokens(4, 300), target_tokens=64).auto_lengths(lm, 4) == (128, 256)
-    assert capsys.readouterr().err == "the text is too short for lengths of 1,024: they end at 256 tokens\n"
+    assert capsys.readouterr().err == "the text is too short for 1,024 tokens: the longest length is 256\n"
 
 
 @pytest.mark.parametrize(

@@ -356,7 +356,7 @@ def test_impossible_settings_are_refused_before_the_first_step(
 def test_a_shuffled_text_is_refused(settings: Callable[..., LmSettings], tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     text = f"data.text=shuffled:{tmp_path / 'a.txt'}"
-    with pytest.raises(ValueError, match="is shuffled: got no order to learn"):
+    with pytest.raises(ValueError, match="is shuffled: training needs its own order"):
         train(settings("a", text, f"tokenizer.folder={tmp_path / 'tokenizer'}"))
 
 

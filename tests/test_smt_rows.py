@@ -237,5 +237,5 @@ def test_impossible_rows_are_refused(make: Callable[[], SparseRows], message: st
 
 def test_shuffled_text_is_refused() -> None:
     shuffled = replace(numbered(300), shuffled=True)
-    with pytest.raises(ValueError, match="is shuffled: got no order to learn"):
+    with pytest.raises(ValueError, match="is shuffled: training needs its own order"):
         SparseRows(shuffled, draw_named("sparse"), plan(), row=ROW, targets=16, batch=1, separator=(), seed=0)

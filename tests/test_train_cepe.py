@@ -168,7 +168,7 @@ def test_impossible_windows_are_refused(changes: dict[str, Any], message: str) -
 
 
 def test_a_shuffled_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="is shuffled: got no order to learn"):
+    with pytest.raises(ValueError, match="is shuffled: training needs its own order"):
         windows(replace(numbered(40), shuffled=True))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from farspan.lm import LM
 from farspan.tasks.prompts import token_texts
 
-NEARBY = 16  # tokens
+NEARBY = 16  # tokens before a place in which the beginning of a word is searched
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,10 @@ class Fact:
 
 
 def inserted(lm: LM, filler: np.ndarray, facts: Sequence[Fact]) -> tuple[np.ndarray, list[int]]:
-    """Return the filler with the facts in it, and the index of each fact: before a word, if one begins nearby. Facts of
-    equal depth keep their order."""
+    """Return the filler with the facts in it, and the index of the first token of each fact.
+
+    The place of a fact is `round(depth * len(filler))`, or the last beginning of a word up to NEARBY tokens before it.
+    Facts with the same place keep their order."""
     places = [_before_a_word(lm, filler, round(fact.depth * len(filler))) for fact in facts]
     parts, begins, done, total = [], [0] * len(facts), 0, 0
     for which in np.argsort(places, kind="stable"):
@@ -32,7 +34,7 @@ def inserted(lm: LM, filler: np.ndarray, facts: Sequence[Fact]) -> tuple[np.ndar
 
 
 def _before_a_word(lm: LM, tokens: np.ndarray, place: int) -> int:
-    """Return the last index up to `place`, within NEARBY, whose token begins with a blank; else `place`."""
+    """Return the largest index from `place - NEARBY` to `place` whose token begins with a blank, else `place`."""
     first = max(0, place - NEARBY)
     found = [i for i, text in enumerate(token_texts(lm.tokenizer, tokens[first : place + 1])) if text[:1].isspace()]
     return first + found[-1] if found else place

@@ -5,19 +5,20 @@
     LongPPL  = exp(mean of nats(i | long context) over the key tokens)
 
 Fang et al. 2024, arXiv 2410.23771, with their alpha = 2 and beta = 2 nats. The long context of a target is that of the
-task `perplexity` at the same length and with the same `targets`. The short one begins `short` tokens before the block
-of `block` targets that it is in, so it has `short` to `short + block - 1` tokens after the separator; theirs are
-short=4096,block=1024. One short reading serves all lengths of targets=fixed. With targets=all the first
-`short + block` tokens are not scored: their short context is all of the long one, or all but a block of it.
+task `perplexity` at the same length and with the same `targets`. For the short one, the targets are divided into blocks
+of `block` tokens; the short contexts of a block begin `short` tokens before it, so they have `short` to
+`short + block - 1` tokens after the separator. The paper has short=4096,block=1024. With targets=fixed the short
+contexts are read once for all lengths. With targets=all the first `short + block` tokens are not scored: their short
+context is all of the long one, or all but a block of it.
 
     tokens fed for n targets = length + n · (1 + short / block)     at most 1.25 · length by default
 
-The paper chooses the key tokens with one strong model for all. Two choices here:
+The paper chooses the key tokens of all models with one strong model. Here `keys` chooses them:
 
-`keys=own`  by the model and method that are measured. Then LongPPL is at most exp(beta), and a method that uses the
+`keys=own`  with the model and method that are measured. Then LongPPL is at most exp(beta), and a method that uses the
             long context less has fewer key tokens, not a higher LongPPL: read the share of key tokens first.
-`keys=RUN`  by the rows of an earlier run of this task, of one model and method, on the same tokens: all models and
-            methods are scored on its key tokens, as in the paper. No short context is read.
+`keys=RUN`  with the model and method of an earlier run of this task on the same tokens: all models and methods are
+            scored on its key tokens, as in the paper. No short context is read.
 
 LongPPL of an example without key tokens is absent (status "no_keys"); its share is 0. The quality is the mean over the
 examples of the mean over their key tokens.
@@ -46,7 +47,7 @@ from farspan.tasks.perplexity import TARGETS, BoundPerplexity, Reading
 from farspan.text.corpora import load
 
 SHORT = 1024  # tokens; an eighth of the shortest length, if that is less
-OWN = "own"  # key tokens by the model that is measured
+OWN = "own"  # key tokens are chosen with the model that is measured
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,12 @@ class LongPPL(Task):
     """Nats of the tokens that the long context makes easier."""
 
     targets: str = "fixed"  # one of TARGETS
-    target_tokens: int | None = None  # default: as many as `short`; of keys=RUN, the run's
-    short: int | None = None  # tokens before each block; default: SHORT, or an eighth of the shortest length
+    target_tokens: int | None = None  # default: as many as `short`; with keys=RUN, the run's
+    short: int | None = None  # tokens before each block; default: 1,024, or an eighth of the shortest length if less
     block: int | None = field(default=None, metadata={"quiet": True})  # targets; default: as many as `short`
-    alpha: float = field(default=2.0, metadata={"quiet": True})  # a key token gains more nats
-    beta: float = field(default=2.0, metadata={"quiet": True})  # it takes fewer nats with the long context
-    keys: str = field(default=OWN, metadata={"quiet": True})  # or the folder of a run of this task
+    alpha: float = field(default=2.0, metadata={"quiet": True})  # nats; a key token gains more
+    beta: float = field(default=2.0, metadata={"quiet": True})  # nats; a key token has fewer after the long context
+    keys: str = field(default=OWN, metadata={"quiet": True})  # own, or the folder of a run of this task
 
     name: ClassVar[str] = "longppl"
     details: ClassVar[tuple[str, ...]] = ("share", "keys")
@@ -109,7 +110,8 @@ class LongPPL(Task):
         return self.short + (self.target_tokens or self.block) + 1
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Return the smallest trained length and its doubles, to twice the largest; of keys=RUN, the run's lengths."""
+        """Return the smallest trained length that is long enough, or its double, and so on, to twice the largest; with
+        keys=RUN, the run's lengths."""
         if self.keys != OWN:
             return tuple(sorted({length for _, length in key_tokens(self.keys).bits}))
         first = min(trained)
@@ -129,7 +131,7 @@ class KeyTokens:
 
     by: str  # model and method
     how: LongPPL  # the settings
-    bits: Mapping[tuple[str, int], str]  # by hash of the targets and length: one for each target, packed, hexadecimal
+    bits: Mapping[tuple[str, int], str]  # by hash of the targets and length: a bit per target, packed, hexadecimal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +141,7 @@ class BoundLongPPL(BoundText[np.ndarray]):
     task: ClassVar[str] = "longppl"
     version: ClassVar[int] = 1
 
-    how: LongPPL  # without open settings
+    how: LongPPL  # all settings chosen
     chosen: KeyTokens | None = None  # of another run; None: the key tokens are the measured model's own
 
     @cached_property
@@ -151,7 +153,7 @@ class BoundLongPPL(BoundText[np.ndarray]):
 
     @cached_property
     def _long(self) -> BoundPerplexity:
-        """The task whose contexts and scores are the long ones."""
+        """The task `perplexity` that reads and scores the long contexts."""
         return BoundPerplexity(targets=self.how.targets, target_tokens=self.how.target_tokens, text=self.text)
 
     def span(self, window: int, length: int) -> tuple[int, int]:
@@ -163,8 +165,8 @@ class BoundLongPPL(BoundText[np.ndarray]):
         """Return the windows of the task `perplexity`.
 
         Raises:
-            ValueError: a length that leaves no longer context, a text too short, or windows without a row in the run
-                of `keys`.
+            ValueError: a length at which the long context is no longer than the short one, a text too short, or
+                windows without a row in the run of `keys`.
         """
         self.how.check(lengths)
         what = f"{self.task} {self.version} {json.dumps(self.settings)} {lm.separator.ids} {seed}"
@@ -277,7 +279,7 @@ class BoundLongPPL(BoundText[np.ndarray]):
         try:
             for before, begin, stop in blocks:
                 context = text[:, before:begin]
-                if reader.incremental:  # the same in one forward less
+                if reader.incremental:  # one forward less, with the same result
                     memory = reader.read(torch.cat([head, context], 1))
                 else:
                     memory = reader.read(context, head=head)
@@ -291,7 +293,7 @@ def key_tokens(folder: str) -> KeyTokens:
     """Return the key tokens of a run of this task with keys=own.
 
     Raises:
-        ValueError: no run, or one without key tokens, or with those of several models, methods or settings.
+        ValueError: no run, or its rows have no key tokens, or those of several models, methods or settings.
     """
     by: dict[str, list[Row]] = {}
     for row in latest(read_rows(expanded(folder))):

@@ -1,26 +1,26 @@
-"""Mentions: what a name, an identifier or a number costs when the text has it from far back.
+"""Mentions: how much better a model predicts a name, an identifier or a number that the text mentions far before.
 
     gain = nats(mention | context in which other words replace the earlier mentions) - nats(mention | context)
 
-A mention is an occurrence of a word, with all its tokens, among the last `target_tokens` of a length. Its nearest
-earlier occurrence begins in the context, at least `distance` tokens before it. The words are found by their spelling
-alone:
+A mention is the first occurrence of a word, with all its tokens, among the last `target_tokens` of a length. Its
+nearest earlier occurrence is in the context and begins at least `distance` tokens before it. The words are found by
+their spelling alone:
 
 `number`      two characters or more, with a digit
 `identifier`  an underscore inside, or a capital after a small letter
 `name`        three letters or more with an initial capital, at least once inside a sentence
 
 and only if their letters occur in the window as this word and nowhere else: "The" is no name where there is "the" or
-"other", and no longer word with the same letters is nearer than the earlier mention.
+"other". So no longer word with the same letters is nearer than the earlier mention.
 
-The control is what the mention costs as a first mention, in the same place. Its context has the same length and differs
+The control is the nats of the same tokens if they were the first mention. Its context has the same length and differs
 only in the earlier occurrences of the words: each is replaced by another word of the same kind, with as many tokens,
-that occurs elsewhere in the context. So a model that does not use what is `distance` tokens back has a gain of exactly
-0 at every length, whatever else a longer context does for it. Two other controls do not have this property: a context
-that is cut after the earlier mention also lacks the rest of the text and has smaller positions, and the first mention
-of the text is in another sentence. All mentions of an example are replaced together, so that one more reading serves
-them all: each length is read twice. Mentions that have another's replaced words within `distance` are left out, as few
-as possible. A longer length has the same mentions, and those whose earlier one is further back.
+that occurs elsewhere in the context. So a model that does not use tokens `distance` or more before the mention has a
+gain of exactly 0 at every length, whatever else a longer context does for it. Two other controls do not have this
+property: a context that is cut after the earlier mention also lacks the rest of the text and has smaller positions, and
+the first mention in the text is in another sentence. The earlier mentions of all words are replaced in one text, so
+each length is read twice. A mention is left out if words that were replaced for another one are within `distance` of
+it; as few as possible are left out. A longer length has the same mentions, and those whose earlier one is further back.
 
 The gain is the mean over the mentions of an example; the quality is the mean over examples. Windows without a mention
 at the shortest length are left out.
@@ -45,7 +45,7 @@ from farspan.tasks.prompts import token_texts
 
 DISTANCE = 1000  # tokens
 TARGET_TOKENS = 1024
-LETTER = r"[\w\N{REPLACEMENT CHARACTER}]"  # the latter: a letter of several tokens, such as an accented one
+LETTER = r"[\w\N{REPLACEMENT CHARACTER}]"  # the latter is a letter of several tokens, such as an accented one
 WORD = re.compile(f"{LETTER}+")
 INSIDE = re.compile(rf"(?:(?<=[\w,;)\]] )|(?<=[.(\[]))({LETTER}+)")  # a word that does not begin a sentence
 
@@ -57,13 +57,13 @@ class Word:
     text: str
     kind: str
     first: int  # index of its first token
-    end: int  # of the token after it
+    end: int  # index of the token after it
     before: str  # characters of its first token that precede it
-    whole: bool  # it is not cut, and its last token ends with it
+    whole: bool  # the window does not cut it, and its last token ends with it
 
     @property
     def form(self) -> tuple[str, str, int]:
-        """What a word that replaces it has in common with it."""
+        """Kind, characters before it and number of tokens, which a word that replaces it must share."""
         return self.kind, self.before, self.end - self.first
 
 
@@ -73,7 +73,7 @@ class Mention:
 
     word: str
     first: int  # index of its first token in the window
-    end: int
+    end: int  # index of the token after it
     earlier: int  # index of the first token of the nearest earlier mention
     replaced: tuple[tuple[int, np.ndarray], ...]  # index and new tokens of each earlier mention
 
@@ -86,11 +86,11 @@ class MentionText:
     mentions: tuple[Mention, ...]
 
     def at(self, length: int) -> list[Mention]:
-        """Return the mentions whose earlier one is in the context of a length."""
+        """Return the mentions whose nearest earlier mention is in the context of a length."""
         return [one for one in self.mentions if one.earlier >= len(self.tokens) - length]
 
     def without(self, length: int) -> np.ndarray:
-        """Return the tokens of a length, the earlier mentions replaced."""
+        """Return the last `length` tokens, with the earlier mentions replaced."""
         tokens, begin = self.tokens.copy(), len(self.tokens) - length
         for one in self.at(length):
             for place, ids in one.replaced:
@@ -100,7 +100,7 @@ class MentionText:
 
 @dataclass(frozen=True)
 class Mentions(Task):
-    """Words that recur after a long distance."""
+    """Nats gained on words that recur after a long distance."""
 
     distance: int = DISTANCE  # tokens from the nearest earlier mention, at least
     target_tokens: int = TARGET_TOKENS  # at the end of each length, in which later mentions are scored
@@ -115,7 +115,7 @@ class Mentions(Task):
                 raise ValueError(f"{name} = {value} is not possible: expected at least 1 token (mentions:{name}=N)")
 
     def check(self, lengths: Sequence[int]) -> None:
-        """Raise ValueError unless every target can have an earlier mention at the distance."""
+        """Raise ValueError unless every target has a context longer than the distance at all lengths."""
         if lengths[0] < self.least:
             raise ValueError(
                 f"distance={self.distance} and target_tokens={self.target_tokens} do not fit into {lengths[0]:,} "
@@ -128,8 +128,8 @@ class Mentions(Task):
         return self.distance + self.target_tokens + 1
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Return powers of two from the first that holds the distance to twice the largest trained length, at least
-        one."""
+        """Return powers of two from the first that holds distance and targets to twice the largest trained length; at
+        least that first one."""
         first = 1 << (self.least - 1).bit_length()
         return doubled_lengths(first, trained)
 
@@ -153,7 +153,7 @@ class BoundMentions(Mentions, BoundText[MentionText]):
         """Return a window of the largest length for each repeat.
 
         Raises:
-            ValueError: lengths that do not hold the distance, a text too short, or too few windows with a mention.
+            ValueError: lengths too short for the distance, a text too short, or too few windows with a mention.
         """
         self.check(lengths)
         longest, most = lengths[-1], self.text.num_windows(lengths[-1], repeats)
@@ -207,7 +207,7 @@ class BoundMentions(Mentions, BoundText[MentionText]):
                 (one.first, tokens[chosen[one.form].first : chosen[one.form].end].copy()) for one in earlier
             )
             mentions.append(Mention(text, mention.first, mention.end, before.first, replaced))
-        # those that have none of the replaced words within `distance`, as many as possible
+        # the largest set of mentions that have none of its replaced words within `distance`
         apart = [
             [one for one in mentions if one.earlier <= last <= one.first - self.distance]
             for last in sorted({one.earlier for one in mentions})
@@ -216,8 +216,8 @@ class BoundMentions(Mentions, BoundText[MentionText]):
         return MentionText(tokens, tuple(most))
 
     def _later(self, words: Sequence[Word], first: int) -> tuple[Word, Word] | None:
-        """Return the first occurrence of a word among the targets, which begin at `first`, and the one before it, if
-        they are as the task needs them.
+        """Return the first occurrence of a word among the targets, which begin at `first`, after the one before it;
+        None if there is none, if they are nearer than `distance`, or if the window or a token cuts it.
 
         Args:
             words: all occurrences of one word, in order.
@@ -258,7 +258,7 @@ class BoundMentions(Mentions, BoundText[MentionText]):
     def _judged(
         self, nats: np.ndarray, control: np.ndarray, payload: MentionText, length: int
     ) -> tuple[dict[str, Any], str]:
-        """Return the scores of one example at one length, and why it has none."""
+        """Return the scores of one example at one length, and the reason if it has none, else ""."""
         first, mentions = len(payload.tokens) - self.target_tokens, payload.at(length)
         spans = [slice(one.first - first, one.end - first) for one in mentions]
         if failed := sum(int((~np.isfinite(values[span])).sum()) for values in (nats, control) for span in spans):

@@ -8,17 +8,18 @@ Hsieh et al. 2024 (RULER), arXiv 2404.06654, whose tasks `niah` and `vt` these a
 `tracking`     "VAR A = 12345", "VAR B = VAR A", ...: a chain of assignments; the question is which variables have the
                value.
 
-The hay is the text of the measurement. A question has one depth; its sentences begin there and are spread evenly over a
-share of the hay, `spread`, as the slice of a curve's probe: at depth 1 they end where the hay ends.
+The hay is the text of the measurement. A question has one depth, at which its sentence is inserted. Several sentences
+are spread evenly over a share of the hay, `spread`, from `depth * (1 - spread)` on. A sentence is inserted before a
+word, up to 16 tokens before its place.
 
-`together` puts the needles of all depths into one text, each with its own key and value, so that one reading answers
-them all; each question then has the needles of the other depths as distractors. Without it every depth has a text and
-a reading of its own, with no other needles but `distractors`.
+`together` puts the needles of all depths into one text, each with its own key and value, so that one reading serves
+all questions; each question then has the needles of the other depths as distractors. Without it every depth has a text
+and a reading of its own, with no needles of other depths.
 
-Two ways to ask. `forced`: the right answer is fed, and an answer is right if each of its tokens has the highest
+`ask` has two values. `forced`: the right answer is fed, and an answer is right if each of its tokens has the highest
 probability given the ones before it; several answers are in the order of the text, with commas, which are not scored.
 `generated`: greedy generation, in the model's chat template if it has one; an answer is right if the output contains it
-as a word. A length is all tokens: separator or template, text, the longest question and its answer.
+as a word. A length is all tokens: separator or template, text, the longest question, and its answer or `new_tokens`.
 """
 
 import re
@@ -47,7 +48,7 @@ WAYS = ("forced", "generated")
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 DIGITS, MOST_DIGITS = 7, 15  # 7 are RULER's
 LETTERS = 5  # of a variable, as in RULER
-# by setting: what it takes effect with, and its value if it is not given
+# by setting: the kinds that it has an effect on, and its default there
 USED = {
     "keys": (NEEDLES, "words"),
     "values": (NEEDLES, "numbers"),
@@ -65,8 +66,8 @@ class NeedleQuery:
 
     facts: tuple[Fact, ...]
     ids: np.ndarray  # the question, with the end of the chat template and the beginning of the answer
-    answer: np.ndarray  # all right answers
-    spans: tuple[tuple[int, int], ...]  # of each right answer in `answer`
+    answer: np.ndarray  # all right answers, with commas between them
+    spans: tuple[tuple[int, int], ...]  # beginning and end of each right answer in `answer`
     question: str
     answers: tuple[str, ...]
 
@@ -94,20 +95,20 @@ class NeedlePrompt:
 
 @dataclass(frozen=True)
 class Needle(Task):
-    """Needles in the text. Settings that are None have the value of USED, and take effect with some kinds only."""
+    """Needles in the text. A setting that is None has its default, and has an effect on some kinds only (USED)."""
 
     kind: str = "single"  # one of KINDS
     ask: str = "forced"  # one of WAYS
-    depths: tuple[float, ...] = field(default=DEPTHS, metadata={"quiet": True})  # of the hay: 0 to 1, its end
+    depths: tuple[float, ...] = field(default=DEPTHS, metadata={"quiet": True})  # 0: beginning of the hay, 1: its end
     together: bool = field(default=True, metadata={"quiet": True})  # the needles of all depths are in one text
-    keys: str | None = None  # words or numbers
-    values: str | None = None  # words or numbers
-    digits: int | None = None  # of all numbers
-    distractors: int | None = None  # further keys or chains, at random depths; None: 3 of multikey, else 0
-    answers: int | None = None  # values of one key
-    hops: int | None = None  # variables after the first
-    spread: float | None = None  # share of the hay over which the sentences of one question are spread
-    new_tokens: int | None = None  # at most, of ask=generated
+    keys: str | None = None  # words (default) or numbers
+    values: str | None = None  # words or numbers (default)
+    digits: int | None = None  # of all numbers; default: 7
+    distractors: int | None = None  # further keys or chains, at random depths; default: 3 with kind=multikey, else 0
+    answers: int | None = None  # values of one key; default: 4
+    hops: int | None = None  # variables after the first; default: 4
+    spread: float | None = None  # share of the hay over which the sentences of one question are spread; default: 0.2
+    new_tokens: int | None = None  # at most, with ask=generated; default: 64
 
     name: ClassVar[str] = "needle"
     details: ClassVar[tuple[str, ...]] = ("exact", "token_hits", "others")
@@ -133,7 +134,7 @@ class Needle(Task):
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
-                raise ValueError(f"{name} = {value:g}; give {least:,} to {most:,}")
+                raise ValueError(f"{name}: got {value:g}, expected {least:,} to {most:,}")
         if self.kind == "multikey" and self.distractors == 0:
             raise ValueError("distractors = 0: multikey needs at least 1; use kind=single")
         if self.digits is not None and "numbers" not in self.forms and self.kind != "tracking":
@@ -197,8 +198,8 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         """Return a window of the text for each repeat, with the needles and question of each depth.
 
         Raises:
-            ValueError: a text too short, lengths too short for the needles, needles that are the same tokens, or too
-                few digits or new tokens.
+            ValueError: a text too short, lengths too short for the needles, needles whose tokens are the same, or too
+                few words, digits or new tokens.
         """
         windows = self.text.windows(lengths[-1], repeats, seed)
         return [self._example(lm, window, tuple(lengths), repeat, seed) for repeat, window in enumerate(windows)]
@@ -239,10 +240,10 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         return "word" if self.used("values") == "words" else "number"
 
     def _needles(self, rng: np.random.Generator, lm: LM) -> list[tuple[str, list[str], list[str]]]:
-        """Return key, sentences and values of each group of needles, those of the depths first."""
+        """Return key, sentences and values of each group of needles: first a group for each depth, then distractors."""
         groups, each = len(self.depths) + (self.used("distractors") or 0), self.used("answers") or 1
         of_keys, of_values = self.forms
-        if of_keys == of_values:  # different ones of a kind
+        if of_keys == of_values:  # no key is also a value
             drawn = self._drawn(rng, of_keys, groups * (1 + each))
             keys, values = drawn[:groups], drawn[groups:]
         else:
@@ -258,7 +259,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         return found
 
     def _tracking(self, rng: np.random.Generator, lm: LM) -> list[tuple[str, list[str], list[str]]]:
-        """Return value, assignments and variables of each chain, those of the depths first."""
+        """Return value, assignments and variables of each chain: first a chain for each depth, then distractors."""
         chains, each = len(self.depths) + self.used("distractors"), 1 + self.used("hops")
         values = self._drawn(rng, "numbers", chains)
         names: dict[str, None] = {}
@@ -276,7 +277,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         return found
 
     def _drawn(self, rng: np.random.Generator, form: str, count: int) -> list[str]:
-        """Return different words or numbers.
+        """Return `count` different words or numbers.
 
         Raises:
             ValueError: there are fewer.
@@ -292,7 +293,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         return [f"{ADJECTIVES[one // len(NOUNS)]}-{NOUNS[one % len(NOUNS)]}" for one in chosen]
 
     def _template(self, lm: LM) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the tokens before the description, and those between question and answer: None without a template."""
+        """Return the tokens before the description, and those between question and answer; None: no chat template."""
         if self.ask == "forced" or not getattr(lm.tokenizer, "chat_template", None):
             return np.array(lm.separator.ids), None
         before, between, after = template(lm)
@@ -300,7 +301,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         return np.array(ids[0] or lm.separator.ids, np.int64), np.array(ids[1], np.int64)
 
     def _check(self, shortest: int, prompt: NeedlePrompt) -> None:
-        """Raise ValueError unless the prompt fits the shortest length, a quarter of it hay, and its answers fit."""
+        """Raise ValueError if less than a quarter of the shortest length is hay, or an answer exceeds `new_tokens`."""
         fixed = shortest - min(self._hay(prompt, shortest, which) for which in range(len(prompt.queries)))
         if 4 * fixed > 3 * shortest:
             raise ValueError(
@@ -312,20 +313,19 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
             raise ValueError(f"new_tokens = {self.num_new}; the right answers have up to {longest:,} tokens: give more")
 
     def _facts(self, prompt: NeedlePrompt, which: int) -> list[Fact]:
-        """Return the needles in the text of the depth with that index, its own first unless all are together."""
+        """Return the needles in the text for depth `which`, an index."""
         queries = prompt.queries if self.together else prompt.queries[which : which + 1]
         return [fact for query in queries for fact in query.facts] + list(prompt.others)
 
     def _hay(self, prompt: NeedlePrompt, length: int, which: int) -> int:
-        """Return the tokens of hay in that text, in a prompt of that length."""
+        """Return the number of hay tokens in the text for depth `which`, in a prompt of `length` tokens."""
         new = self.num_new if self.ask == "generated" else 0
         asked = max(len(query.ids) + (new or len(query.answer)) for query in prompt.queries)
         facts = sum(len(fact.ids) for fact in self._facts(prompt, which))
         return length - len(prompt.head) - len(prompt.description) - facts - asked
 
     def context(self, lm: LM, example: Example[NeedlePrompt], length: int, which: int) -> tuple[np.ndarray, int]:
-        """Return the tokens between head and question of the depth with that index, and where in them its needles
-        begin."""
+        """Return the tokens between head and question for depth `which`, and the index of its first needle in them."""
         prompt = example.payload
         hay = prompt.hay[: self._hay(prompt, length, which)]
         text, begins = inserted(lm, hay, self._facts(prompt, which))
@@ -354,7 +354,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
                 yield from at_depth
 
     def _results(self, reader: Reader, example: Example[NeedlePrompt], length: int) -> Iterator[Result]:
-        """Yield the results of one length, a depth after the other."""
+        """Yield the results of one length, one for each depth in order."""
         lm, prompt = reader.lm, example.payload
         judged = self._forced if self.ask == "forced" else self._generated
         for which, (depth, query) in enumerate(zip(example.depths, prompt.queries, strict=True)):
@@ -404,11 +404,11 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
 def _query(
     lm: LM, facts: tuple[Fact, ...], question: str, beginning: str, answers: Sequence[str], end: np.ndarray | None
 ) -> NeedleQuery:
-    """Return a query of these answers.
+    """Return the query for these answers.
 
     Args:
         beginning: of the answer.
-        end: tokens of the chat template between question and answer; None: there is no template.
+        end: tokens of the chat template between question and answer; None: no template.
     """
     listed = [part for answer in answers for part in (",", f" {answer}")][1:]
     if end is None:
@@ -428,7 +428,7 @@ def _query(
 
 
 def _check_apart(lm: LM, what: str, texts: Sequence[str], hint: str) -> None:
-    """Raise ValueError where two texts, or one and the beginning of the other, are the same tokens."""
+    """Raise ValueError if two texts have the same tokens, or one has the first tokens of another."""
     ids = sorted((following(lm.tokenizer, f" {text}", before="is").tolist(), text) for text in texts)
     for (one, first), (other, second) in pairwise([([], ""), *ids]):
         if not other or (one and other[: len(one)] == one):
@@ -439,7 +439,7 @@ def _check_apart(lm: LM, what: str, texts: Sequence[str], hint: str) -> None:
 
 
 def _shares(right: Sequence[bool]) -> dict[str, float]:
-    """Return the share of right answers, and of several whether all are right."""
+    """Return the share of right answers, and if there are several, whether all are right."""
     exact = {"exact": float(all(right))} if len(right) > 1 else {}
     return {"right": float(np.mean(right)), **exact}
 

@@ -21,7 +21,7 @@ class Words:
 
     description: str
     question: str
-    answer: str  # its beginning
+    answer: str  # the beginning of the answer
 
 
 ONE = Words(

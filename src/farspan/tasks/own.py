@@ -1,12 +1,12 @@
 """Three memory tests on a user's own documents, made of the text itself and judged without another model.
 
-The context is T tokens of the text in all, including three facts inserted at random depths:
+The context is T tokens of the text in all, including the facts of the tests, inserted at random depths:
 
-`recall`   a passage of the text: its first 16 tokens are the cue, and the greedy hits among its next 32 are counted.
-`pairs`    the line "The number of {word} is {number}.", among other lines with other words and numbers. The question
+`recall`   a passage of the text: its first 16 tokens are the cue; the score is the share of greedy hits in its next 32.
+`pairs`    the line "The number of {word} is {number}.", and other such lines with other words and numbers. The question
            is the word's number; right if greedy decoding gives all of it. With questions=paraphrased the question is
            in other words than the line, so that continuing a copied sentence does not answer it; right if, of the
-           numbers in all lines, the context raised the log-probability of this word's most, as for `cloze`.
+           numbers in all lines, the context raised the log-probability of this word's number most, as for `cloze`.
 `cloze`    a sentence of the text. The question is which word is missing from it; right if, of this word and three other
            words of the context, the context raised the log-probability of this word most:
 
@@ -15,9 +15,10 @@ The context is T tokens of the text in all, including three facts inserted at ra
            (calibrated as in Holtzman et al. 2021, arXiv 2104.08315: it is not enough to be a likely word).
 
 All three are scored on one reading. The facts and their depths are the same at every length, so that lengths differ
-only in the amount of other text; a longer context extends a shorter one. `control` is the score of the same questions
-without the context. Synthetic needles are as old as Kamradt 2023 and the key-value lists of Liu et al. 2023, arXiv
-2307.03172; ours are hidden in the user's text and use its words. A length is T; the separator is not counted.
+only in the amount of other text; that of a longer length begins with that of a shorter one. `control` is the score of
+the same questions without the context. Synthetic needles are known from Kamradt 2023, key-value lists from Liu et al.
+2023, arXiv 2307.03172; ours are hidden in the user's text and use its words. A length is T; the separator is not
+counted.
 """
 
 import hashlib
@@ -57,20 +58,20 @@ SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
 
 
 class UnfitError(ValueError):
-    """A window of a text that yields no question."""
+    """A window of a text has too few words for a question."""
 
 
 @dataclass(frozen=True)
 class AnswerScores:
     """The log-probabilities and hits of one test."""
 
-    nats: np.ndarray  # [answers], the right one first; NaN if the model gave none
-    hit: float  # of the right one: its share of greedy hits for recall, else 1 if all are hits
+    nats: np.ndarray  # [answers], -log p of each answer, the right one first; NaN if the model's output is not finite
+    hit: float  # of the right answer: for recall the share of greedy hits, else 1 if all tokens are hits, or 0
 
 
 @dataclass(frozen=True)
 class Query:
-    """The question of one test and its answer options, the right one first."""
+    """The question of one test and its possible answers, the right one first."""
 
     ids: np.ndarray
     answers: tuple[np.ndarray, ...]
@@ -86,7 +87,7 @@ class Hidden:
 
     @property
     def num_facts(self) -> int:
-        """Tokens of all facts."""
+        """The number of tokens of all facts."""
         return sum(len(fact.ids) for fact in self.facts)
 
     @property
@@ -105,8 +106,8 @@ class Own(Task):
     """Recall, key-value and cloze tests in windows of the text."""
 
     tests: str = "all"  # or one of TESTS
-    pairs: int = PAIRS  # the queried one among them
-    questions: str = field(default="same", metadata={"quiet": True})  # of `pairs`: one of QUESTIONS
+    pairs: int = PAIRS  # lines of the test `pairs`, with the queried one
+    questions: str = field(default="same", metadata={"quiet": True})  # of the test `pairs`: one of QUESTIONS
 
     name: ClassVar[str] = "own"
     quality: ClassVar[Quality] = Quality("right", "right answers", higher_is_better=True)
@@ -115,14 +116,12 @@ class Own(Task):
     def __post_init__(self) -> None:
         check_known("tests =", self.tests, ("all", *TESTS))
         if self.pairs < 1:
-            raise ValueError(f"pairs = {self.pairs}; at least 1 is needed")
+            raise ValueError(f"pairs: got {self.pairs}, expected at least 1")
         check_known("questions =", self.questions, QUESTIONS)
         if self.questions != "same" and "pairs" not in self.chosen:
             raise ValueError(f"questions={self.questions} has no effect on tests={self.tests}: use tests=pairs or all")
         if self.questions != "same" and self.pairs < 2:
-            raise ValueError(
-                f"pairs = {self.pairs}: questions=paraphrased chooses among several numbers; give 2 or more"
-            )
+            raise ValueError(f"pairs: got {self.pairs}, expected at least 2, among which questions=paraphrased chooses")
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -132,7 +131,7 @@ class Own(Task):
         return BoundOwn.of(self, lm, text)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Return powers of two from a quarter of the smallest trained length to twice the largest, but at least 512."""
+        """Return a quarter of the smallest trained length, but at least 512, and its doublings to twice the largest."""
         return doubled_lengths(max(512, min(trained) // 4), trained)
 
 
@@ -150,8 +149,8 @@ class BoundOwn(Own, BoundText[Hidden]):
         return {"tests": list(self.chosen), "pairs": self.pairs, **how, **text}
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Hidden]]:
-        """Return a window of the text for each repeat, with its facts and queries. Windows without enough words are
-        left out.
+        """Return a window of the text for each repeat, with its facts and queries. Windows with too few words are left
+        out.
 
         Raises:
             ValueError: a text too short or with too few words, or lengths too short for the facts.
@@ -219,29 +218,38 @@ class BoundOwn(Own, BoundText[Hidden]):
         return Example(digest.hexdigest()[:16], repeat, tuple(lengths), hidden)
 
     def _pairs_query(self, lm: LM, word: str, numbers: np.ndarray, rng: np.random.Generator) -> Query:
-        """Return the question for the number of a word, the first of these; paraphrased, the others are options too."""
+        """Return the question for the number of a word, `numbers[0]`; if paraphrased, with all numbers as answers."""
         if self.questions == "paraphrased":
             question = PARAPHRASES[int(rng.integers(len(PARAPHRASES)))].format(word=word)
             ids = encoded(lm.tokenizer, question)
             return Query(ids, tuple(following(lm.tokenizer, f" {number}", before=question) for number in numbers))
         whole = encoded(lm.tokenizer, f"\nThe number of {word} is {numbers[0]}")
         cue = encoded(lm.tokenizer, f"\nThe number of {word} is")
-        # if the number's first token overlaps the question, the question ends before it
+        # a token that spans question and number belongs to the number
         same = int(np.argmin([*(whole[: len(cue)] == cue[: len(whole)]), False]))
         return Query(whole[:same], (whole[same:],))
 
     def _words(self, text: str, least: int) -> list[str]:
-        """Return the different words of a text, in order, without those at its ends, which may be cut."""
+        """Return the different words of a text, in order, without its first and last word, which may be cut.
+
+        Raises:
+            UnfitError: no more than `least`.
+        """
         found = list({word.lower(): word for word in WORD.findall(text)[1:-1]}.values())
         if len(found) <= least:
             raise UnfitError(
-                f"text {self.text.name!r} has a stretch with {len(found)} different words of four letters; "
+                f"text {self.text.name!r} has a stretch with {len(found)} different words of four letters or more; "
                 f"{least + 1} are needed: give longer lengths, or use tests=recall"
             )
         return found
 
     def _sentence(self, text: str, rng: np.random.Generator) -> tuple[str, str]:
-        """Return a sentence of a text, at most 30 words, and a word of it to leave out: a name if there is one."""
+        """Return a sentence of a text, at most 30 words, and a word of it to leave out: one with an initial capital, if
+        there is one after the first.
+
+        Raises:
+            UnfitError: the text has no words.
+        """
         sentences = [" ".join(one.split()[:30]) for one in SENTENCE.findall(text)[1:-1]]
         several = [
             (one, WORD.findall(one)) for one in sentences if len(one.split()) >= 6 and len(WORD.findall(one)) > 1
@@ -306,7 +314,7 @@ class BoundOwn(Own, BoundText[Hidden]):
         return found
 
     def _texts(self, lm: LM, example: Example[Hidden]) -> dict[str, list[str]]:
-        """Return the query of each test and its answer options, the right one first."""
+        """Return, by test, the texts of the question and of its possible answers, the right one first."""
         return {
             test: [lm.tokenizer.decode(ids.tolist()) for ids in (query.ids, *query.answers)]
             for test, query in example.payload.queries.items()
@@ -321,7 +329,8 @@ class BoundOwn(Own, BoundText[Hidden]):
 
 
 def _judged(found: dict[str, AnswerScores], without: dict[str, AnswerScores]) -> dict[str, float]:
-    """Return the score of each test, from 0 to 1. Options raised equally share the score of the best."""
+    """Return the score of each test, from 0 to 1. If n answers were raised most and the right one is among them, it
+    scores 1 / n."""
     judged = {test: one.hit for test, one in found.items()}
     for test, one in found.items():
         if len(one.nats) > 1:

@@ -16,13 +16,14 @@ WEIGHTS = ("method", "retriever")
 
 
 def passage_ids(tokenizer: Any, text: str, most: int) -> Int[np.ndarray, "time"]:
-    """Return the token ids of a passage and a blank line, at most `most`: a longer passage loses its end."""
+    """Return the token ids of a passage and a blank line, at most `most`: a longer passage loses its end and the blank
+    line."""
     return encoded(tokenizer, text.strip() + "\n\n")[:most]
 
 
 def passage_weights(weights: str, scores: Sequence[float] | np.ndarray) -> Float[Tensor, "passages"] | None:
-    """Return the softmax of the retriever's scores (Shi et al. 2023, arXiv 2301.12652, section 3.2); None for the
-    method's own weights."""
+    """Return the softmax of the retriever's scores (Shi et al. 2023, arXiv 2301.12652, section 3.2); None: the method
+    uses its own weights."""
     if weights == "method" or not len(scores):
         return None
     return torch.tensor(list(scores), dtype=torch.float32).softmax(-1)
@@ -35,8 +36,8 @@ def joined(pieces: Sequence[np.ndarray]) -> tuple[Int[np.ndarray, "total"], Int[
 
 
 def places(memory: Memory) -> dict[str, int]:
-    """Return, for a row, the tokens in the decoder and those read by an encoder instead, as of the last score. The
-    encoder reads the last of several passages, or the beginning of a document."""
+    """Return, for a row, the number of tokens in the decoder and of those that an encoder read instead, as of the last
+    score. The encoder reads the last of several passages, or the beginning of a document."""
     return {"in_decoder": memory.num_seen - memory.num_encoded, "in_encoder": memory.num_encoded}
 
 

@@ -5,8 +5,8 @@
 Mohtashami and Jaggi 2023 (Landmark Attention), arXiv 2305.16300, section 4.2 and appendix: their wording, a number of
 five digits, a filler of five short sentences repeated to the length. Right if every token of the number has the highest
 probability given the ones before it, as in greedy decoding. A length is all tokens of the prompt; the separator is not
-counted. The depth is that of the number in the filler, rounded to whole repetitions. An example has the same number at
-all lengths and depths.
+counted. The depth is the share of the filler before the number, rounded to whole repetitions. An example has the same
+number at all lengths and depths.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,11 +45,11 @@ class PasskeyPrompt:
 
     @property
     def fixed(self) -> int:
-        """Tokens of a prompt without its filler."""
+        """The number of tokens of a prompt without its filler."""
         return len(self.description) + len(self.key) + len(self.question)
 
     def context(self, length: int, depth: float) -> np.ndarray:
-        """Return the prompt of a length in tokens, without the question."""
+        """Return the tokens before the question, in a prompt of `length` tokens."""
         count, rest = divmod(length - self.fixed, len(self.filler))
         before = round(depth * count)
         parts = [self.description, *[self.filler] * before, self.key, *[self.filler] * (count - before)]
@@ -60,7 +60,7 @@ class PasskeyPrompt:
 class Passkey(Task):
     """A number hidden in a monotonous text."""
 
-    depths: int = 5  # evenly spaced from the beginning of the text to its end
+    depths: int = 5  # evenly spaced from the beginning of the text to its end; 1: in the middle
     digits: int = 5  # of the number
 
     name: ClassVar[str] = "passkey"
@@ -69,12 +69,12 @@ class Passkey(Task):
 
     def __post_init__(self) -> None:
         if not 1 <= self.depths <= 1000:
-            raise ValueError(f"depths = {self.depths}; give 1 to 1,000 of them")
+            raise ValueError(f"depths: got {self.depths}, expected 1 to 1,000")
         if not 1 <= self.digits <= MOST_DIGITS:
-            raise ValueError(f"digits = {self.digits}; give 1 to {MOST_DIGITS}")
+            raise ValueError(f"digits: got {self.digits}, expected 1 to {MOST_DIGITS}")
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Return powers of two from a quarter of the smallest trained length to twice the largest, but at least 256."""
+        """Return a quarter of the smallest trained length, but at least 256, and its doublings to twice the largest."""
         return doubled_lengths(max(256, min(trained) // 4), trained)
 
     def on(self, lm: LM, text: str) -> "BoundPasskey":
@@ -93,7 +93,7 @@ class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
         return {"depths": self.depths, "digits": self.digits}
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[PasskeyPrompt]]:
-        """Return a number for each repeat.
+        """Return a prompt with another number for each repeat.
 
         Raises:
             ValueError: a length too short for the number and its question.

@@ -6,9 +6,9 @@ Three choices of the targets at a total length of T tokens, in a window x of W t
 
 `fixed`  ours: the last n tokens of x at every length, after the T - n tokens before them. The context grows to the
          left and the targets stay the same, so lengths differ only in the tokens read.
-`last`   the tokens T - n to T of x, whose context always begins where x does: "the perplexity of the last 256 tokens"
-         of Yen et al. 2024 (CEPE), arXiv 2402.16617, section 4.1. Each length scores different tokens. One reading
-         serves all lengths.
+`last`   the last n of the first T tokens of x, whose context always begins where x does: "the perplexity of the last
+         256 tokens" of Yen et al. 2024 (CEPE), arXiv 2402.16617, section 4.1. Each length scores different tokens. One
+         reading serves all lengths.
 `all`    the first T tokens of x, all scored in one pass, as in SMT and most reports. Most of them have a shorter
          context than T; sums by position show the difference.
 
@@ -31,9 +31,9 @@ from farspan.terminal import report
 
 TARGETS = ("fixed", "last", "all")
 TARGET_TOKENS = 256  # CEPE's
-SHORTEST = 512  # tokens; a quarter of the trained length, if that is less
+SHORTEST = 512  # tokens; the shortest default length, or a quarter of the trained length if that is less
 FIRST_BUCKET = 64  # positions; each further bucket ends at twice the position of the one before
-MASK = 1 << 22  # values of a mask [chunk, tokens read] on a CPU
+MASK = 1 << 22  # values of an attention mask [chunk, tokens read], at most, on a CPU
 OPTION = "--target-tokens N, or perplexity:target_tokens=N"
 SMALLEST_CHUNK = 256  # tokens; smaller ones take longer
 
@@ -44,7 +44,7 @@ class Perplexity(Task):
 
     targets: str = "fixed"  # one of TARGETS
     target_tokens: int | None = TARGET_TOKENS  # n; None: 256, or half of the shortest length if that is less
-    buckets: int | None = None  # equal parts of each length, of targets=all; None: powers of two from FIRST_BUCKET
+    buckets: int | None = None  # with targets=all: equal parts of each length; None: they end at 64, 128, 256, ...
 
     name: ClassVar[str] = "perplexity"
     details: ClassVar[tuple[str, ...]] = ("accuracy",)
@@ -60,7 +60,7 @@ class Perplexity(Task):
                 "leave out one of the two"
             )
         if self.buckets is not None and self.buckets < 1:
-            raise ValueError(f"buckets = {self.buckets}; at least 1 is needed")
+            raise ValueError(f"buckets: got {self.buckets}, expected at least 1")
         if self.buckets is not None and self.targets != "all":
             raise ValueError(f"buckets belong to targets=all, not to targets={self.targets}: leave them out")
 
@@ -103,7 +103,7 @@ class Reading:
     scores: Scores  # of the targets, [examples, targets]
     num_seen: int
     num_kept: int
-    broken: str  # where the first numbers that are not finite came from, of this length or a shorter one; "": none
+    broken: str  # the module whose output was the first that is not finite, at this or a shorter length; "": none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
         """Yield the scores of a batch at each of its lengths, shortest first."""
         text = torch.from_numpy(np.stack([example.payload for example in batch])).long()
         head = torch.tensor([reader.lm.separator.ids]).expand(len(batch), -1)
-        # a reader that cuts or mixes its text needs it in one piece; an incremental one continues
+        # a reader that cuts or mixes its text needs the whole text in one call; an incremental one continues
         goes_on = self.targets == "last" and reader.incremental
         memory: Memory | None = None
         read, layer = 0, ""
@@ -223,7 +223,7 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
         return values, 0
 
     def _not_finite(self, reader: Reader, head: torch.Tensor, text: torch.Tensor, length: int) -> str:
-        """Read and score again, and return the module whose output is the first that is not finite."""
+        """Read and score again, and return a reason that names the first module whose output is not finite."""
         begin, first, end = self.span(text.shape[1], length)
         with reader.lm.first_not_finite() as found:
             reader.read(text[:, begin:first], head=head).score(text[:, first:end])
@@ -236,10 +236,10 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
         return [("separator", lm.separator.ids), read, asked], end - first
 
     def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...]:
-        """Return powers of two as `lengths` for this model, up to the end of its positions or the text.
+        """Return the lengths of `lengths` for this model that its positions and the text allow.
 
         Raises:
-            ValueError: more target tokens than fit.
+            ValueError: more target tokens than its positions allow.
         """
         trained = lm.trained_length or DEFAULT_TRAINED_LENGTH
         longest = 2 * trained
@@ -253,12 +253,12 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
             return (longest,)
         fitting = [length for length in lengths if self.text.num_windows(length, repeats) >= repeats]
         if fitting and fitting != lengths:
-            report(f"the text is too short for lengths of {lengths[-1]:,}: they end at {fitting[-1]:,} tokens")
+            report(f"the text is too short for {lengths[-1]:,} tokens: the longest length is {fitting[-1]:,}")
         return tuple(fitting or lengths[:1])
 
     def chunk(self, lm: LM, longest: int) -> int | None:
-        """Return fewer tokens than the reader's own if the attention mask of a long text would otherwise take most of a
-        CPU's memory."""
+        """Return a smaller chunk than the reader's own, in tokens, if the attention mask would have more than MASK
+        values on a CPU; else None."""
         if lm.device.type != "cpu" or CHUNK * longest <= MASK:
             return None
         return max(SMALLEST_CHUNK, MASK // longest)
@@ -270,7 +270,7 @@ def shortest_length(trained: int) -> int:
 
 
 def check_target_tokens(target_tokens: int, lengths: Sequence[int], how: str = "perplexity:target_tokens=N") -> None:
-    """Raise ValueError if the targets leave no context in the shortest length. `how`: their option."""
+    """Raise ValueError if the targets leave no context in the shortest length; `how` names their option."""
     if target_tokens >= lengths[0]:
         raise ValueError(
             f"{target_tokens:,} target tokens leave no context in a length of {lengths[0]:,} tokens: give fewer "
@@ -279,7 +279,8 @@ def check_target_tokens(target_tokens: int, lengths: Sequence[int], how: str = "
 
 
 def bucket_ends(length: int, buckets: int | None) -> list[int]:
-    """Return the ends of the buckets of positions: powers of two, or `buckets` of equal size."""
+    """Return the ends of the buckets of positions: FIRST_BUCKET and its doublings up to the length, or `buckets` parts
+    of equal size."""
     if buckets is not None:
         return sorted({length * i // buckets for i in range(1, buckets + 1)} - {0})
     ends = [FIRST_BUCKET]

@@ -10,7 +10,8 @@ from jaxtyping import Int
 
 
 def encoded(tokenizer: Any, text: str) -> Int[np.ndarray, "time"]:
-    """Return the token ids of a text as `corpus.load` does: nothing is added, and nothing in it is a special token."""
+    """Return the token ids of a text, as `farspan.text.corpora.load` does: no special token is added, and the name of a
+    special token in the text is tokenised as characters."""
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
     return np.asarray(ids, dtype=np.int64)
 
@@ -18,8 +19,8 @@ def encoded(tokenizer: Any, text: str) -> Int[np.ndarray, "time"]:
 def pieces(tokenizer: Any, *texts: str) -> list[np.ndarray]:
     """Return the token ids of the joined texts, one array per text.
 
-    The texts are joined because many tokenizers add a space before a text of its own. A token that spans two texts
-    belongs to the second. There are no special tokens, even if a text spells one.
+    The texts are tokenised together because many tokenizers add a space at the beginning of their input. A token that
+    spans two texts belongs to the second. The name of a special token in a text is tokenised as characters.
     """
     whole = encoded(tokenizer, "".join(texts))
     cuts = [0]
@@ -39,19 +40,19 @@ def following(tokenizer: Any, text: str, *, before: str) -> np.ndarray:
 
 @lru_cache(maxsize=1)  # decodes the whole vocabulary
 def line_ends(tokenizer: Any) -> tuple[int, ...]:
-    """Return the tokens that begin with the end of a line."""
+    """Return the ids of all tokens that begin with a line end, also after spaces."""
     texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
     return tuple(token for token, text in enumerate(texts) if text.lstrip(" ").startswith("\n"))
 
 
 def stops(tokenizer: Any, *, one_line: bool) -> list[int]:
-    """Return the tokens that end an answer: the end of text, and for answers of one line the ends of a line."""
+    """Return the ids of the tokens that end an answer: the end of text, and if `one_line` those of `line_ends`."""
     end = tokenizer.eos_token_id
     return ([] if end is None else [end]) + (list(line_ends(tokenizer)) if one_line else [])
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """Return the text that each token adds to the ones before it: alone, some tokenizers drop its leading space."""
+    """Return the text that each token adds to the 8 tokens before it. Decoded alone, some lose their leading space."""
     ids = [int(i) for i in ids]
     until = [tokenizer.decode(ids[max(0, n - 8) : n + 1]) for n in range(len(ids))]
     before = [tokenizer.decode(ids[max(0, n - 8) : n]) for n in range(len(ids))]

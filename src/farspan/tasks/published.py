@@ -13,7 +13,7 @@ from farspan.tasks.curve import BoundCurve
 
 
 class PublishedLength(Checked):
-    """A length in such a file."""
+    """The accuracies at one length in a result file of the authors' script."""
 
     length: Positive
     copy_accs: Annotated[list[Share], Field(min_length=1)]
@@ -65,7 +65,7 @@ def read_authors_file(path: str | Path, model: str) -> list[Row]:
 
 
 def _check(points: Any) -> None:
-    """Raise ValueError, with field and value, unless these are the lengths of such a file."""
+    """Raise ValueError, with field and value, unless these are the entries of a result file of the authors' script."""
     check(PUBLISHED, points)
     lengths = [point["length"] for point in points]
     for number, point in enumerate(points):

@@ -2,17 +2,17 @@
 
     {separator}{demonstration 1}{demonstration 2}{passage 1} ... {passage k}Question: {question}\\nAnswer:
 
-with `Document (Title: {title}): {text}` for a passage, a blank line after each part, and a demonstration made of its
-first passage, its question and its first answer. Yen et al. 2024 (CEPE), arXiv 2402.16617, section 4.2, appendix C.1
-and table 7; a length of this task is k. Greedy, at most 25 tokens, to the end of the line. An answer is right when it
-equals one of the references after lower-casing and without punctuation, articles and extra blanks (Rajpurkar et al.
-2016, arXiv 1606.05250).
+A passage is `Document (Title: {title}): {text}`, a demonstration its first passage, its question and its first answer;
+a blank line follows each. Yen et al. 2024 (CEPE), arXiv 2402.16617, section 4.2, appendix C.1 and table 7; a length of
+this task is k. Greedy decoding of at most 25 tokens, to the end of the line. An answer is right if it equals one of the
+references after both are lower-cased and lose punctuation, articles and extra blanks (Rajpurkar et al. 2016, arXiv
+1606.05250).
 
 Differences from the authors' scripts: theirs give CEPE and RePlug no demonstration in the decoder, the baselines two;
 ours give all methods the same two, at the beginning of every decoder. Theirs sample demonstrations inside the workers
 of a data loader, so that they depend on the number of workers; ours depend only on the seed and the question. A passage
-that is too long loses its end here, its title there. The number of passages in CEPE's decoder is a setting of the
-method.
+that is too long loses its end and blank line here, its title there. The number of passages in CEPE's decoder is a
+setting of the method.
 
 Data: Natural Questions, TriviaQA and PopQA, as jsonl, parquet or a hub data set, with the columns
 
@@ -42,15 +42,17 @@ from farspan.text.tables import read_table
 
 SHOTS = 2
 NEW_TOKENS = 25
-ANSWERS = ("answers", "answer", "possible_answers")  # columns, the first that is there
+ANSWERS = ("answers", "answer", "possible_answers")  # columns; the first that a data set has is used
 
 
 @dataclass(frozen=True)
 class Passage:
+    """A retrieved passage; `str` writes it as in a prompt."""
+
     text: str
     title: str = ""
     score: float | None = None  # the retriever's
-    name: str = ""  # its name in records: its title, or its number in an index
+    name: str = ""  # in records: its title, or its number in an index
 
     def __str__(self) -> str:
         return (
@@ -69,7 +71,7 @@ class Question:
 
 @dataclass(frozen=True)
 class QaPrompt:
-    """One question with its passages as tokens."""
+    """The parts of a prompt as tokens, and its question."""
 
     head: np.ndarray  # the separator and the demonstrations
     passages: tuple[np.ndarray, ...]
@@ -77,7 +79,7 @@ class QaPrompt:
     question: Question
 
     def num_tokens(self, length: int) -> int:
-        """Return the tokens of the whole prompt with `length` passages."""
+        """Return the number of tokens of the whole prompt with `length` passages."""
         return len(self.head) + sum(map(len, self.passages[:length])) + len(self.query)
 
 
@@ -86,11 +88,11 @@ class Qa(Task):
     """Exact match of answers to a data set's questions after retrieved passages."""
 
     data: str  # FILE.jsonl, FILE.parquet or org/name@config:split
-    demos: str | None = None  # the same, for demonstrations; None: other questions of `data`
+    demos: str | None = None  # data for demonstrations; None: other questions of `data`
     index: str | None = None  # a folder, as `farspan index` writes it; None: the passages that come with the data
-    shots: int = SHOTS
-    passage_tokens: int = field(default=PASSAGE_TOKENS, metadata={"quiet": True})  # at most
-    new_tokens: int = field(default=NEW_TOKENS, metadata={"quiet": True})  # at most
+    shots: int = SHOTS  # demonstrations
+    passage_tokens: int = field(default=PASSAGE_TOKENS, metadata={"quiet": True})  # of each passage, at most
+    new_tokens: int = field(default=NEW_TOKENS, metadata={"quiet": True})  # of an answer, at most
     weights: str = field(default="method", metadata={"quiet": True})  # one of passages.WEIGHTS
 
     name: ClassVar[str] = "qa"
@@ -110,7 +112,7 @@ class Qa(Task):
         return BoundQa(**vars(self), questions=questions, pool=pool, skipped=skipped, opened=opened)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Return table 7's numbers of passages that all models there can read."""
+        """Return the numbers of passages in table 7 that all models there can read."""
         return 1, 5, 10, 15, 20
 
 
@@ -148,10 +150,11 @@ class BoundQa(Qa, Bound[QaPrompt]):
         return digest(*(repr(one).replace("Question(", "Asked(", 1) for one in every))  # its name in older records
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[QaPrompt]]:
-        """Return a question for each repeat; fewer repeats have the first of the same questions.
+        """Return a question for each repeat; question i does not depend on the number of repeats.
 
         Raises:
-            ValueError: fewer questions, or fewer with as many passages, than repeats.
+            ValueError: fewer questions with enough passages than repeats, too few demonstrations, or an index with too
+                few passages.
         """
         fitting = [i for i, one in enumerate(self.questions) if self.opened or len(one.passages) >= lengths[-1]]
         if len(fitting) < repeats:
@@ -196,7 +199,7 @@ class BoundQa(Qa, Bound[QaPrompt]):
         return found[:count]
 
     def _demonstrations(self, which: int, seed: int) -> list[Question]:
-        """Return other questions with their answers, the same for every model and method."""
+        """Return other questions as demonstrations, the same for every model and method."""
         question = normalised(self.questions[which].question)
         order = np.random.default_rng([seed, which]).permutation(len(self.pool))
         others = (self.pool[i] for i in order if normalised(self.pool[i].question) != question)
@@ -216,7 +219,7 @@ class BoundQa(Qa, Bound[QaPrompt]):
                 yield Work(1, fed + new - 1, 1, 1)
 
     def run(self, reader: Reader, batch: Sequence[Example[QaPrompt]]) -> Iterator[Result]:
-        """Yield results of examples one by one, whose passages differ in length; fewest passages first."""
+        """Yield results, fewest passages first. Examples are read one by one, since their passages differ in length."""
         tokenizer = reader.lm.tokenizer
         stop = stops(tokenizer, one_line=True)
         for length in batch[0].lengths:
@@ -228,7 +231,9 @@ class BoundQa(Qa, Bound[QaPrompt]):
                 weights = None
                 if self.weights == "retriever":
                     if None in scores:
-                        raise ValueError(f"{self.data!r} has passages without a score, which weights=retriever needs")
+                        raise ValueError(
+                            f"{self.data!r} has passages without a score, which weights=retriever needs. Omit it"
+                        )
                     weights = passage_weights(self.weights, [score for score in scores if score is not None])
                 memory = reader.read(*map(row, pieces), head=row(given.head), weights=weights)
                 memory.read(row(given.query[:-1]))
@@ -307,6 +312,6 @@ def _passages(values: Any, where: str) -> Iterator[Passage]:
 
 
 def _holds(text: str, answers: Iterable[str]) -> bool:
-    """Return whether a passage holds a reference, word for word."""
+    """Return whether a passage contains all words of a reference in order, both normalised."""
     words = f" {normalised(text)} "
     return any(f" {normalised(answer)} " in words for answer in answers)

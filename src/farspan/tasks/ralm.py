@@ -1,18 +1,18 @@
 """Retrieval-augmented language modelling: how well a model predicts a text after k passages retrieved for it.
 
-    nats = mean over i >= q of -log p(x_i | separator, d_1 ... d_k, x_1 ... x_{i-1})      perplexity = exp(nats)
+    nats = mean over i > q of -log p(x_i | separator, d_1 ... d_k, x_1 ... x_{i-1})      perplexity = exp(nats)
 
 x: a window of n tokens of the text (2,048); its first q (256) are the query and are not scored; d_1 ... d_k: the
-passages retrieved by them, best first, each of at most 256 tokens and followed by a blank line. Yen et al. 2024 (CEPE),
-arXiv 2402.16617, section 4.1 and table 2, k = 0, 8, 20, 50; a length of this task is k. Plain readers put all passages
-before the text, RePlug reads each in a pass of its own, CEPE encodes them in parallel. The targets are the same at
-every k. `passages=random` is the control, k random passages of the same index: effects of any passages (a mixture of
-passes, a longer prompt) are not due to retrieval.
+passages retrieved by the query, best first, each of at most 256 tokens with the blank line that ends it. Yen et al.
+2024 (CEPE), arXiv 2402.16617, section 4.1 and table 2, k = 0, 8, 20, 50; a length of this task is k. Plain readers put
+all passages before the text, RePlug reads each in a pass of its own, CEPE encodes them in parallel. The targets are the
+same at every k. `passages=random` is the control, k random passages of the same index. It shows the effects that any
+passages have (a mixture of passes, a longer prompt), which are not due to retrieval.
 
 Ours differs in three ways. The index may contain the scored text, so passages that share a run of `overlap` words with
 the window are left out and counted; the authors retrieve from other documents. Their passages are raw slices of 256
-tokens; ours end with a blank line. The weights of a mixture are the method's own, or with `weights=retriever` the
-softmax of the retriever's scores, which every row keeps.
+tokens; ours end with a blank line, unless they are cut. The weights of a mixture are the method's own, or with
+`weights=retriever` the softmax of the retriever's scores, which every row records.
 """
 
 import re
@@ -33,7 +33,7 @@ from farspan.text.retrieval import Index, open_index
 
 WINDOW = 2048  # tokens
 QUERY = 256  # tokens
-OVERLAP = 13  # words; the definition of an overlap of Brown et al. 2020, arXiv 2005.14165, appendix C
+OVERLAP = 13  # words in a row, as Brown et al. 2020, arXiv 2005.14165, appendix C, define an overlap
 SPARE = 32  # passages requested beyond k, to replace those left out
 PASSAGES = ("found", "random")
 
@@ -55,8 +55,8 @@ class Ralm(Task):
 
     index: str  # a folder, as `farspan index` writes it
     window: int = field(default=WINDOW, metadata={"quiet": True})  # tokens
-    query: int = field(default=QUERY, metadata={"quiet": True})  # tokens of the window, which are not scored
-    passage_tokens: int = field(default=PASSAGE_TOKENS, metadata={"quiet": True})  # at most
+    query: int = field(default=QUERY, metadata={"quiet": True})  # first tokens of the window, which are not scored
+    passage_tokens: int = field(default=PASSAGE_TOKENS, metadata={"quiet": True})  # of each passage, at most
     weights: str = field(default="method", metadata={"quiet": True})  # one of WEIGHTS
     overlap: int = field(default=OVERLAP, metadata={"quiet": True})  # words; 0: nothing is left out
     passages: str = field(default="found", metadata={"quiet": True})  # one of PASSAGES
@@ -82,7 +82,7 @@ class Ralm(Task):
         return BoundRalm(**vars(self), text=load(text, lm.tokenizer), opened=open_index(self.index))
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Return table 2's numbers of passages."""
+        """Return the numbers of passages in table 2."""
         return 0, 8, 20, 50
 
 
@@ -112,7 +112,7 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
         }
 
     def num_tokens(self, lm: LM, example: Example[Retrieved], length: int) -> int:
-        """Return the tokens with every passage at its longest."""
+        """Return the number of tokens fed if every passage has `passage_tokens`."""
         return len(lm.separator.ids) + length * self.passage_tokens + self.window - 1
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Retrieved]]:
@@ -137,7 +137,12 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
     def _chosen(
         self, query: str, window: str, count: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return numbers and scores of the first passages without a part of the window, and how many were left out."""
+        """Return numbers and scores of the first `count` passages that do not overlap with the window, and how many
+        were left out.
+
+        Raises:
+            ValueError: the index has fewer.
+        """
         itself, excluded = _runs(window, self.overlap), 0
         order, chosen = self._in_order(query, count, rng), list[tuple[int, float]]()
         while len(chosen) < count:
@@ -156,7 +161,7 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
         return np.array(numbers, np.int64), np.array(scores, np.float32), excluded
 
     def _in_order(self, query: str, count: int, rng: np.random.Generator) -> Iterator[tuple[int, float]]:
-        """Yield all passages, best first, with their scores; or in random order, all of score 0."""
+        """Yield number and score of all passages, best first; with passages=random in random order, of score 0."""
         if self.passages == "random":
             yield from ((int(number), 0.0) for number in rng.permutation(len(self.opened)))
             return
@@ -175,7 +180,7 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
             yield Work(1, before, self.window - self.query - 1, self.window - self.query)
 
     def run(self, reader: Reader, batch: Sequence[Example[Retrieved]]) -> Iterator[Result]:
-        """Yield results of examples one by one, whose passages differ in length; fewest passages first."""
+        """Yield results, fewest passages first. Examples are read one by one, since their passages differ in length."""
         head = torch.tensor([reader.lm.separator.ids])
         for length in batch[0].lengths:
             for example in batch:
@@ -208,6 +213,6 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
 
 
 def _runs(text: str, count: int) -> set[tuple[str, ...]]:
-    """Return all runs of `count` words of a text, lower-cased."""
+    """Return all runs of `count` lower-cased words of a text; none if `count` is 0."""
     words = re.findall(r"\w+", text.lower())
     return set(zip(*(words[first:] for first in range(count)), strict=False)) if count else set()

@@ -1,7 +1,7 @@
 """Recall by distance: how well a model copies from near and far positions, in texts of one length.
 
-The probe protocol of the forgetting curve (`farspan.tasks.curve`) at evenly spaced depths of one length. Its rows have
-the task `curve`.
+This is the probe protocol of the forgetting curve (`farspan.tasks.curve`) at evenly spaced depths of one length. Its
+rows record the task `curve`.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ class Recall(Task):
     """Copy accuracy by depth in texts of one length."""
 
     points: int = 16  # depths, evenly spaced from the beginning of the text to its end
-    warmup: int | None = field(default=None, metadata={"quiet": True})  # tokens of a probe, as of the curve
-    scored: int | None = field(default=None, metadata={"quiet": True})
-    target_text: str | None = None  # as of the curve
-    prefix_text: str | None = None
+    warmup: int | None = field(default=None, metadata={"quiet": True})  # tokens of a probe before `scored`, as in curve
+    scored: int | None = field(default=None, metadata={"quiet": True})  # tokens of a probe that are scored, as in curve
+    target_text: str | None = None  # the text to copy, as in curve
+    prefix_text: str | None = None  # the irrelevant text of the control, as in curve
 
     name: ClassVar[str] = "recall"
     details: ClassVar[tuple[str, ...]] = ("control",)
@@ -32,7 +32,7 @@ class Recall(Task):
     def __post_init__(self) -> None:
         check_names(self.target_text, self.prefix_text)
         if not 2 <= self.points <= 1000:
-            raise ValueError(f"points = {self.points}; give 2 to 1,000 depths (--points)")
+            raise ValueError(f"points: got {self.points}, expected 2 to 1,000 depths (--points)")
 
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
         context = None if lengths else max(trained)
@@ -40,7 +40,8 @@ class Recall(Task):
         return replace(self, warmup=warmup, scored=scored)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Return the longest length whose whole context all models were trained on, separators of one token."""
+        """Return the longest length whose whole context is within the trained length of all models, for separators of
+        one token."""
         task = self.resolved(None, trained)
         return (max(2, min(trained) - 2 - (task.warmup or 0) - (task.scored or 0)),)
 
@@ -65,5 +66,5 @@ class BoundRecall(BoundCurve):
     adaptive: ClassVar[bool] = False
 
     def auto_lengths(self, lm: LM, repeats: int) -> tuple[int, ...]:
-        """Return the longest length whose whole context the model was trained on."""
+        """Return the longest length whose whole context is within the model's trained length."""
         return (self.longest(lm, 1),)

@@ -1,14 +1,14 @@
-"""Score text answers as each benchmark does. Scores are from 0 to 1; the best reference counts.
+"""Score text answers as each benchmark does. Scores are from 0 to 1, for the best reference.
 
 exact_match, f1   of normalised words: lower case, no punctuation, no articles (Rajpurkar et al. 2016, SQuAD 1.1)
-rouge             F of shared words, word pairs and the longest common subsequence (Lin 2004), by rouge-score without
-                  stemming, as SCROLLS (Shaham et al. 2022)
+rouge             F1 of shared words, word pairs and the longest common subsequence (Lin 2004), by the package
+                  rouge-score without stemming, as in SCROLLS (Shaham et al. 2022)
 choice            the letter of a multiple-choice question (QuALITY)
 LONGBENCH         the scorers of LongBench (Bai et al. 2024, arXiv 2308.14508, table 1), among them the ROUGE of another
                   package, which splits at full stops, counts each word once, and joins the parts
 
-Ours differ from CEPE's evaluation script: ROUGE does not stem; a reference that is only an article ("A") is not
-normalised, since the empty result would equal any empty answer.
+Ours differ from CEPE's evaluation script: ROUGE does not stem; a reference that is only an article ("A") keeps it,
+since an empty result would equal any empty answer.
 """
 
 import re
@@ -34,16 +34,21 @@ LEFT_OUT_OF_CODE = ("`", "#", "//")  # a line with one of these is a comment or 
 
 
 def normalised(text: str) -> str:
-    """Return a text in lower case, without punctuation, extra space and articles (unless only articles are left)."""
+    """Return a text in lower case, without punctuation and extra spaces, and without articles unless it has no other
+    words."""
     words = text.lower().translate(NO_PUNCTUATION)
     return " ".join(ARTICLES.sub(" ", words).split()) or " ".join(words.split())
 
 
 def exact_match(prediction: str, references: Sequence[str]) -> float:
-    """Return 1 if the prediction is one of the references, normalised, else 0.
+    """Return 1 if the normalised prediction equals a normalised reference, else 0.
 
     A text of punctuation alone is not normalised, since the empty result would equal an empty answer. An empty
-    reference among others matches nothing."""
+    reference among others equals no prediction.
+
+    Raises:
+        ValueError: no reference, or only blank ones.
+    """
 
     def key(text: str) -> str:
         return normalised(text) or " ".join(text.split())
@@ -52,13 +57,21 @@ def exact_match(prediction: str, references: Sequence[str]) -> float:
 
 
 def f1(prediction: str, references: Sequence[str]) -> float:
-    """Return F of the words that prediction and reference share, normalised."""
+    """Return F1 of the normalised words that prediction and reference share.
+
+    Raises:
+        ValueError: no reference, or only blank ones.
+    """
     words = normalised(prediction).split()
     return max(_f1(words, normalised(reference).split()) for reference in _some(references))
 
 
 def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
-    """Return F of ROUGE-1, ROUGE-2 and ROUGE-L, each for its best reference."""
+    """Return F1 of ROUGE-1, ROUGE-2 and ROUGE-L, each for its best reference. Needs the extra `tasks`.
+
+    Raises:
+        ValueError: no reference, only blank ones, or the extra is not installed.
+    """
     package = optional_import("rouge_score.rouge_scorer", "tasks")
     scorer = package.RougeScorer(ROUGES, use_stemmer=False)
     each = [scorer.score(reference, prediction) for reference in _some(references)]
@@ -66,8 +79,10 @@ def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
 
 
 def choice(prediction: str, options: Sequence[str]) -> str | None:
-    """Return the letter, from A on, of the option that a prediction names: by its first letter, alone or followed by
-    punctuation, in brackets or not, or by the option's whole text. None: it names none."""
+    """Return the letter, A for the first, of the option that a prediction names; None if it names none.
+
+    It names an option by beginning with its capital letter, with or without a bracket, before punctuation or the end,
+    or by equalling the option's text (normalised)."""
     letters = string.ascii_uppercase[: len(options)]
     if found := re.match(rf"\W*([{letters}])\s*(?:[).:,;\n]|$)", prediction):
         return found[1]
@@ -78,7 +93,7 @@ def choice(prediction: str, options: Sequence[str]) -> str | None:
 
 def _some(references: Sequence[str]) -> Sequence[str]:
     if not any(reference.strip() for reference in references):
-        raise ValueError("an example without a reference cannot be scored: it has none, or empty ones")
+        raise ValueError(f"references: got {list(references)}, expected at least one that is not blank")
     return references
 
 
@@ -87,19 +102,21 @@ def _f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
     return 2 * shared / (len(prediction) + len(reference)) if shared else 0.0
 
 
-# LongBench: each takes a prediction, one reference and the classes
+# the scorers of LongBench: each takes a prediction, one reference and the names of the classes
 
 
 def _code_similarity(prediction: str, reference: str, classes: Sequence[str]) -> float:
-    """Return the similarity of the first line of code, in whole percent."""
+    """Return the similarity of the prediction's first line of code and the reference, rounded to 0.01."""
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in LEFT_OUT_OF_CODE)), "")
     return round(100 * SequenceMatcher(None, line, reference).ratio()) / 100
 
 
 def _classification(prediction: str, reference: str, classes: Sequence[str]) -> float:
-    """Return 1 / n if n classes are named and the right one is among them. A class that is part of the right one's name
-    is not counted, as far as the benchmark's loop removes it from the list that it iterates over."""
+    """Return 1 / n if n classes are named and the right one is among them, else 0.
+
+    As in the benchmark, classes whose name is part of the right one's are removed from the list during the loop over
+    it, so the class after a removed one is not tested and may stay."""
     named = [name for name in classes if name in prediction]
     for name in named:
         if name in reference and name != reference:
@@ -129,7 +146,8 @@ def _chinese_f1(prediction: str, reference: str, classes: Sequence[str]) -> floa
 
 
 def _joined_rouge(prediction: str, reference: str, classes: Sequence[str]) -> float:
-    """Return ROUGE-L of the `rouge` package; 0 if it fails, on an empty text, as the benchmark does."""
+    """Return F1 of ROUGE-L by the package `rouge`; 0 if it raises an error, such as for an empty text, as in the
+    benchmark."""
     scorer = optional_import("rouge", "tasks").Rouge(metrics=["rouge-l"])
     try:
         return float(scorer.get_scores(prediction, reference)[0]["rouge-l"]["f"])
@@ -169,9 +187,9 @@ def check_installed(name: str) -> None:
 
 
 def longbench(name: str, prediction: str, references: Sequence[str], classes: Sequence[str] = ()) -> float:
-    """Return the score of LongBench's metric `name`, of LONGBENCH, for the best reference.
+    """Return the score of the best reference under LongBench's metric `name`, a key of LONGBENCH.
 
     Raises:
-        ValueError: no reference, or a package that is not installed.
+        ValueError: no reference, only blank ones, or a package that is not installed.
     """
     return max(LONGBENCH[name](prediction, reference, classes) for reference in _some(references))

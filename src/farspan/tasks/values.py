@@ -22,10 +22,10 @@ def text_of(value: Any, where: str) -> str:
 
 
 def texts_of(value: Any, where: str, *, numbers: bool = False) -> list[str]:
-    """Return a value that must be a list of texts; None is left out. `numbers`: also accept numbers, as text.
+    """Return a value that must be a list of texts, without its None. `numbers`: also accept numbers, as text.
 
     Raises:
-        ValueError: another type, in the list or instead of it.
+        ValueError: the value is not a list, or an entry is of another type.
     """
     if not isinstance(value, list | tuple):
         raise ValueError(f"{where}: got {_kind(value)}, expected a list of texts")
@@ -48,10 +48,10 @@ def number_of(value: Any, where: str) -> float:
 
 
 def inside(value: Any, where: str, *keys: str) -> Any:
-    """Return the value of nested objects under these keys.
+    """Return the value in nested objects, `value[key1][key2]...`.
 
     Raises:
-        ValueError: not an object, or one without the key.
+        ValueError: a value is not an object, or an object has not the key.
     """
     for key in keys:
         if not isinstance(value, Mapping) or key not in value:

@@ -1,16 +1,17 @@
 """Long-document understanding: six sets of ZeroSCROLLS, the document before the instruction.
 
-    [before: "Report:\\n"][document]\\n\\n[instruction]\\n\\n[question]
+    [before: "Report:\\n"][document]\\n\\n[instruction, with line ends][question]
 
 Shaham et al. 2023, arXiv 2305.14196, as in Yen et al. 2024 (CEPE), arXiv 2402.16617, section 6, appendix C.3, table 4:
 their validation sets are those of SCROLLS (Shaham et al. 2022), their templates ZeroSCROLLS' with the document first,
-without a chat template. Questions are answered greedily in one line of at most 50 tokens; summaries have 1,024 tokens,
-GovReport's sampled (temperature 1, top-p 0.95, at least 10 tokens). Scored by F1 (NarrativeQA, Qasper), accuracy of the
-letter (QuALITY) and ROUGE-L, with ROUGE-1 and ROUGE-2, whose geometric mean SCROLLS takes over a set.
+without a chat template. Questions are answered greedily in one line of at most 50 tokens. Summaries have at most 1,024
+tokens, those of QMSum and SummScreenFD greedy, those of GovReport sampled (temperature 1, top-p 0.95, at least 10
+tokens). Scored by F1 (NarrativeQA, Qasper), accuracy of the letter (QuALITY) and ROUGE-L. ROUGE-1 and ROUGE-2 are also
+recorded; SCROLLS takes the geometric mean of the three over a set.
 
-Ours differ from the authors' script: examples are sampled, not the first of the file; all references of a question
-count together (SCROLLS repeats the question for each); the letter of QuALITY is that of the equal option, not of the
-first that contains the answer, and an "A" is not removed as an article; ROUGE does not stem; no document is cut unless
+Ours differ from the authors' script: examples are sampled, not the first of the file; a question is scored once, with
+all its references (SCROLLS repeats it for each); the letter of QuALITY is that of the equal option, not of the first
+that contains the answer, and an "A" is not removed as an article; ROUGE does not stem; no document is cut unless
 `truncate` is set.
 """
 
@@ -38,13 +39,13 @@ LETTERS = "ABCD"
 class ScrollsSet:
     """One set: its source, its prompt, and the scoring of its answers."""
 
-    config: str  # of tau/scrolls
-    before: str
-    instruction: str  # with the text between it and the question
-    question: str  # {question} in it; also {options}
-    noun: str  # names the document in the note of its omitted end
+    config: str  # its name in tau/scrolls on the hub
+    before: str  # before the document
+    instruction: str  # with the line ends after it
+    question: str  # a template of {question}, or of {question} and {options}; a summary has neither
+    noun: str  # names the document in the note that replaces its omitted end
     answering: Answering
-    quality: str  # its name in tables
+    quality: str  # the metric, as tables name it
 
 
 SETS = {
@@ -119,7 +120,7 @@ class ZeroScrolls(Task):
     set: str  # one of SETS
     data: str | None = None  # a file, or a folder with validation.SUFFIX; None: tau/scrolls from the hub
     truncate: str = "none"  # the part of a long document to leave out
-    new_tokens: int | None = None  # at most; None: CEPE's
+    new_tokens: int | None = None  # at most; None: 50 for questions, 1,024 for summaries
 
     name: ClassVar[str] = "zeroscrolls"
 
@@ -140,7 +141,7 @@ class ZeroScrolls(Task):
         return BoundZeroScrolls(self.set, tuple(load_items(self.set, self.data)), how, self.truncate, omitted)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Return the trained lengths, each for prompt and answer together."""
+        """Return the trained lengths; a length is the prompt and its answer together."""
         return tuple(sorted(set(trained)))
 
 
@@ -162,10 +163,10 @@ class BoundZeroScrolls(BoundDocuments):
 
 
 def load_items(name: str, data: str | None) -> list[Item]:
-    """Return the questions of a set, in the form of SCROLLS or of the set's own publication.
+    """Return the questions of a set. The data has the columns of SCROLLS, or those of the set's own publication.
 
     Raises:
-        ValueError: no such data, or columns of neither form.
+        ValueError: no such data, or other columns or values.
     """
     of = SETS[name]
     if data is None:

@@ -8,7 +8,7 @@ from typing import Any
 from farspan.files import parse_json
 
 NAME = "checksums.json"
-_verified: dict[Path, tuple[int, int, int]] = {}  # files found whole by this process: inode, size, time of change
+_verified: dict[Path, tuple[int, int, int]] = {}  # verified files: inode, bytes, modification time (ns)
 
 
 def seal(folder: Path) -> None:
@@ -26,11 +26,15 @@ def is_sealed(folder: Path) -> bool:
 
 
 def verify(folder: Path, *needed: str) -> None:
-    """Check that the files of a sealed folder, including the `needed` ones, are as they were written. A file is read
-    again by the same process only if its size or its time of change differs.
+    """Compare the files of a sealed folder with its checksums. A process reads a file again only if its inode, size or
+    modification time has changed.
+
+    Args:
+        needed: files that must have a checksum.
 
     Raises:
-        ValueError: a file is missing, cut or changed; names it.
+        ValueError: a file is missing, truncated or changed, or checksums.json is damaged; names the file.
+        OSError: a file cannot be read.
     """
     sums = parse_json((folder / NAME).read_bytes(), str(folder / NAME))
     if not isinstance(sums, dict) or not all(isinstance(one, dict) for one in sums.values()):
@@ -51,7 +55,7 @@ def _verify(path: Path, expected: dict[str, Any]) -> None:
     if _verified.get(path.resolve()) == seen:
         return
     if _sum(path) != expected.get("blake2b"):
-        raise ValueError(f"{path} is damaged: its content is not what was written (another checksum)")
+        raise ValueError(f"{path} is damaged: its content does not have the stored checksum")
     _verified[path.resolve()] = seen
 
 

@@ -1,8 +1,8 @@
 """Texts as token ids, cached. `farspan.text.documents` describes the names of texts.
 
-Texts are tokenised once, without special tokens and in bounded memory (see `farspan.text.tokenising`), and stored as
-memory-mapped arrays under a hash of their content and the tokenizer (in $FARSPAN_CACHE, else ~/.cache/farspan), with
-checksums: a damaged copy is made again.
+Texts are tokenised once, without special tokens and in bounded memory (see `farspan.text.tokenising`). Their token ids
+are stored in $FARSPAN_CACHE, else ~/.cache/farspan, under a hash of the content and the tokenizer, and memory-mapped.
+Checksums are stored with them: a damaged copy is written again.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ CACHE_FORMAT = 1  # incremented when the stored content or the tokenisation chan
 NUM_RANDOM_TOKENS = 1 << 22
 UNKNOWN_SHARE = 0.05  # of tokens; a larger share of tokens unknown to the tokenizer is reported
 LARGEST_SHARE = 0.9  # of tokens; a single token with a larger share is reported
-LINE_EVERY = 5.0, 15.0  # seconds between lines of progress, on a terminal and elsewhere
+LINE_EVERY = 5.0, 15.0  # seconds between lines of progress: on a terminal, otherwise
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents as token ids, one after the other."""
+    """Documents as concatenated token ids."""
 
     name: str  # as the user gave it
     hash: str  # of the texts and the tokenizer
@@ -62,19 +62,19 @@ class Corpus:
     def check_ordered(self) -> None:
         """Raise ValueError if the text is shuffled: a model cannot be trained on it."""
         if self.shuffled:
-            raise ValueError(f"text {self.name!r} is shuffled: got no order to learn. Give the text without shuffled:")
+            raise ValueError(f"text {self.name!r} is shuffled: training needs its own order. Omit shuffled:")
 
     def num_windows(self, length: int, enough: int) -> int:
-        """Return the number of windows of `length` tokens inside documents; if that is less than `enough`, in all
-        documents as one text."""
+        """Return the number of windows of `length` tokens that `windows` can make: inside documents, or, if these are
+        fewer than `enough`, in all documents read as one text."""
         inside = int((np.diff(self.starts) // length).sum())
         return inside if inside >= enough else len(self.tokens) // length
 
     def windows(self, length: int, count: int, seed: int) -> list[Int[np.ndarray, "length"]]:
         """Return `count` windows of `length` tokens that do not overlap, from as many different documents as possible.
 
-        If the documents hold fewer than `count`, they are read as one text; otherwise window i does not depend on
-        `count`.
+        If fewer than `count` windows fit inside documents, all documents are read as one text; otherwise window i does
+        not depend on `count`. The windows of a shuffled text have their tokens in random order.
 
         Raises:
             ValueError: the text holds fewer such windows.
@@ -115,7 +115,7 @@ def load(name: str, tokenizer: Any) -> Corpus:
 
     Raises:
         ValueError: no such text, no documents in it, a column it does not have or that holds no text, not UTF-8, a text
-            that changes while it is read, or a document too long for a tokenizer written in Python.
+            that changes while it is read, or a long document that this tokenizer cannot tokenise in pieces.
     """
     if name == "shuffled:":
         raise ValueError("text 'shuffled:' has no name of a text: write shuffled:TEXT")
@@ -154,7 +154,7 @@ def load(name: str, tokenizer: Any) -> Corpus:
 
 
 def join(documents: Iterable[np.ndarray], separator: tuple[int, ...]) -> Int[np.ndarray, "total"]:
-    """Return all documents as one stream of tokens, the separator before each."""
+    """Return the concatenated tokens of all documents, with the separator before each document."""
     head = np.asarray(separator, dtype=np.int64)
     return np.concatenate([part for document in documents for part in (head, document)])
 
@@ -201,10 +201,10 @@ class _Content:
         self.key = digest.hexdigest()[:16]
 
     def documents(self) -> Iterator[Iterable[str]]:
-        """Yield the documents, each in blocks, reading them a second time.
+        """Yield the documents that are not blank, each in blocks, from a second reading.
 
         Raises:
-            ValueError: they have changed since.
+            ValueError: they have changed since the first reading.
         """
         digest = hashlib.sha256(self._first)
 

@@ -1,9 +1,9 @@
-"""The documents of a text, by its name: txt, tables with a column of text, folders, hub datasets, Python's library.
+"""The documents of a named text: a text file, a column of a table, a folder, a hub dataset, or Python's library.
 
 A text is named by one string, the same in every command and config:
 
     path/to/file.txt            one document (any suffix but those of tables: UTF-8 text)
-    path/to/file.jsonl#column   a document a row: .jsonl, .json, .csv, .tsv or .parquet; column `text` unless named
+    path/to/file.jsonl#column   one document per row: .jsonl, .json, .csv, .tsv or .parquet; column `text` unless named
     path/to/folder              all .txt, .md, .jsonl and .parquet files in it and its folders, in order of their names;
                                 hidden files and files of hidden folders are left out
     org/name@config:split#column  a hub dataset (config optional, split `train`, column `text` unless named)
@@ -31,15 +31,16 @@ from farspan.text.utf8 import TextFile, refuse_surrogates
 FOLDER_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 Document = str | TextFile | None  # None: a row without a text
 Text = str | Sequence[str]  # a name, or documents
-LONGEST_NAME = 4096  # characters, of a path
+LONGEST_NAME = 4096  # characters; a longer string is a document
 
 
 def named(text: Text) -> str:
-    """Return the name of a text. Documents, given as a list of strings, are written into a file of the cache, whose
-    name is the same for the same documents.
+    """Return the name of a text. Documents, given as a list of strings, are written to a file in the cache; its path,
+    which is the same for the same documents, is their name.
 
     Raises:
-        ValueError: a string that is a document and no name, or a list of something else or of nothing.
+        ValueError: a string with a line break or too long for a name, or a list that holds no text, something other
+            than strings, or half of a surrogate pair.
     """
     if isinstance(text, str):
         if "\n" in text or len(text) > LONGEST_NAME:
@@ -62,7 +63,7 @@ def named(text: Text) -> str:
 
 
 def read_texts(name: str) -> Iterator[str]:
-    """Yield the documents of a text, in order, blank ones left out.
+    """Yield the documents of a text in order, without blank ones.
 
     Raises:
         ValueError: as `documents`, or no documents.
@@ -83,7 +84,7 @@ def no_documents(name: str) -> ValueError:
 
 
 def documents(name: str) -> Iterator[Document]:
-    """Yield the documents of a text that is read, in order.
+    """Yield the documents of a text in order, also blank ones. The texts `random` and `shuffled:TEXT` have none.
 
     Raises:
         ValueError: no such text, a column that it does not have or that holds no text, or not UTF-8.
@@ -118,10 +119,10 @@ def documents(name: str) -> Iterator[Document]:
 
 
 def check_name(name: str) -> None:
-    """Check that a text exists or can be a hub dataset, without reading it. Other errors are found as it is read.
+    """Check that a text exists or can be a hub dataset, without reading it. Reading it finds other errors.
 
     Raises:
-        ValueError: neither a built-in text, a file nor a folder, nor the form of a hub dataset.
+        ValueError: no built-in text, file or folder has this name, and it has not the form of a hub dataset's name.
     """
     name = name.removeprefix("shuffled:")
     place = name.partition("#")[0]
@@ -131,7 +132,7 @@ def check_name(name: str) -> None:
 
 
 def _hub_id(name: str, path: Path) -> re.Match[str] | None:
-    """Return the parts of the name of a hub dataset; None if it is no such name, or that of a file."""
+    """Return the match of HUB_ID with the name of a hub dataset; None for other names and those of files."""
     is_file = path.suffix in (*FOLDER_SUFFIXES, *FORMATS) or name.startswith(".")
     return None if is_file else HUB_ID.fullmatch(name)
 
@@ -176,7 +177,7 @@ def _column(rows: Rows, column: str, place: str) -> Iterator[str | None]:
     """Yield the values of a column of text.
 
     Raises:
-        ValueError: no such column, or a value that is neither a string nor null, or no Unicode text.
+        ValueError: no such column, or a value that is neither a string nor null, or half of a surrogate pair in it.
     """
     if rows.columns is not None and column not in rows.columns:
         raise _no_column(place, column, rows.columns, place)

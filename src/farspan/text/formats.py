@@ -19,16 +19,16 @@ ROWS = 64  # of parquet that are read at once
 class Rows:
     """Rows of a file or a data set, which can be read once, and their columns."""
 
-    each: Iterator[tuple[str, dict[str, Any]]]  # where a row is, for errors, and the row
+    each: Iterator[tuple[str, dict[str, Any]]]  # the place of a row, for errors, and the row
     columns: list[str] | None = None  # None: each row has its own
-    names: dict[str, list[str]] = field(default_factory=dict)  # by column, the names of its numbers
+    names: dict[str, list[str]] = field(default_factory=dict)  # by column of class numbers: the name of each class
 
 
 def rows_of(path: Path, column: str | None = None) -> Rows:
     """Open a file whose suffix is in FORMATS.
 
     Args:
-        column: the only one that is needed; by default all columns are read and checked.
+        column: the only one that is needed and that the caller checks; None: all columns are read and checked.
 
     Raises, now or when rows are read:
         ValueError: a damaged file, one that is not UTF-8, or half of a surrogate pair.
@@ -54,7 +54,7 @@ def _checked(row: Any, source: str, where: str, column: str | None) -> dict[str,
     """Return a row that was read from JSON.
 
     Raises:
-        ValueError: not an object, or half of a surrogate pair in it, where all columns are needed.
+        ValueError: not an object, or, if `column` is None, half of a surrogate pair in it.
     """
     if not isinstance(row, dict):
         raise ValueError(f"{where} has no named columns: got {type(row).__name__} {row!r:.60}, expected an object")
@@ -123,7 +123,7 @@ def _parquet_errors(path: Path) -> Iterator[None]:
 
 
 def _class_names(metadata: bytes, path: Path) -> dict[str, list[str]]:
-    """Return the names of the numbers of columns, from the metadata that `datasets` writes."""
+    """Return, by column of class numbers, the name of each class, from the metadata that `datasets` writes."""
     where = f"the metadata 'huggingface' of {path}"
     found: Any = {"": parse_json(metadata, where)}
     for key in ("", "info", "features"):

@@ -9,7 +9,7 @@ from farspan.extras import optional_import
 
 HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<config>[\w.-]+))?(:(?P<split>[^#]+))?(#(?P<column>.+))?")
 CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps a data set that is a script as parquet
-# the data sets whose old names are scripts or no longer found, as files on the hub
+# where the hub has the files of data sets whose old names are scripts or no longer exist
 MIRRORS = {
     "nq_open": "google-research-datasets/nq_open:validation",
     "trivia_qa": "mandarjoshi/trivia_qa@rc.nocontext:validation",
@@ -18,13 +18,14 @@ MIRRORS = {
 
 
 def offline() -> bool:
-    """Return whether the user keeps the hub's libraries off the network."""
+    """Return whether HF_HUB_OFFLINE is set, which keeps the hub's libraries off the network."""
     return os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def cached_snapshot(id: str, branch: str = "main") -> Path | None:
-    """Return the folder of a data set's files in the hub's cache, when offline: `datasets` finds only data sets that it
-    has prepared before. None: online, or not in the cache."""
+    """Return the folder of a data set's files in the hub's cache; None if online, or if the cache lacks them.
+
+    Needed offline because `datasets` finds only data sets that it has prepared before."""
     if not offline():
         return None
     try:
@@ -40,7 +41,7 @@ def hub_rows(id: str, config: str | None, split: str, *, converted: bool = False
     Offline, the cache of the hub's files is searched first, then that of `datasets`.
 
     Args:
-        converted: read the parquet files that the hub makes of a data set that is a script.
+        converted: the data set is a script: read the parquet files that the hub makes of it.
 
     Raises:
         ValueError: it cannot be read, or exists only as a script.

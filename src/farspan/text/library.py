@@ -18,7 +18,7 @@ from farspan.files import parse_json
 MIN_CHARACTERS = 200
 COPY = "assets/library/held-out.json.gz"
 TOPICS = "topics/"  # the beginning of the places of topics
-IN_NO_TEXT = frozenset({"site-packages", "__pycache__"})  # folders of the library
+IN_NO_TEXT = frozenset({"site-packages", "__pycache__"})  # folders of the library that are not read
 TESTS = frozenset({"test", "tests", "idle_test"})
 
 
@@ -26,8 +26,8 @@ def builtin_texts(part: str = "") -> Iterator[str]:
     """Yield the .py files of Python's library except tests, and the topics of its help, in the order of their places.
 
     Part `train` is all that is not `held-out`. Parts `train+tests` and `held-out+tests` also have the library's own
-    tests, .txt and .rst files; some Pythons lack them, and `train+tests` then has fewer. Files of under 200 characters
-    and exact duplicates are left out.
+    tests, .txt and .rst files; some Python installations lack the tests, and `train+tests` then has fewer texts. Texts
+    of fewer than 200 characters and exact duplicates are left out.
 
     Raises:
         ValueError: an unknown part.
@@ -56,7 +56,7 @@ def is_held_out(place: str) -> bool:
 
 
 def _of_tests(place: str) -> bool:
-    """Return whether only the parts with tests have the file at a place."""
+    """Return whether the file at a place is only in the parts with tests."""
     is_topic = place.startswith(TOPICS)
     return not is_topic and (not place.endswith(".py") or not TESTS.isdisjoint(PurePosixPath(place).parent.parts))
 

@@ -4,21 +4,23 @@
 
 f: occurrences of term t in passage d, n_t: passages with it, N: passages; k1 1.5, b 0.75. Robertson and Zaragoza
 2009, Foundations and Trends in Information Retrieval 3, section 3.4, in Lucene's form, as bm25s computes it. Terms are
-lower-cased words of two letters or more without English stop words. Or `dense`: inner products of a sentence encoder's
-vectors, by default Contriever's (Izacard et al. 2022, arXiv 2112.09118), as in CEPE (Yen et al. 2024, section 4).
+lower-cased words of two or more letters, digits or underscores, without English stop words. Or `dense`: inner products
+of a sentence encoder's vectors, by default Contriever's (Izacard et al. 2022, arXiv 2112.09118), as in CEPE (Yen et al.
+2024, section 4).
 
 An index is a folder, written under a temporary name and renamed, so that it is complete or missing. Opening it compares
 its files with their checksums, once per process:
 
 index.json       its documents and settings
 passages.txt     the concatenated documents
-starts.npy       [passages + 1]: where each passage begins, in bytes
+starts.npy       [passages + 1]: the byte at which each passage begins, and the number of bytes
 documents.npy    [passages]: the document of each passage
 checksums.json   checksums of all these files
 bm25/            bm25s's own files       or vectors.npy [passages, dim], or index.faiss
 
-Everything but the vocabulary is memory-mapped. `dense` is exact and compares with every vector; `faiss` searches a
-graph (HNSW; Malkov and Yashunin 2018, arXiv 1603.09320), faster and not exact.
+BM25's vocabulary and the graph of `faiss` are read into memory; all other files are memory-mapped. `dense` is exact and
+compares with every vector; `faiss` searches a graph (HNSW; Malkov and Yashunin 2018, arXiv 1603.09320), which is faster
+and not exact.
 """
 
 import hashlib
@@ -85,12 +87,12 @@ class Index:
 
     @property
     def hash(self) -> str:
-        """Hash of the documents, of how they are cut, and of the kind of the index."""
+        """Hash of the documents and all settings: kind, passages, encoder."""
         return hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
     def documents(self) -> Int[np.ndarray, "passages"]:
-        """The number of each passage's document."""
+        """The index of each passage's document."""
         return np.load(self.folder / "documents.npy", mmap_mode="r")
 
     def passage(self, number: int) -> str:
@@ -120,10 +122,12 @@ class Index:
     def search(
         self, queries: Sequence[str], count: int
     ) -> tuple[Int[np.ndarray, "queries count"], Float[np.ndarray, "queries count"]]:
-        """Return the best passages for each query, best first (of equal ones the first), and their scores.
+        """Return the best passages for each query, best first, and their scores. Passages of equal scores are in the
+        order of the index, except with `faiss`.
 
         Raises:
-            ValueError: more passages than there are, or an encoder that cannot be loaded.
+            ValueError: a count below 1, more passages than there are or than the graph of `faiss` leads to, or an
+                encoder that cannot be loaded.
         """
         if not 0 < count <= len(self):
             raise ValueError(f"{count:,} passages of {self.folder} were requested; it holds {len(self):,}")
@@ -193,13 +197,14 @@ def build(
     An existing index is opened instead, if it was made of the same documents with the same settings.
 
     Args:
-        words: per passage; the last one of a document has fewer.
-        tokens: per passage, instead of words, by `tokenizer`.
+        kind: one of KINDS.
+        words: per passage; the last one of a document may have fewer.
+        tokens: per passage, instead of words; needs a fast `tokenizer`.
         encoder: for dense and faiss.
 
     Raises:
-        ValueError: no documents, a folder with something else or with an index of other documents, or an extra that
-            is not installed.
+        ValueError: an impossible setting, no documents, a folder with other files or with an index of other documents
+            or settings, or an extra that is not installed.
     """
     check_known("kind", kind, KINDS)
     if words < 1 or (tokens is not None and tokens < 1):
@@ -239,10 +244,10 @@ def build(
 
 
 def _opened(out: Path, text: str, about: dict[str, Any]) -> Index:
-    """Return the index in a folder, after a check that it has these documents and settings.
+    """Return the index in a folder.
 
     Raises:
-        ValueError: it has others, or is damaged.
+        ValueError: it has other documents or settings, or is damaged.
     """
     found = open_index(out)
     if found.about.get("text_hash") != about["text_hash"]:
@@ -330,7 +335,7 @@ def _words(texts: list[str]) -> list[list[str]]:
 
 
 def _best(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the largest scores, largest first (of equal ones the first), and these scores."""
+    """Return the indices of the `count` largest scores, largest first, equal ones by index; and these scores."""
     least = np.partition(scores, -count)[-count]
     above = np.flatnonzero(scores > least)
     above = above[np.argsort(-scores[above], kind="stable")]

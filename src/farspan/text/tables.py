@@ -14,11 +14,11 @@ SUFFIXES = tuple(FORMATS)
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, and the names of the numbers of columns where the data set has them."""
+    """The rows of a data set, at least one."""
 
     name: str  # for errors
     rows: list[dict[str, Any]]
-    names: dict[str, list[str]] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)  # by column of class numbers: the name of each class
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -41,11 +41,11 @@ class Table:
 
 
 def read_table(place: str | Path, splits: Sequence[str] = ("validation", "test")) -> Table:
-    """Read a file, the first of the splits that a folder has, or org/name@config:split on the hub, the first of the
-    splits unless one is named.
+    """Read a data set: a file, a folder, of which the first split that exists is read, or org/name@config:split on the
+    hub, with the first split unless one is named.
 
     Raises:
-        ValueError: nothing there, a damaged file, or no rows.
+        ValueError: no such data set, a damaged file, or no rows.
     """
     path = expanded(place)
     if path.is_file():
@@ -64,11 +64,11 @@ def read_table(place: str | Path, splits: Sequence[str] = ("validation", "test")
 
 
 def find_table(folder: str | Path, stems: Sequence[str]) -> Table:
-    """Read a split of a data set in a folder, the first of the stems that is there: STEM.jsonl, STEM.csv, ..., or the
+    """Read a split of a data set in a folder, of the first stem that has files: STEM.jsonl, STEM.csv, ..., or the
     parquet files that the hub names STEM-00000-of-00002.parquet or STEM/0000.parquet.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no stem has files.
     """
     folder = expanded(folder)
     for stem in stems:

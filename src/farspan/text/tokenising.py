@@ -10,9 +10,9 @@ places for AGREE tokens before and after:
   merge crosses its bounds in either window, so the merges to its left, inside and to its right do not affect each
   other, and none crosses them in the whole text.
 
-Where the windows do not agree (a run of one character, merged in pairs from its beginning) the second one begins at
-a token of the first instead; if they still do not, the first one is made longer. A text without any such place in
-MOST characters, such as a word of that length under a unigram model, is refused.
+Where the windows do not agree (a run of one character, merged in pairs from its beginning), the second window begins at
+a token of the first instead. If they still do not agree, the first window is made longer. A text without any place to
+join in MOST characters, such as a word of that length under a unigram model, is refused.
 """
 
 import copy
@@ -26,9 +26,9 @@ WINDOW = 1 << 17  # characters of a long document that are tokenised at once
 OVERLAP = 1 << 12  # characters that neighbouring windows share
 MOST = 1 << 22  # characters: the longest window
 AT_ONCE = 8  # windows that are tokenised together, by as many threads as the tokenizer has
-DOCUMENTS_AT_ONCE = 256  # short documents that are tokenised together, if they are ...
-CHARACTERS_AT_ONCE = AT_ONCE * WINDOW  # ... not longer than this in all
-AGREE = 16  # tokens
+DOCUMENTS_AT_ONCE = 256  # most short documents that are tokenised together
+CHARACTERS_AT_ONCE = AT_ONCE * WINDOW  # of short documents: once they have as many, they are tokenised
+AGREE = 16  # tokens before and after a join that must be equal in both windows
 SHIFTS = 16  # characters by which a window may begin later, for tokenizers that add a space before their input
 SLOW = 1 << 23  # characters of the longest document for a tokenizer written in Python
 
@@ -38,7 +38,7 @@ Piece = tuple[np.ndarray, bool]  # ids, and whether they are the last of their d
 def tokenised(
     documents: Iterable[Iterable[str]], tokenizer: Any, progress: Callable[[int], None] = lambda characters: None
 ) -> Iterator[Piece]:
-    """Yield the token ids of documents, in order; a long document in several pieces.
+    """Yield the token ids of documents in order, a long document in several pieces.
 
     No special tokens are added; the text of a special token in a document is tokenised as characters.
 
@@ -47,7 +47,7 @@ def tokenised(
         progress: called with the number of characters tokenised so far.
 
     Raises:
-        ValueError: a long document that cannot be tokenised in pieces.
+        ValueError: a document that cannot be tokenised in pieces, or that is too long for a tokenizer in Python.
     """
     done = 0
     short: list[str] = []
@@ -93,7 +93,7 @@ def _read(blocks: Iterator[str], more_than: int) -> str:
 
 
 class _Text:
-    """The part of a document that is held in memory: read already, and not yet forgotten."""
+    """The part of a document that is in memory: read, and not yet forgotten."""
 
     def __init__(self, head: str, blocks: Iterator[str]) -> None:
         self._held, self._start, self._blocks = head, 0, blocks
@@ -202,7 +202,7 @@ class _Cutter:
         return next(_together([whole], self.tokenizer))[0], len(whole)
 
     def _as_given(self, sample: str) -> bool:
-        """Return whether the tokenizer only calls its backend."""
+        """Return whether the tokenizer gives the same ids as its backend alone."""
         if not self.checked:
             ids = self.tokenizer([sample], add_special_tokens=False, split_special_tokens=True, verbose=False)
             if self.backend.encode(sample, add_special_tokens=False).ids != list(ids["input_ids"][0]):
@@ -225,7 +225,8 @@ class _Cutter:
         return [_Window.of(one, start, end) for one, (_, start, end) in zip(encodings, parts, strict=True)]
 
     def _join(self, left: _Window, right: _Window) -> tuple[int, int] | None:
-        """Return the index, in both windows, of the first token that is taken from the right one; None: they differ."""
+        """Return where the windows can be joined, as the index in the left and in the right window of the first token
+        that is taken from the right one; None if they do not agree anywhere."""
         mine = left.begins[left.first[left.begins] > right.start]
         theirs = right.begins[right.first[right.begins] < left.end]
         _, a, b = np.intersect1d(left.first[mine], right.first[theirs], assume_unique=True, return_indices=True)
@@ -240,7 +241,8 @@ class _Cutter:
         return None
 
     def _from_token(self, text: _Text, left: _Window, kept: int) -> tuple[_Window, tuple[int, int]] | None:
-        """Return a window that begins with a token of the left one, and the token where they are joined."""
+        """Return a window that begins at a token of the left one, and where they are joined; None if no such window
+        agrees with the left one."""
         possible = left.begins[(left.begins > kept) & (left.begins < len(left.ids) - 4 * AGREE)]
         possible = possible[left.first[possible] <= left.end - OVERLAP]
         words = possible[left.word[possible]]
@@ -272,5 +274,5 @@ class _Cutter:
         place = int(np.searchsorted(longer.first[longer.begins], left.first[kept]))
         number = int(longer.begins[place]) if place < len(longer.begins) else 0
         if not longer.same(number, left, kept):
-            raise ValueError("a document cannot be tokenised in pieces: its tokens depend on text far after them.")
+            raise ValueError("a document cannot be tokenised in pieces: its tokens depend on later text. Split it.")
         return longer, number

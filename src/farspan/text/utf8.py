@@ -10,7 +10,7 @@ BLOCK = 1 << 20  # characters of a text that are read at once
 
 
 class TextFile:
-    """The text of a file, in blocks: UTF-8 without its byte-order mark, with `\\n` at the end of each line.
+    """The text of a UTF-8 file, in blocks, without its byte-order mark and with `\\n` as the only line end.
 
     Raises, when it is read:
         ValueError: not UTF-8.
