@@ -244,6 +244,21 @@ def test_what_the_cache_does_not_hold_is_not_found_offline(hub: Any) -> None:
         hub_table("org/none", None, "test", converted=True)
 
 
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({}, "JSON parse error: Invalid value"),
+        ({"test.jsonl": '{"text": "a", "x": 1}\n'}, "Couldn't cast text: string x: "),
+    ],
+)
+def test_damaged_files_of_the_hub_are_refused_in_one_line(hub: Any, more: dict[str, str], problem: str) -> None:
+    hub.put("org/set", {"train.jsonl": '{"text": "a"}\n' + ("" if more else '{"text":\n')} | more)
+    with pytest.raises(
+        ValueError, match=f"^hub dataset org/set@default:train cannot be read: {problem}.*Correct its files$"
+    ):
+        read_table("org/set:train")
+
+
 def test_online_the_hub_is_asked_for_the_name_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 

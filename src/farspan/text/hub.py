@@ -44,7 +44,7 @@ def hub_rows(id: str, config: str | None, split: str, *, converted: bool = False
         converted: the data set is a script: read the parquet files that the hub makes of it.
 
     Raises:
-        ValueError: it cannot be read, or exists only as a script.
+        ValueError: it cannot be read, is damaged, or exists only as a script.
     """
     datasets = optional_import("datasets", "data")
     name = f"hub dataset {id}@{config or 'default'}:{split}"
@@ -64,6 +64,9 @@ def hub_rows(id: str, config: str | None, split: str, *, converted: bool = False
                 f"hf://datasets/{id}@{CONVERTED}/{files}: download that and give the folder as data{mirror(id)}"
             )
         raise ValueError(why + ("; HF_HUB_OFFLINE is set: unset it to download" if offline() else "")) from error
+    except datasets.exceptions.DatasetGenerationError as error:  # a file that is damaged, or has other columns
+        why = " ".join(str(error.__cause__).split())
+        raise ValueError(f"{name} cannot be read: {why}. Correct its files") from error
 
 
 def mirror(id: str) -> str:
