@@ -19,7 +19,8 @@ from farspan.reader import Scores
 from farspan.record import Row, Run, read_examples
 from farspan.tasks import task
 from farspan.tasks.own import CUE, PARAPHRASES, TARGET, TESTS, BoundOwn
-from farspan.text.corpora import load
+from farspan.tasks.prompts import encoded
+from farspan.text.corpora import Corpus, load
 
 from tiny import tiny_model
 
@@ -287,6 +288,17 @@ def test_windows_without_words_are_passed_over(lm: LM, tmp_path: Path) -> None:
     assert all("quick" in text for text in texts)
     assert len({example.id for example in examples}) == 3
     assert [example.id for example in asked.examples(lm, (512, 700), 2, 0)] == [example.id for example in examples[:2]]
+
+
+def test_windows_never_overlap_where_some_have_no_words(lm: LM) -> None:
+    """Three documents hold a window each, one without words; as one text they hold four, which overlap with these."""
+    words, digits = "The quick brown foxes jump over lazy dogs there again. " * 200, "1 2 3 4 5 6 7 8 9 " * 200
+    tokens = [encoded(lm.tokenizer, document)[:1200] for document in (words, digits, words)]
+    asked = BoundOwn(text=Corpus("made", "hash", np.concatenate(tokens), np.arange(4) * 1200))
+    for seed in range(5):
+        assert len(asked.examples(lm, (400,), 2, seed)) == 2
+        with pytest.raises(ValueError, match="has a stretch with"):
+            asked.examples(lm, (400,), 3, seed)
 
 
 def test_a_text_without_words_can_only_be_recalled(lm: LM, tmp_path: Path) -> None:

@@ -156,25 +156,20 @@ class BoundMentions(Mentions, BoundText[MentionText]):
             ValueError: lengths too short for the distance, a text too short, or too few windows with a mention.
         """
         self.check(lengths)
-        longest, most = lengths[-1], self.text.num_windows(lengths[-1], repeats)
         found: list[Example[MentionText]] = []
-        done, count = 0, repeats
-        while len(found) < repeats:
-            windows = self.text.windows(longest, count, seed)
-            for tokens in windows[done:]:
-                payload = self._marked(lm, tokens, np.random.default_rng([seed, done]))
-                done += 1
-                if payload.at(lengths[0]) and len(found) < repeats:
-                    found.append(self._example(lm, payload, len(found), lengths))
-            if len(found) < repeats and done >= most:
-                raise ValueError(
-                    f"text {self.text.name!r}: {len(found)} of its {done:,} windows of {longest:,} tokens have a name, "
-                    f"identifier or number that recurs after {self.distance:,} tokens and more within {lengths[0]:,}; "
-                    f"{repeats} are needed: give a longer text, fewer repeats, a longer shortest length or a smaller "
-                    "distance (mentions:distance=N)"
-                )
-            count = min(2 * count, most)
-        return found
+        done = 0
+        for done, tokens in enumerate(self.text.every_window(lengths[-1], repeats, seed), 1):
+            payload = self._marked(lm, tokens, np.random.default_rng([seed, done - 1]))
+            if payload.at(lengths[0]):
+                found.append(self._example(lm, payload, len(found), lengths))
+            if len(found) == repeats:
+                return found
+        raise ValueError(
+            f"text {self.text.name!r}: {len(found)} of its {done:,} windows of {lengths[-1]:,} tokens have a name, "
+            f"identifier or number that recurs after {self.distance:,} tokens and more within {lengths[0]:,}; "
+            f"{repeats} are needed: give a longer text, fewer repeats, a longer shortest length or a smaller "
+            "distance (mentions:distance=N)"
+        )
 
     def _example(self, lm: LM, payload: MentionText, repeat: int, lengths: Sequence[int]) -> Example[MentionText]:
         spans = [[one.first, one.end, one.earlier] for one in payload.mentions]

@@ -157,20 +157,15 @@ class BoundOwn(Own, BoundText[Hidden]):
         """
         facts = min(FACTS, lengths[0])
         examples: list[Example[Hidden]] = []
-        unfit: list[UnfitError] = []
-        while len(examples) < repeats:
-            first = len(examples) + len(unfit)
+        unfit = UnfitError()
+        for tokens in self.text.every_window(lengths[-1] + facts, repeats, seed):
             try:
-                windows = self.text.windows(lengths[-1] + facts, repeats + len(unfit), seed)
-            except ValueError as error:
-                raise unfit[-1] if unfit else error from error
-            for tokens in windows[first:]:
-                try:
-                    one = self._example(lm, tokens[:-facts], tokens[-facts:], len(examples), lengths, seed)
-                    examples.append(one)
-                except UnfitError as error:
-                    unfit.append(error)
-        return examples
+                examples.append(self._example(lm, tokens[:-facts], tokens[-facts:], len(examples), lengths, seed))
+            except UnfitError as error:
+                unfit = error
+            if len(examples) == repeats:
+                return examples
+        raise unfit
 
     def _example(
         self, lm: LM, filler: np.ndarray, source: np.ndarray, repeat: int, lengths: Sequence[int], seed: int
@@ -239,7 +234,7 @@ class BoundOwn(Own, BoundText[Hidden]):
         if len(found) <= least:
             raise UnfitError(
                 f"text {self.text.name!r} has a stretch with {len(found)} different words of four letters or more; "
-                f"{least + 1} are needed: give longer lengths, or use tests=recall"
+                f"{least + 1} are needed: give a longer text or lengths, or use tests=recall"
             )
         return found
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -71,41 +72,38 @@ class Corpus:
         return inside if inside >= enough else len(self.tokens) // length
 
     def windows(self, length: int, count: int, seed: int) -> list[Int[np.ndarray, "length"]]:
-        """Return `count` windows of `length` tokens that do not overlap, from as many different documents as possible.
+        """Return the first `count` windows of `every_window`, which has at least as many."""
+        return list(islice(self.every_window(length, count, seed), count))
 
-        If fewer than `count` windows fit inside documents, all documents are read as one text; otherwise window i does
-        not depend on `count`. The windows of a shuffled text have their tokens in random order.
+    def every_window(self, length: int, least: int, seed: int) -> Iterator[Int[np.ndarray, "length"]]:
+        """Yield windows of `length` tokens that do not overlap, from as many different documents as possible.
+
+        If fewer than `least` windows fit inside documents, all documents are read as one text; otherwise window i does
+        not depend on `least`. The windows of a shuffled text have their tokens in random order.
 
         Raises:
-            ValueError: the text holds fewer such windows.
+            ValueError: the text holds fewer than `least` windows.
         """
         rng = np.random.default_rng([seed, length])
         sizes = np.diff(self.starts)
         starts = self.starts[:-1]
-        if (sizes // length).sum() < count:
+        if (sizes // length).sum() < least:
             sizes, starts = sizes.sum(keepdims=True), starts[:1]
         per_document = sizes // length
-        if per_document.sum() < count:
+        if per_document.sum() < least:
             raise ValueError(
                 f"text {self.name!r} has {int(sizes.sum()):,} tokens, {int(per_document.sum())} windows of "
-                f"{length:,}; {count} are needed: give a longer text, a smaller longest length (at most "
-                f"{int(sizes.sum()) // count:,} here) or fewer repeats"
+                f"{length:,}; {least} are needed: give a longer text, a smaller longest length (at most "
+                f"{int(sizes.sum()) // least:,} here) or fewer repeats"
             )
-        places: list[int] = []
         order = rng.permutation(np.flatnonzero(per_document))
         slots = {document: rng.permutation(per_document[document]) for document in order}
         offsets = {document: int(rng.integers(0, sizes[document] % length + 1)) for document in order}
-        for cycle in range(int(per_document.max())):
-            for document in order:
-                if cycle < per_document[document]:
-                    slot = int(slots[document][cycle])
-                    places.append(int(starts[document]) + offsets[document] + slot * length)
-            if len(places) >= count:
-                break
-        windows = [np.asarray(self.tokens[place : place + length], dtype=np.int64) for place in places[:count]]
-        if self.shuffled:
-            windows = [np.random.default_rng([seed, length, i]).permutation(window) for i, window in enumerate(windows)]
-        return windows
+        turns = ((cycle, one) for cycle in range(per_document.max()) for one in order if cycle < per_document[one])
+        for number, (cycle, document) in enumerate(turns):
+            place = starts[document] + offsets[document] + slots[document][cycle] * length
+            window = np.asarray(self.tokens[place : place + length], dtype=np.int64)
+            yield np.random.default_rng([seed, length, number]).permutation(window) if self.shuffled else window
 
 
 def load(name: str, tokenizer: Any) -> Corpus:
