@@ -18,7 +18,7 @@ from farspan.methods import method
 from farspan.reader import Scores
 from farspan.record import Row, Run, read_examples
 from farspan.tasks import task
-from farspan.tasks.own import CUE, PARAPHRASES, TARGET, TESTS, BoundOwn
+from farspan.tasks.own import CUE, PARAPHRASES, TARGET, TESTS, WORD, BoundOwn
 from farspan.tasks.prompts import encoded
 from farspan.text.corpora import Corpus, load
 
@@ -137,6 +137,17 @@ def test_wrong_options_stand_in_the_shortest_context_too(text: str, lm: LM) -> N
         assert len({right, *wrong}) == 4
         assert all(word in shortest for word in wrong)
         assert {word[0].isupper() for word in wrong} == {right[0].isupper()}
+
+
+def test_the_missing_word_is_missing_also_from_identifiers(lm: LM, tmp_path: Path) -> None:
+    sentence = "the parser reads in_file and utf8name before other_names of each module_path."
+    (tmp_path / "code.txt").write_text(" ".join(f"{word} and others were here. {sentence}" for word in WORDS * 8))
+    for example in own(str(tmp_path), lm, tests="cloze").examples(lm, (400,), 6, 0):
+        query = example.payload.queries["cloze"]
+        question, answer = (lm.tokenizer.decode(ids.tolist()) for ids in (query.ids, query.answers[0]))
+        blanked = question.partition("here? ")[2].partition("\nAnswer")[0]
+        assert "____" in blanked
+        assert answer.strip() not in WORD.findall(blanked)
 
 
 def test_other_pairs_have_other_words_and_numbers(text: str, lm: LM) -> None:

@@ -140,7 +140,7 @@ class BoundOwn(Own, BoundText[Hidden]):
     """The tests in one text."""
 
     task: ClassVar[str] = "own"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class BoundOwn(Own, BoundText[Hidden]):
             like = [other for other in others if other[0].isupper() == word[0].isupper()]
             few = len(like) < OPTIONS - 1
             options = [word, *rng.permutation(others if few else like)[: OPTIONS - 1]]
-            blank = re.sub(rf"\b{word}\b", "____", sentence)
+            blank = re.sub(WORD, lambda found: "____" if found[0] == word else found[0], sentence)
             question = f"\nQuestion: Which word is missing here? {blank}\nAnswer:"
             facts.append(Fact(rng.random(), encoded(lm.tokenizer, f"\n{sentence}\n")))
             answers = tuple(encoded(lm.tokenizer, f" {one}") for one in options)
