@@ -218,10 +218,9 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         for which, (key, sentences, answers) in enumerate(named):
             asked = which < len(self.depths)
             depth = self.depths[which] if asked else float(rng.random())
-            steps = np.linspace(0, spread, len(sentences)) if len(sentences) > 1 else np.zeros(1)
-            begin = depth * (1 - spread) if len(sentences) > 1 else depth
+            depths = depth * (1 - spread) + np.linspace(0, spread, len(sentences))
             ids = [encoded(lm.tokenizer, f"\n{sentence}\n") for sentence in sentences]
-            facts = tuple(Fact(float(at), one) for at, one in zip(begin + steps, ids, strict=True))
+            facts = tuple(Fact(float(at), one) for at, one in zip(depths, ids, strict=True))
             if asked:
                 question, beginning = (text.format(noun=self._noun, key=key) for text in (words.question, words.answer))
                 queries.append(_query(lm, facts, question, beginning, answers, end))
@@ -387,11 +386,11 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         except NotFiniteError as error:
             return {}, str(error)
         prediction = lm.tokenizer.decode(new.tolist(), skip_special_tokens=True)
-        there = [*prompt.queries] if self.together else []
-        wrong = [answer for one in there if one is not query for answer in one.answers] + list(prompt.other_answers)
+        others = prompt.queries if self.together else ()
+        wrong = [answer for one in others if one is not query for answer in one.answers] + list(prompt.other_answers)
         values = _shares([_mentions(prediction, answer) for answer in query.answers])
-        others = sum(_mentions(prediction, answer) for answer in wrong)
-        return values | {"others": others, "prediction": prediction, "new": len(new)}, ""
+        values |= {"others": sum(_mentions(prediction, answer) for answer in wrong)}
+        return values | {"prediction": prediction, "new": len(new)}, ""
 
     def parts(self, lm: LM, example: Example[NeedlePrompt], length: int) -> Parts:
         """Return the parts at the first depth."""

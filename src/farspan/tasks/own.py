@@ -37,7 +37,7 @@ from farspan.specs import check_known
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work
 from farspan.tasks.facts import Fact, inserted
 from farspan.tasks.passages import joined, places, row
-from farspan.tasks.prompts import encoded, following
+from farspan.tasks.prompts import encoded, following, pieces
 
 TESTS = ("recall", "pairs", "cloze")
 CUE = 16  # tokens of the recalled passage that are given
@@ -218,11 +218,8 @@ class BoundOwn(Own, BoundText[Hidden]):
             question = PARAPHRASES[int(rng.integers(len(PARAPHRASES)))].format(word=word)
             ids = encoded(lm.tokenizer, question)
             return Query(ids, tuple(following(lm.tokenizer, f" {number}", before=question) for number in numbers))
-        whole = encoded(lm.tokenizer, f"\nThe number of {word} is {numbers[0]}")
-        cue = encoded(lm.tokenizer, f"\nThe number of {word} is")
-        # a token that spans question and number belongs to the number
-        same = int(np.argmin([*(whole[: len(cue)] == cue[: len(whole)]), False]))
-        return Query(whole[:same], (whole[same:],))
+        ids, number = pieces(lm.tokenizer, f"\nThe number of {word} is", f" {numbers[0]}")
+        return Query(ids, (number,))
 
     def _words(self, text: str, least: int) -> list[str]:
         """Return the different words of a text, in order, without its first and last word, which may be cut.

@@ -21,7 +21,7 @@ def passage_ids(tokenizer: Any, text: str, most: int) -> Int[np.ndarray, "time"]
     return encoded(tokenizer, text.strip() + "\n\n")[:most]
 
 
-def passage_weights(weights: str, scores: Sequence[float] | np.ndarray) -> Float[Tensor, "passages"] | None:
+def passage_weights(weights: str, scores: Sequence[float | None] | np.ndarray) -> Float[Tensor, "passages"] | None:
     """Return the softmax of the retriever's scores (Shi et al. 2023, arXiv 2301.12652, section 3.2); None: the method
     uses its own weights."""
     if weights == "method" or not len(scores):

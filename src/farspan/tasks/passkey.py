@@ -113,7 +113,7 @@ class BoundPasskey(Passkey, Bound[PasskeyPrompt]):
                 f"lengths from {prompt.fixed} on (--lengths)"
             )
         what = f"{self.task} {self.version} {self.depths} {lm.separator.ids} {seed} {repeat}"
-        depths = tuple(float(depth) for depth in np.linspace(0, 1, self.depths).round(6)) if self.depths > 1 else (0.5,)
+        depths = tuple(np.linspace(0, 1, self.depths).round(6).tolist()) if self.depths > 1 else (0.5,)
         return Example(digest(what, *vars(prompt).values()), repeat, lengths, prompt, depths)
 
     def work(self, lm: LM, example: Example[PasskeyPrompt]) -> Iterator[Work]:

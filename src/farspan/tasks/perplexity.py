@@ -65,9 +65,7 @@ class Perplexity(Task):
             raise ValueError(f"buckets belong to targets=all, not to targets={self.targets}: leave them out")
 
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> "Perplexity":
-        if self.targets == "all":
-            return self
-        if self.target_tokens is not None:
+        if self.targets == "all" or self.target_tokens is not None:
             return self
         shortest = lengths[0] if lengths else shortest_length(min(trained))
         return replace(self, target_tokens=max(1, min(TARGET_TOKENS, shortest // 2)))
@@ -130,18 +128,12 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
         Raises:
             ValueError: as many target tokens as a whole length, or a text too short.
         """
-        window = lengths[-1]
         if self.targets != "all":
             check_target_tokens(self._num_targets, lengths)
-        if len(self.text.tokens) < repeats * window:
-            raise ValueError(
-                f"text {self.text.name!r} has {len(self.text.tokens):,} tokens; {repeats} repeats of {window:,} need "
-                f"{repeats * window:,}: give a longer text, a smaller largest length or fewer repeats"
-            )
         what = f"{self.task} {self.version} {self.targets} {self.settings.get('target_tokens')} {lm.separator.ids}"
         return [
             Example(digest(f"{what} {seed} {repeat}", tokens), repeat, tuple(lengths), tokens)
-            for repeat, tokens in enumerate(self.text.windows(window, repeats, seed))
+            for repeat, tokens in enumerate(self.text.windows(lengths[-1], repeats, seed))
         ]
 
     def work(self, lm: LM, example: Example[np.ndarray]) -> Iterator[Work]:
@@ -189,15 +181,8 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
                 values, failed = self._judged(reading.scores, index)
                 values["context"] = len(reader.lm.separator.ids) + reading.length
                 values["target"] = digest(example.payload[first:end])
-                yield Result(
-                    example,
-                    reading.length,
-                    scores=values,
-                    status="nan" if failed else "ok",
-                    reason=f"{not_finite(failed)}; {reading.broken}" if failed else "",
-                    num_seen=reading.num_seen,
-                    num_kept=reading.num_kept,
-                )
+                how = ("nan", f"{not_finite(failed)}; {reading.broken}") if failed else ("ok", "")
+                yield Result(example, reading.length, 0.0, values, *how, reading.num_seen, reading.num_kept)
 
     def _judged(self, scores: Scores, index: int) -> tuple[dict[str, Any], int]:
         """Return the scores of one example at one length as a row holds them, and how many of its tokens have no finite

@@ -228,13 +228,11 @@ class BoundQa(Qa, Bound[QaPrompt]):
                 pieces = given.passages[:length]
                 passages = self._passages(one, length)
                 scores = [passage.score for passage in passages]
-                weights = None
-                if self.weights == "retriever":
-                    if None in scores:
-                        raise ValueError(
-                            f"{self.data!r} has passages without a score, which weights=retriever needs. Omit it"
-                        )
-                    weights = passage_weights(self.weights, [score for score in scores if score is not None])
+                if self.weights == "retriever" and None in scores:
+                    raise ValueError(
+                        f"{self.data!r} has passages without a score, which weights=retriever needs. Omit it"
+                    )
+                weights = passage_weights(self.weights, scores)
                 memory = reader.read(*map(row, pieces), head=row(given.head), weights=weights)
                 memory.read(row(given.query[:-1]))
                 try:

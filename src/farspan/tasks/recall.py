@@ -54,7 +54,7 @@ class Recall(Task):
             protocol="probe",
             warmup=self.warmup,
             scored=self.scored,
-            depths=tuple(float(depth) for depth in np.linspace(0, 1, self.points).round(6)),
+            depths=tuple(np.linspace(0, 1, self.points).round(6).tolist()),
             target=named_text(self.target_text or text, text, lm),
             prefix=named_text(self.prefix_text, text, lm) if self.prefix_text else None,
         )

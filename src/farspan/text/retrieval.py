@@ -147,10 +147,8 @@ class Index:
         return np.stack([numbers for numbers, _ in found]), np.stack([scores for _, scores in found])
 
     def _bm25_scores(self, queries: Sequence[str]) -> Iterator[np.ndarray]:
-        known = self._bm25.vocab_dict
         for words in _words(list(queries)):
-            terms = [word for word in words if word in known]
-            yield self._bm25.get_scores(terms) if terms else np.zeros(len(self), np.float32)
+            yield self._bm25.get_scores(words) if words else np.zeros(len(self), np.float32)
 
     def _nearest(self, queries: np.ndarray, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
         vectors = np.load(self.folder / "vectors.npy", mmap_mode="r")
