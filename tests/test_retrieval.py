@@ -314,6 +314,9 @@ def test_what_cannot_be_built_is_said(tmp_path: Path) -> None:
         build("builtin", tmp_path / "index", words=0)
     with pytest.raises(ValueError, match="a tokenizer that returns the place"):
         build("builtin", tmp_path / "index", tokens=10)
+    for name in ("random", "shuffled:builtin"):
+        with pytest.raises(ValueError, match=f"text {name!r} has tokens but no documents"):
+            build(name, tmp_path / "index")
 
 
 # the command

@@ -92,6 +92,8 @@ def documents(name: str) -> Iterator[Document]:
     if name == "builtin" or name.startswith("builtin:"):
         yield from builtin_texts(name.removeprefix("builtin").removeprefix(":"))
         return
+    if name == "random" or name.startswith("shuffled:"):
+        raise ValueError(f"text {name!r} has tokens but no documents: use a file, a folder, a hub dataset or builtin")
     place, number_sign, column = name.partition("#")
     if number_sign and not column:
         raise ValueError(f"text {name!r} has no column after #: write {place}#COLUMN, or omit the #")
