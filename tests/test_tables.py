@@ -182,8 +182,9 @@ def test_a_folder_has_its_splits_as_files_of_any_kind(tmp_path: Path) -> None:
 
 
 def test_what_is_nowhere_is_named_with_what_is_possible() -> None:
-    with pytest.raises(ValueError, match=r"'none\.jsonl' is neither a file .* nor a folder nor a hub data set"):
-        read_table("none.jsonl")
+    for name in ("none.jsonl", "folder/none.JSONL"):
+        with pytest.raises(ValueError, match=f"{name!r} is neither a file .* nor a folder nor a hub data set"):
+            read_table(name)
     with pytest.raises(ValueError, match="as files it is google-research-datasets/nq_open:validation on the hub"):
         read_table("nq_open")
 

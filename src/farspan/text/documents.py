@@ -135,7 +135,7 @@ def check_name(name: str) -> None:
 
 def _hub_id(name: str, path: Path) -> re.Match[str] | None:
     """Return the match of HUB_ID with the name of a hub dataset; None for other names and those of files."""
-    is_file = path.suffix in (*FOLDER_SUFFIXES, *FORMATS) or name.startswith(".")
+    is_file = path.suffix.lower() in (*FOLDER_SUFFIXES, *FORMATS) or name.startswith(".")
     return None if is_file else HUB_ID.fullmatch(name)
 
 

@@ -55,7 +55,7 @@ def read_table(place: str | Path, splits: Sequence[str] = ("validation", "test")
         return Table(str(path), [row for _, row in rows.each], rows.names)
     if path.is_dir():
         return find_table(path, splits)
-    if path.suffix not in FORMATS and (hub := HUB_ID.fullmatch(str(place))):
+    if path.suffix.lower() not in FORMATS and (hub := HUB_ID.fullmatch(str(place))):
         return hub_table(hub["id"], hub["config"], hub["split"] or splits[0])
     raise ValueError(
         f"data {str(place)!r} is neither a file ({', '.join(SUFFIXES)}) nor a folder nor a hub data set (org/name)"
