@@ -77,13 +77,10 @@ class Perplexity(Task):
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return powers of two to twice the largest trained length, from a quarter of the smallest, at most 512, or
         from the first with as many context tokens as targets."""
-        return doubled_lengths(self._shortest(min(trained)), trained)
-
-    def _shortest(self, trained: int) -> int:
-        first = shortest_length(trained)
+        first = shortest_length(min(trained))
         while self.targets != "all" and first < 2 * self._num_targets:
             first *= 2
-        return first
+        return doubled_lengths(first, trained)
 
     @property
     def _num_targets(self) -> int:
@@ -230,8 +227,7 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
         longest = 2 * trained
         if lm.position_limit is not None:
             longest = min(longest, lm.position_limit - len(lm.separator.ids) + 1)
-        first = self._shortest(trained)
-        lengths = [first << i for i in range(longest.bit_length()) if first << i <= longest]
+        lengths = [length for length in self.lengths((trained,)) if length <= longest]
         if not lengths:
             if self.targets != "all":
                 check_target_tokens(self._num_targets, (longest,), OPTION)
