@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from shared import SHARED_DATA
 from test_cli import farspan, last_line, refused
@@ -19,6 +20,7 @@ from farspan.reader import Scores
 from farspan.record import Row, Run, read_rows
 from farspan.tasks import mentions, task
 from farspan.tasks.mentions import BoundMentions, MentionText, Word, kind_of, words_of
+from farspan.tasks.prompts import token_texts
 from farspan.text.corpora import load
 
 from tiny import tiny_model
@@ -66,6 +68,16 @@ def measured(folder: Path, lm: LM, what: BoundMentions, how: str = "full", **mor
 )  # fmt: skip
 def test_words_are_told_apart_by_their_spelling(word: str, kind: str) -> None:
     assert kind_of(word) == kind
+
+
+def test_the_texts_of_tokens_are_the_text_although_decoding_removes_spaces() -> None:
+    """T5's and BERT's tokenizers, among others, decode "did n't say ." to "didn't say."."""
+    pieces = [("<unk>", 0.0), *((piece, -1.0) for piece in ("▁did", "▁n", "'", "t", "▁say", "▁", "."))]
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
+    backend.pre_tokenizer, backend.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+    cleaning = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=True)
+    ids = cleaning("did n't say .", add_special_tokens=False)["input_ids"]
+    assert token_texts(cleaning, ids) == ["did", " n", "'", "t", " say", " ", "."]
 
 
 def found(lm: LM, text: str) -> list[str]:

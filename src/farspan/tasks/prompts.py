@@ -1,7 +1,7 @@
 """Convert texts to the tokens of a prompt, and back."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -54,6 +54,7 @@ def stops(tokenizer: Any, *, one_line: bool) -> list[int]:
 def token_texts(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> list[str]:
     """Return the text that each token adds to the 8 tokens before it. Decoded alone, some lose their leading space."""
     ids = [int(i) for i in ids]
-    until = [tokenizer.decode(ids[max(0, n - 8) : n + 1]) for n in range(len(ids))]
-    before = [tokenizer.decode(ids[max(0, n - 8) : n]) for n in range(len(ids))]
+    decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)  # else some remove spaces that tokens have
+    until = [decode(ids[max(0, n - 8) : n + 1]) for n in range(len(ids))]
+    before = [decode(ids[max(0, n - 8) : n]) for n in range(len(ids))]
     return [text[len(known) :] for text, known in zip(until, before, strict=True)]
