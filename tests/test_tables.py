@@ -75,6 +75,11 @@ def test_every_kind_of_file_holds_the_same_rows(tmp_path: Path) -> None:
         assert read_table(tmp_path / f"a{suffix}").rows == ROWS, suffix
 
 
+def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,,\na,,\n")
+    assert read_table(tmp_path / "a.csv").rows == [{"text": "a", "": ""}]
+
+
 def test_a_cell_may_hold_a_whole_book(tmp_path: Path) -> None:
     book = "a long story. " * 20_000
     (tmp_path / "a.csv").write_text(f"text\n{book}\n")
@@ -89,6 +94,7 @@ def test_a_cell_may_hold_a_whole_book(tmp_path: Path) -> None:
         ("a.json", b"{", r"a\.json is damaged: expected JSON"),
         ("a.csv", b"\xff\xfe", r"a\.csv is not UTF-8"),
         ("a.csv", b"text,label\n", r"a\.csv holds no rows"),
+        ("a.csv", b"text,label,text\na,b,c\n", r"a\.csv has two columns 'text'"),
         ("a.jsonl", b"\n", r"a\.jsonl holds no rows"),
         ("a.parquet", b"PAR1", r"a\.parquet is not a parquet file, or is damaged"),
         ("a.parquet", b"", r"a\.parquet is not a parquet file, or is damaged"),

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def rows_of(path: Path, column: str | None = None) -> Rows:
         column: the only one that is needed and that the caller checks; None: all columns are read and checked.
 
     Raises, now or when rows are read:
-        ValueError: a damaged file, one that is not UTF-8, or half of a surrogate pair.
+        ValueError: a damaged file, one that is not UTF-8, half of a surrogate pair, or two columns of one name.
     """
     return FORMATS[path.suffix.lower()](path, column)
 
@@ -90,6 +91,8 @@ def _separated(delimiter: str) -> Callable[[Path, str | None], Rows]:
 
         cells_of_rows = read_cells()
         header = next(cells_of_rows, [])
+        if twice := [name for name, later in pairwise(sorted(header)) if name == later != ""]:
+            raise ValueError(f"{path} has two columns {twice[0]!r}, expected different names. Rename one")
         return Rows(each(), header)
 
     return read
