@@ -3,8 +3,9 @@
     trainer = Trainer(..., processing_class=tokenizer)
     farspan.CurveCallback(every=500).attach(trainer)
 
-Each measurement uses the same texts at the same lengths, so that steps are paired, and feeds the model a bounded
-number of tokens. It does not change the training: modules keep their modes, random generators their states.
+All measurements use the same texts at the same lengths, so steps can be compared text by text; each feeds the model a
+bounded number of tokens. They do not change the training: modules keep their training mode, random generators their
+states.
 """
 
 import logging
@@ -43,14 +44,14 @@ from farspan.tasks.base import Bound, Task
 from farspan.tasks.curve import Curve, Protocol
 from farspan.tasks.perplexity import Perplexity
 
-REPEATS = (4, 3, 2)  # the largest number that the budget allows is used ...
-POINTS = range(16, 5, -1)  # ... with the largest number of lengths that it then allows
-MOST_NATS = 700.0  # a float cannot hold the exponential of more
+REPEATS = (4, 3, 2)  # the first number that the budget allows with at least 6 lengths is used ...
+POINTS = range(16, 5, -1)  # ... with the largest number of lengths, 16 to 6, that the budget then allows
+MOST_NATS = 700.0  # the exponential of a larger number is not a finite float
 logger = logging.getLogger(__name__)
 
 
 class Common(TypedDict, total=False):
-    """The arguments that the callbacks have in common."""
+    """The arguments that both callbacks have."""
 
     text: str
     every: int
@@ -78,6 +79,9 @@ class MeasuringCallback(TrainerCallback, ABC):
         trained_length: tokens; default the trained length in the model's config.
         at_start: also measure the model before its first step.
         seed: random seed for choosing texts.
+
+    Raises:
+        ValueError: `every` is below 1.
     """
 
     name: ClassVar[str]  # of the run folder
@@ -109,7 +113,7 @@ class MeasuringCallback(TrainerCallback, ABC):
 
     @abstractmethod
     def choose(self, lm: LM) -> tuple[Task, Bound[Any], dict[str, Any]]:
-        """Return the task, the task bound to its text, and lengths, repeats and seed, the same for all steps.
+        """Return the task, the task bound to its text, and `lengths`, `repeats` and `seed`, which all steps share.
 
         Raises:
             ValueError: a text that is too short, or a budget that is too small.
@@ -117,7 +121,7 @@ class MeasuringCallback(TrainerCallback, ABC):
 
     @abstractmethod
     def summarised(self, run: Run, step: int) -> dict[str, float]:
-        """Return the values to log for a step that was measured; none where the measurement failed."""
+        """Return the values to log for a step that was measured, by name; empty if the measurement failed."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model = _unwrapped(kwargs["model"])
@@ -134,7 +138,7 @@ class MeasuringCallback(TrainerCallback, ABC):
         self.folder = _run_folder(Path(self.out or Path(args.output_dir) / self.name), begins=state.global_step == 0)
         self._autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         with _set_aside(model):
-            dense_reader(self._lm)  # checks itself, once and outside of any autocast
+            dense_reader(self._lm)  # runs its checks once, outside of autocast
             task, self._task, self._what = self.choose(self._lm)
         self._spec = str(task)
         grid = Grid((task,), self.text, cost=False, compared=False, trained=(), **self._what)
@@ -148,7 +152,7 @@ class MeasuringCallback(TrainerCallback, ABC):
             )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 0 and self.at_start:  # not in on_train_begin, where later callbacks can still raise
+        if state.global_step == 0 and self.at_start:  # not in on_train_begin: a later callback can still raise there
             self._measure(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -195,8 +199,8 @@ class MeasuringCallback(TrainerCallback, ABC):
             control.should_log = should_log
 
     def _track(self, args: Any, state: Any, control: Any, run: Run, name: str, logged: Container[str]) -> None:
-        """Send pictures, and the numbers at each length that were not logged, to the trackers of `report_to`: they are
-        too many for the log history and for callbacks that print it."""
+        """Send pictures, and the numbers at each length that were not logged, to the trackers of `report_to`. The
+        numbers are too many for the log history and for callbacks that print it."""
         listening = trackers.reporters(self._listeners.callbacks) if self._listeners is not None else []
         if not listening:
             return
@@ -221,13 +225,14 @@ class CurveCallback(MeasuringCallback):
     `training.png` and `training.svg` in it are drawn again after each measurement.
 
     Args:
-        tokenizer, common: as of `MeasuringCallback`.
-        tokens: tokens fed to the model for one measurement, at most.
-        longest: tokens of the longest text to be copied; default the longest that fits into twice the trained length.
-        protocol: default `nested`, or `probe` where the longest text has more than 8,192 tokens.
+        tokenizer, common: as for `MeasuringCallback`.
+        tokens: the most tokens that one measurement feeds to the model.
+        longest: tokens of the longest text to be copied; default the longest whose context fits twice the trained
+            length.
+        protocol: default `nested`, or `probe` if the longest text has more than 8,192 tokens.
 
     Raises, when the training begins:
-        ValueError: no tokenizer, a budget too small, texts that cannot be read, sharded parameters, a training resumed
+        ValueError: no tokenizer, `tokens` too few, texts that cannot be read, sharded parameters, a training resumed
             with other settings, or a folder that holds something else.
     """
 
@@ -284,19 +289,19 @@ class CurveCallback(MeasuringCallback):
 
 
 class PerplexityCallback(MeasuringCallback):
-    """Measure how well the model in training predicts the same tokens after more and more of their text. See
-    `MeasuringCallback`.
+    """Measure the perplexity and the accuracy of the model in training on the same tokens, after more and more of their
+    text. See `MeasuringCallback`.
 
     Logs `farspan/perplexity_N` and `farspan/accuracy_N` for each length of N tokens: lengths within the trained context
-    show what a training costs there, longer ones what it gains. The run folder is `perplexity`.
+    show what the training loses there, longer ones what it gains. The run folder is `perplexity`.
 
     Args:
-        tokenizer, common: as of `MeasuringCallback`.
-        lengths: tokens; default a half, one and two trained lengths.
-        repeats: windows of the text, from as many documents as possible.
+        tokenizer, common: as for `MeasuringCallback`.
+        lengths: in tokens; default half, once and twice the trained length.
+        repeats: the number of windows of the text, from as many documents as possible.
 
     Raises, when the training begins:
-        ValueError: as `CurveCallback`, or lengths too short for targets.
+        ValueError: as `CurveCallback`, or lengths too short to have targets.
     """
 
     name, seconds = "perplexity", "perplexity_seconds"
@@ -325,7 +330,7 @@ class PerplexityCallback(MeasuringCallback):
         found: dict[str, float] = {}
         for length in self._what["lengths"]:
             measured = [row for row in run.rows if (row.model, row.length) == (f"step-{step}", length)]
-            rows = [row.scores for row in measured if row.status == "ok"]  # other rows lack some or all numbers
+            rows = [row.scores for row in measured if row.status == "ok"]  # other rows lack some or all scores
             if rows:
                 found[f"perplexity_{length}"] = math.exp(min(sum(s["nats"] for s in rows) / len(rows), MOST_NATS))
                 found[f"accuracy_{length}"] = sum(s["accuracy"] for s in rows) / len(rows)
@@ -333,7 +338,8 @@ class PerplexityCallback(MeasuringCallback):
 
 
 def _run_folder(base: Path, *, begins: bool) -> Path:
-    """Return `base` for the first training, `base-2`, `base-3` and so on for later ones; for a resumed one the last."""
+    """Return `base` for the first training, `base-2`, `base-3` and so on for later ones; the last one for a resumed
+    training."""
 
     def numbered(n: int) -> Path:
         return base if n == 1 else base.with_name(f"{base.name}-{n}")
@@ -371,8 +377,8 @@ def _unwrapped(model: Any) -> Any:
 
 @contextmanager
 def _set_aside(model: Any) -> Iterator[None]:
-    """Set the model to eval mode, without gradients; afterwards restore the mode of each module and the states of all
-    random generators."""
+    """Set the model to eval mode, without gradients. Afterwards restore the mode of each module, and the random
+    generators of Python, NumPy and torch."""
     devices = [device for device in {p.device for p in model.parameters()} if device.type not in ("cpu", "meta")]
     python, numpy, forward = random.getstate(), np.random.get_state(), model.__dict__.get("forward")
     try:

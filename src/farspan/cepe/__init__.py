@@ -4,7 +4,7 @@
     h += SA(ln_1 h);  h += CA(ln_x h, Φ);  h += MLP(ln_2 h)       in the last `num_cross_attn_layers` layers
 
 The decoder is frozen; encoder and cross-attention are added. The cross-attention has no positions, so the context is a
-set: the model sees neither the order of its chunks nor their distance, unless `add_order` adds it (`order`).
+set: the model sees neither the order of its chunks nor their distance, unless `add_order` adds them (see `order`).
 
     model = cepe.from_base("path/of/decoder", "path/of/encoder")
     context = model.encode_context(ids)                # once: [batch, chunks, length]

@@ -2,7 +2,7 @@
 
 A whole model has the layout of the authors' checkpoints: the decoder's config.json with flat fields, weights
 `model.layers.{i}.cross_attn.*` and `encoder.*`. An adapter holds only the added weights, and the base's name, revision
-and a hash of its weights, by which another base is refused.
+and a hash of its weights. A base with another hash is refused.
 """
 
 from copy import deepcopy
@@ -42,20 +42,21 @@ def from_base(
     """Return a CEPE model whose outputs equal those of its base until it is trained (Yen et al. 2024, section 2).
 
     Args:
-        base: a causal model of transformers, or its folder or hub id. A model that is given becomes the CEPE model: no
-            weight is copied.
+        base: a causal model of transformers, or its folder or hub id. A given model object itself becomes the CEPE
+            model; its weights are not copied.
         encoder: a model, a config (random weights), or a folder or hub id, such as one of masked-language training.
-        num_cross_attn_layers: layers, counted from the last, that read the context; default all.
-        num_cross_attn_hidden_states: 1: all read the encoder's last states; else each reads a different layer's.
-        encoder_layers: of the encoder, counted from the first; the others are left out. Default all.
-        dtype: of the added weights; default the base's. torch.float32 with a base in bfloat16 trains well.
+        num_cross_attn_layers: the number of decoder layers, the last ones, that read the context; default all.
+        num_cross_attn_hidden_states: 1 (default): all these layers read the encoder's last states. Other values: each
+            of them reads the states of a different encoder layer.
+        encoder_layers: the number of encoder layers, the first ones, to keep; default all.
+        dtype: of the added weights; default the base's. To train over a base in bfloat16, use torch.float32.
         tokenizer, encoder_tokenizer: compared if both are known; default those in the folders of base and encoder.
         revision, hub: of the base, as in transformers' `from_pretrained`.
         trust_remote_code, allow_pickle: of base and encoder, as in `farspan.load`.
 
     Raises:
-        ValueError: a model that cannot be loaded or extended, an encoder that is not bidirectional, numbers that
-            do not fit, or tokenizers that disagree.
+        ValueError: a model that cannot be loaded or extended, an encoder that is not bidirectional, a number of layers
+            or states that decoder or encoder does not have, or tokenizers with different ids for a token.
     """
     if isinstance(base, str | Path):
         tokenizer = tokenizer or _tokenizer(base, revision, trust_remote_code)
@@ -90,13 +91,15 @@ def from_pretrained(
     """Load a CEPE model from a folder or hub id: the authors' checkpoints, `save_pretrained`'s, and adapters.
 
     Args:
-        base: for an adapter: the model, its folder or hub id; default the one it names.
-        dtype: "auto" is the checkpoint's own.
-        allow_pickle: also reads .bin weights, which can run code; otherwise safetensors only.
+        base: of an adapter: a model, or its folder or hub id; default the base that the adapter names.
+        dtype: of the weights; "auto" (default) keeps the dtype of the checkpoint.
+        revision, trust_remote_code: as in transformers' `from_pretrained`.
+        allow_pickle: also read .bin weights, with `weights_only=True`; by default only safetensors are read.
         hub: passed on to transformers, such as device_map="auto", attn_implementation, quantization_config.
 
     Raises:
-        ValueError: not a CEPE model, weights that are missing, damaged or unknown, or an adapter for another base.
+        ValueError: not a CEPE model; weights that are missing, damaged or unexpected; an adapter of another base; or
+            `base` given for a whole CEPE model.
     """
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     config = load_config(path, **common)
@@ -117,10 +120,10 @@ def from_pretrained(
 
 
 def class_of(config: Any) -> Any:
-    """Return the class of CEPE models of this config.
+    """Return the CEPE model class for a decoder's config.
 
     Raises:
-        RefusedError: the decoder is no causal language model known to transformers.
+        RefusedError: transformers has no causal language model for the config.
     """
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise RefusedError(f"{type(config).__name__} belongs to no causal language model known to transformers")
@@ -128,10 +131,11 @@ def class_of(config: Any) -> Any:
 
 
 def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:
-    """Check that both give a text the same ids; the encoder's may have more tokens, such as [MASK].
+    """Check that each token of the decoder has the same id in the encoder's tokenizer, which may have more tokens, such
+    as [MASK].
 
     Raises:
-        ValueError: a token that they number differently.
+        ValueError: names the first token that has another id, or none.
     """
     known = encoder_tokenizer.get_vocab()
     for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
@@ -144,7 +148,7 @@ def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:
 
 
 def _extended(base: Any, encoder: Any, layers: int | None, states: int, dtype: torch.dtype) -> Any:
-    """Turn the base into a CEPE model, with a cross-attention of random weights."""
+    """Turn the base itself into a CEPE model whose cross-attention has random weights."""
     if offloaded := [name for name, weight in base.named_parameters() if weight.is_meta]:
         raise ValueError(
             f"{_name(base)} has weights that are offloaded, such as {offloaded[0]}: load it without offloading"
@@ -183,7 +187,7 @@ def _from_adapter(
             f"adapter {place} needs its base: give base=, or correct cepe_base in config.json. {error}"
         ) from error
     hashes, names = (weights_hash(base), config.cepe_weights), (_name(base), made_for["name"])
-    one, other = hashes if all(hashes) else names  # of quantised weights only names can be compared
+    one, other = hashes if all(hashes) else names  # quantised weights have no hash
     if one != other:
         its = made_for["name"] + (f" ({made_for['revision']})" if made_for["revision"] else "")
         raise ValueError(f"adapter {place} was made for {its}, not for {_name(base)}: their weights differ")
@@ -208,7 +212,7 @@ def _from_adapter(
 def _base(
     base: Any, revision: str | None, *, trust_remote_code: bool, dtype: str | torch.dtype = "auto", **options: Any
 ) -> Any:
-    """Return a base that is given as a model, or load it."""
+    """Return `base` if it is a model; else load it."""
     if isinstance(base, PreTrainedModel):
         return base
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -221,5 +225,5 @@ def _name(model: Any) -> str | None:
 
 def _tokenizer(place: str | Path, revision: str | None, trust_remote_code: bool) -> Any:
     if not any(Path(place_of(place)).glob("*token*")) and Path(place_of(place)).is_dir():
-        return None  # models can be saved without one; `encode` refuses ids that the encoder does not have
+        return None  # a model can be saved without a tokenizer; `encode` refuses ids that the encoder does not have
     return load_tokenizer(place, revision=revision, trust_remote_code=trust_remote_code)

@@ -1,6 +1,6 @@
 """The fields that mark a decoder's config.json as that of a CEPE model.
 
-They are top-level fields of the decoder's config, whose `model_type` stays: the layout of the authors' checkpoints.
+They are top-level fields of the decoder's config, as in the authors' checkpoints. `model_type` remains the decoder's.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from farspan.cepe.order import ORDERS
 from farspan.specs import check_known
 
 NOT_OF_THE_MODEL = {"architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "model_type"}
-FIXED = {  # other fields that the authors' code reads, at the values of this model
+FIXED = {  # other fields that the authors' code reads, with the values that describe this model
     "do_cross_attention": True,
     "encoder_is_model": False,
     "train_encoder": True,
@@ -31,7 +31,10 @@ def is_cepe(config: Any) -> bool:
 def extend(
     config: PreTrainedConfig, encoder: PreTrainedConfig, num_cross_attn_layers: int | None, num_states: int
 ) -> None:
-    """Write the fields into a decoder's config.
+    """Write the fields of a CEPE model into a decoder's config.
+
+    Args:
+        num_cross_attn_layers, num_states: as in `farspan.cepe.from_base`.
 
     Raises:
         ValueError: a number of layers or of states that the decoder or the encoder does not have.
@@ -68,10 +71,15 @@ def check(config: PreTrainedConfig) -> None:
 
 
 def check_order(order: str, ordered: int, longest: int, layers: int) -> None:
-    """Check an order that `ordered` of the `layers` with cross-attention read, over a range of `longest` tokens.
+    """Check the settings of an order (`farspan.cepe.order`).
+
+    Args:
+        ordered: the number of layers that read the order, 1 to `layers`.
+        longest: the largest distance in tokens, at least 1.
+        layers: the number of layers with cross-attention.
 
     Raises:
-        ValueError: an unknown order, or numbers that do not fit.
+        ValueError: an unknown order, or a number out of range.
     """
     check_known("order of a CEPE model", order, ORDERS)
     if not 1 <= ordered <= layers:
@@ -81,19 +89,19 @@ def check_order(order: str, ordered: int, longest: int, layers: int) -> None:
 
 
 def order_of(config: PreTrainedConfig) -> str:
-    """Return the order of a model's context: none, position or age (`farspan.cepe.order`). Models without the field,
-    such as the published ones, have none."""
+    """Return the order of a model's context: none, position or age (`farspan.cepe.order`). A config without the field,
+    such as a published one, has none."""
     return getattr(config, "cepe_order", "none")
 
 
 def num_states(config: PreTrainedConfig) -> int:
-    """Return the number of encoder states that are kept: the last one, or one for each layer with cross-attention."""
+    """Return the number of encoder layers whose states are kept: 1, or one for each layer with cross-attention."""
     return 1 if getattr(config, "num_cross_attn_hidden_states", 1) == 1 else config.num_cross_attn_layers
 
 
 def encoder_config(fields: dict[str, Any]) -> PreTrainedConfig:
-    """Return the encoder's config from its saved fields. Fields of older versions of transformers that do not describe
-    the model (for generation, for loading) are left out."""
+    """Return the encoder's config from its saved fields. Fields that do not describe the model, such as those for
+    generation that older versions of transformers saved, are left out."""
     kind = CONFIG_MAPPING[fields.get("model_type", "llama")]
     known = set(kind().to_dict()) | {"rope_theta", "rope_scaling", "is_causal"}
     config = kind(**{key: value for key, value in fields.items() if key in known - NOT_OF_THE_MODEL})

@@ -11,7 +11,7 @@ from farspan.specs import check_known
 
 Mode = Literal["auto", "cache", "recompute", "absorb"]
 MODES: tuple[str, ...] = get_args(Mode)
-BUDGET = 1 << 30  # bytes of keys and values over all layers that mode `auto` may keep
+BUDGET = 1 << 30  # bytes of keys and values, of all layers together, that mode `auto` may keep
 
 
 @dataclass(eq=False)
@@ -20,12 +20,12 @@ class Context:
 
     The cross-attention uses them in one of four ways, which give the same numbers:
 
-    `recompute`  keys and values are computed again in each layer and forward
-    `cache`      keys and values of each layer are kept from the first forward on (not while gradients are needed)
+    `recompute`  keys and values are computed again in each layer and forward pass
+    `cache`      keys and values of each layer are kept after the first forward pass (not while gradients are needed)
     `absorb`     W_k is applied to the query and W_v after the sum, so that only Φ is needed
-    `auto`       for each forward the one that should be fastest; `cache` only if it fits into `budget`
+    `auto`       for each layer and forward pass, the estimated fastest of these; `cache` only if it fits into `budget`
 
-    A forward of g·rows prompts reads it: prompts i·g to (i + 1)·g - 1 have row i.
+    A batch of g·rows prompts can read it: prompts i·g to (i + 1)·g - 1 read row i.
     """
 
     states: tuple[Float[Tensor, "rows tokens width"], ...]  # the last, or one for each layer with cross-attention
@@ -33,10 +33,11 @@ class Context:
     visible: Float[Tensor, "rows"] | None = None  # 0 for a row without any token, else 1; None: all have some
     mode: Mode = "auto"
     budget: int = BUDGET  # bytes, for `auto`
-    score_factor: float = 1.0  # of q·k, before the softmax
-    kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)  # layer -> keys, values
-    scales: dict[int, Tensor] = field(default_factory=dict, repr=False)  # layer -> factors of the k-norm
-    elsewhere: dict[torch.device, "Context"] = field(default_factory=dict, repr=False)
+    score_factor: float = 1.0  # multiplies q·k, before the softmax
+    # by layer, counted from the last (1): keys and values; factors of the k-norm
+    kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    scales: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    elsewhere: dict[torch.device, "Context"] = field(default_factory=dict, repr=False)  # copies on other devices
 
     def __post_init__(self) -> None:
         check_known("mode of a context", self.mode, MODES)
@@ -56,7 +57,7 @@ class Context:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of this context: its states, and keys and values where they are kept."""
+        """Bytes of this context: states, masks, keys and values that are kept, and copies on other devices."""
         tensors = [*self.states, *(t for pair in self.kept.values() for t in pair), *self.scales.values()]
         tensors += [t for t in (self.mask, self.visible) if t is not None]
         return sum(t.nbytes for t in {id(t): t for t in tensors}.values()) + sum(
@@ -68,7 +69,7 @@ class Context:
         return self.states[-1 if len(self.states) == 1 else -from_end]
 
     def to(self, device: torch.device | str, **kwargs: object) -> "Context":
-        """Return the context on a device; itself if it is there already. Copies are made once for each device.
+        """Return a copy on `device`, or the context itself if it is there already. Each device gets one copy.
 
         accelerate calls this for each layer of a model that is spread over devices.
         """

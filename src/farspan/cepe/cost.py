@@ -1,8 +1,8 @@
-"""The calculated cost of reading with an encoder: memory in parts, and floating-point operations.
+"""The calculated cost of reading with an encoder: memory in bytes, by part, and floating-point operations.
 
-The parts of memory in Table 1 of Yen et al. 2024, arXiv 2402.16617: weights, the encoder's states, keys and values, and
-the largest activations of one forward; the table has their sum. Ours has no keys and values of the encoder, no dense
-mask, and logits of the queried positions only, so it is less than their measurement.
+The parts of memory are the weights, the encoder's states, keys and values, and the largest activations of one forward
+pass. Table 1 of Yen et al. 2024, arXiv 2402.16617, has the measured sum. Ours is smaller: it has no keys and values of
+the encoder, no dense mask, and logits of the queried positions only.
 """
 
 from dataclasses import asdict, dataclass
@@ -37,7 +37,7 @@ class Sizes:
         return self.hidden * (2 * self.inner + 2 * self.keys + 3 * self.feed_forward)
 
     def activations(self, tokens: int) -> int:
-        """Return the most numbers that one layer's forward over `tokens` tokens holds at a time."""
+        """Return the largest number of values that the forward pass of one layer over `tokens` tokens holds at once."""
         return tokens * (2 * self.hidden + 3 * self.feed_forward)
 
 
@@ -67,14 +67,14 @@ def memory(
     kept: int = 1,
     itemsize: int = 2,
 ) -> MemoryCost:
-    """Return the memory of a context of `context` tokens, and `tokens` in the decoder.
+    """Return the memory of `context` tokens in the encoder and `tokens` in the decoder, in each of `rows` rows.
 
     Args:
-        encoder: None: the decoder reads without one.
-        weights: bytes.
-        at_once: tokens of one forward of the decoder; default all.
-        kept: positions whose logits are computed, in float32.
-        itemsize: bytes of a number.
+        encoder: None: the decoder reads without an encoder.
+        weights: bytes of all weights.
+        at_once: tokens of one forward pass of the decoder; default all.
+        kept: the number of positions whose logits are computed, in float32.
+        itemsize: bytes of one number.
     """
     reading = rows * decoder.activations(min(tokens, at_once or tokens)) * itemsize
     encoding = states = 0
@@ -93,8 +93,8 @@ def memory(
 def prefill_flops(
     decoder: Sizes, encoder: Sizes | None, *, context: int, tokens: int, kept: int = 1, chunk: int = 256
 ) -> float:
-    """Return the multiplications and additions of reading `tokens` after a context; causal attention counts half the
-    square."""
+    """Return the number of multiplications and additions to read `context` tokens in chunks of `chunk`, then `tokens`
+    in the decoder, with logits of `kept` positions. Causal attention counts half of all pairs of tokens."""
     own = 2 * decoder.matrices * tokens + 4 * decoder.inner * tokens * (tokens + 1) / 2
     total = decoder.layers * own + 2 * decoder.hidden * decoder.vocabulary * kept
     if encoder is None or not context:

@@ -6,8 +6,8 @@ No positions, and no mask except for padding. Yen et al. 2024, section 2.1. Beca
 
     q (W_k φ) = (W_kᵀ q) φ        Σ_j a_j W_v φ_j = W_v Σ_j a_j φ_j
 
-so that one step over many tokens needs no keys and values (`absorb`). A decoder that normalises its keys (q/k-norm) has
-one more factor for each token and head, and only these factors are kept.
+so one decoding step over a long context needs no keys and values (mode `absorb`). In a decoder that normalises its keys
+(q/k-norm), each token and head has a further factor; only these factors are kept.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from farspan.cepe.context import Context
 
-SCORES_AT_ONCE = 1 << 24  # weights of `absorb` that are held at a time
-UNFUSED = 3  # about how much longer a multiplication takes in `absorb` than inside a fused kernel
-BALANCE = 64  # about the number of multiplications in the time of reading one number from memory
+SCORES_AT_ONCE = 1 << 24  # attention weights that `absorb` holds at once
+UNFUSED = 3  # time of a multiplication in `absorb`, relative to one in a fused kernel; approximate
+BALANCE = 64  # multiplications in the time that it takes to read one number from memory; approximate
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The geometry of a decoder layer's attention, which the cross-attention takes over."""
+    """The geometry of a decoder layer's self-attention, which its cross-attention shares."""
 
     hidden: int
     heads: int
@@ -34,7 +34,7 @@ class Shape:
     dim: int
     scale: float
     query_bias: bool = False
-    key_bias: bool = False  # kept only before a k-norm: elsewhere it cannot change the softmax
+    key_bias: bool = False  # only before a k-norm: elsewhere a bias of the keys cannot change the softmax
     value_bias: bool = False
 
 
@@ -67,10 +67,12 @@ class CrossAttention(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "batch time hidden"], context: Context
     ) -> Float[Tensor, "batch time hidden"]:
-        """Return the sum to add to the residual stream. Row i of the batch has row i // (batch / rows) of the context.
+        """Return the output to add to the residual stream. Row i of the batch reads row i // (batch / rows) of the
+        context.
 
         Raises:
-            ValueError: a batch that is no multiple of the context's rows, or a context of another width.
+            ValueError: a batch that is not a multiple of the context's rows, or states of another width than the
+                encoder's.
         """
         shape, weight = self.shape, self.q_proj.weight
         states = context.of_layer(self.from_end).to(weight.dtype)
@@ -107,7 +109,7 @@ class CrossAttention(nn.Module):
 
     def _mode(self, context: Context, query: Tensor, states: Tensor) -> str:
         wants_gradients = torch.is_grad_enabled() and (query.requires_grad or states.requires_grad)
-        offloaded = self.k_proj.weight.is_meta  # its weights are loaded only while it is called
+        offloaded = self.k_proj.weight.is_meta  # weights are then loaded only while the layer is called
         if context.mode != "auto":
             again = (wants_gradients and context.mode == "cache") or (offloaded and context.mode == "absorb")
             return "recompute" if again else context.mode
@@ -134,7 +136,7 @@ class CrossAttention(nn.Module):
         return keys, values
 
     def _absorbed(self, query: Tensor, states: Tensor, context: Context) -> Tensor:
-        """[rows, key heads, queries, dim], from the states alone."""
+        """Return the attention's output, [rows, key heads, queries, dim], without keys and values."""
         rows, heads = query.shape[:2]
         tokens, width = states.shape[1:]
         split = (heads, self.shape.dim, width)
@@ -180,7 +182,8 @@ class CrossAttention(nn.Module):
 
 
 def _normed(norm: nn.Module | None, x: Float[Tensor, "batch time heads dim"]) -> Float[Tensor, "batch time heads dim"]:
-    """Apply a q/k-norm as the decoder's family does: to each head, to all heads together, or with a norm for each."""
+    """Apply a q/k-norm as the decoder's family does: one norm to each head, one to all heads together, or one norm for
+    each head."""
     if norm is None:
         return x
     if hasattr(norm, "norms"):
@@ -192,8 +195,8 @@ def _normed(norm: nn.Module | None, x: Float[Tensor, "batch time heads dim"]) ->
 
 
 def _linear_part(norm: nn.Module, like: Tensor, heads: int, dim: int) -> tuple[Float[Tensor, "heads dim"], bool]:
-    """Return the gain of a norm x -> (gain · x) / size(x) + shift, and whether it is centred: x - mean(x) in place of
-    x."""
+    """Return the gain of a norm x -> gain · x / size(x) + shift, and whether it is centred: x - mean(x) in place of
+    x (LayerNorm)."""
     zero = next(norm.parameters(), like).new_zeros(1, 1, heads, dim)
     shift = _normed(norm, zero)
     signs = torch.ones_like(zero)

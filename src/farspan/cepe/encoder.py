@@ -1,4 +1,4 @@
-"""Encode a context chunk by chunk, in batches of bounded memory, masked tokens left out."""
+"""Encode a context in separate chunks, in batches of bounded memory, without masked tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from farspan.cepe.surgery import layers_of
 from farspan.hf.modes import evaluating
 from farspan.loading import load_config, load_weights
 
-TOKENS_AT_ONCE = 1 << 14  # of one forward of the encoder: bounds its activations
+TOKENS_AT_ONCE = 1 << 14  # of one forward pass of the encoder, which bounds its activations
 
 
 def encode(
@@ -30,19 +30,21 @@ def encode(
     mode: Mode = "auto",
     budget: int = BUDGET,
 ) -> Context:
-    """Return the states of all chunks, each encoded separately, positions from 0. Gradients reach the encoder if they
-    are on.
+    """Return the states of all chunks. Each chunk is encoded separately, with positions from 0.
 
-    Chunks whose tokens are all masked are not encoded. If all tokens of all rows are masked and gradients are on, one
-    chunk is encoded, which contributes zero with a gradient of zero.
+    Chunks whose tokens are all masked are not encoded. If all tokens of all rows are masked and autograd is enabled,
+    one chunk is encoded, and contributes zero with a gradient of zero.
 
     Args:
-        order: adds to the states their distances from the decoder; None: they have none.
-        offset: tokens between the context and the decoder, for `order`; masked tokens count in a distance.
+        mask: 0 for tokens to leave out; None: there are none.
+        num_states: the number of encoder layers, the last ones, whose states are returned.
+        order: adds vectors for the distance from the decoder to the states; None: nothing is added.
+        offset: tokens between the context and the decoder, for `order`. Masked tokens count in a distance.
+        mode, budget: see `Context`.
 
     Raises:
         ValueError: ids of another shape or device, no ids, chunks longer than the encoder's window, ids that the
-            encoder does not have, or a context longer than the range of `order`.
+            encoder does not have, or a context beyond the range of `order`.
     """
     _check(encoder, ids, mask)
     rows, chunks, length = ids.shape
@@ -68,7 +70,7 @@ def encode(
         if order is not None:
             states = order(states, distances[:, -length:], length)
         return Context(states, None, torch.zeros(rows, device=ids.device, dtype=encoder.dtype), "recompute")
-    # as many parts as without a mask: processes that share a sharded encoder must call it equally often
+    # as many parts as without a mask: all processes that share a sharded encoder must call it equally often
     which = [part for part in seen.nonzero()[:, 0].tensor_split(-(-len(flat) // at_once)) if len(part)]
     states = _states(encoder, [flat[w] for w in which], [real[w] for w in which], num_states)
     counts = real.view(rows, -1).sum(-1).tolist()
@@ -88,10 +90,10 @@ def encode(
 def _states(
     encoder: Any, ids: list[Tensor], masks: list[Tensor] | None, num_states: int
 ) -> tuple[Float[Tensor, "chunks length width"], ...]:
-    """Return the last states of several batches of chunks, concatenated."""
+    """Return the states of the last `num_states` layers for several batches of chunks, concatenated."""
     parts: list[tuple[Tensor, ...]] = []
     for index, batch in enumerate(ids):
-        # no mask where nothing is masked: kernels without one are faster and need less memory
+        # no mask where nothing is masked: kernels without a mask are faster and need less memory
         mask = None if masks is None or bool(masks[index].all()) else masks[index].long()
         output = encoder(input_ids=batch, attention_mask=mask, output_hidden_states=num_states > 1)
         last = output.last_hidden_state
@@ -100,7 +102,7 @@ def _states(
 
 
 def window_of(encoder: Any) -> int | None:
-    """Return the tokens of the longest chunk; None where the encoder's config does not name them."""
+    """Return the largest number of tokens in a chunk; None if the encoder's config does not name it."""
     return getattr(encoder.config, "max_position_embeddings", None)
 
 
@@ -150,10 +152,12 @@ def load(
     masked-language model.
 
     Args:
-        layers: of the model, counted from the first; the others are left out. Default all.
+        dtype: of the weights.
+        layers: the number of layers, the first ones, to keep; default all.
+        revision, trust_remote_code, allow_pickle: as in `farspan.load`.
 
     Raises:
-        ValueError: one that cannot be loaded, has fewer layers, or is not bidirectional.
+        ValueError: an encoder that cannot be loaded, has fewer layers, or is not bidirectional.
     """
     if isinstance(encoder, PreTrainedConfig):
         model = AutoModel.from_config(encoder_config(encoder.to_dict())).to(dtype)

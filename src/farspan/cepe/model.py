@@ -27,7 +27,7 @@ FP32 = ("encoder", "cross_attn", "context_order")  # added modules, which can st
 class CepeModel:
     """The part of a CEPE model that is added to its decoder; `cepe_class` makes it the first base class.
 
-    The base is frozen: only encoder and cross-attention require gradients, and the base's dropout stays off.
+    The base is frozen: only encoder, cross-attention and order require gradients, and the base's dropout stays off.
     """
 
     encoder: Any
@@ -56,15 +56,15 @@ class CepeModel:
         self.freeze_base()
 
     def add_order(self: Any, order: str, *, layers: int | None = None, longest: int = RANGE) -> None:
-        """Add order to the context, of zero weights, so that the outputs do not change until they are trained.
+        """Add order to the context. Its weights are zero, so the outputs do not change until it is trained.
 
         Args:
             order: position or age, see `farspan.cepe.order`; none adds nothing.
-            layers: counted from the last, that read it; default all with cross-attention.
-            longest: the tokens of the longest context.
+            layers: the number of layers, the last ones, that read it; default all layers with cross-attention.
+            longest: the largest distance in tokens, and so the tokens of the longest context; default 131,072.
 
         Raises:
-            ValueError: an unknown order, or numbers that do not fit the model.
+            ValueError: an unknown order, more layers than have cross-attention, or a number below 1.
         """
         number = self.config.num_cross_attn_layers
         layers = number if layers is None else layers
@@ -120,10 +120,10 @@ class CepeModel:
         """Encode chunks, each separately. The result can be kept, moved and read by many prompts.
 
         Args:
-            mask: 0 for tokens to leave out; default none.
-            offset: tokens between the context and the decoder, of which only a model with order takes notice.
-            mode: how the cross-attention uses it, see `Context`.
-            budget: bytes of keys and values that mode `auto` may keep.
+            mask: 0 for tokens to leave out; default: none are left out.
+            offset: tokens between the context and the decoder; used only by a model with order.
+            mode: how the cross-attention uses the context, see `Context`.
+            budget: bytes of keys and values that mode `auto` may keep; default 1 GiB.
 
         Raises:
             ValueError: an empty context, chunks longer than the encoder's window, another device, unknown tokens, or
@@ -133,10 +133,11 @@ class CepeModel:
         return encode(self.encoder, ids, mask, num_states=fields.num_states(self.config), **how)
 
     def attending(self: Any, context: Context | None) -> AbstractContextManager[None]:
-        """Return a scope in which every forward of the model, or of its decoder alone, reads this context.
+        """Return a context manager, inside which each forward pass of the model, or of its decoder alone, reads this
+        context.
 
         Raises:
-            ValueError: a context on another device.
+            ValueError: a context on another device than the model.
         """
         if context is not None and context.num_tokens == 0:
             context = None
@@ -150,7 +151,7 @@ class CepeModel:
 
     @torch.no_grad()
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Generate as transformers' `generate`, with a context, which is encoded once, also for several beams."""
+        """Generate as transformers' `generate` does, with a context, which is encoded once, also for several beams."""
         context = self._context(kwargs)
         if context is not None:
             kwargs["context"] = context
@@ -160,7 +161,7 @@ class CepeModel:
         """Remove the context from the arguments of a call and return it.
 
         Raises:
-            ValueError: more than one.
+            ValueError: more than one context.
         """
         context, ids, mask, other_ids, other_mask, offset = (kwargs.pop(name, None) for name in CONTEXT)
         if sum(given is not None for given in (context, ids, other_ids)) > 1:
@@ -171,7 +172,8 @@ class CepeModel:
         return self.encode_context(ids, other_mask if mask is None else mask, offset=0 if offset is None else offset)
 
     def save_pretrained(self: Any, save_directory: Any, *, adapter_only: bool = False, **kwargs: Any) -> None:
-        """Write config and weights in the authors' layout; with `adapter_only`, added weights and the base's name."""
+        """Write config and weights in the authors' layout; with `adapter_only`, write the added weights, and the base's
+        name, revision and a hash of its weights."""
         save(self, save_directory, super().save_pretrained, adapter_only=adapter_only, **kwargs)  # type: ignore[misc]
 
 

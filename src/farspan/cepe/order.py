@@ -1,19 +1,20 @@
-"""The order of a context: vectors that are added to the encoder's states, for the cross-attention of the last layers.
+"""The order of a context: vectors added to the encoder's states that the last layers' cross-attention reads.
 
     `position`    φ_j + W s(d_j)     s(d) = (sin(d · R^(-i/F)), cos(d · R^(-i/F))), i = 0 .. F - 1
     `age`         φ_j + u(log2 a_j)  u: a learned vector for each power of two, linear between them
 
-    d_j  tokens from token j to the decoder's first token: 1 for the last token of the context, at most R
-    a_j  chunks from the chunk of token j to the decoder: 1 for the last chunk
+    d_j  tokens from token j to the decoder's first token: offset + 1 for the last token of the context; at most R
+    a_j  age of token j in chunks of L tokens, floor((d_j - 1) / L) + 1: 1 for the last chunk if the offset is 0
 
-Ours. Without them the context of CEPE is a set (Yen et al. 2024, arXiv 2402.16617, section 2.1), and nothing but the
-encoder's neighbouring tokens says which token follows another. The sinusoids are those of Vaswani et al. 2017
-(arXiv 1706.03762, section 3.5), with the range R in place of 10,000: d + 1 is a rotation of d, so that the value read
-at one token can become the query for the next.
+Our addition to CEPE. Without it the context is a set (Yen et al. 2024, arXiv 2402.16617, section 2.1): only inside a
+chunk, through the encoder, does the model see which token follows another. The sinusoids are those of Vaswani et al.
+2017 (arXiv 1706.03762, section 3.5), with the range R in place of 10,000: s(d + 1) is a rotation of s(d), so that the
+value read at one token can become the query for the next.
 
-Distances are counted back from the decoder, so they mean the same in a context of any length; counted from the
-context's beginning, the newest chunk would have another vector in each context. W and u are zero at first: the model is
-that before. Because the vectors are added to the states, all modes of the cross-attention stay exact.
+Distances are counted back from the decoder, so they mean the same in a context of any length. If they were counted from
+the beginning of the context, the newest chunk would have a different vector in each context. W and u are zero at first,
+so the outputs do not change until they are trained. The vectors are added to the states, so all modes of the
+cross-attention stay exact.
 """
 
 from typing import Literal, get_args
@@ -35,8 +36,8 @@ class ContextOrder(nn.Module):
     Args:
         kind: position or age.
         width: of the states.
-        layers: of the decoder, counted from the last, that read states with order.
-        num_cross: layers with cross-attention.
+        layers: the number of decoder layers, the last ones, that read states with order.
+        num_cross: the number of layers with cross-attention.
         longest: R, the largest distance in tokens.
     """
 
@@ -49,10 +50,11 @@ class ContextOrder(nn.Module):
             self.age = nn.Embedding(longest.bit_length() + 1, width)
 
     def forward(self, states: States, distances: Int[Tensor, "rows tokens"], chunk: int) -> States:
-        """Return the states with order; one for each layer with cross-attention where not all layers read them so.
+        """Return the states with order: as many tensors as given if all layers with cross-attention read it, else one
+        tensor for each of these layers.
 
         Args:
-            chunk: tokens of a chunk; the newest chunk has the distances 1 to `chunk`.
+            chunk: tokens of a chunk; without an offset the last chunk has the distances 1 to `chunk`.
         """
         added = (self._positions(distances) if self.kind == "position" else self._ages(distances, chunk)).to(
             states[0].dtype
@@ -64,10 +66,10 @@ class ContextOrder(nn.Module):
         return (*states[: -self.layers], *(one + added for one in states[-self.layers :]))
 
     def check(self, farthest: int) -> None:
-        """Check the distance of a context's first token.
+        """Check `farthest`, the distance of a context's first token.
 
         Raises:
-            ValueError: it is beyond the range.
+            ValueError: it is larger than `longest`.
         """
         if farthest > self.longest:
             raise ValueError(
@@ -77,7 +79,7 @@ class ContextOrder(nn.Module):
 
     @torch.no_grad()
     def clear(self) -> None:
-        """Set the weights to zero: no order."""
+        """Set the weights to zero, so that the states do not change."""
         for weight in self.parameters():
             weight.zero_()
 

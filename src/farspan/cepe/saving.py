@@ -22,7 +22,11 @@ def is_added(name: str) -> bool:
 
 
 def save(model: Any, folder: str | Path, write: Callable[..., Any], *, adapter_only: bool, **kwargs: Any) -> None:
-    """Write a model, or only the added weights. The folder's files are replaced after all new ones are written.
+    """Write a model, or only the added weights. Files in the folder are replaced after all new ones are written.
+
+    Args:
+        write: saves the whole model in a folder, as transformers' `save_pretrained`.
+        kwargs: for `write`; of an adapter only `state_dict` is used.
 
     Raises:
         ValueError: a file where the folder should be.
@@ -44,8 +48,8 @@ def save(model: Any, folder: str | Path, write: Callable[..., Any], *, adapter_o
 
 
 def weights_hash(model: Any) -> str | None:
-    """Return a hash that identifies a base in any dtype: over the name, the shape, and the first and last 16 values in
-    bfloat16 of each weight. None where weights are quantised or offloaded."""
+    """Return a hash that identifies a base, whatever its dtype: of the name, the shape, and the first and last 16
+    values (in bfloat16) of each weight. None if weights are quantised or offloaded."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         if is_added(name):

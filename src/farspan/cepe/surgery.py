@@ -1,12 +1,12 @@
-"""Add a cross-attention to the layers of any decoder, between self-attention and feed-forward, without its code.
+"""Add a cross-attention to the layers of any decoder, after its self-attention, without changes to its code.
 
-Each layer becomes a subclass of its own class, which receives the context; a hook on the module whose output is added
-to the residual stream adds the cross-attention to that output. So gradient checkpointing, which recomputes `forward`,
-recomputes with the context that the forward had. Where attention and feed-forward read the same input (parallel
-blocks), the context joins the residual stream with the attention's output, and the feed-forward of the next layer is
+The class of each layer is replaced by a subclass that receives the context as an argument. A hook on the module whose
+output is added to the residual stream adds the cross-attention to that output. Since the context is an argument,
+gradient checkpointing calls `forward` again with the same context. Where attention and feed-forward read the same input
+(parallel blocks), the cross-attention is added with the attention's output, and the feed-forward of the next layer is
 the first to see it.
 
-It finds transformers' modules by names and shapes; `check_sites` verifies the result.
+Modules are found by their names and shapes in transformers; `check_sites` verifies the result.
 """
 
 import inspect
@@ -30,8 +30,8 @@ from farspan.hf.modes import evaluating
 
 ATTENTIONS = ("self_attn", "attention", "attn", "self_attention")
 NORMS = ("pre_feedforward_layernorm", "post_attention_layernorm", "ln_2", "final_layer_norm", "ln_mlp", "mlp_norm",
-         "input_layernorm", "ln_1")  # fmt: skip  # the feed-forward's own, else the block's
-PROBE = 1e4  # a shift of the residual stream, much larger than the output of any module that reads through a norm
+         "input_layernorm", "ln_1")  # fmt: skip  # the norm before the feed-forward, else the block's
+PROBE = 1e4  # a shift of the residual stream, much larger than the output of any module that follows a norm
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Site:
     """The place where the output of a layer's attention is added to the residual stream."""
 
     module: str
-    has_residual: bool  # its output is residual stream and attention together (BLOOM)
-    multiplier: float  # the layer's factor of the output before it is added (Granite)
+    has_residual: bool  # its output is the sum of residual stream and attention (BLOOM)
+    multiplier: float  # by which the layer multiplies the output before adding it (Granite)
 
 
 class ContextHolder:
@@ -59,10 +59,10 @@ class ContextHolder:
 
 
 def layers_of(model: Any) -> Any:
-    """Return the decoder's layers, in order, a ModuleList.
+    """Return the decoder's layers in order, as a ModuleList.
 
     Raises:
-        ValueError: none are found.
+        ValueError: the decoder has no list `layers` or `h`.
     """
     decoder = decoder_of(model)
     for name in ("layers", "h"):
@@ -76,9 +76,10 @@ def attach(model: Any, *, num_cross: int, width: int, reading: ContextHolder) ->
 
     Args:
         width: of the encoder's states.
+        reading: holds the context that the layers read.
 
     Raises:
-        ValueError: a layer in which a module is not found; names both.
+        ValueError: a layer in which a module is not found; names the layer and the module.
     """
     layers = layers_of(model)
     found = []
@@ -88,21 +89,21 @@ def attach(model: Any, *, num_cross: int, width: int, reading: ContextHolder) ->
         attention = _attention(layer, where)
         norms = _norm(layer, where), *_qk_norms(attention)
         found.append((index, layer, _site(layer, attention, where), shape_of(attention, where), norms))
-    for index, layer, site, shape, norms in found:  # nothing is changed before all modules are found
+    for index, layer, site, shape, norms in found:  # the model is changed only after all modules are found
         layer.cross_attn = CrossAttention(
             shape, width, *deepcopy(norms), from_end=len(layers) - index, num_cross=num_cross
         )
         layer._cepe_reading, layer._cepe_site, layer._cepe_at = reading, site, None
         kind: Any = type(layer)
         layer.__class__ = _reading_class(kind)
-        if hasattr(layer, "_old_forward"):  # called by accelerate's hooks, bound to the former class
+        if hasattr(layer, "_old_forward"):  # of accelerate's hooks; bound to the former class
             layer._old_forward = MethodType(type(layer).forward, layer)
         getattr(layer, site.module).register_forward_hook(partial(_join, layer))
 
 
 @cache
 def _reading_class(kind: Any) -> type:
-    """Return a subclass of a layer's class, of the same name, which receives the context it reads."""
+    """Return a subclass of a layer's class, with the same name, whose `forward` receives the context."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         return kind.__call__(self, *args, cepe_context=self._cepe_reading.context, **kwargs)
@@ -110,7 +111,7 @@ def _reading_class(kind: Any) -> type:
     def forward(self: Any, hidden_states: Tensor, *args: Any, cepe_context: Context | None, **kwargs: Any) -> Any:
         training = self.training
         self._cepe_at = None if cepe_context is None else (hidden_states, cepe_context)
-        if training:  # dropout in the layer's own code belongs to the frozen decoder
+        if training:  # no dropout in the code of the frozen layer
             self.training = False
         try:
             return kind.forward(self, hidden_states, *args, **kwargs)
@@ -215,7 +216,7 @@ def _first(module: Any, *names: str) -> Any:
 
 
 def _size(projection: Any) -> tuple[int, int]:
-    """Return rows and columns of a projection's matrix, [out, in]."""
+    """Return the number of outputs and of inputs of a projection."""
     if isinstance(projection, Conv1D):
         return projection.weight.shape[1], projection.weight.shape[0]
     return projection.out_features, projection.in_features
@@ -223,7 +224,7 @@ def _size(projection: Any) -> tuple[int, int]:
 
 @torch.no_grad()
 def matrices(attention: Any, where: str) -> tuple[list[Float[Tensor, "out hidden"]], list[Float[Tensor, "out"] | None]]:
-    """Return weights and biases of query, key and value, in any of the known layouts of the module."""
+    """Return the weights and the biases of query, key and value, from any of the module's known layouts."""
     if hasattr(attention, "q_proj"):
         parts = [_matrix(getattr(attention, f"{p}_proj")) for p in "qkv"]
         return [weight for weight, _ in parts], [bias for _, bias in parts]
@@ -243,7 +244,8 @@ def matrices(attention: Any, where: str) -> tuple[list[Float[Tensor, "out hidden
 
 
 def _matrix(projection: Any) -> tuple[Tensor, Tensor | None]:
-    """Return weight [out, in] and bias; of a quantised projection, its outputs for the unit vectors."""
+    """Return weight [out, in] and bias. The weight of a quantised projection is computed from its outputs for the unit
+    vectors."""
     bias = getattr(projection, "bias", None)
     if isinstance(projection, Conv1D):
         return projection.weight.T, bias
@@ -258,9 +260,10 @@ def _matrix(projection: Any) -> tuple[Tensor, Tensor | None]:
 def initialise(model: Any) -> None:
     """Set the initial weights of every cross-attention (Yen et al. 2024, section 2.2 and appendix A.2).
 
-    Queries and their norm are copies. Keys and values are copied as far as the encoder is wide; further columns are
-    zero. The output projection is zero, so the model's outputs do not change. The norm is the feed-forward's; where the
-    feed-forward has none before it (OLMo2), one of unit weights.
+    The query projection is a copy of the decoder's. The key and value projections are copies of the decoder's first
+    columns, as many as the encoder is wide; further columns are zero. The output projection is zero, so the model's
+    outputs do not change. The norm of the input is a copy of the norm before the feed-forward, made by `attach`. Where
+    there is no such norm (OLMo2), its weights are 1.
     """
     for index, layer in enumerate(layers_of(model)):
         if (cross := getattr(layer, "cross_attn", None)) is None:
@@ -280,7 +283,7 @@ def initialise(model: Any) -> None:
 
 
 class _Shift(nn.Module):
-    """A cross-attention that adds a constant, used by `check_sites` in the place of each."""
+    """A cross-attention that returns a constant, which `check_sites` puts in place of each cross-attention."""
 
     def __init__(self, shift: float) -> None:
         super().__init__()
@@ -294,11 +297,12 @@ class _Shift(nn.Module):
 def check_sites(model: Any, reading: ContextHolder) -> None:
     """Check that the output of each cross-attention is added to the residual stream once, unchanged.
 
-    Each one is replaced by a large constant, of alternating sign. All other modules of a layer read through a norm, so
-    that their outputs are small in comparison.
+    One forward pass runs with each cross-attention replaced by a large constant, of alternating sign. All other modules
+    of a layer read their input through a norm, so their outputs are small in comparison.
 
     Raises:
-        ValueError: a layer whose output does not change by the constant; names it, and the share of the constant.
+        ValueError: a layer whose output does not change by the constant; names the layer, and the share of the
+            constant that is in its output.
     """
     layers = layers_of(model)
     crossed = [(i, layer) for i, layer in enumerate(layers) if hasattr(layer, "cross_attn")]

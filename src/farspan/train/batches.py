@@ -15,18 +15,18 @@ from farspan.train.checkpoint import writing
 
 
 class View:
-    """All documents as one stream, a separator before each, read without being copied."""
+    """All documents as one stream of tokens, with a separator before each, which is not copied."""
 
     def __init__(self, corpus: Corpus, order: Int[np.ndarray, "documents"], separator: Sequence[int]) -> None:
         self.corpus, self.order, self.separator = corpus, order, np.asarray(separator, np.int64)
-        # the place in the stream where each document ends
+        # the number of tokens of the stream up to the end of each document
         self.ends = np.cumsum(np.diff(corpus.starts)[order] + len(self.separator))
 
     def __len__(self) -> int:
         return int(self.ends[-1])
 
     def read(self, begin: int, length: int) -> tuple[Int[np.ndarray, "length"], Int[np.ndarray, "documents"]]:
-        """Return `length` tokens from `begin` on, and the documents that hold them."""
+        """Return the `length` tokens of the stream from `begin` on, and the numbers of their documents."""
         first = int(np.searchsorted(self.ends, begin, side="right"))
         parts, touched = [], []
         done, place = 0, begin - (int(self.ends[first - 1]) if first else 0)
@@ -44,9 +44,9 @@ class View:
 
 
 class PackedRows(Dataset[dict[str, Tensor]]):
-    """All documents as one stream, the separator before each, cut into rows of `length` tokens.
+    """All documents in random order as one stream, with the separator before each, cut into rows of `length` tokens.
 
-    Tokens at the end that do not fill a row are not read. Labels equal the inputs (the model shifts them).
+    Tokens at the end that do not fill a row are left out. Labels equal the inputs (the model shifts them).
 
     Raises:
         ValueError: the corpus is shorter than one row.
@@ -72,10 +72,10 @@ class PackedRows(Dataset[dict[str, Tensor]]):
 def train_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None:
     """Train a byte-level BPE tokenizer of `vocabulary` entries, with `<s>` (id 0) as beginning and end of text.
 
-    tokenizer.json is written to `folder` last, and whole: if it is there, the other files are.
+    tokenizer.json is written to `folder` last: if it exists, the other files do.
 
     Raises:
-        ValueError: `vocabulary` is too small for all bytes.
+        ValueError: `vocabulary` is too small for `<s>` and all bytes, or `folder` cannot be written.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

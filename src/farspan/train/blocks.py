@@ -19,9 +19,9 @@ def block_size(device: torch.device, vocabulary: int) -> int:
 
 
 def summed(of_block: Callable[..., Tensor], vocabulary: int, *rows: Tensor) -> Float[Tensor, "..."]:
-    """Return the sum of `of_block(*block)` over blocks of `rows`, tensors of one first dimension, `tokens`.
+    """Return the sum of `of_block(*block)` over blocks of `rows`, tensors with the same first dimension, tokens.
 
-    Where there are several blocks, each is computed again in the backward pass instead of being kept.
+    If there are several blocks, each is computed again in the backward pass, so that only one is held at a time.
     """
     size, tokens = block_size(rows[0].device, vocabulary), len(rows[0])
     if tokens <= size:
@@ -42,7 +42,7 @@ def summed_nats(
     hidden: Float[Tensor, "tokens hidden"],
     labels: Int[Tensor, "tokens"],
 ) -> Float[Tensor, ""]:
-    """Return the sum of -log p(label), in fp32; `logits_of` returns the logits of a block of hidden states."""
+    """Return the sum of -log p(label) in nats, in fp32; `logits_of` returns the logits of a block of hidden states."""
 
     def nats(block: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(logits_of(block).float(), targets, reduction="sum")

@@ -2,15 +2,15 @@
 
     loss = mean over the decoder's tokens of -log p(x_t | Φ, x_<t)        Φ: the chunks, see `documents`
 
-Two stages, sections 2.3 and A.2. In the warm-up the chunks are the decoder's own tokens, so that the cross-attention
-learns to find and copy them. In the main stage they are the text before the decoder's tokens. Encoder and
-cross-attention are trained, in fp32; the decoder is frozen, in any precision, its dropout off. Checkpoints and the
-saved model hold only trained weights.
+There are two stages (sections 2.3 and A.2). In the warm-up the chunks are the decoder's own tokens, so that the
+cross-attention learns to find and copy them. In the main stage they are the text before the decoder's tokens. Encoder
+and cross-attention are trained, in fp32; the decoder is frozen, in any precision, and its dropout is off. Checkpoints
+hold the trained weights, the saved model all added ones, as an adapter of the decoder.
 
 Each ablation of tables 5, 11 and 12 is one field: `data.mixture` (filter only, cat only, RetDoc),
-`model.train_encoder`, `model.random_encoder`, `model.warmed_up` (empty: "w/o Warmup", "No Copy Init"); and
-`model.initial`, which is not in the paper. Nor is `model.order`, the order of the chunks (`farspan.cepe.order`), which
-a main stage can add to the model of its warm-up.
+`model.train_encoder`, `model.random_encoder`, `model.warmed_up` (empty: "w/o Warmup", "No Copy Init"). Two fields are
+not in the paper: `model.initial`, and `model.order`, the order of the chunks (`farspan.cepe.order`), which a main stage
+can add to the model of its warm-up.
 """
 
 from collections.abc import Mapping
@@ -48,8 +48,8 @@ from farspan.train.trained import Count
 from farspan.train.trainer import RunSettings, load_finite, read_log, run, training, write_up
 from farspan.train.watching import WatchedSettings, WatchSettings, measuring
 
-RANDOM_STD = 0.02
-COPIES = 0.5  # a warm-up has learned to copy once its loss is below this share of the first
+RANDOM_STD = 0.02  # of the weights under model.initial = "random"
+COPIES = 0.5  # a warm-up has learned to copy if its last loss is below this share of its first
 
 
 class CepeModelSettings(Settings):
@@ -57,15 +57,15 @@ class CepeModelSettings(Settings):
 
     name: str  # the decoder: a folder or hub id, or `demo`, the embedded one
     encoder: str | None = None  # a folder, such as one of `farspan train mlm`, or hub id; `demo`: the embedded model's
-    warmed_up: str | None = None  # a folder of the warm-up, encoder included; empty: none
-    encoder_layers: int | None = Field(None, gt=0)  # of `encoder`, counted from the first; default all
-    random_encoder: bool = False  # of the shape of `encoder`, without its weights, and without a warm-up
-    train_encoder: bool = True
-    initial: Literal["copied", "random", "zero"] = "copied"  # q, k, v of the cross-attention, from the self-attention
-    layers: int | None = Field(None, gt=0)  # with cross-attention, counted from the last; default all
-    states: int = Field(1, gt=0)  # of the encoder, see `farspan.cepe.from_base`
+    warmed_up: str | None = None  # the folder of a warm-up, which has an encoder; empty: none
+    encoder_layers: int | None = Field(None, gt=0)  # number of the first layers of `encoder` to use; default all
+    random_encoder: bool = False  # random weights in the shape of `encoder`; weights of `warmed_up` are then not used
+    train_encoder: bool = True  # false: the encoder is frozen too
+    initial: Literal["copied", "random", "zero"] = "copied"  # q, k, v of cross-attention; copied: from self-attention
+    layers: int | None = Field(None, gt=0)  # number of the last layers that get cross-attention; default all
+    states: int = Field(1, gt=0)  # 1: all read the encoder's last states; else each those of a different layer
     order: Order | None = None  # of the context: none, position or age; default that of `warmed_up`, or none
-    order_layers: int | None = Field(None, gt=0)  # that read it, counted from the last; default all
+    order_layers: int | None = Field(None, gt=0)  # number of the last layers that read the order; default all
     order_range: int = Field(RANGE, gt=0)  # tokens of the longest context; offsets sampled in training reach it
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of the decoder
     revision: str | None = None
@@ -77,13 +77,13 @@ class CepeModelSettings(Settings):
 
 
 class CepeOptimizer(MlmOptimizer):
-    """[optimizer], appendix A.2: that of the encoder at 3e-4, over fewer steps."""
+    """[optimizer], appendix A.2: that of `train mlm` with a learning rate of 3e-4."""
 
     lr: float = Field(3e-4, gt=0)
 
 
 class CepeTrainer(RunSettings):
-    """[trainer]: 128 windows a step."""
+    """[trainer], appendix A.2: 20,000 steps of 128 windows."""
 
     steps: int = Field(20_000, gt=0)
     batch: int | None = Field(128, gt=0)
@@ -91,7 +91,7 @@ class CepeTrainer(RunSettings):
 
 
 class CepeWatchSettings(WatchSettings):
-    """[watch]: twice the windows."""
+    """[watch]: that of other trainings, with 8 windows."""
 
     repeats: int = Field(8, gt=1)
 
@@ -109,10 +109,10 @@ class CepeSettings(WatchedSettings):
 
 @training
 def train(settings: CepeSettings, watch: TrainingWatch) -> dict[str, Any]:
-    """Train as `training`, and save encoder and cross-attention.
+    """Train, and save encoder, cross-attention and order. See `farspan.train.trainer.training`.
 
     Raises:
-        ValueError: impossible settings, models that do not belong together, texts that are too short, or `out` holds
+        ValueError: impossible settings, models that do not fit together, texts that are too short, or `out` holds
             another training.
     """
     lm = opened(settings)
@@ -129,7 +129,7 @@ def train(settings: CepeSettings, watch: TrainingWatch) -> dict[str, Any]:
 
 
 def prepare(settings: CepeSettings, lm: LM, notice: Notice) -> DocumentRows:
-    """Check the model with the texts; return the samples.
+    """Check that model and texts fit the settings, freeze the encoder if it is not trained, and return the samples.
 
     Raises:
         ValueError: as `train`.
@@ -181,10 +181,13 @@ def prepare(settings: CepeSettings, lm: LM, notice: Notice) -> DocumentRows:
 
 
 def opened(settings: CepeSettings, device: str | None = None) -> LM:
-    """Load the decoder with an encoder and cross-attention in fp32.
+    """Load the decoder, and add an encoder and cross-attention in fp32, new or from the warm-up.
+
+    Args:
+        device: of the decoder; default as `farspan.load`.
 
     Raises:
-        ValueError: models that cannot be loaded or do not belong together, or no encoder named.
+        ValueError: models that cannot be loaded or do not fit together, or no encoder is named.
     """
     chosen = settings.model
     options: dict[str, Any] = {"dtype": chosen.dtype, "revision": chosen.revision, "device": device}
@@ -237,10 +240,10 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
 
 
 def _add_order(model: Any, chosen: CepeModelSettings) -> None:
-    """Add the chosen order to a model that has none.
+    """Add the chosen order to a model without one.
 
     Raises:
-        ValueError: the warm-up had another order.
+        ValueError: the model has another order from its warm-up.
     """
     has = order_of(model.config)
     if has != "none" and chosen.order not in (None, has):
@@ -252,23 +255,23 @@ def _add_order(model: Any, chosen: CepeModelSettings) -> None:
 
 
 def terms(model: Any, core: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the mean of -log p over the decoder's predicted tokens, in nats."""
+    """Return `nats`, the mean of -log p over the decoder's predicted tokens."""
     hidden, output = decoded(model, core, batch)
     return {"nats": mean_nats(core, hidden, output, batch["labels"])}
 
 
 def decoded(model: Any, core: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
-    """Return the decoder's last hidden states [batch, time, hidden], and the decoder's output that holds them."""
+    """Return the decoder's last hidden states, [batch, time, hidden], and its output object, which holds them."""
     names = ("input_ids", "context_input_ids", "context_attention_mask", "context_offset")
     inputs = {name: batch[name] for name in names if name in batch}
     return last_hidden(model, core, **inputs, use_cache=False)
 
 
 def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objective: Any) -> dict[str, Any]:
-    """Run a prepared training, write its folder, and return the summary.
+    """Run a prepared training, write its folder, and return the content of training.json.
 
     Args:
-        objective: `terms` and `weights` of TermsTrainer.
+        objective: the arguments `terms` and `weights` of TermsTrainer.
     """
     data, use_cache, count = settings.data, lm.model.config.use_cache, Count.of(lm.model)
 
@@ -300,9 +303,9 @@ def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objec
 
 
 def shard(model: Any) -> None:
-    """Shard the model over the processes: encoder and cross-attention, in fp32, apart from the decoder's layers, which
-    may be in bf16, since parameters that are gathered at once have one dtype. Embeddings and head of the decoder stay
-    whole: they have no gradients to share, and the head runs after the model, in blocks."""
+    """Shard the model over the processes. Parameters that are gathered together must have one dtype, so encoder and
+    cross-attention (fp32) are separate from the decoder's layers (possibly bf16). Embeddings and head of the decoder
+    stay whole: they have no gradients to share, and the head runs after the model, in blocks."""
     layers = surgery.layers_of(model)
     parts = (*engines.layers_of(model.encoder), *model.added_modules(), *layers)
     spread = {id(parameter) for part in parts for parameter in part.parameters()}
@@ -310,8 +313,8 @@ def shard(model: Any) -> None:
 
 
 def watching(lm: LM, settings: CepeSettings) -> list[MeasuringCallback]:
-    """Return the callbacks that measure the model in training: perplexity of the same tokens without context (a length
-    that the decoder holds) and with it, and a small forgetting curve."""
+    """Return the callbacks that measure the model in training: the perplexity of the same tokens without context (at
+    the length that the decoder holds) and with half and all of it, and a small forgetting curve."""
     data = settings.data
     window = data.decoder + len(lm.separator.ids)
     longest = data.decoder + data.chunks * data.chunk

@@ -1,7 +1,8 @@
 """Checkpoints: find the one that a training continues from, check each of its files, and write only finite weights.
 
 A kill while a checkpoint is written leaves a folder without its last file, trainer_state.json. Such a folder is
-skipped. Any other file that cannot be read is named, and the training is refused until the checkpoint is deleted.
+skipped. If any other file cannot be read, the error names it, and the training is refused until the checkpoint is
+deleted.
 """
 
 import math
@@ -25,11 +26,11 @@ from farspan.files import parse_json
 from farspan.hf.device import is_out_of_memory
 
 NAMED = re.compile(r"checkpoint-(\d+)")
-# raised by torch.load, safetensors, JSON and the objects that they fill, for files that are truncated, or of another
-# program or version
+# what torch.load, safetensors and JSON raise for files that are truncated, or of another program or version
 UNREADABLE = (OSError, EOFError, RuntimeError, UnpicklingError, SafetensorError, ValueError, TypeError, LookupError,
               AttributeError)  # fmt: skip
-FULL_DISK = ("PytorchStreamWriter", "inline_container", "iostream error", "No space left")  # of torch, of tokenizers
+# in the messages of torch and tokenizers if the disk is full
+FULL_DISK = ("PytorchStreamWriter", "inline_container", "iostream error", "No space left")
 
 
 def damaged(file: Path, why: object) -> ValueError:
@@ -52,12 +53,13 @@ def reading(file: Path) -> Iterator[None]:
     """
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Detected pickle protocol")  # of a file that torch did not write
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # for a file that torch did not write
             yield
     except UNREADABLE as error:
         if is_out_of_memory(error):
             raise
-        why = f"its content cannot be read ({type(error).__name__})"  # torch would advise to run code in it
+        # not torch's own message, which suggests to load the file in a way that can run code in it
+        why = f"its content cannot be read ({type(error).__name__})"
         if isinstance(error, UnicodeDecodeError):
             why = f"it holds a text that is not UTF-8 ({error.reason})"
         elif isinstance(error, ValueError | OSError) and str(error):
@@ -67,14 +69,14 @@ def reading(file: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Convert errors in the block into errors that name a place that cannot be written.
+    """Convert errors of writing in the block into errors that name the file or folder `place`.
 
     Raises:
-        ValueError: `place` could not be written; names it.
+        ValueError: `place` cannot be written; names it.
     """
     try:
         yield
-    except Exception as error:  # as it is, where tokenizers cannot write
+    except Exception as error:  # tokenizers raise a plain Exception
         is_full = any(words in str(error) for words in FULL_DISK)
         if not is_full and not isinstance(error, OSError | SafetensorError):
             raise
@@ -86,7 +88,7 @@ def writing(place: Path) -> Iterator[None]:
 
 
 def begun(folder: Path) -> dict[int, Path]:
-    """Return the checkpoints in a folder by their step, in order, including incomplete ones."""
+    """Return the checkpoints in a folder, including incomplete ones: their paths by step, in order."""
     found = ((NAMED.fullmatch(path.name), path) for path in folder.glob("checkpoint-*") if path.is_dir())
     return dict(sorted((int(name[1]), path) for name, path in found if name))
 
@@ -101,11 +103,11 @@ def last(folder: Path, first_save: int, notice: Callable[[str], None]) -> Path |
     """Return the newest complete checkpoint; call `notice` with a line for each newer, incomplete one.
 
     Args:
-        first_save: the step of the first checkpoint of the training. Each later one is written while an earlier one
-            exists; so if there is no earlier one, a later one that is incomplete was damaged afterwards.
+        first_save: the step of the training's first checkpoint. Only this one is written while no complete one exists;
+            so if there is no complete one, an incomplete one of a later step was damaged after it was written.
 
     Raises:
-        ValueError: such a damaged checkpoint.
+        ValueError: a checkpoint that was damaged after it was written.
     """
     whole = max(steps(folder), default=0)
     for step, path in begun(folder).items():
@@ -119,10 +121,10 @@ def last(folder: Path, first_save: int, notice: Callable[[str], None]) -> Path |
 
 
 def state_of(checkpoint: Path) -> TrainerState:
-    """Return the state of the training that is saved in a checkpoint.
+    """Return the state of the training that a checkpoint holds.
 
     Raises:
-        ValueError: it cannot be read, is of another version, or of another step than the folder's name.
+        ValueError: the state cannot be read, is of another version, or has another step than the folder's name.
     """
     file = checkpoint / TRAINER_STATE_NAME
     with reading(file):
@@ -140,7 +142,7 @@ def state_of(checkpoint: Path) -> TrainerState:
 
 
 def not_finite(parameters: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Return the name of the first parameter that holds NaN or infinity in this process; None: all are finite. Waits
+    """Return the name of the first parameter that holds NaN or infinity in this process; None if all are finite. Waits
     once for the device."""
     named = [(name, p.to_local() if hasattr(p, "to_local") else p) for name, p in parameters]
     named = [(name, p.detach()) for name, p in named if p.numel()]
@@ -151,10 +153,13 @@ def not_finite(parameters: Iterable[tuple[str, Tensor]]) -> str | None:
 
 
 def refuse_not_finite(model: Any, what: str) -> None:
-    """Refuse a model to be trained, or trained from, whose weights are not all finite.
+    """Refuse a model whose weights are not all finite, before it is trained or used in a training.
+
+    Args:
+        what: the name of the model, for the error.
 
     Raises:
-        ValueError: names `what` and the first such weight.
+        ValueError: names `what` and the first weight that is not finite.
     """
     if (name := not_finite(model.named_parameters())) is not None:
         raise ValueError(
@@ -167,8 +172,8 @@ def refuse_not_finite_values(values: Mapping[str, Any], state: TrainerState, arg
     """Stop a training that diverged.
 
     Args:
-        values: logged now. A loss is the mean of all steps since the line before, over all processes, so that no step
-            is left out. It is on the CPU already, so the check does not wait for the device.
+        values: the values being logged. A loss is the mean over all processes and all steps since the previous line,
+            so no step is left out. It is on the CPU already, so the check does not wait for the device.
 
     Raises:
         ValueError: a loss or the gradient's norm is NaN or infinite; names the steps.
@@ -184,7 +189,7 @@ def refuse_not_finite_values(values: Mapping[str, Any], state: TrainerState, arg
 
 
 def diverged(what: str, args: TrainingArguments) -> ValueError:
-    """Return the error for a training that diverged, which names its last checkpoint."""
+    """Return the error for a training that diverged; it names the last checkpoint."""
     folder = Path(args.output_dir)
     kept = max(steps(folder), default=0)
     last_one = f"the last checkpoint is {folder / f'checkpoint-{kept}'}" if kept else "there is no checkpoint"
@@ -195,8 +200,8 @@ def diverged(what: str, args: TrainingArguments) -> ValueError:
 
 
 class CheckpointTrainer(Trainer):
-    """The Trainer with a given optimizer and schedule. It stops where a logged value or a saved weight is not finite,
-    and names each file of a checkpoint that cannot be read or written.
+    """The Trainer with a given optimizer and schedule. It stops if a loss or a saved weight is not finite. If a file of
+    a checkpoint cannot be read or written, the error names it.
 
     transformers has no public method that reads or writes one file of a checkpoint, so private ones are overridden.
     """
@@ -208,7 +213,7 @@ class CheckpointTrainer(Trainer):
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
-        self.optimizer: Any = None  # once training begins, accelerate's wrapper of the given one
+        self.optimizer: Any = None  # during the training, accelerate's wrapper of the given one
         self.optimizer_and_schedule = optimizer_and_schedule
 
     # not given as the argument `optimizers`: DeepSpeed replaces these silently, and FSDP refuses them
@@ -223,17 +228,17 @@ class CheckpointTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         refuse_not_finite_values(logs, self.state, self.args)
-        # the step of each checkpoint is logged, before the checkpoint is written
+        # at the step of a checkpoint, log is called before the checkpoint is written
         if "loss" in logs and self.control.should_save and (name := self._weight_not_finite()):
             what = f"weight {name} holds NaN or infinity after step {self.state.global_step:,}"
             raise diverged(what, self.args)
         super().log(logs, start_time)
 
     def refuse_weights(self, checkpoint: Path | None) -> None:
-        """Refuse trained weights that are not finite, before a training begins or continues from `checkpoint`.
+        """Refuse weights to train that are not finite, before a training begins or continues from `checkpoint`.
 
         Raises:
-            ValueError: names the first such weight.
+            ValueError: names the first weight that is not finite.
         """
         if (name := self._weight_not_finite()) and checkpoint is not None:
             raise damaged(checkpoint / SAFE_WEIGHTS_NAME, f"weight {name} holds NaN or infinity")
@@ -241,16 +246,16 @@ class CheckpointTrainer(Trainer):
             refuse_not_finite(self.model, "the model")
 
     def _weight_not_finite(self) -> str | None:
-        """Return the name of a trained weight that is not finite; the same answer, None or not, in all processes."""
+        """Return the name of a trained weight that is not finite in any process; None, in all processes, if all are."""
         found = not_finite((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
         flag = torch.tensor([found is not None], device=self.args.device)
         return (found or "of another process") if bool(self.accelerator.gather(flag).any()) else None
 
     def restore(self, checkpoint: Path, state: TrainerState) -> None:
-        """Load the weights and set the state of a finished training, for which `train` would take one step more.
+        """Load the weights and set the state of a finished training. (`train` would take one more step.)
 
         Raises:
-            ValueError: weights that cannot be read or are not finite.
+            ValueError: weights that cannot be read, or are not finite.
         """
         self._load_from_checkpoint(str(checkpoint))
         self.state = state
@@ -304,7 +309,7 @@ class CheckpointTrainer(Trainer):
             return
         folder, several = Path(checkpoint), self.args.world_size > 1
         file = folder / (f"rng_state_{self.args.process_index}.pth" if several else "rng_state.pth")
-        # a training with another number of processes has written other files, which are not read
+        # a training with another number of processes wrote files of other names, which are not read
         there = file.exists() or file.is_symlink()
         if not file.is_file() and (there or not any(folder.glob("rng_state*.pth"))):
             raise damaged(file, "it is missing, or not a file")

@@ -1,4 +1,4 @@
-"""One TOML file configures a training; every field can be overridden as `a.b=c`."""
+"""The config of a training: one TOML file, each field of which can be overridden as `table.key=value`."""
 
 import json
 import tomllib
@@ -14,8 +14,8 @@ from farspan import files
 from farspan.record import refuse_differences
 from farspan.specs import closest
 
-MOST_WHOLE = 2**31 - 1  # of a whole number: products of two still fit where counts are kept
-MOST = 1e30  # of a number: float32 holds what optimizers make of it
+MOST_WHOLE = 2**31 - 1  # the largest whole number: the product of two fits 64 bits
+MOST = 1e30  # the largest other number: float32 reaches 3e38
 
 
 class Settings(BaseModel):
@@ -47,12 +47,12 @@ def _folder(name: str) -> str:
     return name
 
 
-Out = Annotated[str, AfterValidator(_folder)]  # the folder of a training
+Out = Annotated[str, AfterValidator(_folder)]  # the folder that a training writes
 S = TypeVar("S", bound=Settings)
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Return the configs that come with farspan, by name: in its package, or in a checkout in `configs/`."""
+    """Return the paths of the configs that come with farspan, by name, from the package or a checkout's `configs/`."""
     package = Path(str(resources.files("farspan")))
     inside = package / "configs"
     folder = inside if inside.is_dir() else package.parents[1] / "configs"
@@ -60,13 +60,14 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) -> S:
-    """Read a TOML file as `kind`, with `overrides` such as `optimizer.lr=1e-3` (values are TOML, else text).
+    """Read a TOML file as settings of the class `kind`.
 
     Args:
         path: of a file, or the name of a config that comes with farspan, such as smt-demo.
+        overrides: such as `optimizer.lr=1e-3`; a value that is not TOML is text.
 
     Raises:
-        ValueError: no such file, not TOML, an unknown key, a missing or an impossible value.
+        ValueError: no such file, not TOML, an unknown key, or a missing or impossible value.
     """
     try:
         values = tomllib.loads(_config_file(path).read_text("utf-8"))
@@ -107,8 +108,8 @@ def _config_file(path: str | Path) -> Path:
     return Path(path) if Path(path).exists() else shipped_configs().get(str(path), Path(path))
 
 
-BEGUN = "log.jsonl"  # of a training that has begun
-TOKENIZER = "tokenizer.json"  # which a training may make before
+BEGUN = "log.jsonl"  # exists in the folder of a training that has logged a step
+TOKENIZER = "tokenizer.json"  # may exist before: a training can train its tokenizer first
 MAY_CHANGE = ("out", "trainer.steps", "trainer.log_every", "trainer.save_every", "trainer.evaluate_every")
 CHECKPOINTS = "checkpoints"  # the folder in a training's folder that holds them, and its lock
 
@@ -116,11 +117,11 @@ CHECKPOINTS = "checkpoints"  # the folder in a training's folder that holds them
 def refuse_other_settings(out: Path, settings: Settings) -> None:
     """Create a training's folder with `settings.json`; refuse to continue a training with other settings.
 
-    The folder, the number of steps, and how often it logs and saves may change. If a training was refused before it
-    began, all settings may change but those of the tokenizer that it has trained.
+    The folder, the number of steps, and how often it logs, saves and evaluates may change. Before the
+    first line of log.jsonl all settings may change, except those of a tokenizer that is trained already.
 
     Raises:
-        ValueError: the folder was begun with other settings, or its settings.json is damaged.
+        ValueError: the training in the folder has other settings, or its settings.json is damaged.
     """
     out.mkdir(parents=True, exist_ok=True)
     file = out / "settings.json"
@@ -134,17 +135,17 @@ def refuse_other_settings(out: Path, settings: Settings) -> None:
 
 
 def _of_tokenizer(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings on which a tokenizer depends."""
+    """Return the settings that determine a trained tokenizer."""
     data = settings.get("data")
     return {"tokenizer": settings.get("tokenizer"), "data.text": data.get("text") if isinstance(data, dict) else data}
 
 
 def _completed(before: dict[str, Any], kind: type[Settings]) -> dict[str, Any]:
-    """Return settings with the defaults of those that were added since they were written."""
+    """Return saved settings, with the defaults of fields that older versions of farspan did not have."""
     try:
         return kind.model_validate_json(json.dumps(before)).model_dump(mode="json")
     except ValidationError:
-        return before  # the differences are named
+        return before  # the error then names the differences
 
 
 def _read_settings(file: Path) -> dict[str, Any]:
@@ -160,10 +161,11 @@ def _read_settings(file: Path) -> dict[str, Any]:
 
 @contextmanager
 def only_one_in(out: Path) -> Iterator[None]:
-    """Hold the lock of a training's folder. If the training is refused before it begins, remove what was made.
+    """Hold the lock of a training's folder. If the training is refused before it writes its settings, remove the
+    folders that were created.
 
     Raises:
-        ValueError: another process trains there, or `out` is a file.
+        ValueError: another process trains there, `out` is a file, or its `checkpoints` is a symbolic link.
     """
     working = out / CHECKPOINTS
     if working.is_symlink():
@@ -180,15 +182,15 @@ def only_one_in(out: Path) -> Iterator[None]:
             yield
         finally:
             if made and not (out / "settings.json").exists():
-                with suppress(PermissionError):  # on Windows, which keeps it while it is held
+                with suppress(PermissionError):  # on Windows, where a lock that is held cannot be deleted
                     (working / "lock").unlink()
-                with suppress(OSError):  # the first that holds something else
+                with suppress(OSError):  # stops at the first folder that is not empty
                     for folder in made:
                         folder.rmdir()
 
 
 def _meant(kind: type[Settings], error: Any) -> str:
-    """Return a suggestion for a key that does not exist."""
+    """Return a suggestion such as " (did you mean 'steps'?)" for an unknown key; else an empty string."""
     *tables, key = error["loc"]
     for table in tables:
         kind = getattr(getattr(kind, "model_fields", {}).get(table), "annotation", None) or Settings

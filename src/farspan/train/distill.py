@@ -2,17 +2,17 @@
 
     loss = c_CE · CE + c_KL · KL          KL = 1/N Σ_n Σ_k p_nk (log p_nk - log q_nk)
 
-Yen et al. 2024, arXiv 2402.16617, section 3. The teacher p is the same frozen decoder, which reads chunks and input in
-one window; the student q reads the chunks through the encoder. Of each of the teacher's N distributions, the K = 50
-likeliest tokens are used. Variants for the other tokens:
+Yen et al. 2024, arXiv 2402.16617, section 3. The teacher p, by default the same frozen decoder, reads chunks and input
+in one window; the student q reads the chunks through the encoder. N is the number of the decoder's positions. Of each
+of the teacher's distributions only the `top` (K = 50) most likely tokens are used. Variants for the other tokens:
 
-    drop      left out, as published; the sum is no longer a divergence and can be negative
-    smooth    one more entry, δ added to all, as in the authors' code: (p + δ) / (1 + (K + 1) δ)
-    rest      one more entry
-    renorm    p and q are divided by their sums over the K
+    drop      they are left out, as published; the sum is no longer a divergence and can be negative
+    smooth    they are one more entry, and δ is added to all, as in the authors' code: (p + δ) / (1 + (K + 1) δ)
+    rest      they are one more entry
+    renorm    p and q are divided by their sums over the K tokens
 
-The teacher's log-probabilities, and that of the remaining tokens, are computed once and stored in fp16, or computed
-again at each step. Losses are computed in fp32, by blocks of tokens.
+The teacher's log-probabilities of the K tokens, and of all others together, are computed once and stored in fp16, or
+computed again at each step. Losses are computed in fp32, in blocks of tokens.
 """
 
 import json
@@ -46,21 +46,21 @@ from farspan.train.progress import TrainingWatch
 from farspan.train.trainer import load_finite, training
 
 Variant = Literal["drop", "smooth", "rest", "renorm"]
-LEAST = -60_000.0  # the log-probability for a probability of 0, which fp16 can hold
-SAMPLES_AT_ONCE = 8  # of one forward of the teacher
-BATCHES_A_SAVE = 64
+LEAST = -60_000.0  # the lowest log-probability, also of a probability of 0; fp16 reaches -65,504
+SAMPLES_AT_ONCE = 8  # in one forward pass of the teacher
+BATCHES_A_SAVE = 64  # forward passes between two records of how many samples are stored
 
 
 class DistillationSettings(Settings):
     """[distill]: the teacher, and the loss."""
 
     teacher: str | None = None  # a causal model with the decoder's tokenizer; default the decoder itself
-    ce: float = Field(1.0, ge=0)  # c_CE
-    kl: float = Field(2.0, ge=0)  # c_KL; 0: no teacher
-    variant: Variant = "drop"
-    delta: float = Field(1e-6, gt=0)  # of `smooth`
-    top: int = Field(50, gt=0)  # tokens of each distribution
-    stored: bool = True  # computed once, before the training; else at each step
+    ce: float = Field(1.0, ge=0)  # c_CE, weight of the cross-entropy
+    kl: float = Field(2.0, ge=0)  # c_KL, weight of the divergence; 0: no teacher
+    variant: Variant = "drop"  # how tokens outside of the `top` are treated: drop, smooth, rest or renorm
+    delta: float = Field(1e-6, gt=0)  # δ of `smooth`
+    top: int = Field(50, gt=0)  # K, the number of tokens used of each distribution
+    stored: bool = True  # compute the teacher's distributions once, before the training; false: at each step
 
 
 class DistillSettings(CepeSettings):
@@ -71,10 +71,11 @@ class DistillSettings(CepeSettings):
 
 @training
 def train(settings: DistillSettings, watch: TrainingWatch) -> dict[str, Any]:
-    """Train as `farspan.train.cepe.train`.
+    """Train the main stage as `farspan.train.cepe.train`, with the loss above.
 
     Raises:
-        ValueError: as there; a teacher with another vocabulary, or with a window too short for chunks and input.
+        ValueError: as `farspan.train.cepe.train`; stage = "warmup"; a teacher with another vocabulary, or with a window
+            too short for chunks and input.
     """
     if settings.stage != "main":
         raise ValueError('stage = "warmup": distillation is a main stage; run the warm-up with farspan train cepe')
@@ -94,7 +95,11 @@ def train(settings: DistillSettings, watch: TrainingWatch) -> dict[str, Any]:
 def terms(
     settings: DistillationSettings, teacher: "Teacher | None", model: Any, core: Any, batch: Mapping[str, Tensor]
 ) -> dict[str, Float[Tensor, ""]]:
-    """Return the cross-entropy per predicted token, and the divergence from the teacher per token."""
+    """Return `ce`, the cross-entropy per predicted token in nats, and `kl`, the divergence per position.
+
+    Args:
+        teacher: computes its distributions now; None: the batch holds them, or `kl` has no weight.
+    """
     hidden, output = decoded(model, core, batch)
     labels = torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=NOT_A_TARGET)
     if settings.kl == 0:
@@ -116,11 +121,12 @@ def losses(
     log_p: Float[Tensor, "batch time top_plus_one"] | None,
     settings: DistillationSettings,
 ) -> Float[Tensor, "2"]:
-    """Return the means of cross-entropy (over labels that are tokens) and of the divergence (over all positions).
+    """Return the mean of the cross-entropy, over labels that are tokens, and of the divergence, over all positions.
 
     Args:
         labels: the token that each position predicts, or NOT_A_TARGET.
-        index, log_p: the teacher's likeliest tokens at each position; their log-probabilities, then the remainder's.
+        index: the teacher's most likely tokens at each position; None: no divergence.
+        log_p: their log-probabilities, and last that of all other tokens together.
     """
 
     def of_block(block: Tensor, targets: Tensor, *teacher: Tensor) -> Tensor:
@@ -144,8 +150,13 @@ def divergence(
     variant: Variant,
     delta: float = 1e-6,
 ) -> Float[Tensor, ""]:
-    """Return the sum over tokens of the Kullback-Leibler divergence of student q from teacher p, whose last entry is
-    the remainder."""
+    """Return the sum over positions of the Kullback-Leibler divergence of student q from teacher p.
+
+    Args:
+        log_q: the student's log-probabilities of the teacher's most likely tokens.
+        log_p: the teacher's, and last that of all other tokens together.
+        delta: δ of the variant `smooth`.
+    """
     kept = log_p[:, :-1]
     match variant:
         case "drop":
@@ -162,7 +173,7 @@ def divergence(
 
 
 def remainder(log_q: Float[Tensor, "*rows top"]) -> Float[Tensor, "*rows one"]:
-    """Return log(1 - Σ q), also where the sum is nearly 1, or above it by rounding."""
+    """Return log(1 - Σ q). It is finite also if the sum is 1, or above 1 by rounding."""
     total = log_q.logsumexp(-1, keepdim=True).clamp_max(-torch.finfo(torch.float32).eps)
     return torch.where(total > -0.69, (-torch.expm1(total)).log(), torch.log1p(-total.exp()))
 
@@ -172,14 +183,15 @@ class Teacher:
     """A causal model that reads chunks and input as one text."""
 
     model: Any
-    identity: dict[str, Any]
-    top: int
-    before: int = 0  # tokens of the separator, which is put before the chunks here
+    identity: dict[str, Any]  # fingerprint and `top`: stored distributions of another teacher are refused
+    top: int  # the number of tokens used of each distribution
+    before: int = 0  # tokens of the input's separator, which the teacher reads before the chunks
 
     @torch.no_grad()
     def of(self, batch: Mapping[str, Tensor]) -> tuple[Int[Tensor, "batch time top"], Float[Tensor, "batch time last"]]:
-        """Return, for each of the decoder's positions, the likeliest next tokens, likeliest first, and their
-        log-probabilities and the remainder's, in fp16. Chunks are read without noise, which is for the student."""
+        """Return, for each of the decoder's positions, the `top` most likely next tokens in descending order, and their
+        log-probabilities, then that of all other tokens together, in fp16. Chunks are read without noise, which is only
+        for the student."""
         ids, context = batch["input_ids"], batch["context_input_ids"].flatten(1)
         whole = torch.cat([ids[:, : self.before], context, ids[:, self.before :]], 1)
         hidden, output = last_hidden(self.model, self.model, input_ids=whole, use_cache=False)
@@ -191,7 +203,7 @@ class Teacher:
 
     def _best(self, hidden: Float[Tensor, "tokens hidden"], output: Any) -> tuple[Tensor, Tensor]:
         logits = hf.logits(self.model, hidden[None], output)[0]
-        best, index = logits.topk(self.top, -1)  # fp32 only for these, and for the sum, which bf16 would round a lot
+        best, index = logits.topk(self.top, -1)  # only these and the sum are in fp32; bf16 would round the sum
         total = (logits - best[:, :1]).exp_().sum(-1, keepdim=True, dtype=torch.float32)
         log_p = best.float() - best[:, :1].float() - total.log()
         log_p = torch.cat([log_p, remainder(log_p)], -1).clamp_min(LEAST)
@@ -199,10 +211,10 @@ class Teacher:
 
 
 def other_teacher(settings: DistillSettings, lm: LM) -> LM | None:
-    """Load the teacher of `lm` if it is another model. None: it is the decoder itself, or none is needed.
+    """Load the teacher if it is another model than the decoder; None if it is the decoder, or none is needed.
 
     Raises:
-        ValueError: another vocabulary than the decoder's.
+        ValueError: a teacher that cannot be loaded, or with another vocabulary than the decoder's.
     """
     chosen = settings.distill
     if chosen.teacher is None or chosen.kl == 0:
@@ -221,7 +233,8 @@ def teacher_of(settings: DistillSettings, rows: DocumentRows, lm: LM) -> Teacher
     """Return `lm` as the teacher of a training on `rows`.
 
     Raises:
-        ValueError: a window that does not hold chunks and input, or samples that are not contiguous text.
+        ValueError: chunks and input are longer than the teacher's trained length, samples are not contiguous text, or
+            the separator has several tokens.
     """
     needed = rows.window + len(rows.before)
     if lm.trained_length is not None and needed > lm.trained_length:
@@ -240,10 +253,11 @@ def teacher_of(settings: DistillSettings, rows: DocumentRows, lm: LM) -> Teacher
 
 
 def store(teacher: Teacher, rows: DocumentRows, folder: Path, watch: TrainingWatch) -> "TaughtRows":
-    """Compute the teacher's distributions of all samples, or of those that are missing, and store them in `folder`.
+    """Compute the teacher's distributions of the samples that `folder` does not hold yet, and store them there.
 
     Raises:
-        ValueError: the folder holds those of another teacher or of other samples, or is damaged.
+        ValueError: the folder holds distributions of another teacher or of other samples, is damaged, or cannot be
+            written; or the teacher's probabilities are not finite.
     """
     kind = np.uint16 if teacher.model.get_input_embeddings().num_embeddings <= 1 << 16 else np.int32
     about = {"seed": rows.seed, "text": rows.corpus.hash, "data": rows.settings.model_dump(mode="json")}
@@ -257,7 +271,7 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, watch: TrainingWat
         try:
             record = files.parse_json(file.read_bytes(), str(file))
             done = int(record.pop("done"))
-            have = min(map(len, taught.arrays("r")))  # `r+` would lengthen a file that was cut
+            have = min(map(len, taught.arrays("r")))  # not "r+", which would lengthen a file that was cut
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{folder} is damaged ({error}). Delete it and repeat the command: the teacher reads all samples again"
@@ -267,7 +281,7 @@ def store(teacher: Teacher, rows: DocumentRows, folder: Path, watch: TrainingWat
                 f"{folder} holds a teacher's distributions of other samples: {record}, not {about}. Delete it"
             )
     with writing(folder):
-        if done == 0 or have < len(rows):  # the second: of a shorter training
+        if done == 0 or have < len(rows):  # new, or of a shorter training
             taught.allocate(keep=done > 0)
         index, log_probs = taught.arrays("r+")
     if done < len(rows):
@@ -321,13 +335,13 @@ class TaughtRows(Dataset[dict[str, Tensor]]):
         return self.arrays("r")
 
     def arrays(self, mode: Literal["r", "r+"]) -> list[Any]:
-        """Return indices [samples, positions, top] and log-probabilities, with one more each, memory-mapped."""
+        """Return indices [samples, positions, top] and log-probabilities [samples, positions, top + 1], as memmaps."""
         return [np.load(self.folder / name, mmap_mode=mode) for name in self.layout]
 
     def allocate(self, *, keep: bool) -> None:
-        """Create the files of both arrays. `keep`: with the samples that are stored already.
+        """Create the files of both arrays; with `keep`, copy the samples that are stored already.
 
-        Disk space is allocated now, so that a full disk is an error here and not a SIGBUS at a later write.
+        Disk space is allocated now, so that a full disk is an error here instead of a SIGBUS at a later write.
         """
         for name, (kind, shape) in self.layout.items():
             old = np.load(self.folder / name, mmap_mode="r") if keep else ()

@@ -1,7 +1,7 @@
-"""Engines that distribute a training over processes, and their checks: one process, DDP, FSDP2, DeepSpeed ZeRO-2.
+"""Engines that run a training in one or several processes, and their checks: single, DDP, FSDP2, DeepSpeed ZeRO-2.
 
-transformers and accelerate fall back silently: with FSDP on CPUs, the Trainer uses plain data parallelism. So the
-engine in use is read from the objects that were created, not from the settings.
+transformers and accelerate can silently use another engine: with FSDP on CPUs, the Trainer uses plain data parallelism.
+So the engine in use is read from the objects that were created, not from the settings.
 """
 
 import os
@@ -17,26 +17,26 @@ PATIENCE = timedelta(days=2)  # processes wait while the first one tokenises a t
 
 
 def processes() -> Any:
-    """Return accelerate's PartialState."""
+    """Return accelerate's PartialState, which connects the processes when it is created first."""
     return optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
 
 
 def is_first_process() -> bool:
-    """Return whether this process, by the launcher, is the one that writes files and prints lines."""
+    """Return whether this process writes files and prints lines: rank 0 of the launcher's processes."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def num_processes() -> int:
-    """Return the number of processes by the launcher (torchrun, accelerate launch)."""
+    """Return the number of processes that the launcher (torchrun, accelerate launch) started; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def refuse_unfit(engine: str, optimizer: str) -> None:
-    """Refuse an engine that cannot work here.
+    """Refuse an engine that cannot work with this optimizer and these processes.
 
     Raises:
-        ValueError: an engine for several processes where there is one, or the reverse, one that is not installed, or
-            one that the optimizer does not fit.
+        ValueError: an engine for several processes in a single process, `single` in several, Muon under an engine that
+            splits matrices, or an engine that is not installed.
     """
     refuse_muon(engine, optimizer)
     if engine == "deepspeed":
@@ -55,9 +55,9 @@ def shard(model: Any, parts: Iterable[Any], whole: set[Any] | None = None) -> No
     """Shard a model over the processes (FSDP2), on GPUs and on CPUs alike.
 
     Args:
-        parts: modules whose parameters are gathered together, inner ones first; other parameters are gathered with the
-            model.
-        whole: parameters that every process keeps.
+        parts: modules whose parameters are gathered together, inner modules first. Parameters outside of them are
+            gathered with the model.
+        whole: parameters that are not sharded: every process keeps them.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -73,10 +73,10 @@ def shard(model: Any, parts: Iterable[Any], whole: set[Any] | None = None) -> No
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Return the modules that transformers never splits between devices, a model's layers, inner ones first.
+    """Return a model's layers, inner modules first: those that transformers never splits between devices.
 
     Raises:
-        ValueError: the family does not name them.
+        ValueError: the model's family does not name such modules.
     """
     kinds = set(model._no_split_modules or ())
     found = [module for module in model.modules() if type(module).__name__ in kinds]
@@ -88,10 +88,14 @@ def layers_of(model: Any) -> list[Any]:
 def training_arguments(engine: str, bf16: bool, is_sharded: bool) -> dict[str, Any]:
     """Return the arguments of transformers' TrainingArguments for the engine.
 
-    accelerate shards models on accelerators only; a model that is sharded already needs no argument.
+    accelerate shards models on accelerators only.
+
+    Args:
+        bf16: whether activations are bf16.
+        is_sharded: the model is sharded already (`shard`), and needs no argument.
 
     Raises:
-        ValueError: DeepSpeed is not installed, or should train in bf16 on CPUs.
+        ValueError: DeepSpeed is not installed, or is to train in bf16 on CPUs.
     """
     on_cpu = not torch.cuda.is_available()
     if engine == "deepspeed":
@@ -114,8 +118,8 @@ def training_arguments(engine: str, bf16: bool, is_sharded: bool) -> dict[str, A
             from accelerate import DistributedType, PartialState
 
             # accelerate has no argument for DeepSpeed on CPUs: with cpu=True it silently leaves DeepSpeed out, with
-            # cpu=False each process counts itself as the only one. TrainingArguments takes a PartialState that is
-            # configured already (`use_configured_state`), but only its attribute sets the engine.
+            # cpu=False each process takes itself for the only one. TrainingArguments accepts a PartialState that exists
+            # already (`use_configured_state`), and only the attribute of that one sets the engine.
             PartialState(cpu=True).distributed_type = DistributedType.DEEPSPEED
             arguments |= {"accelerator_config": {"use_configured_state": True}}
         return arguments
@@ -125,7 +129,7 @@ def training_arguments(engine: str, bf16: bool, is_sharded: bool) -> dict[str, A
 
 
 def refuse_muon(engine: str, optimizer: str) -> None:
-    """Raise ValueError for Muon under an engine that splits matrices."""
+    """Raise ValueError if the optimizer is Muon and the engine splits matrices."""
     if engine in ("fsdp2", "deepspeed") and optimizer == "muon":
         raise ValueError(
             f'optimizer.name = "muon" needs whole matrices, and {engine} splits them: use "adamw", or '
@@ -134,9 +138,10 @@ def refuse_muon(engine: str, optimizer: str) -> None:
 
 
 def refuse_rounding(bf16: bool, dtype: torch.dtype) -> None:
-    """Raise ValueError for a training under DeepSpeed that would save rounded weights in a more exact dtype.
+    """Raise ValueError if a training under DeepSpeed would save weights, which it rounds to bf16, in a wider dtype.
 
     Args:
+        bf16: whether DeepSpeed holds the model in bf16.
         dtype: of the saved weights.
     """
     if bf16 and dtype is not torch.bfloat16:
@@ -147,7 +152,7 @@ def refuse_rounding(bf16: bool, dtype: torch.dtype) -> None:
 
 
 def in_use(trainer: Any) -> str:
-    """Return the engine of a Trainer that has begun to train."""
+    """Return the name of the engine that a Trainer uses, once it has prepared its model."""
     if hasattr(trainer.model_wrapped, "zero_optimization_stage"):
         stage = trainer.model_wrapped.zero_optimization_stage()
         return "deepspeed" if stage == 2 else f"DeepSpeed ZeRO-{stage}"
@@ -159,7 +164,7 @@ def in_use(trainer: Any) -> str:
 
 
 def refuse_other(engine: str, trainer: Any) -> None:
-    """Raise ValueError if another engine is in use than `engine`, or if processes share none."""
+    """Raise ValueError if another engine is in use than `engine`, or, under "auto", one that farspan does not know."""
     used = in_use(trainer)
     if engine != used and not (engine == "auto" and used in ("single", "ddp", "fsdp2", "deepspeed")):
         raise ValueError(
@@ -178,8 +183,8 @@ def sharded(model: Any) -> bool:
 
 
 def whole_state(model: Any, *, trained: bool = False) -> dict[str, torch.Tensor]:
-    """Return the parameters, or only the trained ones, whole and on the CPU in the first process; in the others none.
-    All processes have to call this."""
+    """Return the parameters by name, or only the trained ones, unsharded and on the CPU. Only the first process gets
+    them, the others an empty dict; all processes must call this."""
     state = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or not trained:

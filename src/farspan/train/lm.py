@@ -26,35 +26,35 @@ from farspan.train.watching import WatchedSettings, WatchSettings, measuring
 
 
 class LlamaSettings(Settings):
-    """[model]: the shape of a Llama, or the one to go on training."""
+    """[model]: the shape of a new Llama, or a Llama to train further."""
 
-    start: str | None = None  # a folder or hub id of a Llama, or `demo`; its shape and tokenizer are used
+    start: str | None = None  # a Llama to train further: a folder, hub id or `demo`; its shape and tokenizer are used
     hidden: int = Field(512, gt=0)
     feed_forward: int = Field(2048, gt=0)
     layers: int = Field(12, gt=0)
     heads: int = Field(8, gt=0)
-    head_dim: int | None = Field(None, gt=0)  # None: hidden / heads
+    head_dim: int | None = Field(None, gt=0)  # default hidden / heads
     key_value_heads: int = Field(8, gt=0)
     tied: bool = False  # input and output embeddings are one matrix
     rope_theta: float = Field(10_000.0, gt=0)
 
 
 class TokenizerSettings(Settings):
-    """[tokenizer]: an existing one (`folder`, or a hub id), or one trained on the text."""
+    """[tokenizer]: an existing one, or one trained on the text."""
 
-    folder: str | None = None
-    vocabulary: int = Field(32_000, gt=0)
+    folder: str | None = None  # a folder or hub id of an existing one; default: train one on the text
+    vocabulary: int = Field(32_000, gt=0)  # entries of the one to train
 
 
 class DataSettings(Settings):
     """[data]: texts, see `farspan.text.documents`."""
 
     text: str
-    held_out: str | None = None  # its loss is reported
+    held_out: str | None = None  # a text that is not trained on, whose loss is logged
 
 
 class LmWatchSettings(WatchSettings):
-    """[watch]: off unless asked for."""
+    """[watch]: by default nothing is measured."""
 
     every: int = Field(0, ge=0)  # steps; 0: never
 
@@ -73,10 +73,10 @@ class LmSettings(WatchedSettings):
 
 @training
 def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
-    """Train as `training`, and save model and tokenizer.
+    """Train, and save model and tokenizer. See `farspan.train.trainer.training`.
 
     Raises:
-        ValueError: impossible settings, a text that does not hold one row, or `out` holds another training.
+        ValueError: impossible settings, a text shorter than one row, or `out` holds another training.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -89,7 +89,7 @@ def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
     if settings.recurrence is not None:
         refuse_unfit(trainer)
     source = settings.tokenizer.folder or (str(out) if start is None else folder_of(start))
-    with engines.processes().main_process_first():  # the others find the files that it has written
+    with engines.processes().main_process_first():  # the other processes then use the files that it has written
         refuse_other_settings(out, settings)
         if source == str(out) and not (out / "tokenizer.json").exists():
             train_tokenizer(read_texts(settings.data.text), settings.tokenizer.vocabulary, out)
@@ -142,11 +142,11 @@ def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
 
 
 def watching(settings: LmSettings, tokenizer: Any, trained: int) -> list[MeasuringCallback]:
-    """Return the callbacks that measure the model in training, read as it is trained: perplexity of the same tokens
-    inside and beyond what it is trained on, and a forgetting curve whose contexts have up to twice that.
+    """Return the callbacks that measure the model in training, which reads as it is trained: perplexity of the same
+    tokens at half, once and twice the trained context, and a forgetting curve up to twice the trained context.
 
     Args:
-        trained: tokens of the trained context: a row, and the memory before it.
+        trained: tokens of the trained context: a row and the memory before it.
     """
     return measuring(
         settings,
@@ -159,10 +159,10 @@ def watching(settings: LmSettings, tokenizer: Any, trained: int) -> list[Measuri
 
 
 def refuse_two_shapes(settings: LmSettings) -> None:
-    """Refuse settings of a new model or tokenizer beside `model.start`.
+    """Refuse settings of a new model or tokenizer together with `model.start`.
 
     Raises:
-        ValueError: names them.
+        ValueError: there are such settings; names them.
     """
     both = [f"model.{name}" for name in sorted(settings.model.model_fields_set - {"start"})]
     both += [f"tokenizer.{name}" for name in sorted(settings.tokenizer.model_fields_set)]
@@ -173,13 +173,13 @@ def refuse_two_shapes(settings: LmSettings) -> None:
 
 
 def started(name: str, trainer: PretrainingSettings, positions: int) -> Any:
-    """Load the Llama to go on training, in fp32.
+    """Load the Llama to train further, in fp32.
 
     Args:
-        positions: of the training; its trained length is raised to them.
+        positions: tokens of the trained context. A smaller `max_position_embeddings` is raised to it.
 
     Raises:
-        ValueError: it cannot be loaded, is no Llama, or has a RoPE that depends on the length of a text.
+        ValueError: the model cannot be loaded, is not a Llama, or has a RoPE that depends on the length of a text.
     """
     from transformers import LlamaForCausalLM
 
@@ -198,7 +198,8 @@ def llama_shape(settings: LlamaSettings) -> dict[str, Any]:
     """Return the arguments of LlamaConfig for a shape.
 
     Raises:
-        ValueError: heads that do not divide the width, or of an odd number of dimensions.
+        ValueError: `heads` is not a multiple of `key_value_heads`, `hidden` not a multiple of `heads`, or the number of
+            dimensions of a head is odd.
     """
     if settings.heads % settings.key_value_heads:
         raise ValueError(

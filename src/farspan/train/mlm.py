@@ -3,8 +3,9 @@
     loss = mean over masked tokens of -log p(token | the rest of the row)
     logits = E · norm(silu(W h + b)) + c            E: the encoder's own embeddings
 
-Llama blocks with bidirectional attention, over the decoder's vocabulary and [MASK]. Of all tokens 30 % are masked,
-always by [MASK], except special tokens. The head runs on masked tokens only, in blocks. Only the encoder is saved.
+The encoder has Llama blocks with bidirectional attention; its vocabulary is the decoder's and [MASK]. 30 % of the
+tokens, special ones excepted, are replaced by [MASK]. The head runs on masked tokens only, in blocks. Only the encoder
+is saved.
 """
 
 from pathlib import Path
@@ -45,11 +46,11 @@ class EncoderSettings(Settings):
     layers: int = Field(24, gt=0)
     heads: int = Field(16, gt=0)
     rope_theta: float = Field(10_000.0, gt=0)
-    start: str | None = None  # a causal model whose blocks, the first `layers` or all, begin it and look both ways
+    start: str | None = None  # a causal model to begin with, made bidirectional; `layers` is then how many to keep
 
 
 class MlmOptimizer(OptimizerSettings):
-    """[optimizer]: AdamW at 1e-3, 4 % warm-up, cosine to zero."""
+    """[optimizer]: AdamW with a learning rate of 1e-3, a warm-up of 4 % of the steps, then a cosine decay to zero."""
 
     lr: float = Field(1e-3, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
@@ -60,10 +61,10 @@ class MlmOptimizer(OptimizerSettings):
 
 
 class MlmTrainer(PretrainingSettings):
-    """[trainer]: rows of 512 tokens, 2,048 of them a step."""
+    """[trainer], appendix A.1: 100,000 steps of 2,048 rows of 512 tokens."""
 
     steps: int = Field(100_000, gt=0)
-    window: int = Field(512, gt=1)  # tokens of a row, and of the longest chunk of the encoder
+    window: int = Field(512, gt=1)  # tokens of a row; without encoder.start also the encoder's longest chunk
     batch: int | None = Field(2048, gt=0)
     micro_batch: int = Field(16, gt=0)
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -81,8 +82,8 @@ class MlmSettings(TrainingSettings):
 
 
 class MaskedLM(nn.Module):
-    """An encoder with the head of a masked-language model. Parameters have the names of the authors' checkpoints, where
-    `lm_head.weight` is the embeddings and `lm_head.bias` is `lm_bias`."""
+    """An encoder with the head of a masked-language model. Parameters have the names of the authors' checkpoints, but
+    their `lm_head.weight` is here the embeddings, and their `lm_head.bias` is `lm_bias`."""
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
@@ -104,7 +105,7 @@ class MaskedLM(nn.Module):
         labels: Int[Tensor, "batch time"],
         attention_mask: Int[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Return the mean of -log p(label) over the tokens that have one, in fp32."""
+        """Return the mean of -log p(label) over the tokens that have a label, in nats and fp32; 0 if none has."""
         hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         wanted = labels != NOT_A_TARGET
         total = summed_nats(self.logits, len(self.lm_bias), hidden[wanted], labels[wanted])
@@ -112,11 +113,16 @@ class MaskedLM(nn.Module):
 
 
 class MaskedRows(Dataset[dict[str, Tensor]]):
-    """Rows with tokens replaced by [MASK]: a pure function of a sample's index. Each pass reads all rows once, in
-    another order and with other tokens masked.
+    """Rows with tokens replaced by [MASK]: a pure function of seed and index. Each pass reads all rows once, in another
+    order and with other tokens masked.
 
     Args:
-        rate: the share of the tokens, special ones left out, that is masked.
+        length: tokens of a row.
+        separator: token ids before each document.
+        special: token ids that are never masked.
+        mask: the id of [MASK].
+        rate: the probability that a token, special ones excepted, is masked.
+        samples: the number of rows; default one pass.
     """
 
     def __init__(
@@ -153,10 +159,15 @@ class MaskedRows(Dataset[dict[str, Tensor]]):
 
 
 def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attention: str | None = None) -> Any:
-    """Return an encoder with random weights, or with those of another model.
+    """Return an encoder with random weights, or with the weights of `settings.start`.
+
+    Args:
+        vocabulary: the number of token ids.
+        window: tokens of the longest chunk, of an encoder with random weights.
+        attention: the attention kernel of transformers for an encoder with random weights.
 
     Raises:
-        ValueError: heads that do not divide the width, or a model that cannot be loaded or made bidirectional.
+        ValueError: `hidden` is not an even multiple of `heads`, or a model that cannot be loaded or made bidirectional.
     """
     from transformers import LlamaConfig, LlamaModel
 
@@ -188,11 +199,11 @@ def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attenti
 
 @training
 def train(settings: MlmSettings, watch: TrainingWatch) -> dict[str, Any]:
-    """Train as `training`, and save encoder and tokenizer.
+    """Train, and save encoder and tokenizer. See `farspan.train.trainer.training`.
 
     Raises:
-        ValueError: impossible settings, a tokenizer that cannot be loaded, a text that does not hold one row, another
-            engine in use than requested, or `out` holds another training.
+        ValueError: impossible settings, a tokenizer that cannot be loaded, a text shorter than one row, another engine
+            in use than requested, or `out` holds another training.
     """
     trainer = settings.trainer
     tokenizer = load_tokenizer(folder_of(settings.decoder), what="decoder")

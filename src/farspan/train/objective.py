@@ -1,11 +1,11 @@
 """The objective of Sparse Memory Training, equations 2 and 3, in nats per token:
 
-    mean over targets of -log p(token | sampled memory, the target before it)
-    + β · mean over the ordinary window of -log p(token | window before it)
+    mean over targets of -log p(token | sampled memory, the target tokens before it)
+    + β · mean over the ordinary window of -log p(token | the window's tokens before it)
 
-The paper writes sums (the second without its sign). With sums the window, which has twice as many tokens, would
-outweigh the target 2 : 1 at β = 1. The output head runs on predicted tokens alone, in blocks; on those of a sharded
-model, in one.
+Equation 2, the first term, is a mean in the paper too, but equation 3 has sums, and no minus signs. With sums the
+window, which has twice as many tokens, would outweigh the target 2 : 1 at β = 1. The output head runs on predicted
+tokens only: in blocks, or, in a sharded model, on all at once.
 """
 
 import inspect
@@ -27,7 +27,7 @@ Rows = dict[str, Int[Tensor, "batch time"]]  # input_ids, position_ids, and labe
 def terms(model: Any, core: Any, batch: Mapping[str, Rows]) -> dict[str, Float[Tensor, ""]]:
     """Return the mean nats per predicted token of each group of rows in `batch`.
 
-    Groups of one shape go through the model together.
+    If all groups have rows of the same length, one forward pass reads them all; else each has its own.
 
     Args:
         model: the model to call: `core` itself, or the wrapper that data parallelism has put around it.
@@ -51,8 +51,8 @@ def terms(model: Any, core: Any, batch: Mapping[str, Rows]) -> dict[str, Float[T
 def _nats_in_one_forward(
     model: Any, core: Any, input_ids: Tensor, position_ids: Tensor, labels: Tensor
 ) -> Float[Tensor, "predicted"]:
-    """Return -log p of each predicted token, row by row, with all their logits at once: the parameters of a sharded
-    model are gathered only while the model itself runs, so the head cannot be run again afterwards."""
+    """Return -log p of each predicted token, row by row. All logits are computed at once: the parameters of a sharded
+    model are gathered only while the model itself runs, so its head cannot run in blocks afterwards."""
     wanted = torch.nn.functional.pad(labels[:, 1:] != NOT_A_TARGET, (0, 1))
     with hf.head_at(core, wanted):
         output = model(**_gapped(core, input_ids, position_ids))
@@ -68,13 +68,13 @@ def _gapped(core: Any, input_ids: Tensor, position_ids: Tensor) -> dict[str, Any
 def decoded(
     model: Any, core: Any, input_ids: Int[Tensor, "batch time"], position_ids: Int[Tensor, "batch time"]
 ) -> tuple[Float[Tensor, "batch time hidden"], Any]:
-    """Return the last hidden states of rows whose positions may have gaps, and the decoder's output that holds them."""
+    """Return the last hidden states of rows whose positions may have gaps, and the decoder's output object."""
     return last_hidden(model, core, **_gapped(core, input_ids, position_ids))
 
 
 def last_hidden(model: Any, core: Any, **inputs: Any) -> tuple[Float[Tensor, "batch time hidden"], Any]:
-    """Run `model`; return the decoder's last hidden states, and the decoder's output that holds them. Where the model
-    allows it, the output head runs on one position only."""
+    """Run `model`; return the decoder's last hidden states, and the decoder's output object, which holds them. If the
+    model has the argument `logits_to_keep`, its head runs on one position only."""
     if "logits_to_keep" in inspect.signature(core.forward).parameters:
         inputs["logits_to_keep"] = 1
     with hf.watched_decoder(core) as seen:
@@ -85,8 +85,8 @@ def last_hidden(model: Any, core: Any, **inputs: Any) -> tuple[Float[Tensor, "ba
 def mean_nats(
     core: Any, hidden: Float[Tensor, "batch time hidden"], output: Any, labels: Int[Tensor, "batch time"]
 ) -> Float[Tensor, ""]:
-    """Return the mean of -log p(label) over the positions that have one, in fp32; position t is predicted from hidden
-    state t - 1. 0 where no position has a label."""
+    """Return the mean of -log p(label) over the positions that have a label, in nats and fp32; 0 if none has.
+    Position t is predicted from hidden state t - 1."""
     wanted = labels[:, 1:] != NOT_A_TARGET
     hidden, labels = hidden[:, :-1][wanted], labels[:, 1:][wanted]
     vocabulary = core.get_input_embeddings().num_embeddings

@@ -1,4 +1,4 @@
-"""AdamW, and Muon for the matrices with AdamW for the rest, as one optimizer for the Trainer."""
+"""Optimizers and their schedule: AdamW, or Muon for matrices and AdamW for all other parameters, as one optimizer."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -12,18 +12,18 @@ from farspan.train.config import Settings
 
 
 class OptimizerSettings(Settings):
-    """[optimizer]: AdamW or Muon under a warm-up, stable, decay schedule (WSD)."""
+    """[optimizer]: AdamW or Muon, and a warmup-stable-decay schedule (WSD) of the learning rate."""
 
     name: Literal["adamw", "muon"] = "adamw"
     lr: float = Field(1e-3, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.1, ge=0)  # of matrices; never of norms, biases and embeddings
-    clip: float = Field(1.0, gt=0)  # largest norm of the gradient
+    clip: float = Field(1.0, gt=0)  # largest norm of the gradient; a larger gradient is scaled down to it
     momentum: float = Field(0.95, ge=0, lt=1)  # of Muon
     warmup_steps: int | float = Field(0.05, ge=0)  # a number of steps, or, below 1, a share of all steps
-    decay_fraction: float = Field(0.2, ge=0, le=1)  # of all steps, at the end, to zero
-    decay: Literal["linear", "cosine"] = "linear"
+    decay_fraction: float = Field(0.2, ge=0, le=1)  # share of all steps, the last ones, in which the rate falls to zero
+    decay: Literal["linear", "cosine"] = "linear"  # how the rate falls
 
     @field_validator("warmup_steps")
     @classmethod
@@ -34,15 +34,15 @@ class OptimizerSettings(Settings):
 
 
 def warmup_and_decay(settings: OptimizerSettings, num_steps: int) -> tuple[int, int]:
-    """Return the number of steps of the warm-up, at the beginning, and of the decay, at the end.
+    """Return the number of warm-up steps, which are the first, and of decay steps, which are the last.
 
     Raises:
-        ValueError: more steps of warm-up and decay than there are steps.
+        ValueError: warm-up and decay together have more steps than the training.
     """
     given, share = settings.warmup_steps, settings.decay_fraction
     warmup = round(num_steps * given) if given < 1 else int(given)
     decay = round(num_steps * share)
-    two_shares = given < 1 and given + share < 1 + 1e-9  # of which only the rounding may not fit
+    two_shares = given < 1 and given + share < 1 + 1e-9  # these can exceed num_steps only by rounding
     if warmup + decay > num_steps and not two_shares:
         raise ValueError(
             f"optimizer.warmup_steps = {given} and a decay over {decay} steps do not fit into "
@@ -55,7 +55,7 @@ def warmup_and_decay(settings: OptimizerSettings, num_steps: int) -> tuple[int, 
 def build(
     model: nn.Module, settings: OptimizerSettings, num_steps: int
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """Return the optimizer over the trainable parameters of `model` and its schedule over `num_steps`.
+    """Return the optimizer of the trainable parameters of `model`, and its schedule over `num_steps` steps.
 
     Raises:
         ValueError: as `warmup_and_decay`.
@@ -74,7 +74,7 @@ def build(
         optimizer = torch.optim.AdamW([group for group in groups if group["params"]], **adam)
     else:
         parts: list[torch.optim.Optimizer] = []
-        if matrices:  # match_rms_adamw scales Muon's update to the size of AdamW's, so that one rate serves both
+        if matrices:  # match_rms_adamw scales Muon's update to the size of AdamW's, so that both use one rate
             parts.append(
                 Muon(
                     matrices,
@@ -99,7 +99,7 @@ def build(
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon, which orthogonalises in bfloat16; on CPUs, most of which emulate that, in float32."""
+    """torch's Muon. It orthogonalises in bfloat16; on CPUs, most of which emulate bfloat16, this one uses float32."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -120,7 +120,7 @@ class Muon(torch.optim.Muon):
 
 
 def _orthogonal(matrix: torch.Tensor, coefficients: tuple[float, float, float], steps: int) -> torch.Tensor:
-    """Return about U Vᵀ of the matrix U S Vᵀ, by the Newton-Schulz iteration of Muon (Jordan et al. 2024)."""
+    """Return approximately U Vᵀ for a matrix U S Vᵀ, by the Newton-Schulz iteration of Muon (Jordan et al. 2024)."""
     a, b, c = coefficients
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     wide = wide / wide.norm().clamp_min(1e-7)
@@ -131,9 +131,9 @@ def _orthogonal(matrix: torch.Tensor, coefficients: tuple[float, float, float], 
 
 
 class Together(torch.optim.Optimizer):
-    """Several optimizers, each over its own parameters, stepped and saved as one.
+    """Several optimizers, each with its own parameters, that step and are saved as one.
 
-    `param_groups` are the parts' own groups, so that a scheduler changes the learning rates of the parts.
+    `param_groups` has the groups of the parts themselves, so that a scheduler changes the learning rates of the parts.
     """
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:

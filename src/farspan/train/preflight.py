@@ -1,4 +1,4 @@
-"""Checks before a training on positions with gaps, for conditions under which it would be silently wrong."""
+"""Checks before a training on positions with gaps. Without them such a training could be wrong without an error."""
 
 import inspect
 from typing import Any
@@ -14,20 +14,22 @@ from farspan.train.objective import decoded, last_hidden
 
 PROBE = 128  # tokens
 REFUSAL = "Sparse Memory Training cannot train {}"
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # of hidden states, relative
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # largest relative difference of hidden states
 
 
 def preflight(model: Any, core: Any, window: int, longest: int) -> None:
-    """Run a row with gaps through `model` as the training will, and refuse a model that would not learn from it.
+    """Run a row with gaps through `model` as in the training, and refuse a model that cannot learn from such rows.
 
     Args:
         model: the trained model: `core`, the transformers model, or a wrapper of it.
         window: tokens of a row.
-        longest: tokens of the longest documents, and so the number of positions.
+        longest: tokens of the longest documents, which is the number of positions.
 
     Raises:
-        ValueError: the model takes no positions, or too few; its RoPE depends on the length, or is not fp32; its layers
-            have no attention; memory tokens do not affect the target, or are cut off by other than their positions.
+        ValueError: the model takes no positions, ignores them, or has a table of fewer than `longest`; its RoPE depends
+            on the length, or is not fp32; a layer's attention is of an unknown kind; hidden states differ from those
+            under an explicit mask; memory tokens have no effect on the target; or sliding windows are not counted in
+            positions.
     """
     windows = usable(core, longest)
     refusal = REFUSAL.format(type(core).__name__)
@@ -69,7 +71,7 @@ def preflight(model: Any, core: Any, window: int, longest: int) -> None:
 
 def memory_effect(model: Any, core: Any, ids: Tensor, positions: Tensor, num_memory: int) -> Tensor:
     """Return the effect of each memory token, the first `num_memory` of one row, on the hidden states of the target:
-    the norm of the gradient of a random projection of these."""
+    the norm of the gradient, with respect to the token's embedding, of a random projection of these states."""
     leaves: list[Tensor] = []
 
     def detached(module: Any, given: Any, output: Tensor) -> Tensor:
@@ -88,10 +90,10 @@ def memory_effect(model: Any, core: Any, ids: Tensor, positions: Tensor, num_mem
 
 
 def usable(core: Any, longest: int) -> dict[str, int | None]:
-    """Return the sliding window of each kind of layer, None for full attention, of a model that takes positions.
+    """Return the sliding window, in tokens, of each kind of layer of the model; None for full attention.
 
     Raises:
-        ValueError: as `preflight`, for conditions that need no forward.
+        ValueError: as `preflight`, for the checks that need no forward pass.
     """
     refusal = REFUSAL.format(type(core).__name__)
     if "position_ids" not in inspect.signature(core.forward).parameters:

@@ -1,4 +1,4 @@
-"""The progress of a training: its steps and losses, and measurements of the model in training, in words."""
+"""Report the progress of a training: steps, losses, and measurements of the model in training, as text."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,15 +13,15 @@ Notice = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TrainingWatch:
-    """Callbacks on the progress of a training, in its first process. All optional."""
+    """Functions that are called with the progress of a training, in its first process. All are optional."""
 
-    start: Callable[[str, int], None] = lambda title, total: None  # a title, and its number of steps
-    step: Callable[[int, int, str], None] = lambda done, total, state: None  # steps so far, steps in all, their loss
+    start: Callable[[str, int], None] = lambda title, total: None  # a title, and the number of steps
+    step: Callable[[int, int, str], None] = lambda done, total, state: None  # steps done, all steps, the last loss
     notice: Notice = lambda line: None  # a line for the user
 
 
 class Steps(TrainerCallback):
-    """Report each step with the last logged loss, and each measurement as a line."""
+    """Report each step with the last logged loss, and each measurement, to a TrainingWatch."""
 
     def __init__(self, watch: TrainingWatch) -> None:
         self.watch, self.loss = watch, ""
@@ -40,18 +40,18 @@ class Steps(TrainerCallback):
 
 
 def parts_of(logged: Mapping[str, Any]) -> dict[str, float]:
-    """Return the parts of a loss, such as those of sparse rows and of the ordinary window, of an entry of a log."""
+    """Return the parts of the loss in an entry of a log, by name, such as `sparse` and `window`."""
     return {name.removeprefix("loss_"): value for name, value in logged.items() if name.startswith("loss_")}
 
 
 def loss_in_words(loss: float, parts: Mapping[str, float]) -> str:
-    """Return a loss, with its parts where there are several, such as `loss 4.501 (sparse 2.511, window 1.990)`."""
+    """Return a loss as text, with its parts if there are several: `loss 4.501 (sparse 2.511, window 1.990)`."""
     shown = ", ".join(f"{name} {value:.3f}" for name, value in parts.items())
     return f"loss {loss:.3f}" + (f" ({shown})" if len(parts) > 1 else "")
 
 
 def _measured(logged: Mapping[str, float]) -> str:
-    """Return what was measured on the model in training; empty for other entries of a log."""
+    """Return the measurements in an entry of a log as text; an empty string if there are none."""
     if "eval_loss" in logged:
         return f"held-out loss {logged['eval_loss']:.3f} nats per token"
     if "farspan/span" in logged:

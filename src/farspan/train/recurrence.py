@@ -1,16 +1,17 @@
-"""Segment-level recurrence (Transformer-XL) for a Llama: rows that continue each other, and the memory they carry.
+"""Segment-level recurrence (Transformer-XL) for a Llama: rows that continue each other, with a memory between steps.
 
     [k; v] of step t  = [memory of step t - 1, without gradient; keys and values of the segment]
     memory of step t  = the last `memory` of them
     visible(i)        = the whole memory, and the tokens of the segment up to i
 
-Dai et al. 2019, arXiv 1901.02860, section 3.2; with keys and values in the memory instead of hidden states, as Llama-XL
+Dai et al. 2019, arXiv 1901.02860, section 3.2. The memory has keys and values instead of hidden states, as in Llama-XL
 of the Forgetting Curve paper, appendix D.2, equations 3 to 8. Positions count from the first token of the memory, so
-that none exceeds memory + segment. RoPE is a relative encoding: keys are carried by rotating them back, and the weights
-are those of a plain Llama. To read as in training is the method `sinks:window=MEMORY+1,sinks=0,stride=SEGMENT`.
+that all are below memory + segment. RoPE is a relative encoding: for the next step keys are rotated to their new
+positions, and the trained weights are those of a plain Llama. The method
+`sinks:window=MEMORY+1,sinks=0,stride=SEGMENT` reads text as in training.
 
-Left out: the L2 norm of keys (equation 2). The paper has it for positions beyond those of the training, which it does
-not use, and transformers' Llama has no such norm.
+Left out: the L2 norm of keys (equation 2). In the paper it serves positions beyond those of the training, which the
+paper does not use, and transformers' Llama has no such norm.
 """
 
 from collections.abc import Mapping
@@ -38,13 +39,13 @@ Carried = list[tuple[Tensor, Tensor]]  # keys and values of each layer, [batch, 
 
 
 class RecurrenceSettings(Settings):
-    """[recurrence]: a row continues that of the step before, and attends to the last tokens of what it has read."""
+    """[recurrence]: each row of a step continues the same row of the previous step, and attends to tokens of it."""
 
-    memory: int = Field(ge=0)  # tokens before each row that it attends to, besides the row; 0: none
+    memory: int = Field(ge=0)  # tokens before a row that it attends to, in addition to its own; 0: none
 
 
 def refuse_unfit(trainer: RunSettings) -> None:
-    """Refuse settings under which the memory of a row could not be carried.
+    """Refuse settings under which the memory of a row cannot be kept from step to step.
 
     Raises:
         ValueError: several processes or GPUs, or activation checkpointing.
@@ -63,22 +64,24 @@ def refuse_unfit(trainer: RunSettings) -> None:
 
 
 def reading(memory: int, segment: int) -> str:
-    """Return the method that reads as a model was trained."""
+    """Return the method that reads text as in training, such as `sinks:window=1025,sinks=0,stride=1024`."""
     return str(Sinks(window=memory + 1, sinks=0, stride=segment))
 
 
 class ConsecutiveRows(Dataset[dict[str, Tensor]]):
-    """All documents as one stream, a separator before each; row r of a step continues row r of the step before.
+    """All documents as one stream, a separator before each; row r of a step continues row r of the previous step.
 
     Sample `step * rows + r` has the tokens `input_ids` [segment], the token after each as `labels` [segment], `row` r,
-    and `begins`, whether it is the first of its row. Row r begins after r / rows of the stream. The stream is read as
-    a ring.
+    and `begins`, which is true in the first step. Row r begins r / rows of the way through the stream. After the end
+    of the stream a row continues at its beginning.
 
     Args:
-        steps: how many there are; None: one pass of the stream, without the tokens that do not fill a row.
+        segment: tokens of a row.
+        rows: rows of a step.
+        steps: the number of steps; None: one pass of the stream, without the tokens that do not fill a row.
 
     Raises:
-        ValueError: a shuffled text, or one of fewer tokens than a step reads.
+        ValueError: a shuffled text, or a text with fewer tokens than a step reads.
     """
 
     def __init__(
@@ -115,18 +118,18 @@ class ConsecutiveRows(Dataset[dict[str, Tensor]]):
 
 
 class Recurrence:
-    """The terms of a TermsTrainer whose rows are ConsecutiveRows, and the memories that they carry.
+    """The terms of a TermsTrainer for ConsecutiveRows, and the memories of their rows.
 
-    Each micro-batch of a step has a memory of its own; so have those of an evaluation, which begins without one.
+    Each micro-batch of a step has its own memory. An evaluation has separate ones, which are empty at its beginning.
     """
 
     def __init__(self, memory: int) -> None:
         self.memory = memory
-        self.carried: dict[str, Carried] = {}  # by the first row of a micro-batch, of the training
+        self.carried: dict[str, Carried] = {}  # of the training, by the first row of a micro-batch
         self._evaluated: dict[str, Carried] = {}
 
     def __call__(self, model: Any, core: Any, batch: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:
-        """Return the mean nats per token of consecutive rows; carry their keys and values on."""
+        """Return `lm`, the mean nats per token of consecutive rows, and keep keys and values for the next step."""
         ids, row = batch["input_ids"], str(int(batch["row"][0]))
         carried = self.carried if model.training else self._evaluated
         if bool(batch["begins"][0]):
@@ -153,7 +156,7 @@ class Recurrence:
         values: Float[Tensor, "batch heads tokens dim"],
         inv_freq: Float[Tensor, "pairs"],
     ) -> tuple[Tensor, Tensor]:
-        """Return the last keys, as if at positions from 0 on, and values, without gradient."""
+        """Return the last `memory` keys, rotated to positions from 0 on, and values, without gradient."""
         count = keys.shape[2]
         here = torch.arange(max(0, count - self.memory), count, device=keys.device)
         first = count - len(here)
@@ -163,7 +166,7 @@ class Recurrence:
         return last.clone(), values[:, :, first:].clone()
 
     def state_dict(self) -> dict[str, Carried]:
-        """Return what a checkpoint needs to continue."""
+        """Return the memories of the training, for a checkpoint."""
         return self.carried
 
     def load_state_dict(self, state: dict[str, Carried]) -> None:

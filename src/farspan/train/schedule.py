@@ -1,11 +1,12 @@
-"""The length of documents at each step of a training: section 4 of Sparse Memory Training, "every 1,000 steps 2K more".
+"""The length of documents at each step of a training. In Sparse Memory Training, section 4, it grows by 2K tokens every
+1,000 steps.
 
     stages: first, first + by, first + 2 by, ..., target        a stage lasts `every` steps
 
-A pure function of the step, and so of a sample's index: the same under any number of workers and after a resume. With
-`by` of as many tokens as there are targets, as in the paper, the targets of the stages tile all positions between the
-window and the longest length once, and no later stage trains them again. `cover` therefore samples each step's length
-from the stages reached so far.
+A pure function of the step, and so of a sample's index: the same under any number of workers and after a resume. In the
+paper `by` equals the number of targets, so the targets of the stages cover each position between the window and the
+longest length once: no later stage trains it again. The mode `cover` therefore samples the length of each step from
+the stages reached so far.
 """
 
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ from farspan.train.config import Settings
 class LengthSettings(Settings):
     """[lengths]: tokens of the documents that rows are sampled from."""
 
-    target: int = Field(gt=1)  # tokens that the model is extended to
-    first: int | None = Field(None, gt=1)  # default one and a half windows
-    by: int | None = Field(None, gt=0)  # default half a window
-    every: int | None = Field(None, gt=0)  # steps of a stage; default all stages last as long
-    mode: Literal["progressive", "cover", "fixed"] = "progressive"  # fixed: always the target
+    target: int = Field(gt=1)  # tokens of the last stage, to which the model is extended
+    first: int | None = Field(None, gt=1)  # tokens of the first stage; default one and a half windows
+    by: int | None = Field(None, gt=0)  # tokens from one stage to the next; default half a window
+    every: int | None = Field(None, gt=0)  # steps of a stage; default: all stages have the same number
+    mode: Literal["progressive", "cover", "fixed"] = "progressive"  # cover: returns to reached stages; fixed: `target`
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,18 @@ class Schedule:
     """The length of documents at each step, in tokens."""
 
     stages: tuple[int, ...]  # tokens
-    every: int | None  # steps; None: the stages share the steps
+    every: int | None  # steps of a stage; None: the stages divide all steps equally
     steps: int
     cover: bool
     seed: int
 
     def stage(self, step: int) -> int:
-        """Return the latest stage that is reached at a step, counted from 0."""
+        """Return the index of the last stage reached at `step`. Both count from 0."""
         reached = step // self.every if self.every else step * len(self.stages) // self.steps
         return min(reached, len(self.stages) - 1)
 
     def at(self, step: int) -> int:
-        """Return the tokens of documents at a step, counted from 0."""
+        """Return the length of documents in tokens at `step`, which counts from 0."""
         stage = self.stage(step)
         if self.cover:
             stage = int(np.random.default_rng((self.seed, step, 1)).integers(stage + 1))
@@ -51,10 +52,11 @@ class Schedule:
 
 
 def schedule(settings: LengthSettings, window: int, steps: int, seed: int) -> Schedule:
-    """Return the schedule of a training that extends a window of `window` tokens.
+    """Return the schedule of a training of `steps` steps that extends a window of `window` tokens.
 
     Raises:
-        ValueError: a target within the window, a first length beyond the target, or stages that no step reaches.
+        ValueError: `target` is not above the window, `first` not between window and target, or `steps` too few to reach
+            the last stage.
     """
     first = settings.first or window + window // 2
     by = settings.by or max(1, window // 2)

@@ -17,13 +17,13 @@ from farspan.train.checkpoint import CheckpointTrainer, reading
 from farspan.train.engines import sharded, whole_state
 
 Terms = Callable[[Any, Any, Any], dict[str, Tensor]]
-CARRIED = "carried.pt"  # in a checkpoint: what the terms carry from step to step
-SHARE = "share_of_the_step"  # of a micro-batch, next to its tensors
+CARRIED = "carried.pt"  # the file of a checkpoint with the state of the terms
+SHARE = "share_of_the_step"  # key in a batch: its labels, relative to the mean number of labels of the step's batches
 WHOLE = parts.StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
 
 
 class Stateful(Protocol):
-    """What terms carry from step to step: plain containers of tensors."""
+    """State that terms keep from step to step, saved as dicts and lists of tensors."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -34,18 +34,18 @@ class TermsTrainer(CheckpointTrainer):
     """Train on samples in their order, log each term of the loss, and keep only trained weights in checkpoints.
 
     The batches of one step are contiguous samples, on any number of processes. A model that is sharded already (FSDP2)
-    is trained as it is. Its checkpoints are whole, so that any number of processes can continue from them.
+    is trained as it is. Its checkpoints are unsharded, so that any number of processes can continue from them.
 
     Args:
-        terms: returns the means, given the model to call, the transformers model (they differ under data parallelism)
-            and a batch.
-        weights: of the terms in the loss.
-        core: the transformers model, where a wrapper is trained (LoRA).
-        predicted: returns the labels of a batch that the terms are means over, where batches have different numbers of
-            them. Batches with more labels then count for more, so that a step's loss is one mean, on any number of
-            processes.
+        terms: returns the terms of the loss by name, each a mean, for the model to call, the transformers model (they
+            differ under data parallelism) and a batch.
+        weights: the weight of each term in the loss.
+        core: the transformers model if a wrapper of it is trained (LoRA); default the trained model.
+        predicted: returns the labels of a batch over which the terms are means; give it if batches differ in their
+            number of labels. Each batch then counts in proportion to it, so that a step's loss is one mean over all
+            labels, on any number of processes.
         notes: returns more values to log, given the number of steps done.
-        state: what the terms carry from step to step, for checkpoints; of one process.
+        state: state that the terms keep from step to step, saved in checkpoints; for one process only.
     """
 
     loss_is_scaled_for_ga = False  # each loss is a mean; the Trainer divides it by the number of micro-batches

@@ -1,4 +1,4 @@
-"""What all trainings share around the Hugging Face Trainer: settings, engine, checkpoints, log, and saved files."""
+"""The common part of all trainings on the Hugging Face Trainer: settings, engine, checkpoints, log, and saved files."""
 
 import json
 import time
@@ -29,23 +29,23 @@ Engine = Literal["auto", "single", "ddp", "fsdp2", "deepspeed"]
 
 
 class RunSettings(Settings):
-    """[trainer]: how long, how large, how often, on what."""
+    """[trainer]: steps, batches, engine and precision, and how often the training logs and saves."""
 
     steps: int = Field(gt=0)
     batch: int | None = Field(None, gt=0)  # rows of one step, over all processes; default one micro-batch of each
-    micro_batch: int = Field(1, gt=0)  # rows of one forward in one process
-    seed: int = 0
-    engine: Engine = "auto"  # auto: one process, or DDP where the launcher started several
-    # of activations; weights and their updates stay fp32; auto: where the device has instructions for it
+    micro_batch: int = Field(1, gt=0)  # rows of one forward pass in one process
+    seed: int = 0  # random seed
+    engine: Engine = "auto"  # auto: one process, or that of the launcher, such as DDP under torchrun
+    # whether activations are bf16; weights and their updates stay fp32; auto: if the device has instructions for it
     bf16: bool | Literal["auto"] = "auto"
-    activation_checkpointing: bool = False  # activations are computed again for the gradient, layer by layer
-    attention: Literal["sdpa", "eager", "flash_attention_2"] | None = None  # default sdpa, where the model has it
-    # of the saved weights; auto: that of the model that is trained, so that untrained weights keep every bit
+    activation_checkpointing: bool = False  # compute activations of a layer again in the backward pass: less memory
+    attention: Literal["sdpa", "eager", "flash_attention_2"] | None = None  # default sdpa if the model supports it
+    # of the saved weights; auto: that of the model before the training, so that untrained weights do not change
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     workers: int = Field(0, ge=0)  # processes that prepare batches
-    report_to: tuple[str, ...] = ()  # such as tensorboard, wandb
+    report_to: tuple[str, ...] = ()  # trackers, such as tensorboard, wandb
     log_every: int = Field(50, gt=0)  # steps
-    save_every: int = Field(500, gt=0)  # steps; a kill loses at most so many
+    save_every: int = Field(500, gt=0)  # steps; a kill loses at most this number
 
     @property
     def uses_bf16(self) -> bool:
@@ -54,7 +54,7 @@ class RunSettings(Settings):
             return self.bf16
         if torch.cuda.is_available():
             return True
-        # DeepSpeed has it only on GPUs
+        # DeepSpeed trains in bf16 only on GPUs
         return self.engine != "deepspeed" and hf.has_instructions(torch.device("cpu"), torch.bfloat16)
 
     @property
@@ -70,8 +70,8 @@ class PretrainingSettings(RunSettings):
     batch: int | None = Field(256, gt=0)
     micro_batch: int = Field(8, gt=0)
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of the saved weights
-    compile: bool = False
-    evaluate_every: int = Field(500, gt=0)  # steps
+    compile: bool = False  # compile the model with torch.compile
+    evaluate_every: int = Field(500, gt=0)  # steps from one evaluation of the held-out text to the next
 
 
 class TrainingSettings(Settings):
@@ -88,11 +88,11 @@ Train = Callable[Concatenate[S, ...], dict[str, Any]]
 
 
 def training(train: Train[S]) -> Train[S]:
-    """Decorate `train(settings, watch)`. It trains, or continues a training that was stopped, in `settings.out`, and
-    returns the content of `training.json` there: parameters, tokens, losses, seconds and the settings. `watch` is
-    called in the first process only.
+    """Decorate a function `train(settings, watch)` that trains in the folder `settings.out`, or continues a training
+    that was stopped there, and returns the content of its training.json: parameters, tokens, losses, seconds, settings.
 
-    Before it come the lock of the folder, the checks of settings that need no model, and the random seed.
+    The decorator first locks the folder, checks the settings that need no model, and sets the random seed. `watch` is
+    called in the first process only.
 
     Raises, when the training is called:
         ValueError: another process trains in the folder, or as `refuse_impossible`.
@@ -113,11 +113,11 @@ def training(train: Train[S]) -> Train[S]:
 
 
 def refuse_impossible(settings: RunSettings, optimizer: OptimizerSettings) -> None:
-    """Refuse, before any long work, settings that are wrong for every model.
+    """Refuse settings that are wrong for every model, before any long work.
 
     Raises:
-        ValueError: an engine that does not fit, a batch that is not a multiple of the micro-batch, a schedule that is
-            longer than the training, or a name in `report_to` that is unknown or not installed.
+        ValueError: as `engines.refuse_unfit` and `warmup_and_decay`; a batch that is not a multiple of the
+            micro-batches of all processes; or a tracker in `report_to` that is unknown or not installed.
     """
     from transformers.integrations import get_reporting_integration_callbacks
 
@@ -144,8 +144,8 @@ class PlacedArguments(TrainingArguments):
 
 
 class LogFile(TrainerCallback):
-    """Write the log history to a file as it grows, so that it also holds the losses of a training that is killed. Each
-    checkpoint's step is logged."""
+    """Write the log history to a file after each entry, so that the losses of a training that is killed are kept. Log
+    also at the step of each checkpoint."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -169,17 +169,17 @@ class AtBegin(TrainerCallback):
 
 
 def load_finite(name: str, what: str, trainer: RunSettings, **options: Any) -> LM:
-    """Load a model to train, or to train from, in the attention of the training.
+    """Load a model that is trained or used in a training, with the attention kernel `trainer.attention`.
 
     Args:
         name: a folder or hub id, or `demo`, the embedded model.
-        what: for errors, such as "decoder".
+        what: its role, for errors, such as "decoder".
         options: of `farspan.load`.
 
     Raises:
-        ValueError: it cannot be loaded, or has weights that are not finite.
+        ValueError: the model cannot be loaded, or has weights that are not finite.
     """
-    # None: no code that comes with the model, and a training has no option to allow it
+    # None: code that comes with the model is refused; a training has no option to allow it
     lm = load(folder_of(name), attention=trainer.attention, trust_remote_code=None, **options)
     checkpoints.refuse_not_finite(lm.model, f"{what} {name!r}")
     return replace(lm, name=name)
@@ -205,19 +205,21 @@ def run(
 ) -> dict[str, Any]:
     """Train `model` and save it in `settings.out`; continue from the last checkpoint there, if there is one.
 
-    Writes `log.jsonl`: a line each `log_every` steps. Returns parameters, rows read, losses and seconds.
+    Writes `log.jsonl`, a line every `log_every` steps and at each checkpoint. Returns parameters, rows read, losses and
+    seconds.
 
     Args:
-        watch: called with each step, each line that a user should read, and each measurement.
+        watch: called with each step, each notice for the user, and each measurement.
+        held_out: rows whose loss is logged, in a pre-training.
         callbacks: measure the model in training.
         save: saves the trained model, or a part of it, as a dtype in a folder.
-        again: makes the untrained model a second time; the whole weights of a sharded model are loaded into it.
-        base_dtype: of the saved weights where `trainer.dtype` is "auto".
-        options: of TermsTrainer; where there are none, the model computes its loss.
+        again: creates the model a second time; the weights of a sharded model are loaded into it to be saved.
+        base_dtype: of the saved weights if `trainer.dtype` is "auto".
+        options: of TermsTrainer; without options, the model computes its own loss.
 
     Raises:
-        ValueError: a longer training's checkpoints in `out`, a damaged one, another engine in use than the one that was
-            requested, a training that diverges, or a disk that is full.
+        ValueError: `out` has a checkpoint of a longer training, or a damaged one; another engine is in use than the one
+            that was requested; the training diverges; or the disk is full.
     """
     from farspan.train.terms_trainer import TermsTrainer
 
@@ -255,14 +257,14 @@ def run(
         if state is not None:
             model = again()
             assert state.keys() == dict(model.named_parameters()).keys(), "not the trained model"
-            model.load_state_dict(state, strict=False)  # buffers are as they were made
+            model.load_state_dict(state, strict=False)  # not strict: buffers are not in the state
         with checkpoints.writing(out), files.added(out, last="config.json") as new:
             save(model, dtype, new)
     return {
         "parameters": parameters,
         "rows": _rows_read(len(rows), how.rows_per_step, how.steps),  # type: ignore[arg-type]
-        "loss": logged["loss"],  # nats per token, mean since the line before, at most `log_every` steps
-        # its parts, where there are several, such as those of the sparse rows and of the ordinary window
+        "loss": logged["loss"],  # nats per token, mean over the steps since the previous line, at most `log_every`
+        # its parts by name, such as `sparse` and `window`
         "losses": parts_of(logged),
         **({"held_out_loss": (held_out_losses or [None])[-1]} if isinstance(how, PretrainingSettings) else {}),
         "seconds": round(time.perf_counter() - started, 1),  # since the last start
@@ -270,7 +272,7 @@ def run(
 
 
 def _rows_read(rows: int, batch: int, steps: int) -> int:
-    """Return the number of rows that are read in all: the last step of an epoch has the remaining ones."""
+    """Return the number of rows that all steps read together; the last step of an epoch can have fewer than `batch`."""
     epochs, more = divmod(steps, -(-rows // batch))
     return epochs * rows + more * batch
 
@@ -311,8 +313,8 @@ def _refuse_begin(
     """Refuse a training that is prepared, before its first step.
 
     Raises:
-        ValueError: another engine in use than requested, one that the optimizer or the dtype of the saved weights does
-            not fit, or weights that are not finite.
+        ValueError: another engine is in use than requested, it does not work with the optimizer or the dtype of the
+            saved weights, or weights are not finite.
     """
     engines.refuse_other(settings.trainer.engine, trainer)
     engines.refuse_muon(engines.in_use(trainer), settings.optimizer.name)
@@ -329,15 +331,14 @@ def write_up(
     draw: Callable[[list[dict[str, Any]], Path], Any] = lambda log, out: None,
 ) -> dict[str, Any]:
     """Write tokenizer, training.json and, with `card`, a model card and a picture to the folder of a trained model.
+    Return the content of training.json: `summary` and the settings.
 
     Args:
         card: returns the text of the model card, given the summary and the entries of the log.
         draw: draws the entries of the log into files of a folder.
 
-    Return the content of training.json: `summary` and the settings.
-
     Raises:
-        ValueError: the disk is full.
+        ValueError: the folder cannot be written, such as on a full disk.
     """
     out = Path(settings.out)
     summary |= {"settings": settings.model_dump(mode="json")}
@@ -353,7 +354,7 @@ def write_up(
 
 
 def read_log(out: Path) -> list[dict[str, Any]]:
-    """Return the entries of a training's log."""
+    """Return the entries of log.jsonl in a training's folder."""
     file = out / "log.jsonl"
     return [
         files.parse_json(line, f"{file}, line {number}") for number, line in enumerate(file.read_text().splitlines(), 1)

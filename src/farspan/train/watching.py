@@ -1,4 +1,4 @@
-"""Measurements of the model in training, on text it is not trained on: `[watch]` of a config."""
+"""Measurements of the model in training, on text that it is not trained on: `[watch]` of a config."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,18 +10,19 @@ from farspan.callback import CurveCallback, MeasuringCallback, PerplexityCallbac
 from farspan.train.config import Settings
 from farspan.train.trainer import TrainingSettings
 
-CURVE_EXTRA = 16  # tokens of a curve's context besides text and copy, about
+CURVE_EXTRA = 16  # tokens of a curve's context in addition to text and copy; approximate
 
 
 class WatchSettings(Settings):
     """[watch]: see `farspan.callback`."""
 
     text: str = "builtin:held-out"
-    every: int | None = Field(None, ge=0)  # steps; 0: never; default a quarter of all, and before the first
-    lengths: tuple[int, ...] | None = None  # tokens; the default depends on the recipe
-    repeats: int = Field(4, gt=1)  # windows of the perplexity
-    curve: bool = True  # also a small forgetting curve
-    tokens: int | None = Field(None, gt=0)  # fed for one curve, at most; default 24 times the longest length
+    # steps from one measurement to the next, the first being before the training; 0: never; default a quarter of all
+    every: int | None = Field(None, ge=0)
+    lengths: tuple[int, ...] | None = None  # tokens of the perplexity's windows; the default depends on the recipe
+    repeats: int = Field(4, gt=1)  # number of windows of the perplexity
+    curve: bool = True  # also measure a small forgetting curve
+    tokens: int | None = Field(None, gt=0)  # at most, fed for one curve; default 24 times its longest context
 
 
 class WatchedSettings(TrainingSettings):
@@ -41,15 +42,15 @@ def measuring(
 ) -> list[MeasuringCallback]:
     """Return the callbacks that measure perplexity and, with `watch.curve`, a forgetting curve.
 
-    None for a model trained under FSDP2, unless `watch.every` is given: a sharded model cannot be measured in one
-    process.
+    There are none under `trainer.engine = "fsdp2"` by default: a sharded model cannot be measured in one process. If
+    `watch.every` is given, the callbacks refuse the training.
 
     Args:
         method: how texts are read.
         tokenizer: default the Trainer's.
-        trained_length: tokens.
-        lengths: tokens, of the perplexity, where `watch.lengths` is not given.
-        longest: tokens of the longest context of the curve.
+        trained_length: tokens of the trained context.
+        lengths: tokens of the perplexity's windows, if `watch.lengths` is not given.
+        longest: tokens of the curve's longest context.
     """
     watch, trainer, out = settings.watch, settings.trainer, Path(settings.out)
     if watch.every == 0 or (watch.every is None and trainer.engine == "fsdp2"):

@@ -21,20 +21,22 @@ FirstTarget = Literal["auto", "keep", "mask"]
 
 
 class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
-    """Rows sampled from windows of documents, at random places, documents in proportion to their tokens.
+    """Rows sampled from windows at random places of documents. A document is chosen in proportion to its tokens.
 
-    A window of C tokens is the separator and the tokens of one document; positions count from the separator. A sample
-    has a row `sparse` of it, and a row `window`, its first tokens without gaps (mixed training, section 3.3).
+    A window has the length of the step (`schedule`): the separator, and tokens of one document. Positions count from
+    the separator. A sample has up to two rows: `sparse`, a sample of the window's tokens, and `window`, its first
+    tokens without gaps (mixed training, section 3.3).
 
     Args:
         row: tokens of a row, the model's window.
-        targets: the last tokens of a window, which are predicted.
+        targets: the number of tokens at the end of a window that are predicted.
         batch: samples of one step.
-        short: documents that are shorter than a step's length are left out (`skip`), used up to their length where
-            they fill a row (`use`), or all documents are one text with separators between them (`join`).
-        mixed: both rows in each step, in turns, or only the sparse one.
-        first_target: whether the first target, after the sampled memory, is predicted: if the last memory token is the
-            one before it (`auto`), always (`keep`, as in equation 2), or never (`mask`).
+        separator: token ids before the tokens of a document.
+        short: documents shorter than the length of a step are left out (`skip`) or used whole if they fill a row
+            (`use`), or all documents are joined to one text, with separators between them (`join`).
+        mixed: a sample has both rows (`concat`), one of them in turns (`alternate`), or only `sparse` (`off`).
+        first_target: whether the first target, which follows the sampled memory, is predicted: if the last memory token
+            is the one directly before it (`auto`), always (`keep`, as in equation 2), or never (`mask`).
 
     Raises:
         ValueError: a shuffled text, rows too short for targets and memory, or no document long enough.
@@ -70,7 +72,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         self._found: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by length, see `_documents`
         for length in sorted(schedule.stages, reverse=True):  # an error names the longest length without documents
             self._documents(length)
-        self[0]  # raises now if the sampling does not fit these rows
+        self[0]  # raises now if the draw does not fit these rows
 
     def __len__(self) -> int:
         return self.schedule.steps * self.batch
@@ -91,7 +93,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         return sample
 
     def _documents(self, length: int) -> tuple[Int[np.ndarray, "documents"], Int[np.ndarray, "documents"]]:
-        """Return the documents that can be used for a length, and the running sum of their tokens."""
+        """Return the numbers of the documents that can be used for a length, and the cumulative sum of their tokens."""
         if length not in self._found:
             shortest = min(length, self.row) if self.short == "use" else length
             documents = np.flatnonzero(self.sizes >= shortest)
@@ -124,7 +126,8 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         }
 
     def summary(self) -> dict[str, int | float]:
-        """Return how much of the text the longest length can use, and how often it is read."""
+        """Return counts for the longest length: all documents, those that are long enough, those used, their separate
+        windows, all samples of the training, and samples per window (`passes`)."""
         longest = max(self.schedule.stages)
         documents, _ = self._documents(longest)
         windows = int(np.maximum(1, self.sizes[documents] // longest).sum())
@@ -139,7 +142,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
 
 
 def collated(samples: Sequence[dict[str, dict[str, Tensor]]]) -> dict[str, Rows]:
-    """Return samples as one batch. Shorter rows are padded at their end, which no token attends to."""
+    """Return samples as one batch. Shorter rows are padded at their end, where no other token attends to."""
     return {name: _stacked([sample[name] for sample in samples]) for name in samples[0]}
 
 
