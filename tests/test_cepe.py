@@ -370,7 +370,7 @@ def test_an_encoder_of_the_first_layers_of_a_decoder(architecture: str, tmp_path
         model.save_pretrained(tmp_path / "whole")
         again = cepe.from_pretrained(tmp_path / "whole")
         same(again.encode_context(ids).states[0], norm(between))
-    with pytest.raises(ValueError, match="3 layers of an encoder that has 2: give 1 to 2"):
+    with pytest.raises(ValueError, match="3 layers of an encoder with 2: give 1 to 2"):
         cepe.from_base(tiny_model(), tiny_encoder(), encoder_layers=3)
 
 

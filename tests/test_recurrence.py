@@ -341,7 +341,7 @@ def test_a_checkpoint_without_its_memory_is_named(settings: Callable[..., LmSett
     [
         (["trainer.activation_checkpointing=true"], r"activation_checkpointing = true keeps no keys for the memory"),
         (["trainer.window=500"], r"has \d,\d+ tokens, and 4 consecutive rows of 500 need more than 2,000"),
-        (["trainer.engine=ddp"], "there is one"),
+        (["trainer.engine=ddp"], "there is only one"),
     ],
 )
 def test_impossible_settings_are_refused_before_the_first_step(
@@ -368,7 +368,7 @@ def test_an_impossible_memory_is_named(settings: Callable[..., LmSettings], memo
 
 def test_several_processes_are_refused(settings: Callable[..., LmSettings], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ValueError, match=r"carries the memory of each row in one process.*1 processes and 2 GPUs"):
+    with pytest.raises(ValueError, match=r"trains in one process.*1 processes and 2 GPUs"):
         train(settings("a"))
 
 

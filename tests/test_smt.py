@@ -241,7 +241,7 @@ def test_queries_that_cannot_be_scaled_are_refused(family: str) -> None:
         (["lengths.target=100000", "lengths.mode=fixed"], "no document of 100,000 tokens"),
         (["smt.draw=sparse:window=3"], "window = 3 cannot hold"),
         (["smt.draw=pose:chunks=40"], "40 chunks do not fit into a row of 32 tokens"),
-        (["trainer.engine=ddp"], 'trainer.engine = "ddp" distributes a training over processes, and there is one'),
+        (["trainer.engine=ddp"], 'trainer.engine = "ddp" distributes a training over processes, but there is only one'),
         (["trainer.engine=fsdp2"], 'trainer.engine = "fsdp2" distributes a training over processes'),
         (["trained.what=patterns"], "trained.patterns is empty"),
     ],
@@ -266,13 +266,13 @@ def test_an_optimizer_of_whole_matrices_is_refused_where_they_are_cut(settings: 
 def test_an_engine_that_is_not_in_use_ends_the_training(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farspan.train.engines.refuse_unfit", lambda *given: None)  # as under a launcher
     monkeypatch.setattr("farspan.train.engines.shard", lambda *given: None)
-    with pytest.raises(ValueError, match=r'trainer\.engine = "fsdp2" was requested, and single is in use'):
+    with pytest.raises(ValueError, match=r'trainer\.engine = "fsdp2" was requested, but single is in use'):
         train(settings("a", "trainer.engine=fsdp2"))
 
 
 def test_another_stage_of_zero_is_another_engine() -> None:
     trainer = SimpleNamespace(model_wrapped=SimpleNamespace(zero_optimization_stage=lambda: 3))
-    with pytest.raises(ValueError, match=r"was requested, and DeepSpeed ZeRO-3 is in use"):
+    with pytest.raises(ValueError, match=r"was requested, but DeepSpeed ZeRO-3 is in use"):
         engines.refuse_other("deepspeed", trainer)
     with pytest.raises(ValueError, match=r"DeepSpeed ZeRO-3 is in use"):
         engines.refuse_other("auto", trainer)

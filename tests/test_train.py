@@ -63,8 +63,8 @@ def test_every_field_can_be_overridden(config: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.hiden=3", r"model\.hiden: .*not permitted.*did you mean 'hidden'"),
-        ("modle.hidden=3", r"modle: .*not permitted.*did you mean 'model'"),
+        ("model.hiden=3", r"model\.hiden: unknown key .*did you mean 'hidden'"),
+        ("modle.hidden=3", r"modle: unknown key .*did you mean 'model'"),
         ("trainer.steps=many", r"trainer\.steps: .*integer.*'many'"),
         ("trainer.steps=0", r"trainer\.steps: .*greater than 0"),
         ("trainer.attention=fast", r"trainer\.attention: .*'sdpa'"),
@@ -80,13 +80,13 @@ def test_an_impossible_override_is_named(config: Path, override: str, message: s
 
 def test_an_unknown_key_in_the_file_is_named(config: Path) -> None:
     config.write_text(config.read_text() + "stepps = 3\n")
-    with pytest.raises(ValueError, match=r"a\.toml: trainer\.stepps"):
+    with pytest.raises(ValueError, match=r"a\.toml: trainer\.stepps: unknown key \(did you mean 'steps'\?\)"):
         read_config(config, LmSettings)
 
 
 def test_a_missing_key_is_named(config: Path) -> None:
     config.write_text('out = "o"\n[trainer]\nsteps = 1\n')
-    with pytest.raises(ValueError, match="data: Field required"):
+    with pytest.raises(ValueError, match="data: missing, expected a value"):
         read_config(config, LmSettings)
 
 
@@ -543,8 +543,8 @@ def test_an_existing_tokenizer_is_used(
             ["model.heads=4", "model.key_value_heads=3"],
             r"model\.heads = 4 must be a multiple of model\.key_value_heads = 3",
         ),
-        (["model.hidden=18", "model.heads=6", "model.key_value_heads=6"], "heads of 3 dimensions .* are odd"),
-        (["model.head_dim=7"], "heads of 7 dimensions .* are odd"),
+        (["model.hidden=18", "model.heads=6", "model.key_value_heads=6"], "heads have 3 dimensions .* even number"),
+        (["model.head_dim=7"], "heads have 7 dimensions .* even number"),
         (["trainer.batch=5"], r"trainer\.batch = 5 is not a multiple of trainer\.micro_batch x processes = 2"),
         (["trainer.window=100000"], "less than one row of 100,000"),
         (["tokenizer.vocabulary=100"], r"tokenizer\.vocabulary = 100 is too small"),

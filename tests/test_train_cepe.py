@@ -404,7 +404,7 @@ def test_the_main_stage_begins_with_what_the_warm_up_left(settings: Callable[...
     train(warm)
     state = opened(settings("main", f"model.warmed_up={warm.out}")).model.state_dict()
     assert all(torch.equal(state[name], weight) for name, weight in added(warm).items())
-    with pytest.raises(ValueError, match=r"model\.layers = 1, and .* was warmed up with 2: leave it out"):
+    with pytest.raises(ValueError, match=r"model\.layers = 1, but .* was warmed up with 2: leave it out"):
         opened(settings("main", f"model.warmed_up={warm.out}", "model.layers=1"))
     without = opened(settings("main", "model.warmed_up=")).model
     assert all((cross.o_proj.weight == 0).all() for cross in without.cross_attentions())
@@ -610,13 +610,13 @@ def test_what_can_be_refused_is_refused_before_a_teacher_is_asked(
     ("overrides", "message"),
     [
         (["model.encoder="], r"no encoder: give model\.encoder"),
-        (["data.decoder=512"], r"data\.decoder = 512 tokens, and a separator .* more than the 512"),
-        (["model.warmed_up=a", "model.initial=zero"], r'model\.initial = "zero" is for a training without'),
+        (["data.decoder=512"], r"data\.decoder = 512 tokens, and a separator .* 512 tokens"),
+        (["model.warmed_up=a", "model.initial=zero"], r'model\.initial = "zero" needs new cross-attention'),
         (["model.warmed_up=nowhere"], r"model\.warmed_up = 'nowhere' is not a folder.*stage = \"warmup\""),
-        (["data.chunk=17"], r"data\.chunk = 17 tokens are more than the 16 the encoder"),
+        (["data.chunk=17"], r"data\.chunk = 17 tokens exceed the encoder's window of 16"),
         (["data.chunks=300"], "no document of 2,424 tokens"),
         (["stage=warmup", "data.chunks=2"], r"2 x 8 = 16 must be data\.decoder = 24"),
-        (["trainer.engine=fsdp2"], "distributes a training over processes, and there is one"),
+        (["trainer.engine=fsdp2"], "distributes a training over processes, but there is only one"),
     ],
 )
 def test_impossible_settings_are_refused(settings: Callable[..., Any], overrides: list[str], message: str) -> None:

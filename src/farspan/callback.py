@@ -367,9 +367,9 @@ def _unwrapped(model: Any) -> Any:
     parts = [*model.modules(), *model.parameters()]
     if any(isinstance(part, kinds) or hasattr(part, "ds_id") for part in parts):
         raise ValueError(
-            "the model's parameters are sharded over processes (FSDP, DeepSpeed ZeRO-3 or tensor parallel), and "
-            "CurveCallback measures in one process: train without it and measure the checkpoints with `farspan curve`, "
-            "or train with DDP or ZeRO-2"
+            "the model's parameters are sharded over processes (FSDP, DeepSpeed ZeRO-3 or tensor parallel), but this "
+            "callback measures in one process: train without it and measure the checkpoints with `farspan curve`, or "
+            "train with DDP or ZeRO-2"
         )
     model = extract_model_from_parallel(model, keep_torch_compile=False)
     return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -140,10 +140,10 @@ def check_tokenizers(tokenizer: Any, encoder_tokenizer: Any) -> None:
     known = encoder_tokenizer.get_vocab()
     for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
         if known.get(token) != index:
-            theirs = f"has it as {known[token]}" if token in known else "does not have it"
+            theirs = f"has id {known[token]}" if token in known else "is missing"
             raise ValueError(
-                f"decoder and encoder have tokenizers that disagree: token {token!r} is {index} for the decoder, and "
-                f"the encoder's {theirs}. Train an encoder on the decoder's tokenizer (farspan train mlm)"
+                f"decoder and encoder have different tokenizers: token {token!r} has id {index} in the decoder's and "
+                f"{theirs} in the encoder's. Train an encoder on the decoder's tokenizer (farspan train mlm)"
             )
 
 

@@ -83,9 +83,9 @@ def check_order(order: str, ordered: int, longest: int, layers: int) -> None:
     """
     check_known("order of a CEPE model", order, ORDERS)
     if not 1 <= ordered <= layers:
-        raise ValueError(f"order in {ordered} layers; {layers} layers have cross-attention: give 1 to {layers}")
+        raise ValueError(f"{ordered} layers with order: expected 1 to {layers}, the layers with cross-attention")
     if longest < 1:
-        raise ValueError(f"order by {order} over a range of {longest} tokens: give at least 1")
+        raise ValueError(f"an order with a range of {longest} tokens: expected at least 1")
 
 
 def order_of(config: PreTrainedConfig) -> str:

@@ -78,7 +78,7 @@ class CrossAttention(nn.Module):
         states = context.of_layer(self.from_end).to(weight.dtype)
         rows, batch, time = context.rows, *hidden.shape[:2]
         if batch % rows:
-            raise ValueError(f"{batch} rows cannot read a context of {rows}: give as many, or a multiple of them")
+            raise ValueError(f"{batch} rows cannot read a context of {rows} rows: give {rows} rows, or a multiple")
         if states.shape[2] != self.k_proj.in_features:
             raise ValueError(
                 f"the context has states of width {states.shape[2]}, this model's encoder gives "

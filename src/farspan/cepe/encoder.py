@@ -108,7 +108,7 @@ def window_of(encoder: Any) -> int | None:
 
 def _check(encoder: Any, ids: Tensor, mask: Tensor | None) -> None:
     if ids.dim() != 3:
-        raise ValueError(f"a context is ids of shape [batch, chunks, length], not {tuple(ids.shape)}")
+        raise ValueError(f"the ids of a context have shape {tuple(ids.shape)}: expected [batch, chunks, length]")
     if mask is not None and mask.shape != ids.shape:
         raise ValueError(
             f"the mask of a context has shape {tuple(mask.shape)}, its ids {tuple(ids.shape)}: give one shape"
@@ -179,7 +179,7 @@ def load(
 def _keep_first(encoder: Any, layers: int) -> None:
     found = layers_of(encoder)
     if not 1 <= layers <= len(found):
-        raise ValueError(f"{layers:,} layers of an encoder that has {len(found):,}: give 1 to {len(found):,}")
+        raise ValueError(f"cannot keep {layers:,} layers of an encoder with {len(found):,}: give 1 to {len(found):,}")
     del found[layers:]
     encoder.config.num_hidden_layers = layers
     if getattr(encoder.config, "layer_types", None):

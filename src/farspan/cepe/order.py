@@ -73,8 +73,8 @@ class ContextOrder(nn.Module):
         """
         if farthest > self.longest:
             raise ValueError(
-                f"a context of {farthest:,} tokens (its offset included) is longer than the {self.longest:,} that this "
-                f"model's order by {self.kind} reaches: give a shorter one, or read with cepe:order=none"
+                f"a context of {farthest:,} tokens, its offset included, exceeds the range of this model's order, "
+                f"{self.longest:,} tokens: give a shorter one, or read with cepe:order=none"
             )
 
     @torch.no_grad()

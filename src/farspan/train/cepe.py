@@ -138,14 +138,12 @@ def prepare(settings: CepeSettings, lm: LM, notice: Notice) -> DocumentRows:
     warms_up = settings.stage == "warmup"
     if lm.trained_length is not None and data.decoder + len(lm.separator.ids) * data.separator > lm.trained_length:
         raise ValueError(
-            f"data.decoder = {data.decoder:,} tokens, and a separator with data.separator, are more than the "
-            f"{lm.trained_length:,} {lm.name} was trained on: give fewer"
+            f"data.decoder = {data.decoder:,} tokens, and a separator with data.separator, exceed the trained length "
+            f"of {lm.name}, {lm.trained_length:,} tokens: give fewer"
         )
     limit = getattr(model.encoder.config, "max_position_embeddings", None)
     if limit is not None and data.chunk > limit:
-        raise ValueError(
-            f"data.chunk = {data.chunk:,} tokens are more than the {limit:,} the encoder was trained on: give fewer"
-        )
+        raise ValueError(f"data.chunk = {data.chunk:,} tokens exceed the encoder's window of {limit:,}: give fewer")
     longest = 0 if model.context_order is None else model.context_order.longest
     if longest and data.chunks * data.chunk > longest:
         raise ValueError(
@@ -194,7 +192,7 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
     lm = load_finite(chosen.name, "decoder", settings.trainer, **options)
     if chosen.warmed_up and not chosen.random_encoder:
         if chosen.initial != "copied":
-            raise ValueError(f'model.initial = "{chosen.initial}" is for a training without model.warmed_up')
+            raise ValueError(f'model.initial = "{chosen.initial}" needs new cross-attention: leave out model.warmed_up')
         if not Path(chosen.warmed_up).is_dir():
             raise ValueError(
                 f"model.warmed_up = {chosen.warmed_up!r} is not a folder. Train it first with `farspan train cepe` and "
@@ -205,7 +203,7 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
             given, has = getattr(chosen, field), getattr(model.config, its)
             if given != CepeModelSettings.model_fields[field].default and given != has:
                 raise ValueError(
-                    f"model.{field} = {given}, and {chosen.warmed_up} was warmed up with {has}: leave it out"
+                    f"model.{field} = {given}, but {chosen.warmed_up} was warmed up with {has}: leave it out"
                 )
         refuse_not_finite(model, f"model.warmed_up = {chosen.warmed_up!r}")
         _add_order(model, chosen)
@@ -248,7 +246,7 @@ def _add_order(model: Any, chosen: CepeModelSettings) -> None:
     has = order_of(model.config)
     if has != "none" and chosen.order not in (None, has):
         raise ValueError(
-            f'model.order = "{chosen.order}", and {chosen.warmed_up} was warmed up with "{has}": leave it out'
+            f'model.order = "{chosen.order}", but {chosen.warmed_up} was warmed up with "{has}": leave it out'
         )
     if has == "none" and chosen.order is not None:
         model.add_order(chosen.order, layers=chosen.order_layers, longest=chosen.order_range)

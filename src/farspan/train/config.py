@@ -96,11 +96,7 @@ def read_config(path: str | Path, kind: type[S], overrides: Sequence[str] = ()) 
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, e['loc']))}: {message} (given {e.get('input')!r}){_meant(kind, e)}"
-            for e in error.errors()
-            for message in [e["msg"].removeprefix("Value error, ")]  # pydantic's prefix
-        )
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {_problem(kind, e)}" for e in error.errors())
         raise ValueError(f"config {path}: {problems}") from error
 
 
@@ -189,13 +185,16 @@ def only_one_in(out: Path) -> Iterator[None]:
                         folder.rmdir()
 
 
-def _meant(kind: type[Settings], error: Any) -> str:
-    """Return a suggestion such as " (did you mean 'steps'?)" for an unknown key; else an empty string."""
+def _problem(kind: type[Settings], error: Any) -> str:
+    """Return what is wrong with a field of a config, from an error of pydantic."""
+    if error["type"] == "missing":
+        return "missing, expected a value"
+    if error["type"] != "extra_forbidden":
+        return f"{error['msg'].removeprefix('Value error, ')} (given {error['input']!r})"  # pydantic's prefix
     *tables, key = error["loc"]
     for table in tables:
         kind = getattr(getattr(kind, "model_fields", {}).get(table), "annotation", None) or Settings
-    known = getattr(kind, "model_fields", {})
-    return closest(str(key), known) if error["type"] == "extra_forbidden" else ""
+    return f"unknown key{closest(str(key), getattr(kind, 'model_fields', {}))}"
 
 
 def _put(values: dict[str, Any], key: list[str], value: Any) -> None:

@@ -243,7 +243,7 @@ def teacher_of(settings: DistillSettings, rows: DocumentRows, lm: LM) -> Teacher
             f"{lm.trained_length:,} it was trained on; give fewer data.chunks or data.decoder"
         )
     if settings.data.mixture.get("retrieved"):
-        raise ValueError("a teacher cannot read passages as one text with the input: leave out `retrieved`")
+        raise ValueError("a teacher reads chunks and input as one text: leave out `retrieved` of data.mixture")
     if len(rows.before) > 1:
         raise ValueError(
             "a separator of several tokens cannot be put before the teacher's chunks: use data.separator = false"

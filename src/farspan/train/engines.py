@@ -44,7 +44,7 @@ def refuse_unfit(engine: str, optimizer: str) -> None:
     processes = num_processes()
     if engine in ("ddp", "fsdp2", "deepspeed") and processes < 2:
         raise ValueError(
-            f'trainer.engine = "{engine}" distributes a training over processes, and there is one: start it with '
+            f'trainer.engine = "{engine}" distributes a training over processes, but there is only one: start it with '
             "`torchrun --nproc-per-node=N -m farspan train ...` or `accelerate launch`"
         )
     if engine == "single" and processes > 1:
@@ -146,8 +146,8 @@ def refuse_rounding(bf16: bool, dtype: torch.dtype) -> None:
     """
     if bf16 and dtype is not torch.bfloat16:
         raise ValueError(
-            f"the dtype of the saved weights is {str(dtype).removeprefix('torch.')}, and DeepSpeed has rounded them to "
-            'bf16, those too that are not trained: use trainer.dtype = "bfloat16" or trainer.bf16 = false'
+            f"the dtype of the saved weights is {str(dtype).removeprefix('torch.')}, but DeepSpeed rounds all weights "
+            'to bf16, untrained ones too: use trainer.dtype = "bfloat16" or trainer.bf16 = false'
         )
 
 
@@ -168,7 +168,7 @@ def refuse_other(engine: str, trainer: Any) -> None:
     used = in_use(trainer)
     if engine != used and not (engine == "auto" and used in ("single", "ddp", "fsdp2", "deepspeed")):
         raise ValueError(
-            f'trainer.engine = "{engine}" was requested, and {used} is in use: check the launcher and its config '
+            f'trainer.engine = "{engine}" was requested, but {used} is in use: check the launcher and its config '
             "(accelerate's own settings come first)"
         )
 

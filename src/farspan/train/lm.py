@@ -168,7 +168,7 @@ def refuse_two_shapes(settings: LmSettings) -> None:
     both += [f"tokenizer.{name}" for name in sorted(settings.tokenizer.model_fields_set)]
     if both:
         raise ValueError(
-            f"model.start = {settings.model.start!r} brings its shape and its tokenizer: leave out {', '.join(both)}"
+            f"model.start = {settings.model.start!r} has its own shape and tokenizer: leave out {', '.join(both)}"
         )
 
 
@@ -213,8 +213,8 @@ def llama_shape(settings: LlamaSettings) -> dict[str, Any]:
     head_dim = settings.head_dim or settings.hidden // settings.heads
     if head_dim % 2:
         raise ValueError(
-            f"heads of {head_dim} dimensions (model.head_dim, or model.hidden / model.heads) are odd: rotary positions "
-            "rotate pairs of dimensions, so use an even number"
+            f"heads have {head_dim} dimensions (model.head_dim, or model.hidden / model.heads): expected an even "
+            "number, since RoPE rotates pairs of dimensions"
         )
     return {
         "hidden_size": settings.hidden,

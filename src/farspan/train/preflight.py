@@ -105,13 +105,13 @@ def usable(core: Any, longest: int) -> dict[str, int | None]:
         )
     if (rope := hf.length_dependent_rope(core)) is not None:
         raise ValueError(
-            f"{refusal}: its {rope} RoPE depends on the largest position of a batch, so that rows change each other"
+            f"{refusal}: its {rope} RoPE depends on the largest position of a batch, so its rows affect each other"
         )
     if precisions := hf.rope_precision(core) - {torch.float32}:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in precisions)
         raise ValueError(
-            f"{refusal}: its RoPE frequencies are {names}, wrong by up to 0.4 %, many turns at large positions; load "
-            "it with dtype=..., instead of casting it afterwards"
+            f"{refusal}: its RoPE frequencies are {names}, expected float32. Errors of up to 0.4 % are many turns at "
+            "large positions. Load it with dtype=..., instead of casting it afterwards"
         )
     try:
         return hf.sliding_windows(core)

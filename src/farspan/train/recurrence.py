@@ -53,8 +53,8 @@ def refuse_unfit(trainer: RunSettings) -> None:
     if engines.num_processes() > 1 or torch.cuda.device_count() > 1:
         found = f"{engines.num_processes()} processes and {torch.cuda.device_count()} GPUs"
         raise ValueError(
-            f"[recurrence] carries the memory of each row in one process on one device: got {found}. Start one "
-            "process, with CUDA_VISIBLE_DEVICES=0 where there are several GPUs"
+            f"[recurrence] trains in one process on one device: got {found}. Start one process, with "
+            "CUDA_VISIBLE_DEVICES=0 if there are several GPUs"
         )
     if trainer.activation_checkpointing:
         raise ValueError(
