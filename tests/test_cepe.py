@@ -374,6 +374,20 @@ def test_an_encoder_of_the_first_layers_of_a_decoder(architecture: str, tmp_path
         cepe.from_base(tiny_model(), tiny_encoder(), encoder_layers=3)
 
 
+def test_what_a_context_keeps_without_gradients_is_not_used_with_them() -> None:
+    model, kept = tiny_cepe("qwen3"), []
+    for warm in (False, True):
+        context = model.encode_context(some_ids(1, 2, 8), mode="absorb")
+        if warm:
+            with torch.no_grad():
+                model(input_ids=some_ids(1, 6), context=context)
+        model.zero_grad()
+        model(input_ids=some_ids(1, 6), context=context).logits.square().mean().backward()
+        kept.append([cross.k_proj.weight.grad.clone() for cross in model.cross_attentions()])
+    for fresh, used in zip(*kept, strict=True):
+        same(used, fresh)
+
+
 def test_only_the_last_layers_read_the_context() -> None:
     model = cepe.from_base(tiny_model("llama"), tiny_encoder(), num_cross_attn_layers=1)
     assert [hasattr(layer, "cross_attn") for layer in surgery.layers_of(model)] == [False, True]

@@ -168,7 +168,7 @@ class CrossAttention(nn.Module):
 
     def _factor(self, states: Tensor, context: Context, gain: Tensor, centred: bool) -> Tensor:
         """Return the factor of the k-norm for each token's key, [rows, key heads, 1, tokens]."""
-        if self.from_end in context.scales:
+        if self.from_end in context.scales and not torch.is_grad_enabled():
             return context.scales[self.from_end]
         assert self.k_norm is not None
         raw = self.k_proj(states).view(*states.shape[:2], self.shape.key_heads, self.shape.dim)
