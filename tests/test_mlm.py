@@ -220,6 +220,15 @@ def test_an_encoder_can_begin_with_the_blocks_of_a_decoder(
     assert not any("layers.1." in name for name in load_file(Path(chosen.out) / "model.safetensors"))
 
 
+def test_an_encoder_begun_with_a_decoder_has_the_window_and_the_attention_of_its_training(tmp_path: Path) -> None:
+    for architecture in ("llama", "gpt2"):
+        tiny_model(architecture).save_pretrained(tmp_path / architecture)
+    encoder = new_encoder(EncoderSettings(start=str(tmp_path / "llama")), 300, 600, "eager")
+    assert (encoder.config.max_position_embeddings, encoder.config._attn_implementation) == (600, "eager")
+    with pytest.raises(ValueError, match=r"trainer\.window = 600 exceeds the 512 positions of encoder\.start"):
+        new_encoder(EncoderSettings(start=str(tmp_path / "gpt2")), 300, 600)
+
+
 def test_a_training_stopped_and_repeated_ends_with_the_same_weights(
     settings: Callable[..., MlmSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:

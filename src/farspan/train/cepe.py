@@ -13,6 +13,7 @@ not in the paper: `model.initial`, and `model.order`, the order of the chunks (`
 can add to the model of its warm-up.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -49,6 +50,9 @@ from farspan.train.trainer import RunSettings, load_finite, read_log, run, train
 from farspan.train.watching import WatchedSettings, WatchSettings, measuring
 
 RANDOM_STD = 0.02  # of the weights under model.initial = "random"
+# settings that a warm-up decides, and their fields in its config
+OF_A_WARM_UP = {"layers": "num_cross_attn_layers", "states": "num_cross_attn_hidden_states", "order": "cepe_order",
+                "order_layers": "cepe_order_layers", "order_range": "cepe_order_range"}  # fmt: skip
 COPIES = 0.5  # a warm-up has learned to copy if its last loss is below this share of its first
 
 
@@ -190,24 +194,35 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
     chosen = settings.model
     options: dict[str, Any] = {"dtype": chosen.dtype, "revision": chosen.revision, "device": device}
     lm = load_finite(chosen.name, "decoder", settings.trainer, **options)
-    if chosen.warmed_up and not chosen.random_encoder:
-        if chosen.initial != "copied":
-            raise ValueError(f'model.initial = "{chosen.initial}" needs new cross-attention: leave out model.warmed_up')
-        if not Path(chosen.warmed_up).is_dir():
+    model = _warmed_up(chosen, lm) if chosen.warmed_up and not chosen.random_encoder else _new(chosen, lm)
+    if chosen.order is not None and order_of(model.config) == "none":
+        model.add_order(chosen.order, layers=chosen.order_layers, longest=chosen.order_range)
+    return replace(lm, model=model)
+
+
+def _warmed_up(chosen: CepeModelSettings, lm: LM) -> Any:
+    """Return the decoder with what its warm-up trained. Settings that differ from those of the warm-up are refused."""
+    if chosen.initial != "copied":
+        raise ValueError(f'model.initial = "{chosen.initial}" needs new cross-attention: leave out model.warmed_up')
+    if not Path(chosen.warmed_up or "").is_dir():
+        raise ValueError(
+            f"model.warmed_up = {chosen.warmed_up!r} is not a folder. Train it first with `farspan train cepe` and "
+            'a config of stage = "warmup", or leave model.warmed_up out'
+        )
+    model = cepe.from_pretrained(chosen.warmed_up, base=lm.model, dtype=torch.float32)
+    for field, its in OF_A_WARM_UP.items():
+        given, has = getattr(chosen, field), getattr(model.config, its, None)  # without an order it has no such fields
+        if has is not None and given not in (CepeModelSettings.model_fields[field].default, has):
             raise ValueError(
-                f"model.warmed_up = {chosen.warmed_up!r} is not a folder. Train it first with `farspan train cepe` and "
-                'a config of stage = "warmup", or leave model.warmed_up out'
+                f"model.{field} = {json.dumps(given)}, but {chosen.warmed_up} was warmed up with {json.dumps(has)}: "
+                "leave it out"
             )
-        model = cepe.from_pretrained(chosen.warmed_up, base=lm.model, dtype=torch.float32)
-        for field, its in (("layers", "num_cross_attn_layers"), ("states", "num_cross_attn_hidden_states")):
-            given, has = getattr(chosen, field), getattr(model.config, its)
-            if given != CepeModelSettings.model_fields[field].default and given != has:
-                raise ValueError(
-                    f"model.{field} = {given}, but {chosen.warmed_up} was warmed up with {has}: leave it out"
-                )
-        refuse_not_finite(model, f"model.warmed_up = {chosen.warmed_up!r}")
-        _add_order(model, chosen)
-        return replace(lm, model=model)
+    refuse_not_finite(model, f"model.warmed_up = {chosen.warmed_up!r}")
+    return model
+
+
+def _new(chosen: CepeModelSettings, lm: LM) -> Any:
+    """Return the decoder with `model.encoder` and a new cross-attention."""
     if chosen.encoder is None:
         raise ValueError(
             "no encoder: give model.encoder, a folder of farspan train mlm or another bidirectional encoder with the "
@@ -233,23 +248,7 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
         for projection in (cross.q_proj, cross.k_proj, cross.v_proj):
             std = RANDOM_STD if chosen.initial == "random" else 0.0
             nn.init.normal_(projection.weight, std=std)
-    _add_order(model, chosen)
-    return replace(lm, model=model)
-
-
-def _add_order(model: Any, chosen: CepeModelSettings) -> None:
-    """Add the chosen order to a model without one.
-
-    Raises:
-        ValueError: the model has another order from its warm-up.
-    """
-    has = order_of(model.config)
-    if has != "none" and chosen.order not in (None, has):
-        raise ValueError(
-            f'model.order = "{chosen.order}", but {chosen.warmed_up} was warmed up with "{has}": leave it out'
-        )
-    if has == "none" and chosen.order is not None:
-        model.add_order(chosen.order, layers=chosen.order_layers, longest=chosen.order_range)
+    return model
 
 
 def terms(model: Any, core: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

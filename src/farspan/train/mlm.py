@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 
 from farspan import hf
 from farspan.cepe.encoder import load as load_encoder
+from farspan.cepe.encoder import window_of
 from farspan.lm import choose_separator
 from farspan.loading import load_tokenizer
 from farspan.loading.places import folder_of
@@ -64,7 +65,7 @@ class MlmTrainer(PretrainingSettings):
     """[trainer], appendix A.1: 100,000 steps of 2,048 rows of 512 tokens."""
 
     steps: int = Field(100_000, gt=0)
-    window: int = Field(512, gt=1)  # tokens of a row; without encoder.start also the encoder's longest chunk
+    window: int = Field(512, gt=1)  # tokens of a row, and at least of the encoder's longest chunk
     batch: int | None = Field(2048, gt=0)
     micro_batch: int = Field(16, gt=0)
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -163,11 +164,12 @@ def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attenti
 
     Args:
         vocabulary: the number of token ids.
-        window: tokens of the longest chunk, of an encoder with random weights.
-        attention: the attention kernel of transformers for an encoder with random weights.
+        window: tokens of the longest chunk; a longer window of `settings.start` is kept.
+        attention: the attention kernel of transformers; default sdpa if the model supports it.
 
     Raises:
-        ValueError: `hidden` is not an even multiple of `heads`, or a model that cannot be loaded or made bidirectional.
+        ValueError: `hidden` is not an even multiple of `heads`; or a model that cannot be loaded, has fewer learned
+            positions than `window`, or cannot be made bidirectional.
     """
     from transformers import LlamaConfig, LlamaModel
 
@@ -175,7 +177,15 @@ def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attenti
         layers = settings.layers if "layers" in settings.model_fields_set else None
         encoder = load_encoder(folder_of(settings.start), dtype=torch.float32, layers=layers)
         refuse_not_finite(encoder, f"encoder.start = {settings.start!r}")
+        if (limit := hf.position_limit(encoder)) is not None and limit < window:
+            raise ValueError(
+                f"trainer.window = {window:,} exceeds the {limit:,} positions of encoder.start = {settings.start!r}: "
+                "lower it, or use a model with RoPE"
+            )
+        encoder.config.max_position_embeddings = max(window, window_of(encoder) or 0)
         encoder.resize_token_embeddings(vocabulary)
+        if attention is not None:
+            encoder.set_attn_implementation(attention)
         return encoder
     if settings.hidden % settings.heads or settings.hidden // settings.heads % 2:
         raise ValueError(

@@ -34,7 +34,7 @@ class RunSettings(Settings):
     steps: int = Field(gt=0)
     batch: int | None = Field(None, gt=0)  # rows of one step, over all processes; default one micro-batch of each
     micro_batch: int = Field(1, gt=0)  # rows of one forward pass in one process
-    seed: int = 0  # random seed
+    seed: int = Field(0, ge=0)  # random seed
     engine: Engine = "auto"  # auto: one process, or that of the launcher, such as DDP under torchrun
     # whether activations are bf16; weights and their updates stay fp32; auto: if the device has instructions for it
     bf16: bool | Literal["auto"] = "auto"
