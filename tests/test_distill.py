@@ -43,7 +43,7 @@ def both(authors: Any, r: dict[str, Tensor], settings: DistillationSettings) -> 
     batch = {"input_ids": r["in.x"], "context_input_ids": r["in.e"], "context_attention_mask": r["in.m_right"]}
     hidden, output = decoded(authors, authors, batch)
     labels = torch.nn.functional.pad(r["in.labels"][:, 1:], (0, 1), value=-100)
-    return losses(authors, hidden, output, labels, r["in.distill_index"], r["in.distill_prob"].log(), settings)
+    return losses(authors, hidden, output, labels, settings, r["in.distill_index"], r["in.distill_prob"].log())
 
 
 @pytest.mark.parametrize("variant", ["drop", "smooth"])

@@ -200,7 +200,8 @@ def shape_of(attention: Any, where: str) -> Shape:
         heads, key_heads = out // dim, _size(attention.k_proj)[0] // dim
     else:
         total = out // dim
-        heads = int(_first(attention, "num_heads", "num_attention_heads") or attention.config.num_attention_heads)
+        named = getattr(attention, "num_heads", None) or getattr(attention, "num_attention_heads", None)
+        heads = int(named or attention.config.num_attention_heads)
         key_heads = (total - heads) // 2
     biased = [getattr(first, "bias", None) is not None] * 3
     if kind == "q_proj":
@@ -209,10 +210,6 @@ def shape_of(attention: Any, where: str) -> Shape:
     scale = getattr(attention, "scaling", None) or getattr(attention, "inv_norm_factor", None)
     scale = scale or (1 / attention.scale_attn if hasattr(attention, "scale_attn") else dim**-0.5)
     return Shape(hidden, heads, key_heads, dim, float(scale), biased[0], biased[1] and normed, biased[2])
-
-
-def _first(module: Any, *names: str) -> Any:
-    return next((getattr(module, name) for name in names if getattr(module, name, None)), None)
 
 
 def _size(projection: Any) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Sums over predicted tokens, computed in blocks, so that the logits of all tokens are never held at once."""
 
 from collections.abc import Callable
+from functools import partial, reduce
 
 import torch
 from jaxtyping import Float, Int
@@ -23,17 +24,11 @@ def summed(of_block: Callable[..., Tensor], vocabulary: int, *rows: Tensor) -> F
 
     If there are several blocks, each is computed again in the backward pass, so that only one is held at a time.
     """
-    size, tokens = block_size(rows[0].device, vocabulary), len(rows[0])
-    if tokens <= size:
+    size = block_size(rows[0].device, vocabulary)
+    if len(rows[0]) <= size:
         return of_block(*rows)
-    total: Tensor | None = None
-    for first in range(0, tokens, size):
-        block = [part[first : first + size] for part in rows]
-        again = torch.is_grad_enabled()
-        value = checkpoint(of_block, *block, use_reentrant=False) if again else of_block(*block)
-        total = value if total is None else total + value
-    assert total is not None
-    return total
+    again = partial(checkpoint, of_block, use_reentrant=False) if torch.is_grad_enabled() else of_block
+    return reduce(torch.add, (again(*block) for block in zip(*(part.split(size) for part in rows), strict=True)))
 
 
 def summed_nats(

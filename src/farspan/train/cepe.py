@@ -29,6 +29,7 @@ from farspan import cepe, hf
 from farspan.callback import MeasuringCallback
 from farspan.cepe import surgery
 from farspan.cepe.config import order_of
+from farspan.cepe.encoder import window_of
 from farspan.cepe.order import RANGE, Order
 from farspan.lm import LM
 from farspan.loading import load_config
@@ -145,8 +146,7 @@ def prepare(settings: CepeSettings, lm: LM, notice: Notice) -> DocumentRows:
             f"data.decoder = {data.decoder:,} tokens, and a separator with data.separator, exceed the trained length "
             f"of {lm.name}, {lm.trained_length:,} tokens: give fewer"
         )
-    limit = getattr(model.encoder.config, "max_position_embeddings", None)
-    if limit is not None and data.chunk > limit:
+    if (limit := window_of(model.encoder)) is not None and data.chunk > limit:
         raise ValueError(f"data.chunk = {data.chunk:,} tokens exceed the encoder's window of {limit:,}: give fewer")
     longest = 0 if model.context_order is None else model.context_order.longest
     if longest and data.chunks * data.chunk > longest:
@@ -202,9 +202,10 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
 
 def _warmed_up(chosen: CepeModelSettings, lm: LM) -> Any:
     """Return the decoder with what its warm-up trained. Settings that differ from those of the warm-up are refused."""
+    assert chosen.warmed_up is not None
     if chosen.initial != "copied":
         raise ValueError(f'model.initial = "{chosen.initial}" needs new cross-attention: leave out model.warmed_up')
-    if not Path(chosen.warmed_up or "").is_dir():
+    if not Path(chosen.warmed_up).is_dir():
         raise ValueError(
             f"model.warmed_up = {chosen.warmed_up!r} is not a folder. Train it first with `farspan train cepe` and "
             'a config of stage = "warmup", or leave model.warmed_up out'

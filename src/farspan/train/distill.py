@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -102,13 +102,10 @@ def terms(
     """
     hidden, output = decoded(model, core, batch)
     labels = torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=NOT_A_TARGET)
-    if settings.kl == 0:
-        return {"ce": losses(core, hidden, output, labels, None, None, settings)[0], "kl": hidden.new_zeros(())}
-    if teacher is not None:
-        index, log_p = teacher.of(batch)
-    else:
-        index, log_p = batch["teacher_index"].long(), batch["teacher_log_probs"]
-    ce, kl = losses(core, hidden, output, labels, index, log_p.float(), settings)
+    taught: tuple[Tensor, ...] = ()
+    if settings.kl:
+        taught = teacher.of(batch) if teacher is not None else (batch["teacher_index"], batch["teacher_log_probs"])
+    ce, kl = losses(core, hidden, output, labels, settings, *taught)
     return {"ce": ce, "kl": kl}
 
 
@@ -117,29 +114,27 @@ def losses(
     hidden: Float[Tensor, "batch time hidden"],
     output: Any,
     labels: Int[Tensor, "batch time"],
-    index: Int[Tensor, "batch time top"] | None,
-    log_p: Float[Tensor, "batch time top_plus_one"] | None,
     settings: DistillationSettings,
+    *taught: Shaped[Tensor, "batch time _"],
 ) -> Float[Tensor, "2"]:
     """Return the mean of the cross-entropy, over labels that are tokens, and of the divergence, over all positions.
 
     Args:
         labels: the token that each position predicts, or NOT_A_TARGET.
-        index: the teacher's most likely tokens at each position; None: no divergence.
-        log_p: their log-probabilities, and last that of all other tokens together.
+        taught: the teacher's most likely tokens at each position [batch, time, top], and their log-probabilities, then
+            that of all other tokens together [batch, time, top + 1]. If left out, the divergence is 0.
     """
 
-    def of_block(block: Tensor, targets: Tensor, *teacher: Tensor) -> Tensor:
+    def of_block(block: Tensor, targets: Tensor, *taught: Tensor) -> Tensor:
         log_q = hf.logits(core, block[None], output)[0].float().log_softmax(-1)
         ce = cross_entropy(log_q, targets, ignore_index=NOT_A_TARGET, reduction="sum")
-        if not teacher:
+        if not taught:
             return torch.stack([ce, ce.new_zeros(())])
-        index, log_p = teacher
-        return torch.stack([ce, divergence(log_q.gather(-1, index), log_p, settings.variant, settings.delta)])
+        log_q, log_p = log_q.gather(-1, taught[0].long()), taught[1].float()
+        return torch.stack([ce, divergence(log_q, log_p, settings.variant, settings.delta)])
 
-    teacher = () if index is None or log_p is None else (index.flatten(0, 1), log_p.flatten(0, 1))
-    vocabulary = core.get_input_embeddings().num_embeddings
-    total = summed(of_block, vocabulary, hidden.flatten(0, 1), labels.flatten(), *teacher)
+    rows = [part.flatten(0, 1) for part in (hidden, labels, *taught)]
+    total = summed(of_block, core.get_input_embeddings().num_embeddings, *rows)
     counts = torch.stack([(labels != NOT_A_TARGET).sum().clamp_min(1), labels.new_tensor(labels.numel())])
     return total / counts
 

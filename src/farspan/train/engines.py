@@ -95,7 +95,7 @@ def training_arguments(engine: str, bf16: bool, is_sharded: bool) -> dict[str, A
         is_sharded: the model is sharded already (`shard`), and needs no argument.
 
     Raises:
-        ValueError: DeepSpeed is not installed, or is to train in bf16 on CPUs.
+        ValueError: DeepSpeed is to train in bf16 on CPUs.
     """
     on_cpu = not torch.cuda.is_available()
     if engine == "deepspeed":
@@ -104,7 +104,6 @@ def training_arguments(engine: str, bf16: bool, is_sharded: bool) -> dict[str, A
                 'trainer.engine = "deepspeed" trains in bf16 only on GPUs, as transformers starts it: on CPUs set '
                 "trainer.bf16 = false"
             )
-        optional_import("deepspeed", "deepspeed")
         config = {  # ZeRO stage 2, as in Sparse Memory Training, table 8, with our own optimizer
             "zero_optimization": {"stage": 2, "allgather_partitions": True, "allgather_bucket_size": 2e8},
             "zero_allow_untested_optimizer": True,
