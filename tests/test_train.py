@@ -592,6 +592,19 @@ def test_a_training_stopped_and_repeated_ends_with_the_same_weights(
     assert_same_weights(stopped, whole)
 
 
+def test_a_training_does_not_continue_on_a_text_that_has_changed(settings: Callable[..., LmSettings]) -> None:
+    done, more = settings("a", "trainer.steps=4"), settings("a", "trainer.steps=6")
+    train(done)
+    text = Path(done.data.text)
+    before = text.read_text()
+    text.write_text(before + "one more line")
+    assert train(done)["loss"] > 0  # nothing is left to train
+    with pytest.raises(ValueError, match=r"a\.txt.* has changed since the training in .*/a began"):
+        train(more)
+    text.write_text(before)
+    train(more)
+
+
 def test_a_training_killed_while_it_saves_continues_from_the_checkpoint_before(
     settings: Callable[..., LmSettings], counted: list[int], left_by_a_kill: Callable[..., None]
 ) -> None:

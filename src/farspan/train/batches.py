@@ -54,7 +54,7 @@ class PackedRows(Dataset[dict[str, Tensor]]):
 
     def __init__(self, corpus: Corpus, length: int, separator: tuple[int, ...], seed: int) -> None:
         order = np.random.default_rng(seed).permutation(corpus.num_documents)
-        self.stream, self.length = View(corpus, order, separator), length
+        self.corpus, self.stream, self.length = corpus, View(corpus, order, separator), length
         if len(self.stream) < length:
             raise ValueError(
                 f"text {corpus.name!r} has {len(self.stream):,} tokens, less than one row of {length:,}: give a longer "

@@ -22,9 +22,13 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from farspan import files
 from farspan.files import parse_json
 from farspan.hf.device import is_out_of_memory
+from farspan.text.corpora import Corpus
+from farspan.train.engines import is_first_process
 
+TEXT = "text"  # the file with the hash of the text
 NAMED = re.compile(r"checkpoint-(\d+)")
 # what torch.load, safetensors and JSON raise for files that are truncated, or of another program or version
 UNREADABLE = (OSError, EOFError, RuntimeError, UnpicklingError, SafetensorError, ValueError, TypeError, LookupError,
@@ -118,6 +122,22 @@ def last(folder: Path, first_save: int, notice: Callable[[str], None]) -> Path |
         goes_on = f"continues from checkpoint-{whole}" if whole else "begins again"
         notice(f"{path} has no {TRAINER_STATE_NAME}, as it is incomplete: the training {goes_on}")
     return folder / f"checkpoint-{whole}" if whole else None
+
+
+def refuse_other_text(folder: Path, corpus: Corpus, *, continues: bool) -> None:
+    """Record the hash of a training's text in its folder of checkpoints, or compare it if the training continues.
+
+    Raises:
+        ValueError: the text or its tokenizer has changed since the training began.
+    """
+    file = folder / TEXT
+    if continues and file.exists() and (before := file.read_text()) != corpus.hash:
+        raise ValueError(
+            f"text {corpus.name!r} or its tokenizer has changed since the training in {folder.parent} began: its hash "
+            f"is {corpus.hash}, expected {before}. Restore the text, or train into another folder (out)"
+        )
+    if is_first_process():
+        files.write(file, corpus.hash)
 
 
 def state_of(checkpoint: Path) -> TrainerState:

@@ -34,7 +34,7 @@ from torch.utils.data import Dataset, default_collate
 
 from farspan import files, hf
 from farspan.lm import LM
-from farspan.text.corpora import tokenizer_hash
+from farspan.text.corpora import Corpus, tokenizer_hash
 from farspan.train import engines
 from farspan.train.blocks import NOT_A_TARGET, block_size, summed
 from farspan.train.cepe import CepeSettings, decoded, fit, opened, prepare
@@ -310,6 +310,10 @@ class TaughtRows(Dataset[dict[str, Tensor]]):
     rows: DocumentRows
     folder: Path
     layout: Mapping[str, tuple[type, tuple[int, int, int]]]  # file: dtype; samples, positions, tokens of a distribution
+
+    @property
+    def corpus(self) -> Corpus:
+        return self.rows.corpus
 
     def __len__(self) -> int:
         return len(self.rows)

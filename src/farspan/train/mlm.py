@@ -138,7 +138,7 @@ class MaskedRows(Dataset[dict[str, Tensor]]):
         seed: int,
         samples: int | None = None,
     ) -> None:
-        self.rows = PackedRows(corpus, length, separator, seed)
+        self.corpus, self.rows = corpus, PackedRows(corpus, length, separator, seed)
         self.special, self.mask, self.rate, self.seed = np.asarray(special, np.int64), mask, rate, seed
         self.samples = len(self.rows) if samples is None else samples
         self._order: tuple[int, np.ndarray] = -1, np.empty(0)

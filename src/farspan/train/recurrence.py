@@ -89,7 +89,8 @@ class ConsecutiveRows(Dataset[dict[str, Tensor]]):
     ) -> None:
         corpus.check_ordered()
         order = np.random.default_rng(seed).permutation(corpus.num_documents)
-        self.stream, self.segment, self.rows = View(corpus, order, separator), segment, rows
+        self.corpus, self.stream = corpus, View(corpus, order, separator)
+        self.segment, self.rows = segment, rows
         self.stretch = len(self.stream) // rows
         if self.stretch <= segment:
             raise ValueError(

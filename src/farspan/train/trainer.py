@@ -19,6 +19,7 @@ from farspan.callback import MeasuringCallback
 from farspan.lm import LM, load
 from farspan.loading.places import folder_of
 from farspan.measuring import trackers
+from farspan.text.corpora import Corpus
 from farspan.train import checkpoint as checkpoints
 from farspan.train import engines
 from farspan.train.config import CHECKPOINTS, Out, Settings, only_one_in
@@ -209,6 +210,7 @@ def run(
     seconds.
 
     Args:
+        rows: a dataset with the attribute `corpus`.
         watch: called with each step, each notice for the user, and each measurement.
         held_out: rows whose loss is logged, in a pre-training.
         callbacks: measure the model in training.
@@ -218,8 +220,8 @@ def run(
         options: of TermsTrainer; without options, the model computes its own loss.
 
     Raises:
-        ValueError: `out` has a checkpoint of a longer training, or a damaged one; another engine is in use than the one
-            that was requested; the training diverges; or the disk is full.
+        ValueError: `out` has a checkpoint of a longer training, of another text, or a damaged one; another engine is in
+            use than the one that was requested; the training diverges; or the disk is full.
     """
     from farspan.train.terms_trainer import TermsTrainer
 
@@ -244,6 +246,8 @@ def run(
     if checkpoint and before.global_step == how.steps:
         trainer.restore(checkpoint, before)
     else:
+        corpus: Corpus = rows.corpus  # type: ignore[attr-defined]
+        checkpoints.refuse_other_text(out / CHECKPOINTS, corpus, continues=checkpoint is not None)
         trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
         for callback in callbacks:
             callback.attach(trainer)
