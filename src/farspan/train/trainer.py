@@ -19,7 +19,6 @@ from farspan.callback import MeasuringCallback
 from farspan.lm import LM, load
 from farspan.loading.places import folder_of
 from farspan.measuring import trackers
-from farspan.text.corpora import Corpus
 from farspan.train import checkpoint as checkpoints
 from farspan.train import engines
 from farspan.train.config import CHECKPOINTS, Out, Settings, only_one_in
@@ -193,7 +192,7 @@ def save_whole(model: Any, dtype: torch.dtype, folder: Path) -> None:
 
 def run(
     model: Any,
-    rows: Dataset[Any],
+    rows: Any,
     settings: TrainingSettings,
     watch: TrainingWatch,
     *,
@@ -206,11 +205,10 @@ def run(
 ) -> dict[str, Any]:
     """Train `model` and save it in `settings.out`; continue from the last checkpoint there, if there is one.
 
-    Writes `log.jsonl`, a line every `log_every` steps and at each checkpoint. Returns parameters, rows read, losses and
-    seconds.
+    Write `log.jsonl`, a line every `log_every` steps and at each checkpoint. Return parameters, rows, losses, seconds.
 
     Args:
-        rows: a dataset with the attribute `corpus`.
+        rows: a Dataset with the attribute `corpus`.
         watch: called with each step, each notice for the user, and each measurement.
         held_out: rows whose loss is logged, in a pre-training.
         callbacks: measure the model in training.
@@ -246,8 +244,7 @@ def run(
     if checkpoint and before.global_step == how.steps:
         trainer.restore(checkpoint, before)
     else:
-        corpus: Corpus = rows.corpus  # type: ignore[attr-defined]
-        checkpoints.refuse_other_text(out / CHECKPOINTS, corpus, continues=checkpoint is not None)
+        checkpoints.refuse_other_text(out / CHECKPOINTS, rows.corpus, continues=checkpoint is not None)
         trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
         for callback in callbacks:
             callback.attach(trainer)
@@ -266,7 +263,7 @@ def run(
             save(model, dtype, new)
     return {
         "parameters": parameters,
-        "rows": _rows_read(len(rows), how.rows_per_step, how.steps),  # type: ignore[arg-type]
+        "rows": _rows_read(len(rows), how.rows_per_step, how.steps),
         "loss": logged["loss"],  # nats per token, mean over the steps since the previous line, at most `log_every`
         # its parts by name, such as `sparse` and `window`
         "losses": parts_of(logged),
