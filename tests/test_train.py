@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -368,6 +369,15 @@ def assert_same_weights(one: LmSettings, other: LmSettings) -> None:
     a, b = weights(one), weights(other)
     assert a.keys() == b.keys()
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def test_a_gpu_that_only_emulates_bf16_trains_in_fp32(settings: Callable[..., LmSettings], monkeypatch: Any) -> None:
+    trainer = settings("a", "trainer.bf16=auto").trainer
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for major in (7, 8):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, m=major: SimpleNamespace(major=m))
+        assert trainer.uses_bf16 == (major == 8)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

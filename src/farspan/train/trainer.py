@@ -53,7 +53,7 @@ class RunSettings(Settings):
         if self.bf16 != "auto":
             return self.bf16
         if torch.cuda.is_available():
-            return True
+            return torch.cuda.is_bf16_supported(including_emulation=False)
         # DeepSpeed trains in bf16 only on GPUs
         return self.engine != "deepspeed" and hf.has_instructions(torch.device("cpu"), torch.bfloat16)
 
