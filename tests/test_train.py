@@ -71,6 +71,7 @@ def test_every_field_can_be_overridden(config: Path) -> None:
         ("trainer.attention=fast", r"trainer\.attention: .*'sdpa'"),
         ("model=3", r"model: .*given 3"),
         ("trainer.seed=-1", r"trainer\.seed: .*greater than or equal to 0"),
+        ("watch.lengths=[64, 1]", r"watch\.lengths\.1: .*greater than 1"),
         ("out.deeper=3", r"out is a value, not a table"),
         ("trainer.steps", r"not of the form table\.key=value"),
     ],

@@ -66,7 +66,7 @@ class CepeModelSettings(Settings):
     encoder_layers: int | None = Field(None, gt=0)  # number of the first layers of `encoder` to use; default all
     random_encoder: bool = False  # random weights in the shape of `encoder`; weights of `warmed_up` are then not used
     train_encoder: bool = True  # false: the encoder is frozen too
-    initial: Literal["copied", "random", "zero"] = "copied"  # q, k, v of cross-attention; copied: from self-attention
+    initial: Literal["copied", "random", "zero"] = "copied"  # q, k, v; copied: of self-attention; zero never learns
     layers: int | None = Field(None, gt=0)  # number of the last layers that get cross-attention; default all
     states: int = Field(1, gt=0)  # 1: all read the encoder's last states; else each those of a different layer
     order: Order | None = None  # of the context: none, position or age; default that of `warmed_up`, or none
