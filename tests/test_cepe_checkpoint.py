@@ -124,6 +124,14 @@ def test_an_adapter_holds_what_was_added_and_finds_its_base(tmp_path: Path) -> N
     assert cepe.from_pretrained(tmp_path / "whole").dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("adapter_only", [False, True])
+def test_a_dtype_given_as_text_is_that_of_all_weights(adapter_only: bool, tmp_path: Path) -> None:
+    model = cepe.from_base(saved_base(tmp_path / "base"), tiny_encoder())
+    model.save_pretrained(tmp_path / "saved", adapter_only=adapter_only)
+    model = cepe.from_pretrained(tmp_path / "saved", dtype="bfloat16")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
 def test_an_adapter_refuses_another_base_and_names_both(tmp_path: Path) -> None:
     model = cepe.from_base(saved_base(tmp_path / "base"), tiny_encoder())
     model.save_pretrained(tmp_path / "adapter", adapter_only=True)
@@ -285,7 +293,7 @@ def test_a_base_that_is_refused_is_what_it_was() -> None:
 def test_contexts_that_cannot_be_read_say_why() -> None:
     model, ids = tiny_cepe(), some_ids(2, 5)
     for wrong, message in (
-        (some_ids(2, 8), r"shape \[batch, chunks, length\], not \(2, 8\)"),
+        (some_ids(2, 8), r"shape \(2, 8\): expected \[batch, chunks, length\]"),
         (some_ids(2, 0, 8), "the context is empty"),
         (some_ids(2, 3, 17), "17 tokens are longer than the encoder's window of 16"),
         (some_ids(2, 3, 8) + 400, "the encoder has 301 tokens"),

@@ -92,7 +92,8 @@ def from_pretrained(
 
     Args:
         base: of an adapter: a model, or its folder or hub id; default the base that the adapter names.
-        dtype: of the weights; "auto" (default) keeps the dtype of the checkpoint.
+        dtype: of the weights; "auto" (default) keeps the dtype of the checkpoint. Added weights that were made in
+            float32 over a base in 16 bits stay float32.
         revision, trust_remote_code: as in transformers' `from_pretrained`.
         allow_pickle: also read .bin weights, with `weights_only=True`; by default only safetensors are read.
         hub: passed on to transformers, such as device_map="auto", attn_implementation, quantization_config.
@@ -193,11 +194,12 @@ def _from_adapter(
         raise ValueError(f"adapter {place} was made for {its}, not for {_name(base)}: their weights differ")
     with explained(place, "adapter", ADAPTER, None):
         tensors = load_file(cached_file(place_of(place), ADAPTER, revision=revision))
-    added = next(iter(tensors.values())).dtype if isinstance(dtype, str) else dtype
     if getattr(config, "added_dtype", None) == "float32":
-        added = torch.float32
+        dtype = torch.float32
+    elif isinstance(dtype, str):
+        dtype = next(iter(tensors.values())).dtype if dtype == "auto" else getattr(torch, dtype)
     encoder, states = encoders.build(config.encoder_config), config.num_cross_attn_hidden_states
-    model = _extended(base, encoder, config.num_cross_attn_layers, states, added)
+    model = _extended(base, encoder, config.num_cross_attn_layers, states, dtype)
     model.config.cepe_base = made_for
     if (order := fields.order_of(config)) != "none":
         model.add_order(order, layers=config.cepe_order_layers, longest=config.cepe_order_range)

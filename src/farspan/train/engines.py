@@ -17,7 +17,7 @@ PATIENCE = timedelta(days=2)  # processes wait while the first one tokenises a t
 
 
 def processes() -> Any:
-    """Return accelerate's PartialState, which connects the processes when it is created first."""
+    """Return accelerate's PartialState. The first call connects the processes."""
     return optional_import("accelerate", "train").PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
 
 
