@@ -293,6 +293,12 @@ def test_orders_that_cannot_be_trained_are_refused(settings: Callable[..., Any])
     with pytest.raises(ValueError, match=r'model\.order = "position", but .* was warmed up with "age"'):
         opened(settings("c", f"model.warmed_up={warm.out}", "model.order=position"))
     assert order_of(opened(settings("d", f"model.warmed_up={warm.out}")).model.config) == "age"
-    for override, message in (("order_range=300", "= 300, but .* with 131072"), ("order_layers=1", "with 2")):
+    for override, message in (
+        ("order_range=300", "= 300, but .* with 131072"),
+        ("order_layers=1", "with 2"),
+        ("encoder_layers=1", "with 2"),
+    ):
         with pytest.raises(ValueError, match=message):
             opened(settings("e", f"model.warmed_up={warm.out}", f"model.{override}"))
+    with pytest.raises(ValueError, match=r"model\.order_layers = 1 needs model\.order"):
+        opened(settings("f", "model.order_layers=1"))

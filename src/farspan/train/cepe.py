@@ -197,6 +197,8 @@ def opened(settings: CepeSettings, device: str | None = None) -> LM:
     model = _warmed_up(chosen, lm) if chosen.warmed_up and not chosen.random_encoder else _new(chosen, lm)
     if chosen.order is not None and order_of(model.config) == "none":
         model.add_order(chosen.order, layers=chosen.order_layers, longest=chosen.order_range)
+    if chosen.order_layers is not None and order_of(model.config) == "none":
+        raise ValueError(f"model.order_layers = {chosen.order_layers} needs model.order: give position or age")
     return replace(lm, model=model)
 
 
@@ -211,8 +213,10 @@ def _warmed_up(chosen: CepeModelSettings, lm: LM) -> Any:
             'a config of stage = "warmup", or leave model.warmed_up out'
         )
     model = cepe.from_pretrained(chosen.warmed_up, base=lm.model, dtype=torch.float32)
-    for field, its in OF_A_WARM_UP.items():
-        given, has = getattr(chosen, field), getattr(model.config, its, None)  # without an order it has no such fields
+    before = {field: getattr(model.config, its, None) for field, its in OF_A_WARM_UP.items()}  # None: has no order
+    before["encoder_layers"] = model.encoder.config.num_hidden_layers
+    for field, has in before.items():
+        given = getattr(chosen, field)
         if has is not None and given not in (CepeModelSettings.model_fields[field].default, has):
             raise ValueError(
                 f"model.{field} = {json.dumps(given)}, but {chosen.warmed_up} was warmed up with {json.dumps(has)}: "
