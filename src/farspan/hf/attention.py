@@ -49,7 +49,8 @@ class CustomAttention(Scope):
         self.padding = padding  # whether a padded batch can be read when the model is called directly
         self.now: StreamAttentionState | None = None  # of the stream that reads; None: the model is called directly
         self.offset: int | None = None  # position of the first query, from the model's masks, when called directly
-        self.factor: Callable[[Tensor], Tensor] | None = None  # of queries, from their positions; None: all are 1
+        # of queries, from their positions and the layer; None: all are 1
+        self.factor: Callable[[Tensor, int], Tensor] | None = None
 
     @contextmanager
     def reading(self, now: StreamAttentionState) -> Iterator[None]:
@@ -60,8 +61,8 @@ class CustomAttention(Scope):
             self.now = None
 
     @contextmanager
-    def scaled_queries(self, factor: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Inside the `with`, multiply queries by `factor(positions)` [time] before attention."""
+    def scaled_queries(self, factor: Callable[[Tensor, int], Tensor]) -> Iterator[None]:
+        """Inside the `with`, multiply queries by `factor(positions, layer)`, [time] or [heads, time]."""
         before = self.factor, self.padding
         self.factor, self.padding = factor, False  # positions assume rows without padding
         try:
@@ -94,7 +95,7 @@ class CustomAttention(Scope):
         start = self._start(key.shape[2] - time) if now is None else now.start
         if self.factor is not None:
             here = torch.arange(start, start + time, device=query.device)
-            query = (query * self.factor(here)[:, None]).to(query.dtype)
+            query = (query * self.factor(here, layer.index)[..., None]).to(query.dtype)
         call = Call(
             query=query.view(batch, key.shape[1], heads // key.shape[1], time, dim),
             key=key,

@@ -8,31 +8,41 @@ the form above Bai et al. 2023, arXiv 2309.16609 (`use_logn_attn`) and the `scal
 tokens nothing changes. n stays the model's trained length even if RoPE scaling extends it: the model was
 trained to choose among n keys.
 
+With `scales` the factor of head h has an exponent s_h, which `farspan train smt` learns (`model.temperature =
+"learned"`). Not in a paper. At s_h = 1 it is the factor above, at 0 the head is not scaled. Up to n tokens it is 1 for
+any s_h, so no query weights can do the same. The file holds n too, which is then the default of `original`, as the
+config of a trained model has a longer length.
+
 The factor multiplies whatever scores another method computes, and the votes of methods that evict. Keeps every key.
-Not trained.
+Without `scales` not trained.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from farspan.files import expanded, read_json
 from farspan.hf.remap import InPlace, remapped
 from farspan.lm import LM
 from farspan.methods.base import TEMPERATURE, Method
 from farspan.reader import DenseReader, Reader, attending
+
+SCALES = "log_n_scales.json"  # in the folder of a trained model
 
 
 @dataclass(frozen=True)
 class Temperature(Method):
     """Queries beyond `original` tokens are multiplied by ln(tokens) / ln(original)."""
 
-    original: int | None = None  # tokens; default: the model's trained length
+    original: int | None = None  # tokens; default: the model's trained length, or that of `scales`
+    scales: str | None = None  # exponents of the factor, one for each head: a file, or the folder of a trained model
 
     name: ClassVar[str] = "temperature"
     changes: ClassVar[tuple[str, ...]] = (TEMPERATURE,)
@@ -53,12 +63,11 @@ class Temperature(Method):
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
-        self._original(lm)
-        with (
-            attending(lm, partial(remapped, remap=InPlace()), name=str(self), rotary=False) as reader,
-            self._scaled(reader),
-        ):
-            yield reader
+        factor = self._factor(lm)
+        with attending(lm, partial(remapped, remap=InPlace()), name=str(self), rotary=False) as reader:
+            assert reader.attention is not None
+            with reader.attention.scaled_queries(factor):
+                yield reader
 
     @contextmanager
     def around(self, reader: DenseReader) -> Iterator[Reader]:
@@ -66,20 +75,69 @@ class Temperature(Method):
             with self.on(reader.lm) as own:
                 yield own
             return
-        with self._scaled(reader):
+        with reader.attention.scaled_queries(self._factor(reader.lm)):
             yield reader
 
-    def _scaled(self, reader: DenseReader) -> AbstractContextManager[None]:
-        assert reader.attention is not None
-        return reader.attention.scaled_queries(partial(log_n, original=self._original(reader.lm)))
-
-    def _original(self, lm: LM) -> int:
+    def _factor(self, lm: LM) -> Callable[[Tensor, int], Tensor]:
+        """Return the factor of queries, from their positions and the layer: [time], or with scales [heads, time]."""
+        original, scales = self.original, None
+        if self.scales is not None:
+            trained, scales = self._scales(lm, self.scales)
+            original = original or trained
         # of the model as it was loaded: a RoPE method reports a longer trained length
-        if (original := self.original or lm.identity.get("trained_length")) is None or original < 2:
+        if (original := original or lm.identity.get("trained_length")) is None or original < 2:
             raise ValueError(f"{self}: the config of {lm.name} has no trained length. Write original=TOKENS")
-        return original
+
+        def factor(positions: Tensor, layer: int) -> Tensor:
+            same = log_n(positions, original)
+            return same if scales is None else same ** scales[layer].to(same)[:, None]
+
+        return factor
+
+    def _scales(self, lm: LM, place: str) -> tuple[int, Float[Tensor, "layers heads"]]:
+        """Return `original` and the scales of a file.
+
+        Raises:
+            ValueError: as `read_scales`, scales of another model, or a model whose heads are divided among processes.
+        """
+        if lm.num_parts > 1:
+            raise ValueError(f"{self}: the heads of {lm.name} are divided among {lm.num_parts} processes: use one")
+        original, scales = read_scales(place)
+        expected = lm.num_layers, int(lm.model.config.get_text_config(decoder=True).num_attention_heads)
+        if tuple(scales.shape) != expected:
+            raise ValueError(
+                f"{place} has scales of another model: got {len(scales)} layers of {scales.shape[1]} heads, expected "
+                f"{expected[0]} of {expected[1]} for {lm.name}"
+            )
+        return original, scales
 
 
 def log_n(positions: Int[Tensor, "*shape"], original: int) -> Float[Tensor, "*shape"]:
     """Return the factor of the query at each position, from 0 on."""
     return ((positions + 1).log() / math.log(original)).clamp_min(1.0)
+
+
+def read_scales(place: str) -> tuple[int, Float[Tensor, "layers heads"]]:
+    """Return `original` and the scales of a file, or of the folder of a model that was trained with them.
+
+    Raises:
+        ValueError: no such file, not JSON, or no finite number for each head of each layer in it.
+    """
+    file = expanded(place)
+    file = file / SCALES if file.is_dir() else file
+    try:
+        found = read_json(file)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f'scales {str(file)!r} do not exist: give the folder of a model trained with model.temperature = "learned"'
+        ) from error
+    original, rows = (found.get("original"), found.get("scales")) if isinstance(found, dict) else (None, None)
+    heads = {len(row) if isinstance(row, list) else 0 for row in rows} if isinstance(rows, list) else set()
+    some = bool(len(heads) == 1 and max(heads))
+    numbers = some and all(type(one) in (int, float) and math.isfinite(one) for row in rows or () for one in row)
+    if not (numbers and type(original) is int and original > 1):
+        raise ValueError(
+            f"{file} has no scales: expected an object with `original`, tokens from 2 on, and `scales`, for each layer "
+            "a list of one finite number for each head"
+        )
+    return original, torch.tensor(rows, dtype=torch.float32)

@@ -139,7 +139,7 @@ library_name: transformers
 Made by farspan from {name}, which was trained on {before:,} tokens, by Sparse Memory Training: rows of {window:,}
 tokens drawn from documents of up to {target:,}, each token at its own position. {trained:,} of {parameters:,}
 parameters were trained, for {steps:,} steps of {batch:,} rows. It opens in plain transformers.
-{repeats}{measured}
+{repeats}{scaled}{measured}
 ![losses](losses.png)
 
 All settings, versions and hardware: `training.json`. The losses: `log.jsonl`.
@@ -148,6 +148,10 @@ REPEATS = """
 Some rows were a text and the same text again, `[bos] S [bos] S` (the draw `{draw}`). That is the task of the forgetting
 curve, which the Forgetting Curve paper (section 3.2) measures on models that are not trained on it: do not compare this
 model's forgetting curve with those of other models.
+"""
+SCALED = """
+It was trained with log-n scaling of its queries, which a plain checkpoint does not hold: read it with
+`--method temperature:{how}`.
 """
 
 
@@ -162,9 +166,18 @@ def model_card(summary: Mapping[str, Any], log: Log) -> str:
         steps=steps,
         batch=summary["rows"] // steps,
         repeats=REPEATS.format(draw=draw) if REPEATING.search(draw) else "",
+        scaled=SCALED.format(how=how) if (how := _scaling(summary)) else "",
         measured=measured_table(log, settings["watch"]["text"]),
         **{key: summary[key] for key in ("window", "trained", "parameters")},
     )
+
+
+def _scaling(summary: Mapping[str, Any]) -> str:
+    """Return the settings of the method `temperature` under which a model was trained; "" if it was not."""
+    temperature = summary["settings"]["model"].get("temperature")
+    if temperature == "learned":
+        return "scales=THIS_FOLDER"
+    return f"original={summary['from']['trained_length'] or summary['window']}" if temperature else ""
 
 
 def base_of(name: str) -> dict[str, str]:

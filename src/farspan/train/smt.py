@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from farspan import hf
 from farspan.callback import MeasuringCallback
@@ -37,7 +37,7 @@ from farspan.train.optimizer import OptimizerSettings, build
 from farspan.train.preflight import preflight, usable
 from farspan.train.progress import TrainingWatch
 from farspan.train.schedule import LengthSettings, schedule
-from farspan.train.temperature import scale_queries
+from farspan.train.temperature import save_scales, scale_queries
 from farspan.train.trained import Count, TrainedSettings, choose, plain
 from farspan.train.trainer import RunSettings, load_finite, run, save_whole, training, write_up
 from farspan.train.watching import WatchedSettings, measuring
@@ -52,8 +52,16 @@ class SmtModelSettings(Settings):
     name: str  # a folder or hub id, or `demo`, the embedded one
     window: int | None = Field(None, gt=3)  # tokens of a row; default the trained length
     rope: str | None = None  # such as rope:type=yarn,factor=8; stays in the trained model
-    temperature: bool = False  # train under the method `temperature`, under which the model is then to be read
+    # train under the method `temperature`, under which the model is then read; learned: with a scale for each head
+    temperature: bool | Literal["learned"] = False
     revision: str | None = None
+
+    @field_validator("temperature", mode="before")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        if type(value) is not bool and value != "learned":
+            raise ValueError('expected true, false or "learned"')
+        return value
 
 
 class SmtDataSettings(Settings):
@@ -110,7 +118,8 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
             engine in use than requested, or `out` holds another training.
     """
     lm = opened(settings)
-    use_cache = lm.model.config.use_cache
+    before, use_cache = lm.trained_length, lm.model.config.use_cache
+    assert before is not None
     with engines.processes().main_process_first():
         refuse_other_settings(Path(settings.out), settings)
         rows = rows_of(lm, settings)
@@ -122,6 +131,7 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
 
     def save(model: Any, dtype: torch.dtype, folder: Path) -> None:
         model = plain(model)
+        save_scales(model, before, folder)
         model.config.get_text_config(decoder=True).max_position_embeddings = settings.lengths.target
         model.config.use_cache = use_cache
         save_whole(model, dtype, folder)
@@ -180,8 +190,12 @@ def opened(settings: SmtSettings, device: str | None = None) -> LM:
     if trained is None:
         raise ValueError(f"the trained length of {lm.name} is unknown: give model.window")
     lm = replace(lm, trained_length=trained)
+    if chosen.temperature and settings.trained.what == "lora":
+        raise ValueError(
+            'model.temperature does not scale what LoRA adds to queries: leave it out, or give trained.what = "qk"'
+        )
     if chosen.temperature:
-        scale_queries(lm.model, trained)
+        scale_queries(lm.model, trained, learned=chosen.temperature == "learned")
     if chosen.rope is not None:
         scale_rope(lm, chosen.rope, settings.lengths.target)
     return lm
