@@ -12,7 +12,8 @@ token can be sampled, and each keeps its position in the document. Positions cou
 The prose of appendix B.1 gives other thresholds than Algorithm 1, section 3.2 and Table 6, which agree; ours are those
 of Algorithm 1.
 
-The other ways of sampling are baselines. All are functions of the document's length and a random generator.
+The other ways of sampling are baselines. All are functions of the document's length and a random generator;
+`recurrences` also of two places in the document.
 """
 
 from dataclasses import dataclass
@@ -263,6 +264,49 @@ class Decoys:
 
 
 @dataclass(frozen=True)
+class Recurrences:
+    """Text around a later mention after text around an earlier one, far before it; every token is predicted. Not in a
+    paper.
+
+    `mining` finds the mentions in the corpus: tokens that are hard to predict after a short context and easy after a
+    long one (LongPPL's criterion, Fang et al. 2024, arXiv 2410.23771), and the nearest earlier place, beyond the short
+    context, that ends with the same `ngram` tokens. In a share of the rows the first half is the document's first token
+    and contiguous text around the earlier place, and the second half contiguous text of the same document around the
+    later one, each place anywhere in its half. The halves do not overlap, so that no text is there twice unless the
+    document repeats it, and passages that the document repeats for more than `largest` tokens are left out. The second
+    half has larger positions, as in `skip`. The other rows are those of `skip`.
+    """
+
+    share: float = 0.5  # of the rows
+    ngram: int = 4  # tokens that both places end with, the one that needs the long context last
+    largest: int = 128  # tokens of the passage around both places that is the same
+    tokens: int = 131_072  # of the corpus that are read to find mentions, about
+
+    def __call__(self, length: int, row: int, targets: int, rng: np.random.Generator) -> Drawn:
+        return Skip()(length, row, targets, rng)
+
+    def fits(self, earlier: int, later: int, size: int, row: int) -> bool:
+        """Return whether `around` can make a row of two places in a document of `size` tokens."""
+        first, last = self._begins(earlier, later, size, row)
+        return first <= last and self.ngram <= min(earlier, row // 2)
+
+    def around(self, earlier: int, later: int, size: int, length: int, row: int, rng: np.random.Generator) -> Drawn:
+        """Return a row of two places in a document of `size` tokens, with positions below `length`."""
+        half = row - row // 2
+        first, last = self._begins(earlier, later, size, row)
+        begin = int(rng.integers(first, last + 1))
+        end = int(rng.integers(max(earlier + 1, half), min(earlier + half - self.ngram, begin) + 1))
+        tokens = np.concatenate([[0], np.arange(end - half + 1, end), np.arange(begin, begin + row // 2)])
+        offset = int(rng.integers(0, length - row + 1))
+        return Drawn(tokens, np.arange(row) + np.repeat([0, offset], [half, row // 2]), row - 1)
+
+    def _begins(self, earlier: int, later: int, size: int, row: int) -> tuple[int, int]:
+        """Return the first and the last place where the second half can begin."""
+        half = row // 2
+        return max(earlier + 1, row - half, later - half + 1), min(later - self.ngram + 1, size - half)
+
+
+@dataclass(frozen=True)
 class RandomPositions:
     """Contiguous text at uniformly sampled, sorted positions; every token is predicted.
 
@@ -291,6 +335,7 @@ DRAWS: dict[str, type[Draw]] = {
     "pose": Pose,
     "skip": Skip,
     "decoys": Decoys,
+    "recurrences": Recurrences,
     "random": RandomPositions,
     "full": FullLength,
 }

@@ -28,10 +28,11 @@ from farspan.methods.full import Full
 from farspan.methods.rope import Rope, ntk, truncated
 from farspan.record import environment
 from farspan.report.training import draw_losses, model_card
-from farspan.text.corpora import load
+from farspan.text.corpora import Corpus, load
 from farspan.train import engines
-from farspan.train.config import Settings, refuse_other_settings
-from farspan.train.draws import draw, draw_named, levels
+from farspan.train.config import BEGUN, Settings, refuse_other_settings
+from farspan.train.draws import Recurrences, draw, draw_named, levels
+from farspan.train.mining import Pairs, kept, mined
 from farspan.train.objective import terms
 from farspan.train.optimizer import OptimizerSettings, build
 from farspan.train.preflight import preflight, usable
@@ -122,7 +123,7 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
     assert before is not None
     with engines.processes().main_process_first():
         refuse_other_settings(Path(settings.out), settings)
-        rows = rows_of(lm, settings)
+        rows = rows_of(lm, settings, Path(settings.out))
     model, count = prepared(lm, settings)
     for line in (f"{lm.name}, window {rows.row:,} tokens: {count}", *notes_on(rows)):
         watch.notice(line)
@@ -241,22 +242,43 @@ def scale_rope(lm: LM, text: str, longest: int) -> None:
     hf.set_rope(lm.model, parameters)
 
 
-def rows_of(lm: LM, settings: SmtSettings) -> SparseRows:
-    """Return the samples of the training."""
+RECURRENCES = "recurrences.json"  # in the folder of a training
+
+
+def rows_of(lm: LM, settings: SmtSettings, out: Path | None = None) -> SparseRows:
+    """Return the samples of the training.
+
+    Args:
+        out: the folder of the training, in which the mentions of the draw `recurrences` are stored; None: nowhere.
+    """
     trainer, window = settings.trainer, settings.model.window or lm.trained_length
     assert window is not None
+    chosen, separator = draw_named(settings.smt.draw), lm.separator.ids if settings.data.separator else ()
+
+    def mine(corpus: Corpus) -> Pairs:
+        assert isinstance(chosen, Recurrences)
+        longest = lm.trained_length if settings.model.rope is None else settings.lengths.target
+        assert longest is not None
+        how = {"row": window, "longest": longest, "head": len(separator), "seed": trainer.seed}
+        found = partial(mined, lm, corpus, chosen, **how)
+        if out is None:
+            return found()
+        # those of a training that has not begun can be of other settings
+        return kept(out / RECURRENCES, found, read=(out / BEGUN).exists() or not engines.is_first_process())
+
     return SparseRows(
         load(settings.data.text, lm.tokenizer),
-        draw_named(settings.smt.draw),
+        chosen,
         schedule(settings.lengths, window, trainer.steps, trainer.seed),
         row=window,
         targets=settings.smt.targets or window // 2,
         batch=trainer.rows_per_step,
-        separator=lm.separator.ids if settings.data.separator else (),
+        separator=separator,
         seed=trainer.seed,
         short=settings.data.short,
         mixed=settings.smt.mixed,
         first_target=settings.smt.first_target,
+        mine=mine,
     )
 
 
@@ -290,6 +312,8 @@ def notes_on(rows: SparseRows) -> Iterator[str]:
         short = about["documents"] - about["long_enough"]
         fate = "left out" if rows.short == "skip" else f"left out below {rows.row:,}, used up to their length above"
         yield f"{about['documents']:,} documents, {short:,} shorter than {longest:,} tokens: {fate} at that length"
+    if rows.pairs is not None:
+        yield f"{len(rows.pairs):,} mentions found that need a long context"
     if about["passes"] > 1:
         yield (
             f"the training reads {about['samples']:,} windows, and the text holds {about['windows']:,} of {longest:,} "

@@ -1,6 +1,6 @@
 """Rows of Sparse Memory Training from long documents: a pure function of a sample's index."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from farspan.text.corpora import Corpus, join
 from farspan.train.blocks import NOT_A_TARGET
-from farspan.train.draws import Draw, Drawn
+from farspan.train.draws import Draw, Drawn, Recurrences
 from farspan.train.objective import Rows
 from farspan.train.schedule import Schedule
 
@@ -37,9 +37,10 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         mixed: a sample has both rows (`concat`), one of them in turns (`alternate`), or only `sparse` (`off`).
         first_target: whether the first target, which follows the sampled memory, is predicted: if the last memory token
             is the one directly before it (`auto`), always (`keep`, as in equation 2), or never (`mask`).
+        mine: returns two places in the tokens of a corpus for each mention in it, for the draw `recurrences`.
 
     Raises:
-        ValueError: a shuffled text, rows too short for targets and memory, or no document long enough.
+        ValueError: a shuffled text, rows too short for targets and memory, no document long enough, or no recurrences.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         short: Short = "skip",
         mixed: Mixed = "concat",
         first_target: FirstTarget = "auto",
+        mine: Callable[[Corpus], Int[np.ndarray, "pairs 2"]] | None = None,
     ) -> None:
         corpus.check_ordered()
         if not 0 < targets < row:
@@ -72,6 +74,7 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         self._found: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by length, see `_documents`
         for length in sorted(schedule.stages, reverse=True):  # an error names the longest length without documents
             self._documents(length)
+        self.pairs = mine(self.corpus) if mine is not None and isinstance(draw, Recurrences) else None
         self[0]  # raises now if the draw does not fit these rows
 
     def __len__(self) -> int:
@@ -86,11 +89,22 @@ class SparseRows(Dataset[dict[str, dict[str, Tensor]]]):
         begin = int(self.corpus.starts[document]) + int(rng.integers(self.sizes[document] - length + 1))
         sample = {}
         if self.mixed != "alternate" or step % 2 == 0:
-            sample["sparse"] = self._row(begin, self.draw(length, self.row, self.targets, rng))
+            sample["sparse"] = self._row(*self._drawn(begin, length, rng))
         if self.mixed == "concat" or (self.mixed == "alternate" and step % 2 == 1):
             whole = np.arange(self.row)
             sample["window"] = self._row(begin, Drawn(whole, whole, self.row - 1))
         return sample
+
+    def _drawn(self, begin: int, length: int, rng: np.random.Generator) -> tuple[int, Drawn]:
+        """Return a row and the place in the corpus where its document begins: a window of one, or for mentions all."""
+        if self.pairs is None or not isinstance(self.draw, Recurrences) or rng.random() >= self.draw.share:
+            return begin, self.draw(length, self.row, self.targets, rng)
+        earlier, later = self.pairs[rng.integers(len(self.pairs))].tolist()
+        document = int(np.searchsorted(self.corpus.starts, later, side="right")) - 1
+        first = int(self.corpus.starts[document])
+        moved = len(self.separator) - first
+        size = int(self.sizes[document])
+        return first, self.draw.around(earlier + moved, later + moved, size, length, self.row, rng)
 
     def _documents(self, length: int) -> tuple[Int[np.ndarray, "documents"], Int[np.ndarray, "documents"]]:
         """Return the numbers of the documents that can be used for a length, and the cumulative sum of their tokens."""
