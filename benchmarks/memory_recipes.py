@@ -1,7 +1,7 @@
 """Which short training lengthens memory without training what the forgetting curve measures?
 
-    python benchmarks/memory_recipes.py [RECIPE ...] [--seeds 0 1 2] [--out FOLDER] [--repeats N] [--record] [--write]
-                                        [--check] [--quick]
+    python benchmarks/memory_recipes.py [RECIPE ...] [--seeds 0 1 2] [--out FOLDER] [--repeats N] [--long] [--record]
+                                        [--write] [--check] [--quick]
 
 The embedded model (window 512) is taken to 8,192 tokens by each recipe: 300 steps of 2 rows of 512 tokens, in turns
 sparse rows and ordinary windows, queries and keys only, AdamW at 1e-3, from three seeds. No recipe trains rows
@@ -11,6 +11,7 @@ untrained YaRN, on the same texts:
     natural, shuffled   copy and control with the probe of 32 + 96 tokens, contexts up to 16 windows
     inside              nats of all tokens of one window
     beyond              nats of all tokens of 8,192
+    long                with --long, and instead: as natural, contexts up to 32 windows
 
 The seeds of a recipe are averaged text by text: intervals are over texts. A recipe passes if its half-life on natural
 text is at least 4 times the model's and 1.5 times that of untrained YaRN, and it loses at most 0.02 nats inside the
@@ -51,16 +52,20 @@ PARTS: dict[str, tuple[str, str, tuple[int, ...]]] = {  # text, task, lengths
     "inside": (TEXT, "perplexity:targets=all", (512,)),
     "beyond": (TEXT, "perplexity:targets=all", (TARGET,)),
 }
-YARN, LONGER_YARN, TRUNCATED, LOG_N = (
+LONG = {"long": (TEXT, PROBE, (511, 1023, 2047, 3071, 3967, 5119, 6655, 7935))}
+YARN, LONGER_YARN, LONGEST_YARN, TRUNCATED, LOG_N = (
     "rope:type=yarn,factor=8",
     "rope:type=yarn,factor=16",
+    "rope:type=yarn,factor=32",
     "rope:type=truncated",
-    "temperature",
+    "temperature:original=512",  # the default would be the extended length, up to which nothing is scaled
 )
-UNTRAINED = ("full", YARN, LONGER_YARN, f"{LONGER_YARN}+{LOG_N}")
+LEARNED = "temperature:scales={}"  # the folder of the model
+UNTRAINED = ("full", YARN, LONGER_YARN, f"{LONGER_YARN}+temperature")
+UNTRAINED_LONG = (LONGER_YARN, LONGEST_YARN, f"{LONGEST_YARN}+temperature")
 
 FROM_YARN, FROM_TRUNCATED = f"model.rope='{LONGER_YARN}'", f"model.rope='{TRUNCATED}'"
-SKIP, DECOYS = "smt.draw='skip'", "smt.draw='decoys:share=0.5'"
+SKIP, DECOYS, MENTIONS = (f"smt.draw='{draw}'" for draw in ("skip", "decoys:share=0.5", "recurrences:share=0.5"))
 COPYING = ("2.0", "2.1", "3.2")  # heads; see `copying_heads`
 HEADS = f"trained.heads={list(COPYING)}"
 COMMON = (
@@ -72,9 +77,18 @@ RECIPES: dict[str, tuple[tuple[str, ...], str]] = {  # what differs from COMMON,
     "yarn-skip": ((FROM_YARN, SKIP), "full"),
     "yarn-decoys": ((FROM_YARN, DECOYS), "full"),
     "yarn-decoys-log-n": ((FROM_YARN, DECOYS, "model.temperature=true"), LOG_N),
+    "yarn-learned-log-n": ((FROM_YARN, DECOYS, "model.temperature='learned'"), LEARNED),
+    "yarn-recurrences": ((FROM_YARN, MENTIONS), "full"),
     "yarn-decoys-heads": ((FROM_YARN, DECOYS, HEADS), "full"),
     "truncated-skip": ((FROM_TRUNCATED, SKIP), "full"),
 }
+
+CHANGES = (  # recipes that differ in one thing from another
+    ("yarn-decoys", "yarn-skip"),
+    ("yarn-decoys-log-n", "yarn-decoys"),
+    ("yarn-learned-log-n", "yarn-decoys-log-n"),
+    ("yarn-recurrences", "yarn-skip"),
+)
 
 
 def copying_heads(repeats: int = 16, length: int = 100) -> dict[str, float]:
@@ -105,8 +119,9 @@ def trained(name: str, seed: int, out: Path, steps: int) -> LM:
     return replace(load(folder, dtype="float32"), name=folder.name)
 
 
-def measured(lm: LM, methods: Sequence[str], out: Path, repeats: int, quick: bool) -> None:
-    for part, (text, task, lengths) in PARTS.items():
+def measured(lm: LM, methods: Sequence[str], out: Path, options: argparse.Namespace) -> None:
+    repeats, quick = options.repeats, options.quick
+    for part, (text, task, lengths) in (LONG if options.long else PARTS).items():
         texts = min(repeats, 4) if part == "beyond" else repeats
         if quick:
             texts, lengths = 2, tuple(n for n in lengths if n <= 512)
@@ -123,10 +138,10 @@ def rows_of(model: str, part: str, how: str) -> list[Row]:
 
 def seeds(name: str) -> list[tuple[str, str]]:
     """Return the recorded models of a recipe, or of an untrained method the model itself, each with its method."""
-    if name in UNTRAINED:
+    if name not in RECIPES:
         return [("base", name)]
     folders = sorted(folder.name for folder in RECORDED.glob(f"{name}-[0-9]*"))
-    return [(folder, RECIPES[name][1]) for folder in folders]
+    return [(folder, RECIPES[name][1].format(folder)) for folder in folders]
 
 
 @cache
@@ -200,9 +215,47 @@ def verdicts() -> str:
     return table(["", *judged(known()[0]), "bounds"], lines).strip()
 
 
+def changes() -> str:
+    """Return the table of recipes against those from which they differ in one thing, paired."""
+    lines = []
+    for name, other in CHANGES:
+        natural, shuffled = (
+            times(curve_of(name, part), curve_of(other, part), "span") for part in ("natural", "shuffled")
+        )
+        lost = student_mean(nats_of(name, "inside") - nats_of(other, "inside"))[:3]
+        texts = len(curve_of(name, "natural").copy)
+        found = (widened(value, texts, len(CHANGES)) for value in (natural, shuffled, lost))
+        lines.append([f"`{name}`", f"`{other}`", *(said(one, 3) for one in found)])
+    return table(["", "against", "span, times", "span of shuffled text, times", "nats lost inside"], lines).strip()
+
+
+def long() -> str:
+    """Return the table of half-lives in contexts up to 32 windows, of the recipes that were measured there."""
+    names = [name for name in known() if all(rows_of(model, "long", how) for model, how in seeds(name))]
+    curves = {name: curve_of(name, "long") for name in (*UNTRAINED_LONG, *names)}
+    best = max(UNTRAINED_LONG, key=lambda how: stats.headline(curves[how])["half_life"][0])
+    lines = []
+    for name, curve in curves.items():
+        numbers = stats.summarise(curve)
+        against = [MISSING, MISSING]
+        if name in names:
+            both = (times(curve, curves[best], what) for what in ("half_life", "span"))
+            against = [said(widened(value, len(curve.copy), len(names)), 3) for value in both]
+        count = str(len(seeds(name)) if name in names else MISSING)
+        lines.append([f"`{name}`", count, str(numbers.half_life), str(numbers.span), *against])
+    return (
+        table(["", "seeds", "half-life", "span", "times `{best}`'s", "span, times"], lines)
+        .replace("{best}", best)
+        .strip()
+    )
+
+
 def page() -> str:
     """Return the page with its tables made again of the recorded rows."""
-    return kept.with_tables(PAGE.read_text(), lambda name: {"memory": memory, "verdicts": verdicts}[name]())
+    return kept.with_tables(PAGE.read_text(), lambda name: TABLES[name]())
+
+
+TABLES = {"memory": memory, "verdicts": verdicts, "changes": changes, "long": long}
 
 
 def main() -> None:
@@ -211,6 +264,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, help="folder for models and runs; a run in it is continued")
     parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--long", action="store_true", help="measure in contexts up to 32 windows, and nothing else")
     parser.add_argument("--heads", action="store_true", help="only print which heads copy")
     parser.add_argument("--record", action="store_true", help="keep the rows of all runs below --out")
     parser.add_argument("--write", action="store_true", help="make the tables of the page")
@@ -230,12 +284,14 @@ def main() -> None:
         names, numbers = options.recipes or list(RECIPES), options.seeds
         if options.quick:
             names, numbers = names[:1], numbers[:1]
-        measured(replace(load("demo", dtype="float32"), name="base"), UNTRAINED, out, options.repeats, options.quick)
+        untrained = UNTRAINED_LONG if options.long else UNTRAINED
+        measured(replace(load("demo", dtype="float32"), name="base"), untrained, out, options)
         for seed in numbers:
             for name in names:
                 print(f"{name}, seed {seed}", flush=True)
                 lm = trained(name, seed, out, 40 if options.quick else 300)
-                measured(lm, [RECIPES[name][1]], out, options.repeats, options.quick)
+                how = RECIPES[name][1].format((out / "models" / lm.name).resolve())
+                measured(lm, [how], out, options)
         return
     if options.write:
         PAGE.write_text(page())

@@ -12,7 +12,8 @@ from typing import Any
 from farspan.record import Row, read_header, read_rows
 
 BENCHMARKS = Path(__file__).resolve().parent
-ABSOLUTE = re.compile(r'"/(?:[^"/]*/)*([^"/]+)"')  # a path in JSON, as models have; its name is kept
+# a path in JSON, as models have, or as the last setting of a method; its name is kept
+ABSOLUTE = re.compile(r'(["=])/(?:[^"/]*/)*([^"/]+)"')
 OF_PLACES = ("--out", "--data", "--model")  # options whose values are folders of a machine
 
 
@@ -39,7 +40,7 @@ def record(out: Path, folder: Path) -> int:
         kept = folder / run.parent.parent.name / f"{run.parent.name}.jsonl.gz"
         kept.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(header), *run.read_text().splitlines()]
-        text = ABSOLUTE.sub(r'"\1"', "\n".join(lines) + "\n")
+        text = ABSOLUTE.sub(r'\1\2"', "\n".join(lines) + "\n")
         kept.write_bytes(gzip.compress(text.encode(), mtime=0))  # without the time: equal rows make equal files
     return sum(path.stat().st_size for path in folder.rglob("*.gz"))
 

@@ -30,3 +30,9 @@ def test_more_recipes_widen_an_interval() -> None:
     assert (mean, round(low, 9), round(high, 9)) == (1.0, 0.9, 1.1)
     _, low, high = memory_recipes.widened((1.0, 0.9, 1.1), texts=8, tests=5)
     assert 0.8 < low < 0.9 < 1.1 < high < 1.2
+
+
+def test_paths_of_this_machine_are_not_recorded() -> None:
+    line = '{"name": "/tmp/models/one", "method": "temperature:scales=/tmp/models/one", "text": "a/b"}'
+    recorded = memory_recipes.kept.ABSOLUTE.sub(r'\1\2"', line)
+    assert recorded == '{"name": "one", "method": "temperature:scales=one", "text": "a/b"}'
