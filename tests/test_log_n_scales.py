@@ -111,7 +111,7 @@ def test_a_file_that_is_not_there_is_named(lm: LM, tmp_path: Path) -> None:
 def test_a_model_divided_among_processes_is_refused(lm: LM, file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farspan.hf.num_parts", lambda model: 2)
     with (
-        pytest.raises(ValueError, match="the heads of .* are divided among 2 processes: use one"),
+        pytest.raises(ValueError, match=r"the heads of .* are divided among 2 processes: use one"),
         method(f"temperature:scales={file(SOME)}").on(lm),
     ):
         pass
