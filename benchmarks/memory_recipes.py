@@ -230,24 +230,30 @@ def changes() -> str:
 
 
 def long() -> str:
-    """Return the table of half-lives in contexts up to 32 windows, of the recipes that were measured there."""
+    """Return the table of contexts up to 32 windows, of the recipes that were measured there, against the YaRN from
+    which they start and against the longest one."""
     names = [name for name in known() if all(rows_of(model, "long", how) for model, how in seeds(name))]
-    curves = {name: curve_of(name, "long") for name in (*UNTRAINED_LONG, *names)}
-    best = max(UNTRAINED_LONG, key=lambda how: stats.headline(curves[how])["half_life"][0])
+    pairs = ((LONGER_YARN, "half_life"), (LONGER_YARN, "span"), (LONGEST_YARN, "span"))
     lines = []
-    for name, curve in curves.items():
-        numbers = stats.summarise(curve)
-        against = [MISSING, MISSING]
-        if name in names:
-            both = (times(curve, curves[best], what) for what in ("half_life", "span"))
-            against = [said(widened(value, len(curve.copy), len(names)), 3) for value in both]
+    for name in (*UNTRAINED_LONG, *names):
+        curve = curve_of(name, "long")
+        numbers, texts = stats.summarise(curve), len(curve.copy)
+        against = [
+            said(widened(times(curve, curve_of(other, "long"), what), texts, len(names)), 3)
+            if name != other
+            else MISSING
+            for other, what in pairs
+        ]
         count = str(len(seeds(name)) if name in names else MISSING)
         lines.append([f"`{name}`", count, str(numbers.half_life), str(numbers.span), *against])
-    return (
-        table(["", "seeds", "half-life", "span", "times `{best}`'s", "span, times"], lines)
-        .replace("{best}", best)
-        .strip()
-    )
+    head = [
+        "half-life",
+        "span",
+        "half-life, times YaRN's by 16",
+        "span, times YaRN's by 16",
+        "span, times YaRN's by 32",
+    ]
+    return table(["", "seeds", *head], lines).strip()
 
 
 def page() -> str:
