@@ -369,7 +369,7 @@ def test_bad_lengths_are_refused(lengths: str, said: str) -> None:
 
 
 def test_no_repeats_are_refused() -> None:
-    assert "repeats = 0; at least 1 is needed" in refused(curve("no-model", "--repeats", 0))
+    assert "repeats: got 0, expected a whole number, at least 1" in refused(curve("no-model", "--repeats", 0))
 
 
 def test_an_unknown_method_is_refused_with_the_known_ones() -> None:

@@ -232,7 +232,7 @@ def test_what_is_recorded_is_not_measured_again(lm: LM, text: str, tmp_path: Pat
     assert (tmp_path / "run" / "rows.jsonl").read_bytes() == before
 
 
-def test_methods_are_added_to_a_run_and_never_dropped(lm: LM, text: str, tmp_path: Path) -> None:
+def test_another_command_adds_methods_to_a_run_and_drops_none_with_rows(lm: LM, text: str, tmp_path: Path) -> None:
     compared([lm], text, tmp_path, METHODS[:2])
     before = (tmp_path / "run" / "rows.jsonl").read_bytes()
     added = ["full", "topk:k=4", METHODS[1]]
@@ -242,10 +242,42 @@ def test_methods_are_added_to_a_run_and_never_dropped(lm: LM, text: str, tmp_pat
     assert {json.loads(line)["method"] for line in after[len(before) :].splitlines()} == {"topk:k=4"}
     assert list(dict.fromkeys(cell.method for cell in found)) == added
     assert read_header(tmp_path / "run")["settings"]["methods"] == added
-    for other in (METHODS[:2], ["full", "topk:k=8", METHODS[1]]):
-        with pytest.raises(ValueError, match="made with other settings: methods was"):
-            compared([lm], text, tmp_path, other)
+    for first in METHODS[1:2], ["topk:k=4", "full"]:  # the first method is the baseline
+        compared([lm], text, tmp_path, first)
+        methods = read_header(tmp_path / "run")["settings"]["methods"]
+        assert methods[: len(first)] == first
+        assert sorted(methods) == sorted(added)
     assert (tmp_path / "run" / "rows.jsonl").read_bytes() == after
+
+
+def test_a_method_that_was_refused_can_be_left_out_again(lm: LM, text: str, tmp_path: Path) -> None:
+    asked = {"text": text, "lengths": (16,), "repeats": 2, "out": tmp_path / "run"}
+    measure(lm, "full", "perplexity:target_tokens=8", **asked)
+    with pytest.raises(ValueError, match="reads with an encoder"):
+        measure(lm, ["full", "cepe"], "perplexity:target_tokens=8", **asked)
+    measure(lm, "full", "perplexity:target_tokens=8", **asked)
+    assert read_header(tmp_path / "run")["settings"]["methods"] == ["full"]
+
+
+def test_a_method_is_named_once(lm: LM, text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"method topk:k=4 is given twice: name each once"):
+        compared([lm], text, tmp_path, ["topk:k=4", "full", "topk:k=4"])
+
+
+def test_a_run_is_not_continued_with_a_file_of_a_method_that_has_changed(lm: LM, text: str, tmp_path: Path) -> None:
+    factors = tmp_path / "factors.json"
+    how = f"rope:type=factors,file={factors}"
+    factors.write_text("[1, 2]")  # of another model
+    assert {cell.failed for cell in compared([lm], text, tmp_path, [how], cost=False)} == {"refused"}
+    factors.write_text("[1, 2, 3, 4]")
+    assert {cell.failed for cell in compared([lm], text, tmp_path, ["full", how], cost=False)} == {""}
+    compared([lm], text, tmp_path, ["full", how], cost=False)
+    factors.write_text("[1, 2, 3, 5]")
+    with pytest.raises(ValueError, match=r"factors.json has changed since this run measured rope:type=factors"):
+        compared([lm], text, tmp_path, [how], cost=False)
+    compared([lm], text, tmp_path, ["full"], cost=False)
+    with pytest.raises(ValueError, match="has changed"):
+        compared([lm], text, tmp_path, [how], cost=False)
 
 
 def test_cost_splits_what_is_held_from_what_is_passing(lm: LM, tmp_path: Path) -> None:

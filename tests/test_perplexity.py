@@ -363,7 +363,7 @@ def test_a_text_too_short_for_the_default_lengths_ends_them_with_a_notice(
     [
         ({"targets": "lats"}, r"targets = 'lats' is unknown; known are fixed, last, all \(did you mean 'last'\?\)"),
         ({"lengths": (0, 4)}, "must be positive numbers of tokens"),
-        ({"repeats": 0}, "repeats = 0; at least 1 is needed"),
+        ({"repeats": 0}, "repeats: got 0, expected a whole number, at least 1"),
         ({"lengths": (64, 128), "target_tokens": 64}, "64 target tokens leave no context in a length of 64"),
         ({"targets": "all", "target_tokens": 64}, "all scores every token"),
         ({"buckets": 4}, "buckets belong to targets=all"),

@@ -230,6 +230,24 @@ def test_plans_read_no_weights_unless_they_calibrate(folder: Path, monkeypatch: 
     assert next(plans([str(folder)], ["full"], what, calibrate=True))[3].seconds > 0
 
 
+def test_a_plan_leaves_out_what_the_run_already_has(folder: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"text": "random", "repeats": 2, "loader": Load(device="cpu")}
+    measured: dict[str, Any] = {**options, "lengths": (16, 32)}
+    task, out = "perplexity:target_tokens=8", tmp_path / "run"
+    what = grid([str(folder)], [task], **measured)
+
+    def planned() -> dict[str, tuple[int, int, int]]:
+        found = plans([str(folder)], ["full", "topk:k=4"], what, out=out, loader=options["loader"])
+        return {how: (cost.num_examples, cost.tokens, cost.num_done) for _, how, _, cost in found}
+
+    assert planned() == {"full": (2, 96, 0), "topk:k=4": (2, 96, 0)}
+    measure(str(folder), "full", task, out=out, **measured)
+    assert planned() == {"full": (0, 0, 4), "topk:k=4": (2, 96, 0)}
+    rows = (out / "rows.jsonl").read_text().splitlines(keepends=True)
+    (out / "rows.jsonl").write_text("".join(line for line in rows if '"length": 32, "repeat": 1' not in line))
+    assert planned()["full"] == (1, 32, 3)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

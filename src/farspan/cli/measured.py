@@ -58,7 +58,7 @@ def run_measurement(
         planned = grid(models, tasks, **settings)
         first = planned.adaptive * "; the first round of --lengths auto: all may take 2 to 4 times as long"
         timed: dict[str, Any] = {"calibrate": running.calibrate, "tflops": running.tflops}
-        found = plans(models, methods, planned, loader=loader, refusals=refusals, **sizes, **timed)
+        found = plans(models, methods, planned, loader=loader, refusals=refusals, out=running.out, **sizes, **timed)
         print_plans(list(found), first, running.as_json)
         if shard is not None:
             err.print_line(
@@ -123,12 +123,14 @@ def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str,
 
     from farspan.report.runs import short_names
 
-    table = Table(title=f"plan: nothing is measured yet{first}", title_justify="left")
+    left = any(not isinstance(cost, str) and cost.num_done for *_, cost in plans)
+    title = "plan of what this run still lacks" if left else "plan: nothing is measured yet"
+    table = Table(title=title + first, title_justify="left")
     timed = any(not isinstance(cost, str) and cost.seconds is not None for *_, cost in plans)
     times = ["time"] if timed else []
     for column in ("model", "method", "task", "examples", "tokens", "TFLOP", "memory", *times):
-        left = column in ("model", "method", "task")
-        table.add_column(column, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+        words = column in ("model", "method", "task")
+        table.add_column(column, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     short = short_names(model for model, *_ in plans)
     for model, method, what, cost in plans:
         if isinstance(cost, str):

@@ -7,16 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from farspan.lm import LM, Load, is_url
+from farspan.lm import LM, Load
 from farspan.measuring.adaptive import TimeBudget, measure_adaptively, round_one
+from farspan.measuring.arguments import Lengths, check_division, methods_of, models_of, whole
 from farspan.measuring.loop import Mine, Watch, measure_cell
 from farspan.measuring.plan import Plan, plan
 from farspan.measuring.result import Measured
-from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Lengths, Setup, grid, possible_lengths
+from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, grid, possible_lengths
 from farspan.measuring.sharding import Sharding, chosen_shard, sharding
-from farspan.methods import Method, method
+from farspan.methods import Method
 from farspan.reader.served.client import ServerError
-from farspan.record import ABSENT, Row, Run, Shard, default_folder, latest, read_header, read_rows
+from farspan.record import ABSENT, Row, Run, Shard, latest, read_header, read_rows
 from farspan.tasks import Task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING, BoundCurve
@@ -25,12 +26,12 @@ from farspan.text.documents import Text
 
 
 def measure(
-    models: str | LM | Sequence[str | LM],
-    methods: str | Sequence[str] = "full",
+    models: str | Path | LM | Sequence[str | Path | LM],
+    methods: str | Method | Sequence[str | Method] = "full",
     tasks: str | Task | Sequence[str | Task] = "perplexity",
     *,
     text: Text = "builtin",
-    lengths: Lengths = None,
+    lengths: int | Lengths = None,
     repeats: int | None = None,
     seed: int = 0,
     out: str | Path | None = None,
@@ -40,7 +41,7 @@ def measure(
     loader: Load | None = None,
     batch: int | None = None,
     chunk: int | None = None,
-    shard: Shard | None = None,
+    shard: Shard | str | None = None,
     ray: str | None = None,
     gpus_per_model: int | None = None,
     watch: Watch | None = None,
@@ -51,7 +52,7 @@ def measure(
 
     Args:
         models: folders, hub ids, or models that are loaded already; one, or several.
-        methods: as `farspan.method` parses them; one, or several.
+        methods: as `farspan.method` parses them, or methods; one, or several.
         tasks: as `farspan.tasks.task` parses them, or tasks; one, or several.
         text: for tasks on a text: the name of a file, a folder, a hub data set or `builtin`; or documents, a list of
             strings, which farspan's cache keeps.
@@ -80,12 +81,10 @@ def measure(
         OSError: the disk is full.
     """
     watch, loader = watch or Watch(), loader or Load()
-    models = [models] if isinstance(models, str | LM) else list(models)
-    methods = [methods] if isinstance(methods, str) else list(methods)
-    tasks = [tasks] if isinstance(tasks, str | Task) else list(tasks)
-    _check_division(models, shard, ray, gpus_per_model, minutes)
+    models, given = models_of(models), methods_of(methods)
+    check_division(models, shard, ray, gpus_per_model, minutes)
     shard = chosen_shard(shard) if ray is None else None
-    given = [method(one) for one in methods]
+    batch, chunk = (one if one is None else whole(one, name, 1) for one, name in ((batch, "batch"), (chunk, "chunk")))
     options: dict[str, Any] = {"text": text, "lengths": lengths, "repeats": repeats, "seed": seed, "cost": cost}
     what = grid(models, tasks, refusals=refusals, loader=loader, **options)
     chosen = what.fitted(given)
@@ -93,10 +92,7 @@ def measure(
         raise ValueError(f"minutes: got {minutes:g}, expected a positive number (--minutes)")
     if minutes is not None and not what.adaptive:
         raise ValueError("a budget in minutes needs --lengths auto: use both, or omit --minutes")
-    header = what.header | {"methods": [str(how) for how in chosen]}
-    names = [model if isinstance(model, str) else model.name for model in models]
-    command = what.tasks[0].name if len(what.tasks) == 1 and not cost else "compare"
-    folder = Path(out) if out is not None else default_folder(command, names, header)
+    folder, header = what.run(models, chosen, out)
     if ray is not None:
         names = [str(model) for model in models]
         return _measure_there(names, chosen, what, folder, header, ray, gpus_per_model, loader, batch, chunk, watch)
@@ -153,32 +149,6 @@ def _measure_here(
         return Measured(folder, latest(run.rows))
     rows = latest(read_rows(folder))
     return Measured(folder, rows, part.missing(rows, read_header(folder)["sessions"]))
-
-
-def _check_division(
-    models: Sequence[str | LM],
-    shard: Shard | None,
-    ray: str | None,
-    gpus_per_model: int | None,
-    minutes: float | None,
-) -> None:
-    """Raise ValueError for arguments that exclude each other."""
-    if ray is None:
-        if gpus_per_model is not None:
-            raise ValueError("gpus_per_model belongs to ray: give both, or omit it (--gpus-per-model, --ray)")
-        return
-    if gpus_per_model is not None and gpus_per_model < 1:
-        raise ValueError(f"gpus_per_model: got {gpus_per_model}, expected at least 1 (--gpus-per-model)")
-    if shard is not None:
-        raise ValueError("shard and ray both divide a run: use one of them (--shard, --ray)")
-    if minutes is not None:
-        raise ValueError("a budget in minutes belongs to one process: omit it with ray (--minutes, --ray)")
-    if (gpus_per_model or 1) > 1 and (urls := [model for model in models if isinstance(model, str) and is_url(model)]):
-        raise ValueError(f"the server at {urls[0]} divides its model by itself: omit gpus_per_model (--gpus-per-model)")
-    if loaded := [model.name for model in models if not isinstance(model, str)]:
-        raise ValueError(
-            f"with ray each worker loads the models: got the loaded model {loaded[0]}, expected its folder"
-        )
 
 
 def _measure_model(
@@ -316,6 +286,7 @@ def plans(
     chunk: int | None = None,
     calibrate: bool = False,
     tflops: float | None = None,
+    out: str | Path | None = None,
 ) -> Iterator[tuple[str, str, str, Plan | str]]:
     """Yield the cost of `measure` by model, method and task; for adaptive lengths, the cost of the first round. With
     `refusals`, yield costs by length, and the reason for each refusal.
@@ -323,6 +294,7 @@ def plans(
     Args:
         calibrate: load the weights and time a few forwards; otherwise only config and tokenizer are loaded.
         tflops: 10^12 floating-point operations per second of the machine, to estimate the time without weights.
+        out: the run folder, as of `measure`; what it holds is not counted.
 
     Raises:
         ValueError: both `calibrate` and `tflops`, or `tflops` that is not a positive number.
@@ -334,7 +306,9 @@ def plans(
         )
     if tflops is not None and calibrate:
         raise ValueError("tflops and calibrate both give the time: use one of them (--tflops, --calibrate)")
-    loader, chosen = loader or Load(), what.fitted([method(text) for text in methods])
+    loader, chosen = loader or Load(), what.fitted(methods_of(methods))
+    folder, _ = what.run(models, chosen, out)
+    rows = latest(read_rows(folder)) if (folder / "run.json").exists() else []
     for model in models:
         lm = loader(model, weights=calibrate)
         for one in what.setups(lm, Watch()):
@@ -347,7 +321,8 @@ def plans(
             for how, part in ((how, part) for how in chosen for part in parts):
                 cost: Plan | str
                 try:
-                    cost = _plan(part, how, lm, what.seed, batch, chunk, calibrate, tflops)
+                    mine = [row for row in rows if (row.model, row.method) == (lm.name, str(how))]
+                    cost = _plan(part, how, lm, what.seed, batch, chunk, calibrate, tflops, mine)
                 except ValueError as error:
                     if not refusals:
                         raise
@@ -364,6 +339,7 @@ def _plan(
     chunk: int | None,
     calibrate: bool,
     tflops: float | None,
+    rows: Sequence[Row],
 ) -> Plan:
     assert part.lengths is not None
     return plan(
@@ -377,6 +353,7 @@ def _plan(
         chunk=chunk or part.bound.chunk(lm, part.lengths[-1]),
         calibrate=calibrate,
         tflops=tflops,
+        rows=rows,
     )
 
 

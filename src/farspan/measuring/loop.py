@@ -56,13 +56,13 @@ class Ledger:
             for depth in e.depths
         }
         # rows that ran out of memory or time are measured again: more of it may be free now, or the batch smaller
-        self._done = {_place(row) for row in self.rows if row.status not in UNFINISHED}
+        self._done = {place_of(row) for row in self.rows if row.status not in UNFINISHED}
         self._end = math.inf  # the largest length still wanted
 
     @property
     def rows(self) -> list[Row]:
         """All wanted rows of these examples, from this and earlier sessions."""
-        return [row for row in self.run.of(self.lm.name, str(self.method)) if _place(row) in self._wanted]
+        return [row for row in self.run.of(self.lm.name, str(self.method)) if place_of(row) in self._wanted]
 
     def missing(self, example: Example[Any]) -> tuple[int, ...]:
         """Return the lengths at which a wanted row of the example is missing."""
@@ -120,7 +120,8 @@ class Ledger:
             self.write(Result(example, length, depth, status=status, reason=reason))
 
 
-def _place(row: Row) -> tuple[str, int, float]:
+def place_of(row: Row) -> tuple[str, int, float]:
+    """Return what identifies a measurement of a task, a model and a method: example, length and depth."""
     return row.example, row.length, row.depth
 
 

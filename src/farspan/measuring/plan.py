@@ -5,22 +5,23 @@ Everything except the time is computed from the model's config and tokenizer, so
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from farspan.lm import LM
 from farspan.measuring.calibration import calibrated
-from farspan.measuring.loop import batch_that_fits, key_bytes, within_positions
+from farspan.measuring.loop import batch_that_fits, key_bytes, place_of, within_positions
 from farspan.methods import Method
 from farspan.reader import logits_at_once
-from farspan.tasks.base import Bound, Work
+from farspan.record import UNFINISHED, Row
+from farspan.tasks.base import Bound, Example, Work
 
 
 @dataclass(frozen=True)
 class Plan:
     """Predicted cost of a measurement."""
 
-    num_examples: int
+    num_examples: int  # with something left to measure
     tokens: int  # fed to the model, over all rows
     flops: float
     weight_bytes: int  # of the model, buffers included
@@ -29,6 +30,7 @@ class Plan:
     seconds: float | None  # measured on the model or from the operations; None: not requested
     fallback: str | None  # why the model will be read with plain forwards; None: it will not
     parts: dict[str, int] | None = None  # bytes by purpose, the model's included; None: not known
+    num_done: int = 0  # measurements that the run has already
 
 
 def plan(
@@ -43,26 +45,31 @@ def plan(
     chunk: int | None = None,
     calibrate: bool = False,
     tflops: float | None = None,
+    rows: Sequence[Row] = (),
 ) -> Plan:
     """Return the cost of `measure_cell` with the same arguments.
 
     Args:
+        rows: of the run, of this model and method; what they hold is not measured again.
         calibrate: measure the time of a few forwards on the model, with the run's own batch and chunk.
         tflops: 10^12 floating-point operations per second of the machine, from which the time is computed.
 
     Raises:
         ValueError: a text too short for the lengths, or a model without weights to calibrate on.
     """
-    examples = within_positions(bound, lm, bound.examples(lm, lengths, repeats, seed))
-    work = [w for example in examples for w in bound.work(lm, example)]
-    if not work:
+    possible = within_positions(bound, lm, bound.examples(lm, lengths, repeats, seed))
+    if not possible:
         raise ValueError(f"{lm.name} has {lm.position_limit:,} positions; every length needs more: give smaller ones")
+    examples, num_done = _missing(possible, rows)
+    if not examples:
+        return Plan(0, 0, 0.0, lm.num_bytes, 0, 0, 0.0, None, num_done=num_done)
+    work = [w for example in examples for w in bound.work(lm, example)]
     batch = min(repeats, batch or batch_that_fits(bound, method, lm, examples))
-    rows = batch * max(w.num_rows for w in work)
+    num_rows = batch * max(w.num_rows for w in work)
     longest = max(w.num_before + w.num_tokens for w in work)
     with method.on(lm) as reader, bound.around(reader):
         chunk = reader.chunk = chunk or reader.chunk
-        parts = reader.bytes_needed(rows, longest)
+        parts = reader.bytes_needed(num_rows, longest)
         flops = sum(w.num_rows * reader.flops(w.num_before, w.num_tokens, w.num_scored) for w in work)
         fallback = reader.fallback
         if fallback:  # every score reads everything again, in one forward
@@ -85,7 +92,17 @@ def plan(
         seconds=seconds,
         fallback=fallback,
         parts=parts,
+        num_done=num_done,
     )
+
+
+def _missing(examples: Sequence[Example[Any]], rows: Sequence[Row]) -> tuple[list[Example[Any]], int]:
+    """Return the examples with the lengths at which they lack a finished row, and the number of finished rows."""
+    done = {place_of(row) for row in rows if row.status not in UNFINISHED}
+    wanted = {e.id: {n: {(e.id, n, depth) for depth in e.depths} for n in e.lengths} for e in examples}
+    left = [replace(e, lengths=tuple(n for n in e.lengths if wanted[e.id][n] - done)) for e in examples]
+    every = set[tuple[str, int, float]]().union(*(at for by_length in wanted.values() for at in by_length.values()))
+    return [e for e in left if e.lengths], len(every & done)
 
 
 def _mask_bytes(method: Method, step: Work) -> int:

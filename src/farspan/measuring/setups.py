@@ -1,16 +1,20 @@
 """What a run measures: its tasks, lengths and repeats, bound to each model."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 from farspan.lengths import check_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
 from farspan.measuring.adaptive import prepared
+from farspan.measuring.arguments import Lengths, lengths_of, tasks_of, whole
 from farspan.measuring.loop import Watch
 from farspan.methods import Method
-from farspan.tasks import Bound, Task, task
+from farspan.record import default_folder
+from farspan.tasks import Bound, Task
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import BoundCurve, Curve
 from farspan.tasks.perplexity import Perplexity
@@ -18,7 +22,6 @@ from farspan.text.documents import Text, named
 
 DEFAULT_REPEATS = 10
 COST_REPEATS = 3  # of which a table takes the median
-Lengths = Sequence[int] | Literal["auto"] | None
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,30 @@ class Grid:
         }
         same = {"text": self.text, "lengths": self.lengths, "repeats": self.repeats, "seed": self.seed}
         return {"tasks": tasks, **same, "cost": self.cost, "compared": self.compared}
+
+    def run(
+        self, models: Sequence[str | LM], methods: Sequence[Method], out: str | Path | None
+    ) -> tuple[Path, dict[str, Any]]:
+        """Return the folder of the run, and the settings in its run.json.
+
+        Args:
+            out: the folder; default: one under runs/, the same for the same arguments.
+
+        Raises:
+            ValueError: the same method twice.
+        """
+        names = [str(how) for how in methods]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise ValueError(f"method {twice[0]} is given twice: name each once (--method)")
+        read = {str(how): {str(file): _hash(file) for file in how.files if file.is_file()} for how in methods}
+        files = {name: hashes for name, hashes in read.items() if hashes}
+        settings = self.header | {"methods": names} | ({"files": files} if files else {})
+        if out is not None:
+            return Path(out), settings
+        command = self.tasks[0].name if len(self.tasks) == 1 and not self.cost else "compare"
+        return default_folder(
+            command, [one if isinstance(one, str) else one.name for one in models], settings
+        ), settings
 
     def fitted(self, methods: Sequence[Method]) -> list[Method]:
         """Return the methods with default windows chosen for the smallest trained length of the run."""
@@ -109,10 +136,10 @@ class Grid:
 
 def grid(
     models: Sequence[str | LM],
-    tasks: Sequence[str | Task],
+    tasks: str | Task | Sequence[str | Task],
     *,
     text: Text = "builtin",
-    lengths: Lengths = None,
+    lengths: int | Lengths = None,
     repeats: int | None = None,
     seed: int = 0,
     cost: bool = False,
@@ -122,13 +149,14 @@ def grid(
     """Return the grid of `measure` with these arguments and all defaults resolved.
 
     Raises:
-        ValueError: unknown tasks, the same task twice, or impossible lengths or repeats.
+        ValueError: unknown tasks, the same task twice, or impossible lengths, repeats or seed.
     """
     loader = loader or Load()
-    if repeats is not None and repeats < 1:
-        raise ValueError(f"repeats = {repeats}; at least 1 is needed (--repeats)")
-    chosen = [task(one) if isinstance(one, str) else one for one in tasks]
-    given = None if lengths is None or isinstance(lengths, str) else tuple(lengths)
+    repeats = None if repeats is None else whole(repeats, "repeats", least=1)
+    seed = whole(seed, "seed", least=0)
+    chosen = tasks_of(tasks)
+    asked = lengths_of(lengths)
+    given = asked if isinstance(asked, tuple) else None
     for one in chosen:
         if given is not None:
             # a length of 0 passages or demonstrations is the control of the tasks that count them
@@ -142,7 +170,11 @@ def grid(
             one.check(given)
     if twice := [str(a) for a, b in combinations(resolved, 2) if str(a) == str(b)]:
         raise ValueError(f"task {twice[0]} is given twice: name each once (--task)")
-    return Grid(resolved, named(text), given or lengths, repeats, seed, cost, refusals, trained)
+    return Grid(resolved, named(text), asked, repeats, seed, cost, refusals, trained)
+
+
+def _hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 def possible_lengths(lm: LM, one: Setup, seed: int) -> tuple[Setup, dict[int, str]]:

@@ -40,13 +40,15 @@ def parse_shard(text: str) -> Shard:
     return _checked(int(found[1]), int(found[2]), text) if found else _checked(0, 0, text)
 
 
-def chosen_shard(given: Shard | None) -> Shard | None:
+def chosen_shard(given: Shard | str | None) -> Shard | None:
     """Return the shard to measure: the given one, else the Slurm array task's; None: the whole run.
 
     Raises:
         ValueError: not a shard, or variables of Slurm that do not number the array's tasks.
     """
-    if given is not None:
+    if isinstance(given, str):
+        shard = parse_shard(given)
+    elif given is not None:
         number, count = given
         shard = _checked(number, count, f"{number}/{count}")
     elif {"SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"} <= os.environ.keys():

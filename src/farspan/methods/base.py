@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -52,6 +53,11 @@ class Method(Protocol):
     @property
     def changes(self) -> tuple[str, ...]:
         """The parts it changes, of ORDER. Methods compose if no two change the same part; () composes with none."""
+        return ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that its settings name: a run is not continued after their content has changed."""
         return ()
 
     def passes(self, num_tokens: int) -> list[int]:
@@ -139,6 +145,10 @@ class Composed(Method):
     @property
     def changes(self) -> tuple[str, ...]:
         return tuple(what for part in self.parts for what in part.changes)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(file for part in self.parts for file in part.files)
 
     @property
     def in_model(self) -> bool:  # type: ignore[override]

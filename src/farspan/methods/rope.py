@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -86,6 +87,10 @@ class Rope(Method):
     @property
     def changes(self) -> tuple[str, ...]:
         return (ROPE, ATTENTION) if self.type == "dynamic" else (ROPE,)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (expanded(self.file),) if self.file is not None else ()
 
     @classmethod
     def examples(cls) -> tuple["Rope", ...]:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -50,6 +51,10 @@ class Temperature(Method):
     def __post_init__(self) -> None:
         if self.original is not None and self.original < 2:
             raise ValueError(f"{self}: original must be at least 2 tokens, since the queries are divided by its log")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (_scales_file(self.scales),) if self.scales is not None else ()
 
     @classmethod
     def examples(cls) -> tuple["Temperature", ...]:
@@ -123,8 +128,7 @@ def read_scales(place: str) -> tuple[int, Float[Tensor, "layers heads"]]:
     Raises:
         ValueError: no such file, not JSON, or no finite number for each head of each layer in it.
     """
-    file = expanded(place)
-    file = file / SCALES if file.is_dir() else file
+    file = _scales_file(place)
     try:
         found = read_json(file)
     except FileNotFoundError as error:
@@ -141,3 +145,9 @@ def read_scales(place: str) -> tuple[int, Float[Tensor, "layers heads"]]:
             "a list of one finite number for each head"
         )
     return original, torch.tensor(rows, dtype=torch.float32)
+
+
+def _scales_file(place: str) -> Path:
+    """Return the file of scales itself, or that in the folder of a trained model."""
+    file = expanded(place)
+    return file / SCALES if file.is_dir() else file

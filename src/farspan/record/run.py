@@ -61,7 +61,8 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path, settings: dict[str, Any], shard: Shard | None = None) -> Self:
-        """Create the run, or continue it if it was made with the same settings, or with fewer methods.
+        """Create the run, or continue it if it was made with the same settings. Its methods may be others, if no shard
+        is given: the rows of a method do not depend on the other methods.
 
         A last line torn by a kill is dropped. A run without rows starts again with the new settings, unless
         other shards are writing it.
@@ -97,7 +98,7 @@ class Run:
             every = {other: read_file(other)[0] for other in others} | {path: rows}
             session = {"command": sys.argv, "started": datetime.now(UTC).isoformat(), **environment()}
             with _header_locked(folder):
-                header = _begun(folder, _plain(settings), shard)
+                header = _begun(folder, _plain(settings), shard, [row for part in every.values() for row in part])
                 file.truncate(end)
                 header["sessions"].append(session if shard is None else session | {"shard": list(shard)})
                 write(folder / "run.json", json.dumps(header, indent=2) + "\n")
@@ -274,12 +275,15 @@ def _others_write(folder: Path, shard: Shard) -> bool:
     return False
 
 
-def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None) -> dict[str, Any]:
+def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None, rows: Sequence[Row]) -> dict[str, Any]:
     """Return the content of the run.json that a process continues, or of a new one.
+
+    Args:
+        rows: of all writers of the run.
 
     Raises:
         ValueError: run.json is damaged or of an older form, or its rows, or the rows that other shards will write,
-            have other settings.
+            have other settings or were measured with a file that has changed.
     """
     header: dict[str, Any] = {"version": FORM, "settings": settings, "models": {}, "sessions": []}
     if (folder / "run.json").exists():
@@ -295,11 +299,35 @@ def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None) -> dict[
                     f"{folder} holds a run of an older farspan, which can be reported but not continued: choose "
                     "another folder (--out)"
                 )
-            if shard is None and {*before["settings"].get("methods", ())} < {*settings.get("methods", ())}:
-                before["settings"]["methods"] = settings["methods"]  # the rows of a method do not depend on the others
-            refuse_differences(folder, "run", _by_name(before["settings"]), _by_name(settings))
+            old = before["settings"]
+            if shard is None and {"methods"} <= old.keys() & settings.keys():
+                _merge_methods(folder, old, settings, {row.method for row in rows if row.status != "refused"})
+            refuse_differences(folder, "run", _by_name(old), _by_name(settings))
             header = before
     return header
+
+
+def _merge_methods(folder: Path, before: dict[str, Any], now: dict[str, Any], measured: set[str]) -> None:
+    """Give both settings the methods of now and then, of those before, the other ones with rows.
+
+    Raises:
+        ValueError: a file that a method with rows reads has changed.
+    """
+    kept = {name: files for name, files in before.get("files", {}).items() if name in measured}
+    given = now.get("files", {})
+    for name in kept.keys() & given.keys():
+        for file in kept[name].keys() | given[name].keys():
+            old, new = kept[name].get(file), given[name].get(file)
+            if old != new:
+                raise ValueError(
+                    f"{folder}: {file} has changed since this run measured {name}: its hash was {old}, now {new}. "
+                    "Restore the file to continue the run, or choose another folder (--out)"
+                )
+    methods = [*now["methods"], *(name for name in before["methods"] if name in measured - {*now["methods"]})]
+    merged = {"methods": methods} | ({"files": kept | given} if kept | given else {})
+    before.pop("files", None)
+    before.update(merged)
+    now.update(merged)
 
 
 def _only_begun(folder: Path) -> bool:

@@ -30,7 +30,7 @@ from farspan.text.utf8 import TextFile, refuse_surrogates
 
 FOLDER_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 Document = str | TextFile | None  # None: a row without a text
-Text = str | Sequence[str]  # a name, or documents
+Text = str | Path | Sequence[str]  # a name, or documents
 LONGEST_NAME = 4096  # characters; a longer string is a document
 
 
@@ -42,6 +42,8 @@ def named(text: Text) -> str:
         ValueError: a string with a line break or too long for a name, or a list that holds no text, something other
             than strings, or half of a surrogate pair.
     """
+    if isinstance(text, Path):
+        return str(text)
     if isinstance(text, str):
         if "\n" in text or len(text) > LONGEST_NAME:
             raise ValueError(

@@ -1,0 +1,79 @@
+"""The arguments of `farspan.measure`: what is accepted, and the line that refuses the rest."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import farspan
+from farspan.lm import LM
+from farspan.record import read_header
+
+TASK = "perplexity:target_tokens=8"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog and back again, over and over. " * 40)
+    return path
+
+
+def test_one_object_and_numbers_of_numpy_are_as_good_as_lists_and_ints(lm: LM, text: Path, tmp_path: Path) -> None:
+    given = farspan.measure(
+        lm,
+        farspan.method("topk:k=4"),
+        farspan.task(TASK),
+        text=text,
+        lengths=np.int64(32),
+        repeats=np.int64(2),
+        seed=np.int64(1),
+        batch=np.int64(1),
+        chunk=np.int64(64),
+        shard="1/1",
+        out=tmp_path / "given",
+    )
+    plain = farspan.measure(
+        [lm], ["topk:k=4"], [TASK], text=str(text), lengths=[32], repeats=2, seed=1, batch=1, out=tmp_path / "plain"
+    )
+    assert [row.scores for row in given.rows] == [row.scores for row in plain.rows]
+    assert len(given.rows) == 2
+    assert read_header(given.folder)["settings"] == read_header(plain.folder)["settings"]
+
+
+def test_a_model_is_named_by_a_path(text: Path, tmp_path: Path, folder: Path) -> None:
+    found = farspan.measure(folder, tasks=TASK, text=text, lengths=32, repeats=1, out=tmp_path / "run")
+    assert [row.model for row in found.rows] == [str(folder)]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"models": []}, "models: got none, expected at least one"),
+        ({"methods": []}, "methods: got none, expected at least one"),
+        ({"tasks": []}, "tasks: got none, expected at least one"),
+        ({"models": 3}, "models: got int, expected a folder, a hub id, or a model of farspan.load"),
+        ({"methods": [TASK, 3]}, "methods: got int, expected methods such as 'full'"),
+        ({"tasks": 3}, "tasks: got int, expected tasks such as 'perplexity'"),
+        ({"lengths": "128,256"}, "lengths: got '128,256', expected numbers such as"),
+        ({"lengths": [128.5]}, "lengths: got 128.5, expected numbers such as"),
+        ({"repeats": 2.5}, "repeats: got 2.5, expected a whole number, at least 1"),
+        ({"seed": -1}, "seed: got -1, expected a whole number, at least 0"),
+        ({"batch": 0}, "batch: got 0, expected a whole number, at least 1"),
+        ({"shard": "3/2"}, "shard: got '3/2', expected I/N"),
+    ],
+)
+def test_other_arguments_are_refused_before_a_folder_is_made(
+    given: dict[str, Any], message: str, lm: LM, text: Path, tmp_path: Path
+) -> None:
+    arguments = {"models": lm, "tasks": TASK, "text": text, "lengths": 32, "out": tmp_path / "run"} | given
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        farspan.measure(**arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_network_that_is_not_wrapped_is_refused(lm: LM, text: Path) -> None:
+    with pytest.raises(ValueError, match=r"models: got LlamaForCausalLM, expected .* farspan.wrap"):
+        farspan.measure(lm.model, tasks=TASK, text=text)
