@@ -106,6 +106,7 @@ def test_the_command_answers_and_says_what_was_read(saved: Path) -> None:
     assert found["answers"][0]["num_tokens"] <= 5
     assert "1 file," in result.stderr
     assert "encoder 0" in result.stderr
+    assert re.search(r"^read in \d+\.\d s$", result.stderr, re.M)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +144,10 @@ def test_interactive_asks_until_an_empty_line(saved: Path) -> None:
         (["who?", "--context", "nowhere.txt"], "not there"),
         (["who?", "--context", "."], "a folder"),
         (["who?", "--context", "binary"], "is not UTF-8 text"),
-        (["who?", "--context", "empty.txt"], "is empty"),
+        (["who?", "--context", "empty.txt"], "--context empty.txt is empty: leave it out"),
         (["who?", "--context", "missing", "--temperature", "inf"], "temperature: got inf, expected 0"),
         (["who?", "--context", "missing", "--top-p", "2"], "top_p: got 2, expected a share"),
-        (["  ", "--context", "a.txt"], "the question is empty"),
+        (["  ", "--context", "nowhere.txt"], "the question is empty"),
         (["who?", "--context", "a.txt", "--method", "sinkz"], "did you mean 'sinks'?"),
     ],
 )

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import platform
+import re
 import sysconfig
 import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
@@ -162,6 +163,19 @@ def test_a_cell_of_a_table_may_hold_a_whole_document(tmp_path: Path, monkeypatch
     long = "the quick brown fox\n" * 20_000
     file = write(tmp_path / "a.csv", f'body,text\nx,"{long}"\ny,"one ""more"""\n')
     assert list(read_texts(str(file))) == [long, 'one "more"']
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ('1,"never closed\n2,next\n', "line 4 is damaged: unexpected end of data"),
+        ('1,"closed" early\n', "line 3 is damaged: ',' expected after '\"'"),
+    ],
+)
+def test_a_quote_that_is_not_closed_is_refused_with_the_line_of_its_row(rows: str, reason: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", f"body,text\n0,first\n{rows}")
+    with pytest.raises(ValueError, match=re.escape(f"{reason}. Is a quote of the row that begins in line 3 not")):
+        list(read_texts(str(file)))
 
 
 def test_tables_of_a_folder_are_jsonl_and_parquet(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from farspan.cli import app
+from farspan.report import progress
 from farspan.report.cells import Cell, by_member
 from farspan.report.picture import saved
 from farspan.report.tables import costs_of, print_comparison, print_costs, print_quality
@@ -237,3 +238,15 @@ def test_an_answer_of_control_characters_is_shown_as_signs(model: Path, monkeypa
     monkeypatch.setattr(PreTrainedTokenizerFast, "decode", lambda self, ids, **_: HOSTILE * len(ids))
     result = farspan("ask", model, "Who?", "--context", TEXT, "--device", "cpu", "--max-new-tokens", 3)
     assert result.stdout == shown(HOSTILE) * 3 + "\n"
+
+
+def test_many_short_measurements_print_lines_as_one_long_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    printed = StringIO()
+    with progress.Display(Terminal(file=printed)) as display:
+        for cell in range(6):
+            display.start(f"cell {cell}", 1)
+            now += 10.0
+            display.step(1, 1, "done")
+    assert [line.partition(":")[0] for line in printed.getvalue().splitlines()] == ["cell 1", "cell 3", "cell 5"]

@@ -120,14 +120,17 @@ def read_texts(files: Sequence[Path]) -> list[str]:
     """Return the files as text.
 
     Raises:
-        ValueError: a missing file, a folder, or a file that is not UTF-8 text.
+        ValueError: a missing file, a folder, or a file that is blank or not UTF-8 text.
     """
     texts = []
     for file in files:
         if not file.is_file():
             problem = "a folder: name its files" if file.is_dir() else "not there: correct the path"
             raise ValueError(f"--context {file} is {problem}")
-        texts.append(read_text(file))
+        text = read_text(file)
+        if not text.strip():
+            raise ValueError(f"--context {file} is empty: leave it out, or give a file with text")
+        texts.append(text)
     return texts
 
 

@@ -1,6 +1,7 @@
 """`farspan ask`."""
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +43,8 @@ def ask(
         (model,) = loading.models([model] if model else None)
         if question is None and not interactive and not plan:
             raise ValueError("no question was given: write it after the model, or use --interactive")
+        if question is not None and not question.strip():
+            raise ValueError("the question is empty: write one")
         check_sampling(temperature, top_p)
         how, texts = parsed(method), read_texts(context or [])
         loader = loading.loader()
@@ -60,9 +63,11 @@ def ask(
             err.print(longer, style="yellow", highlight=False)
         with how.on(lm) as reader:
             reader.chunk = chunk or reader.chunk
+            started = time.perf_counter()
             with reading(err, tokens) as reader.on_read:
                 conversation = Conversation(reader, texts)
             reader.on_read = None
+            err.print(f"read in {time.perf_counter() - started:.1f} s", style="dim", highlight=False)
             answers = []
             while True:
                 if question is None:

@@ -33,12 +33,13 @@ class Display:
             disable=not console.is_terminal,
         )
         self.task: Any = None
+        self.printed = time.monotonic()
 
     def start(self, title: str, total: int) -> None:
         if self.task is not None:
             self.progress.remove_task(self.task)
         self.title, self.task = title, self.progress.add_task(title, total=total, state="")
-        self.tokens, self.started, self.printed = 0, time.monotonic(), time.monotonic()
+        self.tokens, self.started = 0, time.monotonic()
 
     def row(self, row: Row, done: int, total: int) -> None:
         """Show a new row: tokens/s, peak memory, accuracies."""

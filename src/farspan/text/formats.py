@@ -69,13 +69,17 @@ def _separated(delimiter: str) -> Callable[[Path, str | None], Rows]:
 
     def read(path: Path, column: str | None) -> Rows:
         csv.field_size_limit(max(csv.field_size_limit(), path.stat().st_size))  # a cell may hold a whole document
-        lines = csv.reader(lines_of(path), delimiter=delimiter)
+        lines = csv.reader(lines_of(path), delimiter=delimiter, strict=True)
 
         def read_cells() -> Iterator[list[str]]:
+            first = 1  # line of the row
             try:
-                yield from lines
+                for cells in lines:
+                    first = lines.line_num + 1
+                    yield cells
             except csv.Error as error:
-                raise ValueError(f"{path}, line {lines.line_num:,} is damaged: {error}") from error
+                where = f"{path}, line {lines.line_num:,} is damaged: {error}"
+                raise ValueError(f"{where}. Is a quote of the row that begins in line {first:,} not closed?") from error
 
         def each() -> Iterator[tuple[str, dict[str, Any]]]:
             number = 0
