@@ -36,13 +36,13 @@ from typing import Any
 import numpy as np
 import torch
 from common import end
-from matplotlib.figure import Figure
 from scipy.stats import t as student
 
 from farspan import LM, Row, load, measure, method, stats
 from farspan.loading.places import DEMO, folder_of
 from farspan.report import perplexity as report
-from farspan.report.figure import COLOURS
+from farspan.report.figure import Figure, Line, Rule
+from farspan.report.picture import draw_grid
 from farspan.stats import student_mean
 from farspan.train import smt
 from farspan.train.config import read_config
@@ -310,28 +310,27 @@ def against_yarn(names: Sequence[str], model: str, out: Path, steps: int, repeat
 
 
 def draw(found: Mapping[str, Found], file: Path) -> None:
-    """Nats per token by position, and the memory index by length."""
-    figure = Figure(figsize=(12, 4.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    """Draw nats per token by position, and the memory index by length, with 95 % intervals over documents."""
+    nats, memory = list[Line](), list[Line]()
     for index, (name, one) in enumerate(found.items()):
         assert one.natural is not None
-        style = {
-            "linestyle": "--" if name.startswith("base") else "-",
-            "color": COLOURS[index % len(COLOURS)],
-            "label": name,
-        }
-        left.plot(one.every.ends, one.every.by_bucket("nats").mean(0), **style)
-        right.plot(one.natural.lengths, stats.memory_index(one.natural), **style)
-    left.set(xscale="log", xlabel="position (tokens)", ylabel="nats per token", ylim=(1.3, 4.2))
-    left.set_xticks(PERPLEXITY_LENGTHS, [f"{n:,}" for n in PERPLEXITY_LENGTHS])
-    left.set_title("expects what comes")
-    left.axvline(WINDOW, color="#777777", linestyle=":")
-    right.set(xlabel="length of the text to be copied (tokens)", ylabel="memory index", title="remembers what was")
-    right.axhline(stats.HALF_LIFE, color="#777777", linestyle=":")
-    figure.legend(*right.get_legend_handles_labels(), loc="outside right upper", fontsize=9, frameon=False)
-    for axes in (left, right):
-        axes.grid(alpha=0.25)
-    figure.savefig(file, dpi=110)
+        curve = one.natural
+        indices = (curve.copy - curve.control) / (1 - stats.measured_mean(curve.control))
+        style: Any = "dashed" if name.startswith("base") else "solid"
+        for lines, x, values in ((nats, one.every.ends, one.every.by_bucket("nats")), (memory, curve.lengths, indices)):
+            lines.append(Line(name, x, values.mean(0), index, *stats.interval(values), style=style))
+    size: dict[str, Any] = {"num_members": len(found)}
+    window = Rule(f"trained length {WINDOW:,}", x=WINDOW)
+    left = Figure(
+        "Nats per token", "position (tokens)", "nats per token", nats, rules=[window], log_x=True,
+        ticks=PERPLEXITY_LENGTHS, **size,
+    )  # fmt: skip
+    right = Figure(
+        "Memory of natural text", "length of the text to be copied (tokens)", "memory index", memory,
+        rules=[Rule("half-life", y=stats.HALF_LIFE)], **size,
+    )  # fmt: skip
+    _, svg = draw_grid([[left, right]], file.parent, file.stem, size=(6.5, 5.0))
+    svg.unlink()
 
 
 def main() -> None:
