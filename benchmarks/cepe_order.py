@@ -32,6 +32,9 @@ import torch
 from common import end
 from recorded import with_tables
 
+from farspan.report.figure import Figure, Line
+from farspan.report.picture import draw_grid
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "benchmarks/cepe_order.md"
 ROWS = ROOT / "benchmarks/cepe_order.jsonl.gz"
@@ -298,29 +301,18 @@ def claims(rows: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
 
 def draw(rows: list[dict[str, Any]]) -> Path:
     """The forgetting curve through the context: copied beyond what is guessed, by the length of the context."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     lengths = sorted({row["length"] for row in rows})
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    for ax, measure in zip(axes, ("copied", "first token of a chunk"), strict=True):
-        for order, marker in zip(ORDERS, "os^", strict=True):
+    panels = []
+    for measure, title in (("copied", "All tokens of the slice"), ("first token of a chunk", "First token of a chunk")):
+        lines = []
+        for index, order in enumerate(ORDERS):
             mean, low, high = np.array([interval(by_text(rows, measure, order, n)) for n in lengths]).T
-            ax.plot(lengths, mean, marker=marker, label=f"order = {order}")
-            ax.fill_between(lengths, low, high, alpha=0.15)
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(lengths, [f"{n // 1024}K" for n in lengths])
-        ax.set_xlabel("tokens of context")
-        ax.axhline(0, color="0.6", linewidth=0.8)
-    axes[0].set_title("all tokens of the slice")
-    axes[1].set_title("first token of a chunk")
-    axes[0].set_ylabel("copied beyond what is guessed")
-    axes[0].legend(frameon=False)
-    path = ROOT / "docs/pictures/cepe_order.png"
-    figure.savefig(path, dpi=110)
-    return path
+            lines.append(Line(f"order = {order}", lengths, mean, index, low, high))
+        labels: dict[str, Any] = {"x": "context (tokens)", "y": "copied beyond what is guessed"}
+        panels.append(Figure(title, **labels, lines=lines, log_x=True, ticks=lengths, num_members=len(lines)))
+    png, svg = draw_grid([panels], ROOT / "docs/pictures", "cepe_order")
+    svg.unlink()
+    return png
 
 
 def kept_rows() -> list[dict[str, Any]]:

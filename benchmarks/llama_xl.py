@@ -30,14 +30,14 @@ from typing import Any
 import numpy as np
 import torch
 from common import end
-from matplotlib.figure import Figure
 from recorded import BENCHMARKS, record, recorded, with_tables
 from scipy.stats import t as student
 
 from farspan import LM, Row, load, measure, stats
 from farspan.loading.places import DEMO, folder_of
-from farspan.report.figure import COLOURS
+from farspan.report.figure import Figure, Line
 from farspan.report.perplexity import series as perplexities
+from farspan.report.picture import draw_grid
 from farspan.stats import student_mean
 from farspan.train import lm as training
 from farspan.train.config import read_config
@@ -58,6 +58,7 @@ SHOWN = ("half_life", "reach")
 FACTOR = 1.5
 PARTS = ("perplexity", "all", "natural", "shuffled")  # of what is measured of a model with one memory
 EMBEDDED = "embedded"
+HALVES = ("copy", "control")
 Interval = tuple[float, float, float]  # value, and its 95 % interval over texts
 
 
@@ -264,28 +265,26 @@ def judged(found: Mapping[str, Read], seeds: int) -> tuple[dict[str, Any], list[
 
 def draw(found: Mapping[str, Read], file: Path) -> None:
     """Draw nats by the text before the scored tokens, and copy and control by length (figure 5)."""
-    figure = Figure(figsize=(14, 4.5), layout="constrained")
-    perplexity, *texts = figure.subplots(1, 3)
+    nats, natural, shuffled = list[Line](), list[Line](), list[Line]()
     for index, (name, one) in enumerate(found.items()):
-        count = "1 model" if name.startswith("embedded") else f"{len(one.nats)} seeds"
-        look: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "label": f"{name} ({count})"}
-        perplexity.plot(SPANS, one.nats.mean((0, 1)), marker="o", **look)
-        perplexity.plot(SPANS, one.means.mean((0, 1)), ":", color=look["color"])
-        for axes, of in zip(texts, (one.natural, one.shuffled), strict=True):
-            for half, style in (("copy", "-"), ("control", ":")):
-                values = np.mean([stats.measured_mean(getattr(curve, half)) for curve in of], 0)
-                axes.plot(of[0].lengths, values, style, **(look if half == "copy" else {"color": look["color"]}))
-    perplexity.set(xscale="log", xlabel="length of the text (tokens)", ylabel="nats per token")
-    perplexity.set_xticks(SPANS, [f"{n:,}" for n in SPANS])
-    perplexity.set_xticks([], minor=True)
-    perplexity.set_title("Same 128 tokens (solid), all tokens (dotted)")
-    for axes, kind in zip(texts, ("Natural", "Shuffled"), strict=True):
-        axes.set(xlabel="length of the text to be copied (tokens)", ylabel="accuracy", ylim=(0, 1))
-        axes.set_title(f"{kind} text: copy (solid), control (dotted)")
-    figure.legend(*texts[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    for axes in (perplexity, *texts):
-        axes.grid(alpha=0.25)
-    figure.savefig(file, dpi=100)
+        label = f"{name} ({'1 model' if name.startswith('embedded') else f'{len(one.nats)} seeds'})"
+        nats.append(Line(label, SPANS, one.nats.mean((0, 1)), index))
+        nats.append(Line("", SPANS, one.means.mean((0, 1)), index, style="dotted"))
+        for lines, of in ((natural, one.natural), (shuffled, one.shuffled)):
+            copy, control = (np.mean([stats.measured_mean(getattr(one, half)) for one in of], 0) for half in HALVES)
+            lines += [Line(label, of[0].lengths, copy, index), Line("", of[0].lengths, control, index, style="dotted")]
+    size: dict[str, Any] = {"num_members": len(found)}
+    panels = [
+        Figure(
+            "Same 128 tokens (solid), all tokens (dotted)", "length of the text (tokens)",
+            "nats per token", nats, log_x=True, ticks=SPANS, **size,
+        )
+    ]  # fmt: skip
+    for kind, lines in (("Natural", natural), ("Shuffled", shuffled)):
+        title, x = f"{kind} text: copy (solid) and control (dotted)", "length of the text to be copied (tokens)"
+        panels.append(Figure(title, x, "accuracy", lines, span=(0.0, 1.0), **size))
+    _, svg = draw_grid([panels], file.parent, file.stem)
+    svg.unlink()
 
 
 def run(out: Path, steps: int | None, repeats: int) -> None:

@@ -13,53 +13,44 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
 
 from farspan import measure
 from farspan.demo import embedded_model
 from farspan.lm import Load
-from farspan.report.figure import COLOURS
+from farspan.report.figure import Figure, Line
 from farspan.report.perplexity import PerplexityMember, series
+from farspan.report.picture import draw_grid
 from farspan.stats import bands, interval, measured_mean
 
 TARGETS = 64
 
 
 def draw(full: PerplexityMember, topk: Sequence[PerplexityMember], ks: Sequence[int], path: Path, title: str) -> None:
-    """Perplexity (left) and accuracy (right) over K, a line for each length, dotted what full attention gives."""
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    """Draw perplexity and accuracy over K, a line for each length, and dotted what full attention gives."""
+    perplexity, share = list[Line](), list[Line]()
     for at, length in enumerate(full.lengths):
-        colour, marker = COLOURS[at], "osD^vP*"[at]
         nats, accuracy = (np.stack([values[:, at] for values in found], 1) for found in _both(topk))
-        for axes, middle, ends, whole in (
-            (left, np.exp(measured_mean(nats)), np.exp(interval(nats)), np.exp(measured_mean(full.values("nats"))[at])),
-            (right, measured_mean(accuracy), bands(accuracy), measured_mean(full.values("accuracy"))[at]),
+        for lines, middle, ends, whole in (
+            (
+                perplexity,
+                np.exp(measured_mean(nats)),
+                np.exp(interval(nats)),
+                np.exp(measured_mean(full.values("nats"))),
+            ),
+            (share, measured_mean(accuracy), bands(accuracy), measured_mean(full.values("accuracy"))),
         ):
-            spread = [middle - ends[0], ends[1] - middle]
-            places = np.array(ks) * 2.0 ** (0.08 * (at - (len(full.lengths) - 1) / 2))
-            axes.errorbar(
-                places, middle, yerr=spread, fmt=f"{marker}-", color=colour, markersize=5, linewidth=1.4, elinewidth=1,
-                capsize=3, label=f"{length:,} tokens",
-            )  # fmt: skip
-            axes.axhline(whole, color=colour, linestyle=":", linewidth=1.2)
-    left.set(ylabel="perplexity")
-    if left.dataLim.y1 > 20 * left.dataLim.y0:
-        left.set_yscale("log")
-        left.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    right.set(ylabel="accuracy (share of tokens that are the likeliest)")
-    for axes in (left, right):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(ks, [f"{k:,}" for k in ks])
-        axes.minorticks_off()
-        axes.set(xlabel="K: keys of each query and head")
-        axes.grid(alpha=0.25)
-    right.legend(fontsize=8, title="length (dotted: full attention)", title_fontsize=8)
-    figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=140)
+            lines.append(Line(f"{length:,} tokens", ks, middle, at, *ends))
+            lines.append(Line("", (ks[0], ks[-1]), (whole[at],) * 2, at, style="dotted"))
+    tops = [float(value) for line in perplexity for value in line.y]
+    look: dict[str, Any] = {"log_x": True, "ticks": ks, "num_members": len(full.lengths)}
+    x, about = "K: keys of each query and head", "dotted: full attention"
+    left = Figure("Perplexity", x, "perplexity", perplexity, log_y=max(tops) > 20 * min(tops), note=about, **look)
+    right = Figure("Accuracy", x, "accuracy (share of tokens that are the likeliest)", share, note=about, **look)
+    _, svg = draw_grid([[left, right]], path.parent, path.stem, title, size=(5.5, 4.8))
+    svg.unlink()
 
 
 def _both(found: Sequence[PerplexityMember]) -> tuple[list[np.ndarray], list[np.ndarray]]:
