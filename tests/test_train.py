@@ -435,7 +435,7 @@ def test_a_loss_of_several_parts_and_a_measurement_are_reported_in_words() -> No
         {"train_runtime": 3.2, "train_loss": 4.1},
     ):
         steps.on_log(None, state, None, logs)
-    assert steps.loss == "loss 4.501 (sparse 2.511, window 1.990)"
+    assert steps.loss == "loss 4.501 (weighted sum of sparse 2.511 and window 1.990)"
     assert lines == [
         "step 1,500: perplexity 8.698 at 256, 28.56 at 1,024 tokens",
         "step 1,500: half-life 307, span 1,367 tokens",

@@ -634,7 +634,9 @@ def test_what_cannot_be_or_would_do_nothing_is_named(
 
 def test_the_end_of_a_training_names_the_parts_of_its_loss(base: Path, tmp_path: Path) -> None:
     done = cli("train", "smt", str(base / "smt.toml"), "--set", f"out={tmp_path / 'o'}")
-    assert re.search(r"loss \d+\.\d{3} \(sparse \d\.\d{3}, window \d\.\d{3}\) nats per token", done.stdout)
+    assert re.search(
+        r"loss \d+\.\d{3} \(weighted sum of sparse \d\.\d{3} and window \d\.\d{3} nats per token\),", done.stdout
+    )
     assert "{" not in done.stdout + done.stderr
     assert set(json.loads((tmp_path / "o" / "training.json").read_text())["losses"]) == {"sparse", "window"}
 

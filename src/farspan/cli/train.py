@@ -82,11 +82,10 @@ def _train(recipe: str, config: Path, overrides: list[str] | None, as_json: bool
         console = _console(as_json)
         with Display(console) as display:
             summary = module.train(settings, TrainingWatch(display.start, display.step, console.print_line))
-        held_out = "" if summary.get("held_out_loss") is None else f", held-out loss {summary['held_out_loss']:.3f}"
-        loss = loss_in_words(summary["loss"], summary["losses"])
-        console.print_line(
-            f"{result.format(**summary)}, {loss}{held_out} nats per token, {summary['seconds']:,} s: {settings.out}"
-        )
+        loss = loss_in_words(summary["loss"], summary["losses"], " nats per token")
+        if summary.get("held_out_loss") is not None:
+            loss += f", held-out loss {summary['held_out_loss']:.3f} nats per token"
+        console.print_line(f"{result.format(**summary)}, {loss}, {summary['seconds']:,} s: {settings.out}")
         if as_json and is_first_process():
             print(json.dumps(summary))
 

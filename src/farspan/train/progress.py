@@ -44,10 +44,11 @@ def parts_of(logged: Mapping[str, Any]) -> dict[str, float]:
     return {name.removeprefix("loss_"): value for name, value in logged.items() if name.startswith("loss_")}
 
 
-def loss_in_words(loss: float, parts: Mapping[str, float]) -> str:
-    """Return a loss as text, with its parts if there are several: `loss 4.501 (sparse 2.511, window 1.990)`."""
-    shown = ", ".join(f"{name} {value:.3f}" for name, value in parts.items())
-    return f"loss {loss:.3f}" + (f" ({shown})" if len(parts) > 1 else "")
+def loss_in_words(loss: float, parts: Mapping[str, float], unit: str = "") -> str:
+    """Return a loss as text, with its parts if there are several: `loss 4.501 (weighted sum of sparse 2.511 and window
+    1.990)`. A unit, such as " nats per token", is that of the parts."""
+    shown = " and ".join(f"{name} {value:.3f}" for name, value in parts.items())
+    return f"loss {loss:.3f}" + (f" (weighted sum of {shown}{unit})" if len(parts) > 1 else unit)
 
 
 def _measured(logged: Mapping[str, float]) -> str:
