@@ -22,6 +22,7 @@ import farspan.train.lm
 from farspan.report import progress
 from farspan.terminal import Terminal
 from farspan.text.corpora import Corpus, load
+from farspan.train import checkpoint
 from farspan.train.batches import PackedRows, train_tokenizer
 from farspan.train.cepe import CepeSettings
 from farspan.train.config import read_config
@@ -636,9 +637,13 @@ def test_a_training_that_is_done_and_repeated_changes_nothing(
     settings: Callable[..., LmSettings], counted: list[int]
 ) -> None:
     chosen = settings("a", "trainer.steps=4", "optimizer.decay_fraction=0")
-    first, before = train(chosen), weights(chosen)
+    lines: list[str] = []
+    watch = TrainingWatch(notice=lines.append)
+    first, before = train(chosen, watch), weights(chosen)
+    assert lines == []
     counted[0] = 0
-    again = train(chosen)
+    again = train(chosen, watch)
+    assert lines == [f"already finished: 4 steps. Nothing is trained; the model is saved again in {chosen.out}"]
     assert counted[0] == 0
     assert again["loss"] == first["loss"]
     assert all(torch.equal(weight, before[name]) for name, weight in weights(chosen).items())
@@ -648,6 +653,53 @@ def test_checkpoints_of_a_longer_training_are_refused(settings: Callable[..., Lm
     train(settings("a", "trainer.steps=4"))
     with pytest.raises(ValueError, match=r"checkpoint-4 is of a longer training than trainer\.steps = 3"):
         train(settings("a", "trainer.steps=3"))
+
+
+def test_a_longer_training_of_the_same_rates_continues_as_if_it_had_been_so_long(
+    settings: Callable[..., LmSettings],
+) -> None:
+    train(settings("a", "trainer.steps=4", "optimizer.decay_fraction=0"))
+    more, whole = (settings(out, "trainer.steps=8", "optimizer.decay_fraction=0") for out in ("a", "whole"))
+    assert train(more)["loss"] == train(whole)["loss"]
+    assert_same_weights(more, whole)
+
+
+@pytest.mark.parametrize(
+    ("stopped_at", "now", "schedule"),
+    [(4, 8, "decay_fraction=0.5"), (4, 8, "warmup_steps=0.5"), (12, 10, "decay_fraction=0.9")],
+)
+def test_a_training_is_not_continued_with_steps_that_would_have_changed_its_rates(
+    settings: Callable[..., LmSettings], counted: list[int], stopped_at: int, now: int, schedule: str
+) -> None:
+    chosen = settings("a", f"trainer.steps={stopped_at}", f"optimizer.{schedule}")
+    if now < stopped_at:
+        counted[1] = 13  # in step 7; a checkpoint was saved after step 4
+        with pytest.raises(KeyboardInterrupt):
+            train(chosen)
+        counted[1] = -1
+    else:
+        train(chosen)
+    refused = (
+        rf"steps = {now} cannot continue .*checkpoint-4.* a training of {stopped_at} steps, since the learning rates "
+    )
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"{refused}depend on .*: use trainer\.steps = {stopped_at}, or another"):
+            train(settings("a", f"trainer.steps={now}", f"optimizer.{schedule}"))
+    assert train(chosen)["loss"] > 0
+
+
+def test_seconds_are_those_of_all_sessions(
+    settings: Callable[..., LmSettings], counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(perf_counter=lambda: 10.0 * counted[0]))
+    whole, stopped = settings("whole"), settings("stopped")
+    assert train(whole)["seconds"] == (seconds := 10 * counted[0])
+    counted[:] = [0, 13]  # in step 7; a checkpoint was saved after step 4
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped)
+    counted[1] = -1
+    assert train(stopped)["seconds"] == seconds
+    assert train(stopped)["seconds"] == seconds  # nothing is left to train
 
 
 def test_another_seed_gives_other_weights(settings: Callable[..., LmSettings]) -> None:

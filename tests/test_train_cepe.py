@@ -700,6 +700,14 @@ def test_a_teacher_is_asked_of_more_samples_for_a_longer_training(
         taught(8, "grown")
 
 
+def test_a_teacher_does_not_read_for_a_longer_training_that_is_refused(settings: Callable[..., Any]) -> None:
+    distil(chosen := settings("a", "trainer.steps=4", kind=DistillSettings))
+    before = (Path(chosen.out) / "teacher" / "done.json").read_text()
+    with pytest.raises(ValueError, match="since the learning rates depend on the number of steps"):
+        distil(settings("a", "trainer.steps=8", kind=DistillSettings))
+    assert (Path(chosen.out) / "teacher" / "done.json").read_text() == before
+
+
 @pytest.mark.parametrize("half", ["log_probs.npy", "index.npy", "done.json"])
 def test_half_of_what_a_teacher_said_is_named(settings: Callable[..., Any], half: str) -> None:
     chosen = settings("a", "trainer.steps=4", kind=DistillSettings)

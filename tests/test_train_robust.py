@@ -72,7 +72,7 @@ CONFIGS = {
     "lm": 'out = "?"\n[data]\ntext = "{0}/text"\n[tokenizer]\nfolder = "{0}/model"\n[model]\nhidden = 16\n'
     "feed_forward = 32\nlayers = 1\nheads = 2\nkey_value_heads = 1\n" + ENDS + "window = 32\n",
     "smt": 'out = "?"\n[model]\nname = "{0}/model"\nwindow = 32\n[data]\ntext = "{0}/text"\n[lengths]\ntarget = 64\n'
-    "[watch]\nevery = 0\n" + ENDS,
+    "every = 2\n[watch]\nevery = 0\n" + ENDS,
     "mlm": 'out = "?"\ndecoder = "{0}/model"\n[data]\ntext = "{0}/text"\n[encoder]\nhidden = 16\nfeed_forward = 32\n'
     "layers = 1\nheads = 2\n" + ENDS + "window = 32\n",
     "cepe": CEPE + ENDS,
@@ -298,6 +298,16 @@ def of_another_step(file: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"global_step": 3}))
 
 
+def of_no_length(file: Path) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_steps": 0}))
+
+
+def of_no_seconds(file: Path) -> None:
+    state = json.loads(file.read_text())
+    state["stateful_callbacks"]["Clock"] = {"attributes": {"seconds": "long"}}
+    file.write_text(json.dumps(state))
+
+
 def of_no_callbacks(file: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"stateful_callbacks": {}}))
 
@@ -316,7 +326,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], ...]] = {
     "rng_state.pth": (*BINARY, a_link_to_itself),
     "trainer_state.json": (
         cut, empty, gone, a_list, of_another_version, without_a_history, with_a_number_as_history, of_another_step,
-        of_no_callbacks,
+        of_no_callbacks, of_no_length, of_no_seconds,
     ),
     "scaler.pt": (pickled, a_list),
 }  # fmt: skip

@@ -8,6 +8,7 @@ deleted.
 import math
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,8 +19,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import Trainer, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from farspan import files
@@ -151,6 +153,8 @@ def state_of(checkpoint: Path) -> TrainerState:
         state = TrainerState.load_from_json(str(file))
         if repr(state.global_step) != (step := checkpoint.name.removeprefix("checkpoint-")):
             raise ValueError(f"got step {state.global_step!r}, expected {step}, as in the folder's name")
+        if not isinstance(state.max_steps, int) or state.max_steps < state.global_step:
+            raise ValueError(f"got max_steps {state.max_steps!r}, expected at least {step}")
         history = state.log_history if isinstance(state.log_history, list) else [state.log_history]
         if not all(isinstance(entry, dict) and isinstance(entry.get("step"), int) for entry in history):
             raise ValueError("its log_history has entries without a step")
@@ -158,6 +162,7 @@ def state_of(checkpoint: Path) -> TrainerState:
             raise ValueError("its log_history has no loss")
         if not isinstance(state.stateful_callbacks, dict) or "TrainerControl" not in state.stateful_callbacks:
             raise ValueError("its stateful_callbacks have no TrainerControl")
+        Clock.stored(state)
     return state
 
 
@@ -219,6 +224,31 @@ def diverged(what: str, args: TrainingArguments) -> ValueError:
     )
 
 
+class Clock(TrainerCallback, ExportableState):
+    """Count the seconds of a training over all its sessions, and store them in its checkpoints.
+
+    Args:
+        state: of the checkpoint from which the training continues. Seconds after it, in a session that was stopped, are
+            not counted, as its steps are done again.
+    """
+
+    def __init__(self, state: TrainerState) -> None:
+        self.before, self.started = self.stored(state), time.perf_counter()
+
+    @classmethod
+    def stored(cls, state: TrainerState) -> float:
+        """Return the seconds up to a checkpoint; 0 for one of a version of farspan that did not store them."""
+        its = state.stateful_callbacks.get(cls.__name__)
+        return float(its["attributes"]["seconds"]) if its else 0.0
+
+    def state(self) -> dict[str, Any]:
+        seconds = self.before + time.perf_counter() - self.started
+        return {"args": {}, "attributes": {"seconds": round(seconds, 1)}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.stateful_callbacks.setdefault(type(self).__name__, self.state())  # the Trainer expects it, see `stored`
+
+
 class CheckpointTrainer(Trainer):
     """The Trainer with a given optimizer and schedule. It stops if a loss or a saved weight is not finite. If a file of
     a checkpoint cannot be read or written, the error names it.
@@ -229,7 +259,7 @@ class CheckpointTrainer(Trainer):
     def __init__(
         self,
         *args: Any,
-        optimizer_and_schedule: tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler],
+        optimizer_and_schedule: tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR],
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
@@ -312,8 +342,13 @@ class CheckpointTrainer(Trainer):
             with reading(Path(checkpoint) / OPTIMIZER_NAME):
                 (Path(checkpoint) / OPTIMIZER_NAME).stat()  # transformers would silently start with a new optimizer
                 self.load_optimizer(checkpoint)
-            return None
-        return super()._load_optimizer_and_scheduler(checkpoint)
+        else:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            schedule = self.optimizer_and_schedule[1]
+            groups = zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
+            for group, rate, share_at in groups:  # the rate stored after the last step of a shorter training is 0
+                group["lr"] = rate * share_at(schedule.last_epoch)
 
     def load_optimizer(self, checkpoint: str) -> None:
         """Load the optimizer and the schedule, whose file has been checked."""

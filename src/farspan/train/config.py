@@ -113,8 +113,9 @@ CHECKPOINTS = "checkpoints"  # the folder in a training's folder that holds them
 def refuse_other_settings(out: Path, settings: Settings) -> None:
     """Create a training's folder with `settings.json`; refuse to continue a training with other settings.
 
-    The folder, the number of steps, and how often it logs, saves and evaluates may change. Before the
-    first line of log.jsonl all settings may change, except those of a tokenizer that is trained already.
+    The folder, and how often it logs, saves and evaluates may change, and so may the number of steps, as far as
+    `farspan.train.trainer.continued` allows. Before the first line of log.jsonl all settings may change, except those
+    of a tokenizer that is trained already.
 
     Raises:
         ValueError: the training in the folder has other settings, or its settings.json is damaged.

@@ -54,7 +54,7 @@ def warmup_and_decay(settings: OptimizerSettings, num_steps: int) -> tuple[int, 
 
 def build(
     model: nn.Module, settings: OptimizerSettings, num_steps: int
-) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
     """Return the optimizer of the trainable parameters of `model`, and its schedule over `num_steps` steps.
 
     Raises:
@@ -87,15 +87,30 @@ def build(
         if others:
             parts.append(torch.optim.AdamW(others, weight_decay=0.0, **adam))
         optimizer = Together(*parts)
+    return optimizer, _schedule(optimizer, settings, num_steps)
+
+
+def rates(settings: OptimizerSettings, num_steps: int, count: int) -> list[float]:
+    """Return the learning rates of the first `count` steps of a training of `num_steps` steps, relative to `lr`.
+
+    Raises:
+        ValueError: as `warmup_and_decay`.
+    """
+    schedule = _schedule(torch.optim.SGD([torch.zeros(1)]), settings, num_steps)
+    return [schedule.lr_lambdas[0](step) for step in range(count)]
+
+
+def _schedule(
+    optimizer: torch.optim.Optimizer, settings: OptimizerSettings, num_steps: int
+) -> torch.optim.lr_scheduler.LambdaLR:
     warmup, decay = warmup_and_decay(settings, num_steps)
-    schedule = get_wsd_schedule(
+    return get_wsd_schedule(
         optimizer,
         num_warmup_steps=warmup,
         num_decay_steps=decay,
         num_training_steps=num_steps,
         decay_type=settings.decay,
     )
-    return optimizer, schedule
 
 
 class Muon(torch.optim.Muon):

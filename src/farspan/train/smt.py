@@ -146,6 +146,7 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
         save=save,
         again=lambda: choose(opened(settings, "cpu").model, settings.trained)[0],
         base_dtype=dtype_of(settings.model),
+        lengths=rows.schedule,
         processing_class=lm.tokenizer,
         data_collator=collated,
         core=lm.model,

@@ -1,7 +1,6 @@
 """The common part of all trainings on the Hugging Face Trainer: settings, engine, checkpoints, log, and saved files."""
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,8 +21,9 @@ from farspan.measuring import trackers
 from farspan.train import checkpoint as checkpoints
 from farspan.train import engines
 from farspan.train.config import CHECKPOINTS, Out, Settings, only_one_in
-from farspan.train.optimizer import OptimizerSettings, build, warmup_and_decay
-from farspan.train.progress import Steps, TrainingWatch, parts_of
+from farspan.train.optimizer import OptimizerSettings, build, rates, warmup_and_decay
+from farspan.train.progress import Notice, Steps, TrainingWatch, parts_of
+from farspan.train.schedule import Schedule
 
 Engine = Literal["auto", "single", "ddp", "fsdp2", "deepspeed"]
 
@@ -201,6 +201,7 @@ def run(
     save: Callable[[Any, torch.dtype, Path], None] = save_whole,
     again: Callable[[], Any],
     base_dtype: torch.dtype = torch.float32,
+    lengths: Schedule | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Train `model` and save it in `settings.out`; continue from the last checkpoint there, if there is one.
@@ -215,34 +216,31 @@ def run(
         save: saves the trained model, or a part of it, as a dtype in a folder.
         again: creates the model a second time; the weights of a sharded model are loaded into it to be saved.
         base_dtype: of the saved weights if `trainer.dtype` is "auto".
+        lengths: of the documents at each step, if they depend on the step.
         options: of TermsTrainer; without options, the model computes its own loss.
 
     Raises:
-        ValueError: `out` has a checkpoint of a longer training, of another text, or a damaged one; another engine is in
-            use than the one that was requested; the training diverges; or the disk is full.
+        ValueError: as `continued`; `out` has a checkpoint of another text; another engine is in use than the one that
+            was requested; the training diverges; or the disk is full.
     """
     from farspan.train.terms_trainer import TermsTrainer
 
-    started, out, how = time.perf_counter(), Path(settings.out), settings.trainer
+    out, how = Path(settings.out), settings.trainer
+    checkpoint, before = continued(settings, watch.notice, lengths)
     dtype = base_dtype if how.dtype == "auto" else getattr(torch, how.dtype)
     trainer: checkpoints.CheckpointTrainer = (TermsTrainer if options else checkpoints.CheckpointTrainer)(
         model=model,
         args=_arguments(settings, engines.sharded(model), evaluates=held_out is not None),
         train_dataset=rows,
         eval_dataset=held_out,
-        callbacks=[LogFile(out / "log.jsonl"), Steps(watch)],
+        callbacks=[LogFile(out / "log.jsonl"), Steps(watch), checkpoints.Clock(before)],
         optimizer_and_schedule=build(model, settings.optimizer, how.steps),
         **options,
     )
     trainer.remove_callback(PrinterCallback)  # which prints each entry of the log as a dict
-    checkpoint = checkpoints.last(out / CHECKPOINTS, min(how.save_every, how.steps), watch.notice)
-    before = checkpoints.state_of(checkpoint) if checkpoint else TrainerState()
-    if before.global_step > how.steps:
-        raise ValueError(
-            f"{checkpoint} is of a longer training than trainer.steps = {how.steps}: choose another folder for out"
-        )
     if checkpoint and before.global_step == how.steps:
         trainer.restore(checkpoint, before)
+        watch.notice(f"already finished: {how.steps:,} steps. Nothing is trained; the model is saved again in {out}")
     else:
         checkpoints.refuse_other_text(out / CHECKPOINTS, rows.corpus, continues=checkpoint is not None)
         trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
@@ -250,9 +248,6 @@ def run(
             callback.attach(trainer)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     state = engines.whole_state(model) if engines.sharded(model) else None
-    logged = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
-    # the Trainer also evaluates at the last step
-    held_out_losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     parameters = sum(p.numel() for p in model.parameters())
     if trainer.is_world_process_zero():
         if state is not None:
@@ -261,15 +256,56 @@ def run(
             model.load_state_dict(state, strict=False)  # not strict: buffers are not in the state
         with checkpoints.writing(out), files.added(out, last="config.json") as new:
             save(model, dtype, new)
+    read = _rows_read(len(rows), how.rows_per_step, how.steps)
+    return {"parameters": parameters, "rows": read} | _results(trainer.state, how)
+
+
+def _results(state: TrainerState, how: RunSettings) -> dict[str, Any]:
+    """Return the losses and seconds of a training that has finished."""
+    logged = [entry for entry in state.log_history if "loss" in entry][-1]
+    # the Trainer also evaluates at the last step
+    held_out_losses = [entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry]
     return {
-        "parameters": parameters,
-        "rows": _rows_read(len(rows), how.rows_per_step, how.steps),
-        "loss": logged["loss"],  # nats per token, mean over the steps since the previous line, at most `log_every`
-        # its parts by name, such as `sparse` and `window`
-        "losses": parts_of(logged),
+        # mean over the steps since the previous line, at most `log_every`, of the weighted sum of its parts
+        "loss": logged["loss"],
+        "losses": parts_of(logged),  # the parts by name, such as `sparse` and `window`, each in nats per token
         **({"held_out_loss": (held_out_losses or [None])[-1]} if isinstance(how, PretrainingSettings) else {}),
-        "seconds": round(time.perf_counter() - started, 1),  # since the last start
+        "seconds": checkpoints.Clock.stored(state),  # up to the last checkpoint, of all sessions
     }
+
+
+def continued(
+    settings: TrainingSettings, notice: Notice, lengths: Schedule | None = None
+) -> tuple[Path | None, TrainerState]:
+    """Return the checkpoint from which a training continues, and its state; None and an empty state if it begins.
+
+    Args:
+        notice: called with a line for each checkpoint that is skipped.
+        lengths: of the documents at each step, if they depend on the step.
+
+    Raises:
+        ValueError: a damaged checkpoint, or one whose steps differ from those of a training of `trainer.steps` steps.
+    """
+    folder, now = Path(settings.out) / CHECKPOINTS, settings.trainer.steps
+    checkpoint = checkpoints.last(folder, min(settings.trainer.save_every, now), notice)
+    if checkpoint is None:
+        return None, TrainerState()
+    state = checkpoints.state_of(checkpoint)
+    done, was = state.global_step, state.max_steps
+    other_choice = f"use trainer.steps = {was}, or another folder for out"
+    if done > now:
+        raise ValueError(f"{checkpoint} is of a longer training than trainer.steps = {now}: {other_choice}")
+
+    def planned(steps: int) -> dict[str, Sequence[float]]:
+        stages = [replace(lengths, steps=steps).stage(step) for step in range(done)] if lengths else []
+        return {"learning rates": rates(settings.optimizer, steps, done), "lengths of documents": stages}
+
+    if was != now and (other := [name for name, plan in planned(was).items() if plan != planned(now)[name]]):
+        raise ValueError(
+            f"trainer.steps = {now} cannot continue {checkpoint}, which is of a training of {was} steps, since the "
+            f"{' and '.join(other)} depend on the number of steps: {other_choice}"
+        )
+    return checkpoint, state
 
 
 def _rows_read(rows: int, batch: int, steps: int) -> int:
