@@ -651,6 +651,17 @@ def test_the_end_of_a_training_names_the_parts_of_its_loss(base: Path, tmp_path:
     assert set(json.loads((tmp_path / "o" / "training.json").read_text())["losses"]) == {"sparse", "window"}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reading_of_a_text_and_the_first_step_are_announced(settings: Make, kind: str) -> None:
+    lines: list[str] = []
+    chosen = settings(kind)
+    KINDS[kind][1](chosen, TrainingWatch(notice=lines.append))
+    text = f"text {chosen.data.text!r}"
+    begun = [lines.index(line) for line in (f"{text}: reading and tokenising", "training steps 1 to 4")]
+    assert lines[begun[0] + 1].startswith(f"{text}: ")
+    assert begun == sorted(begun)
+
+
 # what is measured and told
 
 

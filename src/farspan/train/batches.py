@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from farspan.files import added
-from farspan.text.corpora import Corpus
+from farspan.text.corpora import Corpus, load
 from farspan.train.checkpoint import writing
+from farspan.train.progress import Notice
 
 
 class View:
@@ -67,6 +69,14 @@ class PackedRows(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         row = torch.from_numpy(self.stream.read(index * self.length, self.length)[0])
         return {"input_ids": row, "labels": row}
+
+
+def read_corpus(name: str, tokenizer: Any, notice: Notice) -> Corpus:
+    """Return a text as token ids, as `farspan.text.corpora.load`; call `notice` with a line before and after."""
+    notice(f"text {name!r}: reading and tokenising")
+    corpus = load(name, tokenizer)
+    notice(f"text {name!r}: {len(corpus.tokens):,} tokens")
+    return corpus
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None:

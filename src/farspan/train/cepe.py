@@ -37,9 +37,9 @@ from farspan.loading.places import folder_of
 from farspan.methods.cepe import Cepe
 from farspan.record import environment
 from farspan.report.cepe_training import draw, model_card
-from farspan.text.corpora import load
 from farspan.text.retrieval import open_index
 from farspan.train import engines
+from farspan.train.batches import read_corpus
 from farspan.train.checkpoint import refuse_not_finite
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.documents import DocumentRows, DocumentSettings
@@ -157,7 +157,7 @@ def prepare(settings: CepeSettings, lm: LM, notice: Notice) -> DocumentRows:
     with engines.processes().main_process_first():
         refuse_other_settings(Path(settings.out), settings)
         rows = DocumentRows(
-            load(data.text, lm.tokenizer),
+            read_corpus(data.text, lm.tokenizer, notice),
             data,
             samples=trainer.steps * trainer.rows_per_step,
             separator=lm.separator.ids,

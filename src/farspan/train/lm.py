@@ -13,10 +13,10 @@ from farspan.loading import load_tokenizer
 from farspan.loading.places import folder_of
 from farspan.methods import method
 from farspan.methods.full import Full
-from farspan.text.corpora import Corpus, load
+from farspan.text.corpora import Corpus
 from farspan.text.documents import read_texts
 from farspan.train import engines
-from farspan.train.batches import PackedRows, train_tokenizer
+from farspan.train.batches import PackedRows, read_corpus, train_tokenizer
 from farspan.train.config import Settings, refuse_other_settings
 from farspan.train.optimizer import OptimizerSettings
 from farspan.train.progress import TrainingWatch
@@ -92,10 +92,12 @@ def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
     with engines.processes().main_process_first():  # the other processes then use the files that it has written
         refuse_other_settings(out, settings)
         if source == str(out) and not (out / "tokenizer.json").exists():
-            train_tokenizer(read_texts(settings.data.text), settings.tokenizer.vocabulary, out)
+            vocabulary = settings.tokenizer.vocabulary
+            watch.notice(f"text {settings.data.text!r}: training a tokenizer of {vocabulary:,} entries")
+            train_tokenizer(read_texts(settings.data.text), vocabulary, out)
         tokenizer = load_tokenizer(source, what="tokenizer")
-        text = load(settings.data.text, tokenizer)
-        held_out = load(settings.data.held_out, tokenizer) if settings.data.held_out else None
+        text = read_corpus(settings.data.text, tokenizer, watch.notice)
+        held_out = read_corpus(given, tokenizer, watch.notice) if (given := settings.data.held_out) else None
     separator = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if separator is None:
         raise ValueError(

@@ -25,9 +25,9 @@ from farspan.cepe.encoder import window_of
 from farspan.lm import choose_separator
 from farspan.loading import load_tokenizer
 from farspan.loading.places import folder_of
-from farspan.text.corpora import Corpus, load
+from farspan.text.corpora import Corpus
 from farspan.train import engines
-from farspan.train.batches import PackedRows
+from farspan.train.batches import PackedRows, read_corpus
 from farspan.train.blocks import NOT_A_TARGET, summed_nats
 from farspan.train.checkpoint import refuse_not_finite
 from farspan.train.config import Settings, refuse_other_settings
@@ -220,8 +220,8 @@ def train(settings: MlmSettings, watch: TrainingWatch) -> dict[str, Any]:
     separator, special = choose_separator(tokenizer).ids, tuple(tokenizer.all_special_ids)
     with engines.processes().main_process_first():
         refuse_other_settings(Path(settings.out), settings)
-        text = load(settings.data.text, tokenizer)
-        held_out = load(settings.data.held_out, tokenizer) if settings.data.held_out else None
+        text = read_corpus(settings.data.text, tokenizer, watch.notice)
+        held_out = read_corpus(given, tokenizer, watch.notice) if (given := settings.data.held_out) else None
     if tokenizer.mask_token is None:
         tokenizer.add_special_tokens({"mask_token": MASK})
 

@@ -27,6 +27,7 @@ class Steps(TrainerCallback):
         self.watch, self.loss = watch, ""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.watch.notice(f"training steps {state.global_step + 1:,} to {state.max_steps:,}")
         self.watch.start("training steps", state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -28,15 +28,16 @@ from farspan.methods.full import Full
 from farspan.methods.rope import Rope, ntk, truncated
 from farspan.record import environment
 from farspan.report.training import draw_losses, model_card
-from farspan.text.corpora import Corpus, load
+from farspan.text.corpora import Corpus
 from farspan.train import engines
+from farspan.train.batches import read_corpus
 from farspan.train.config import BEGUN, Settings, refuse_other_settings
 from farspan.train.draws import Recurrences, draw, draw_named, levels
 from farspan.train.mining import Pairs, kept, mined
 from farspan.train.objective import terms
 from farspan.train.optimizer import OptimizerSettings, build
 from farspan.train.preflight import preflight, usable
-from farspan.train.progress import TrainingWatch
+from farspan.train.progress import Notice, TrainingWatch
 from farspan.train.schedule import LengthSettings, schedule
 from farspan.train.temperature import save_scales, scale_queries
 from farspan.train.trained import Count, TrainedSettings, choose, plain
@@ -123,7 +124,7 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
     assert before is not None
     with engines.processes().main_process_first():
         refuse_other_settings(Path(settings.out), settings)
-        rows = rows_of(lm, settings, Path(settings.out))
+        rows = rows_of(lm, settings, Path(settings.out), watch.notice)
     model, count = prepared(lm, settings)
     for line in (f"{lm.name}, window {rows.row:,} tokens: {count}", *notes_on(rows)):
         watch.notice(line)
@@ -246,11 +247,12 @@ def scale_rope(lm: LM, text: str, longest: int) -> None:
 RECURRENCES = "recurrences.json"  # in the folder of a training
 
 
-def rows_of(lm: LM, settings: SmtSettings, out: Path | None = None) -> SparseRows:
+def rows_of(lm: LM, settings: SmtSettings, out: Path | None = None, notice: Notice = lambda line: None) -> SparseRows:
     """Return the samples of the training.
 
     Args:
         out: the folder of the training, in which the mentions of the draw `recurrences` are stored; None: nowhere.
+        notice: called with lines about the reading of the text.
     """
     trainer, window = settings.trainer, settings.model.window or lm.trained_length
     assert window is not None
@@ -268,7 +270,7 @@ def rows_of(lm: LM, settings: SmtSettings, out: Path | None = None) -> SparseRow
         return kept(out / RECURRENCES, found, read=(out / BEGUN).exists() or not engines.is_first_process())
 
     return SparseRows(
-        load(settings.data.text, lm.tokenizer),
+        read_corpus(settings.data.text, lm.tokenizer, notice),
         chosen,
         schedule(settings.lengths, window, trainer.steps, trainer.seed),
         row=window,
