@@ -44,7 +44,7 @@ ORDERS = ("none", "position", "age")
 SHARPER = "none, sharper"
 CHUNK, TRAINED = 16, 24  # tokens; chunks of a row of the training
 SLICE, FED = 128, 32  # tokens; of the slice, those that are only fed
-GROUPS = {(1024, 4096, 16384): 8}  # tokens of a context: pieces
+GROUPS = {(1024, 4096, 16384): 8, (65536, 131072): 4}  # tokens of a context: pieces
 CLAIMED = 16384  # tokens
 TIMES = 2.0  # by which order must copy more than none
 WARM_UP = ("trainer.bf16=false", "trainer.batch=8", "trainer.micro_batch=8", "data.chunks=4", "data.chunk=32",
