@@ -13,8 +13,8 @@ from pathlib import Path
 from common import end
 
 from farspan import measure
-from farspan.lm import Load
 from farspan.loading.places import DEMO, folder_of
+from farspan.measuring.loader import Load
 from farspan.record import read_header
 from farspan.report.curve_section import draw_curves
 from farspan.report.curves import series

@@ -62,8 +62,8 @@ def models(quick: bool, folder: Path) -> list[str]:
 
 def dealing(quick: bool) -> dict[str, float]:
     """The longest shard and repeat by tasks and number of shards; prints a line for each."""
-    from farspan.lm import Load
     from farspan.measuring.dealing import deal
+    from farspan.measuring.loader import Load
     from farspan.measuring.setups import grid
     from farspan.measuring.sharding import sharding
     from farspan.methods import method

@@ -19,7 +19,7 @@ import numpy as np
 
 from farspan import measure
 from farspan.demo import embedded_model
-from farspan.lm import Load
+from farspan.measuring.loader import Load
 from farspan.report.figure import Figure, Line
 from farspan.report.perplexity import PerplexityMember, series
 from farspan.report.picture import draw_grid

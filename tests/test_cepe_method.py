@@ -359,8 +359,8 @@ def test_what_cannot_be_read_is_refused(lm: LM, open_lm: Any, tokenizer: PreTrai
 
 
 def test_measures_run_on_a_folder(tmp_path: Path, lm: LM, tokenizer: PreTrainedTokenizerFast) -> None:
-    from farspan.lm import Load
     from farspan.measuring.grid import measure
+    from farspan.measuring.loader import Load
 
     lm.model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

@@ -8,9 +8,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from farspan import stats
-from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load, wrap
-from farspan.measuring import adaptive, grid
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, wrap
+from farspan.measuring import adaptive, one_model
 from farspan.measuring.grid import measure
+from farspan.measuring.loader import Load
 from farspan.record import read_examples, read_header
 from farspan.tasks.curve import Curve
 from farspan.tasks.recall import Recall
@@ -38,9 +39,9 @@ def test_default_lengths_go_to_twice_the_trained_length_or_where_positions_end(
 
 
 @pytest.mark.parametrize("wrong", [{"repeats": 0}, {"protocol": "mine"}, {"lengths": (20, 10)}])
-def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
+def test_impossible_settings_are_refused(wrong: dict[str, Any], lm: LM) -> None:
     with pytest.raises(ValueError, match=r"repeats|protocol|lengths"):
-        measure([], ["full"], ["curve:protocol=" + wrong.pop("protocol", "nested")], **wrong)
+        measure(lm, ["full"], ["curve:protocol=" + wrong.pop("protocol", "nested")], **wrong)
 
 
 def test_several_models_share_a_run(text: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -112,9 +113,9 @@ def test_a_budget_begins_when_a_model_is_loaded_and_its_texts_are_tokenised(
     now, left = [0.0], []
     clock = SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr(adaptive, "time", clock)
-    monkeypatch.setattr(grid, "time", clock)
-    monkeypatch.setattr(grid, "TimeBudget", lambda seconds: adaptive.TimeBudget(seconds, started=now[0]))
-    begin = grid.begin_model
+    monkeypatch.setattr(one_model, "time", clock)
+    monkeypatch.setattr(one_model, "TimeBudget", lambda seconds: adaptive.TimeBudget(seconds, started=now[0]))
+    begin = one_model.begin_model
 
     class SlowLoad(Load):
         def __call__(self, model: Any) -> LM:
@@ -129,8 +130,8 @@ def test_a_budget_begins_when_a_model_is_loaded_and_its_texts_are_tokenised(
         left.append(budget.left)
         now[0] += 30
 
-    monkeypatch.setattr(grid, "begin_model", slow_begin)
-    monkeypatch.setattr(grid, "measure_adaptively", measured)
+    monkeypatch.setattr(one_model, "begin_model", slow_begin)
+    monkeypatch.setattr(one_model, "measure_adaptively", measured)
     models = [wrap(tiny_model(), tokenizer, name) for name in ("one", "another")]
     measure(models, tasks=["curve"], text=text, lengths="auto", out=tmp_path / "run", minutes=2, loader=SlowLoad())
     assert left == [60, 90]

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from farspan import cepe, hf
-from farspan.lm import LM, Load, choose_separator, fingerprint, load, wrap
+from farspan.lm import LM, choose_separator, fingerprint, load, wrap
+from farspan.measuring.loader import Load
 
 from tiny import VOCABULARY, configure, tiny_config, tiny_model
 

@@ -12,9 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from farspan import lm as lms
 from farspan.hf import Stream
-from farspan.lm import LM, Load, load, wrap
+from farspan.lm import LM, load, wrap
 from farspan.measuring import calibration
 from farspan.measuring.grid import measure, plans
+from farspan.measuring.loader import Load
 from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.measuring.setups import grid

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from farspan import cepe, record
-from farspan.lm import Load, load
+from farspan.lm import load
 from farspan.loading import load_config, load_tokenizer
+from farspan.measuring.loader import Load
 from farspan.record import provenance
 
 from cepe_models import tiny_encoder

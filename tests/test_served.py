@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 
 from farspan import measure, served
 from farspan.cli import app
-from farspan.lm import LM, Load
+from farspan.lm import LM
 from farspan.lm import load as load_model
+from farspan.measuring.loader import Load
 from farspan.methods import method
 from farspan.reader import dense_reader
 from farspan.reader.served import ServerError, client

@@ -53,12 +53,11 @@ def parsed() -> dict[str, ast.Module]:
 
 
 def imported(tree: ast.Module, known: set[str]) -> Iterator[str]:
-    """Yield the modules of farspan that a module imports when it is imported itself."""
-    later = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    """Yield the modules of farspan that a module imports, at once or later, in a function."""
     nodes: list[ast.AST] = [tree]
     while nodes:
         node = nodes.pop()
-        if isinstance(node, later) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
         nodes += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):

@@ -30,8 +30,8 @@ from farspan.lengths import spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, fingerprint, wrap
 from farspan.measuring import trackers
 from farspan.measuring.adaptive import SHORTEST, prepared
-from farspan.measuring.grid import about
 from farspan.measuring.loop import Watch, measure_cell
+from farspan.measuring.one_model import about
 from farspan.measuring.plan import plan
 from farspan.measuring.setups import Grid
 from farspan.methods.full import Full

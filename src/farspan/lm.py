@@ -5,7 +5,7 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -229,56 +229,6 @@ def load(
         parts = ", ".join(f"{module!r} ({count:,})" for module, count in left_out.items())
         logger.warning("model %r: weights that a text-only decoder does not use are left out: %s", name, parts)
     return lm
-
-
-@dataclass(frozen=True)
-class Load:
-    """The options for loading models; see `farspan.load`. A model loaded already is used as it is."""
-
-    dtype: Any = "auto"
-    device: str | None = None
-    attention: str | None = None
-    trained_length: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    served: dict[str, Any] = field(default_factory=dict)  # of `farspan.served`, for models given as URLs
-    _served: dict[str, LM] = field(default_factory=dict, repr=False, compare=False)  # each is queried only once
-
-    def __call__(self, model: str | LM, *, weights: bool = True) -> LM:
-        if isinstance(model, LM):
-            return model
-        if is_url(model):
-            if model not in self._served:
-                from farspan.reader.served import served
-
-                self._served[model] = served(model, trained_length=self.trained_length, **self.served)
-            return self._served[model]
-        return load(
-            model,
-            dtype=self.dtype,
-            device=self.device,
-            attention=self.attention,
-            trained_length=self.trained_length,
-            weights=weights,
-            **self.options,
-        )
-
-    def trained(self, model: str | LM) -> int | None:
-        """Return the trained length of a model without loading it; None if its config has none.
-
-        Commands call this for all of their models before they measure the first.
-
-        Raises:
-            ValueError: no such model.
-        """
-        if isinstance(model, LM) or is_url(model):
-            return self(model).trained_length
-        found = trained_length_of(model, **self.options)
-        return self.trained_length or found
-
-
-def is_url(model: str) -> bool:
-    """Return whether a model is named by the address of the server that runs it."""
-    return model.startswith(("http://", "https://"))
 
 
 def wrap(model: Any, tokenizer: Any, name: str, *, trained_length: int | None = None) -> LM:

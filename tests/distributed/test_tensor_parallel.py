@@ -10,7 +10,7 @@ import pytest
 from test_ray import Nodes
 
 from farspan import measure
-from farspan.lm import Load
+from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.record import Row, read_header
 

@@ -3,12 +3,16 @@
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farspan.cli.options import RUN, TASK, AsJson, Chunk, Loading, Model, OneMethod, count, err, one_line_errors, option
 from farspan.terminal import Terminal
+
+if TYPE_CHECKING:
+    from farspan.ask import Conversation
+    from farspan.reader import Reader
 
 
 def ask(
@@ -33,10 +37,9 @@ def ask(
     with one_line_errors():
         from dataclasses import asdict
 
-        from farspan.ask import Conversation, num_tokens, read_texts
+        from farspan.ask import num_tokens, read_texts
         from farspan.methods import method as parsed
         from farspan.reader import check_sampling
-        from farspan.report.progress import reading
 
         if loading.base_url is not None and model is not None:
             model, question = None, model  # the only argument is the question
@@ -63,12 +66,7 @@ def ask(
             err.print(longer, style="yellow", highlight=False)
         with how.on(lm) as reader:
             reader.chunk = chunk or reader.chunk
-            started = time.perf_counter()
-            with reading(err, tokens) as reader.on_read:
-                conversation = Conversation(reader, texts)
-            reader.on_read = None
-            err.print(f"read in {time.perf_counter() - started:.1f} s", style="dim", highlight=False)
-            answers = []
+            conversation, answers = _read(reader, texts, tokens), []
             while True:
                 if question is None:
                     question = err.input("? ") if err.is_terminal else input()
@@ -92,3 +90,16 @@ def ask(
                 question = None
         if as_json:
             print(json.dumps({"model": model, "method": str(how), "answers": answers}))
+
+
+def _read(reader: "Reader", texts: list[str], tokens: int) -> "Conversation":
+    """Read the texts, and print how far the reading is and how long it took."""
+    from farspan.ask import Conversation
+    from farspan.report.progress import reading
+
+    started = time.perf_counter()
+    with reading(err, tokens) as reader.on_read:
+        conversation = Conversation(reader, texts)
+    reader.on_read = None
+    err.print(f"read in {time.perf_counter() - started:.1f} s", style="dim", highlight=False)
+    return conversation

@@ -17,7 +17,7 @@ from farspan.cli import stopping
 from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
-    from farspan.lm import Load
+    from farspan.measuring.loader import Load
 
 err = Terminal(stderr=True)
 LONGEST = 1000  # characters of an error
@@ -190,7 +190,7 @@ class Loading:
 
     def loader(self) -> "Load":
         """Return the loader of the models."""
-        from farspan.lm import Load
+        from farspan.measuring.loader import Load
 
         if self.device is not None and self.device_map is not None:
             raise ValueError("--device and --device-map contradict each other: give one")

@@ -4,8 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from farspan.lm import LM, Load
+from farspan.lm import LM
 from farspan.measuring.grid import measure
+from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.measuring.result import Measured
 from farspan.measuring.setups import grid

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import Any, Literal
 
-from farspan.lm import LM, is_url
+from farspan.lm import LM
+from farspan.measuring.loader import is_url
 from farspan.methods import Method, method
 from farspan.record import Shard
 from farspan.tasks import Task, task

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from farspan.files import write
-from farspan.lm import LM, Load
+from farspan.lm import LM
 from farspan.loading.places import folder_of
 from farspan.measuring.again import SETTINGS, refuse_difference, repeatable
+from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.measuring.setups import DEFAULT_REPEATS, grid
 from farspan.record import Row

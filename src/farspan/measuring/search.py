@@ -37,9 +37,10 @@ from farspan import hf
 from farspan.extras import optional_import
 from farspan.files import read_json, write
 from farspan.hf.attend import frequencies
-from farspan.lm import LM, Load
-from farspan.measuring.grid import begin_model
+from farspan.lm import LM
+from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch, measure_cell
+from farspan.measuring.one_model import begin_model
 from farspan.measuring.setups import Grid, Setup
 from farspan.methods import Method, method
 from farspan.methods.rope import BETA_FAST, BETA_SLOW, LARGEST_FACTOR, Rope, yarn, yarn_scale

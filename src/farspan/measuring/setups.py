@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from farspan.lengths import check_lengths
-from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, Load
+from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.measuring.adaptive import prepared
 from farspan.measuring.arguments import Lengths, lengths_of, tasks_of, whole
+from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.methods import Method
 from farspan.record import default_folder

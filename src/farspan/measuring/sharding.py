@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from farspan.lm import LM, Load
+from farspan.lm import LM
 from farspan.measuring.adaptive import round_one
 from farspan.measuring.dealing import LONG, CellCost, Dealing, Unit, deal
+from farspan.measuring.loader import Load
 from farspan.measuring.loop import Mine, Watch, within_positions
 from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, possible_lengths
 from farspan.methods import Method

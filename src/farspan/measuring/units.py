@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from farspan.files import HeldError
-from farspan.lm import LM, Load
+from farspan.lm import LM
 from farspan.measuring.adaptive import TimeBudget
-from farspan.measuring.grid import begin_model, measure_setups
+from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
+from farspan.measuring.one_model import begin_model, measure_setups
 from farspan.measuring.setups import Grid, Setup
 from farspan.measuring.sharding import Sharding
 from farspan.methods import method

@@ -1,0 +1,189 @@
+"""Measure all tasks of a run on one model, under each method."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farspan.lm import LM
+from farspan.measuring.adaptive import TimeBudget, measure_adaptively
+from farspan.measuring.loop import Mine, Watch, measure_cell
+from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, possible_lengths
+from farspan.measuring.sharding import Sharding
+from farspan.methods import Method
+from farspan.reader.served.client import ServerError
+from farspan.record import ABSENT, Row, Run
+from farspan.tasks.cost import BoundCost
+from farspan.tasks.curve import RING, BoundCurve
+from farspan.text.corpora import UNKNOWN_SHARE, Corpus
+
+
+def measure_model(
+    lm: LM,
+    methods: Sequence[Method],
+    what: Grid,
+    run: Run,
+    part: Sharding | None,
+    seconds: float,
+    batch: int | None,
+    chunk: int | None,
+    watch: Watch,
+) -> float:
+    """Measure a model in at most `seconds`, counted after it is loaded and its texts are tokenised. Return the seconds
+    used."""
+    setups = begin_model(lm, what, run, part.models if part is not None else (), watch)
+    started = time.monotonic()
+    measure_setups(setups, lm, methods, what, run, part, TimeBudget(seconds), batch, chunk, watch)
+    return time.monotonic() - started
+
+
+def begin_model(lm: LM, what: Grid, run: Run, order: Sequence[str], watch: Watch) -> list[Setup]:
+    """Record a model in a run, or check that it is the run's, and return the tasks bound to it.
+
+    Args:
+        order: names of models, in the order in which to record them.
+
+    Raises:
+        ValueError: another model of that name, a text that has changed, or rows of another version of a task.
+    """
+    if lm.how_asked:
+        watch.notice(lm.how_asked)
+    setups = what.setups(lm, watch)
+    tasks = {one.what: one.bound.settings for one in setups if one.what != BoundCost.task}
+    run.add_model(lm.identity | about(*(text for one in setups for text in one.bound.texts)) | {"tasks": tasks}, order)
+    for one in setups:
+        run.refuse_other_version(one.bound.task, one.bound.version)
+    return setups
+
+
+def measure_setups(
+    setups: Sequence[Setup],
+    lm: LM,
+    methods: Sequence[Method],
+    what: Grid,
+    run: Run,
+    part: Sharding | None,
+    budget: TimeBudget,
+    batch: int | None,
+    chunk: int | None,
+    watch: Watch,
+) -> None:
+    """Measure the tasks on a model under each method, or the part of a shard."""
+    cells = [(one, methods if part is None else part.methods(lm, methods, one)) for one in setups]
+    left = sum(len(some) for _, some in cells)
+    for one, some in cells:
+        if part is not None and not some:
+            continue
+        if one.what != BoundCost.task:
+            watch.notice(f"{one.what}, separator: {lm.separator.kind} {list(one.bound.separator(lm))}")
+        if what.compared:
+            one, reasons = possible_lengths(lm, one, what.seed)
+            for reason in dict.fromkeys(reasons.values()):
+                at = [f"{length:,}" for length, why in reasons.items() if why == reason]
+                watch.notice(f"{lm.name}, {one.what} at {', '.join(at)}: refused: {reason}")
+            for how in some:
+                _refuse(run, lm, how, one, what.seed, reasons)
+        for done, how in enumerate(some if one.lengths != () else ()):
+            try:
+                mine = None if part is None else part.mine(lm.name, str(how), one.what)
+                share = TimeBudget(budget.left / (left - done))
+                _measure_setup(one, how, lm, run, what.seed, share, batch, chunk, mine, watch)
+            except ValueError as error:
+                if not what.compared or isinstance(error, ServerError):
+                    raise
+                watch.notice(f"{lm.name} {how}, {one.what}: refused: {error}")
+                _refuse(run, lm, how, one, what.seed, dict.fromkeys(one.lengths or (one.longest,), str(error)))
+        left -= len(some)
+        keep_first(run, lm, one, what.seed)
+
+
+def _measure_setup(
+    one: Setup,
+    how: Method,
+    lm: LM,
+    run: Run,
+    seed: int,
+    budget: TimeBudget,
+    batch: int | None,
+    chunk: int | None,
+    mine: Mine | None,
+    watch: Watch,
+) -> None:
+    if one.lengths is None:
+        assert isinstance(one.bound, BoundCurve)
+        measure_adaptively(
+            one.bound,
+            how,
+            lm,
+            run,
+            longest=one.longest,
+            repeats=one.repeats,
+            seed=seed,
+            batch=batch,
+            chunk=chunk,
+            budget=budget,
+            watch=watch,
+        )
+        return
+    repeats, longest = one.repeats or DEFAULT_REPEATS, one.lengths[-1]
+    watch.start(f"{lm.name} {how} {one.what}", len(one.lengths) * repeats)
+    measure_cell(
+        one.bound,
+        how,
+        lm,
+        run,
+        lengths=one.lengths,
+        repeats=repeats,
+        seed=seed,
+        batch=batch or one.bound.batch(longest),
+        chunk=chunk or one.bound.chunk(lm, longest),
+        mine=mine,
+        watch=watch,
+    )
+
+
+def about(*texts: Corpus) -> dict[str, Any]:
+    """Return the record of texts for a model, which comparisons with another tokenizer's numbers need."""
+    per_token = {text.hash: text.characters_per_token for text in texts}
+    unknown = {text.hash: round(text.unknown, 4) for text in texts if text.unknown > UNKNOWN_SHARE}
+    return {"texts": sorted(per_token), "characters_per_token": per_token} | ({"unknown": unknown} if unknown else {})
+
+
+def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
+    """Write the first example measured, at its shortest length above 0, in readable form next to the rows."""
+    if run.has_example(lm.name, one.what):
+        return
+    bound, lengths, repeats = one.bound, one.lengths or (one.longest,), one.repeats or DEFAULT_REPEATS
+    if one.lengths is None:
+        assert isinstance(bound, BoundCurve)
+        repeats = bound.pool or RING
+    of_task = [row for row in run.rows if (row.model, row.settings) == (lm.name, bound.settings)]
+    mine = [row for row in of_task if row.status in ("ok", *ABSENT)]
+    if not mine:
+        return
+    examples = {example.id: example for example in bound.examples(lm, lengths, repeats, seed)}
+    if found := [row for row in mine if row.example in examples]:
+        first = min(found, key=lambda row: (row.repeat, row.length == 0, row.length, row.depth))
+        if words := bound.shown(lm, examples[first.example], first.length):
+            named = {"model": lm.name, "what": one.what, "task": bound.task, "settings": bound.settings}
+            run.add_example(named | words)
+
+
+def _refuse(run: Run, lm: LM, how: Method, one: Setup, seed: int, reasons: Mapping[int, str]) -> None:
+    """Record the refused lengths, each once: one row of status "refused" in place of the rows of its examples."""
+    known = {(row.key, row.reason) for row in run.rows if row.status == "refused"}
+    for length, reason in reasons.items():
+        row = Row(
+            model=lm.name,
+            method=str(how),
+            task=one.bound.task,
+            version=one.bound.version,
+            settings=one.bound.settings,
+            length=length,
+            repeat=0,
+            seed=seed,
+            example=f"{one.bound.task} refused",  # Row.key tells two tasks apart by their settings
+            status="refused",
+            reason=reason,
+        )
+        if (row.key, row.reason) not in known:
+            run.append(row)
