@@ -61,6 +61,7 @@ METHODS = (
     "replug:piece={half},tail={quarter}",
     "ape:piece={half}",
 )
+STRONG = "rope:type=yarn,factor=4"  # has the longest memory of these; it chooses the key tokens of the part `shared`
 SAMPLES = 2000  # of methods, for the interval of a correlation
 
 
@@ -73,6 +74,12 @@ class Part:
     repeats: int = 16
     shuffled: bool = False
     cost: bool = False  # also seconds and memory, apart from the task
+    only: str = ""  # the one method that is measured; default: all
+
+    @property
+    def name(self) -> str:
+        """The name of its task."""
+        return self.task.partition(":")[0]
 
     def measured(self, model: str, methods: Sequence[str], text: str, out: Path, repeats: int | None) -> int:
         """Measure it, and return the number of rows."""
@@ -83,8 +90,8 @@ class Part:
         return len(
             measure(
                 [lm],
-                [how.format(**sizes) for how in methods],
-                [self.task.format(**probe)],
+                [self.only] if self.only else [how.format(**sizes) for how in methods],
+                [self.task.format(**probe, keys=out.parent / "keys")],
                 text=f"shuffled:{text}" if self.shuffled else text,
                 lengths=tuple(int(share * trained) for share in self.shares),
                 repeats=repeats or self.repeats,
@@ -102,12 +109,21 @@ PARTS = {
     "shuffled": Part(PROBE, FALL, 8, shuffled=True),
     "perplexity": Part("perplexity:targets=fixed", cost=True),
     "longppl": Part("longppl:keys=own"),
+    "keys": Part("longppl:keys=own", only=STRONG),
+    "shared": Part("longppl:keys={keys}"),
     "needle": Part("needle:kind=multikey"),
     "own": Part("own"),
 }
 NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 TEXTS = {"natural": "natural text", "shuffled": "shuffled text"}
-NAMES = {"perplexity": "perplexity", "longppl": "LongPPL", "needle": "needles", "own": "facts"}
+NAMES = {
+    "perplexity": "perplexity",
+    "longppl": "LongPPL",
+    "shared": "LongPPL, YaRN's key tokens",
+    "needle": "needles",
+    "own": "facts",
+}
+SHARE = "share of key tokens"
 PRICES = {
     "memory": ("context_bytes", "memory of the context at four windows (MiB)", 2**20),
     "seconds": ("prefill_seconds", "seconds to the first token after four windows", 1),
@@ -124,7 +140,7 @@ def rows_of(model: str, part: str) -> tuple[dict[str, Any], list[Row]]:
 def quality(model: str, part: str) -> list[Cell]:
     """Return the quality of a run by method and length; of a run with costs also these."""
     header, rows = rows_of(model, part)
-    return [cell for cell in cells(rows, header) if cell.task.startswith(part)] if rows else []
+    return [cell for cell in cells(rows, header) if cell.task.startswith(PARTS[part].name)] if rows else []
 
 
 @cache
@@ -205,7 +221,7 @@ def _best(model: str, part: str) -> Iterator[tuple[str, int, str, str, tuple[flo
     for length in sorted({row.length for row in rows}):
         at: dict[str, list[Row]] = {}
         for row in rows:
-            if (row.task, row.length) == (part, length):
+            if (row.task, row.length) == (PARTS[part].name, length):
                 at.setdefault(row.method, []).append(row)
         by = {how: by_example(mine, about["score"]) for how, mine in at.items()}
         most = max(len(mine) for mine in by.values())
@@ -231,7 +247,7 @@ def measures(model: str, length: int) -> dict[str, dict[str, float]]:
                 better = -np.log(cell.value) if cell.exp else cell.value
                 found.setdefault(NAMES[part], {})[cell.method] = float(better)
                 if part == "longppl":
-                    found.setdefault("share of key tokens", {})[cell.method] = cell.details["share"]
+                    found.setdefault(SHARE, {})[cell.method] = cell.details["share"]
     return found
 
 
@@ -297,7 +313,7 @@ def predictors(model: str) -> str:
     lengths = sorted({row.length for row in rows_of(model, "perplexity")[1]})[1:]
     lines = []
     for task in (NAMES["needle"], NAMES["own"]):
-        for measured in (*(f"memory, {text}" for text in TEXTS.values()), "LongPPL", "share of key tokens"):
+        for measured in (*(f"memory, {text}" for text in TEXTS.values()), NAMES["longppl"], NAMES["shared"], SHARE):
             found = [against_perplexity(model, task, measured, length) for length in lengths]
             lines.append([task, measured, *(f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" for value, low, high in found)])
     return table(["task", "measure", *(f"{length:,}" for length in lengths)], lines)
