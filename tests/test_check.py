@@ -18,7 +18,7 @@ import farspan as library
 from farspan.loading.places import folder_of
 from farspan.measuring.again import measure_again, read_baseline
 from farspan.record import Row, read_rows
-from farspan.report.changes import COSTS, TOLERANCES, Change, Comparison, compare, print_changes
+from farspan.report.changes import COSTS, TOLERANCES, Change, Comparison, Estimate, compare, print_changes
 from farspan.report.runs import Source
 from farspan.stats import tost
 from farspan.terminal import Terminal
@@ -186,6 +186,13 @@ def test_equality_without_spread_needs_five_pairs() -> None:
     assert tost(0.2, 0.0, 4.0, 0.1, 5) == 1.0
 
 
+@pytest.mark.parametrize(("noise", "verdict"), [(0.001, "equal"), (0.0, "undecided")])
+def test_four_texts_decide_equality_only_where_their_changes_differ(noise: float, verdict: str, baseline: Path) -> None:
+    change = shifted(0.0, noise)
+    found = perplexities(compared(lambda row: change(row) if row.repeat < 4 else replace(row, status="oom"), baseline))
+    assert {(one.pairs, one.verdict) for one in found} == {(4, verdict)}
+
+
 def half_of_copies(row: Row) -> Row:
     return row if row.task != "curve" else replace(row, scores=row.scores | {"copy": row.scores["control"]})
 
@@ -239,6 +246,13 @@ def test_numbers_are_not_folded_at_80_columns(baseline: Path, capsys: pytest.Cap
     printed = capsys.readouterr().out
     assert printed.count("[") == printed.count("]")
     assert all(line.count("[") == line.count("]") for line in printed.splitlines())
+    assert "equal: the 90 % interval of the change (not shown) is within the tolerance" in printed
+
+
+def test_lengths_in_names_are_not_broken_at_their_comma(capsys: pytest.CaptureFixture[str]) -> None:
+    one = Change("cost", "tokens/s out", "full", "", 32768, 1e4, 1.2e4, Estimate(0.1, -0.1, 0.3), 0.2, True, 3)
+    print_changes(Comparison([one]), Terminal(width=60))
+    assert "32,768" in capsys.readouterr().out
 
 
 # what is refused

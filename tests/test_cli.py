@@ -184,6 +184,23 @@ def test_a_plan_measures_nothing(models: Path) -> None:
     assert sorted(path.name for path in Path().iterdir()) == ["text.txt"]
 
 
+def test_the_numbers_of_a_plan_are_on_one_line_of_80_columns(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    methods = ("full", "sinks:window=8,sinks=4", "rope:type=yarn,factor=4")
+    options = [word for one in methods for word in ("--method", one)]
+    tasks = ("--task", "curve:protocol=nested", "--task", "perplexity:target_tokens=16", "--lengths", "32,64")
+    command = ("compare", models / "llama", *options, *tasks, "--text", "text.txt", "--repeats", 2)
+    costs = last_line(farspan(*command, "--plan", "--json"))["plans"]
+    printed = farspan(*command, "--plan").stdout
+    assert len(costs) > 6
+    table = printed.partition(": weights")[0].splitlines()[:-1]
+    assert max(map(len, table)) <= 80
+    for cost in costs:
+        assert any(f" {cost['what'].rpartition(' ')[2]} " in line for line in table)
+        assert f" {cost['tokens']:,} " in printed
+        assert f" {cost['extra_bytes'] / 2**30:,.2f} GiB " in printed
+
+
 def test_a_plan_as_json_is_one_line_printed_last(models: Path) -> None:
     (plan,) = last_line(curve(models / "llama", "--plan", "--json"))["plans"]
     assert plan["num_examples"] == 2

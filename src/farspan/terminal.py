@@ -104,7 +104,7 @@ class Terminal(Console):
 
 
 def _broken(name: str) -> str:
-    return re.sub(r"([,+])", r"\1\n", name)
+    return re.sub(r"([,+])(?!\d)", r"\1\n", name)  # not within 32,768
 
 
 def _narrow(head: str, width: int) -> str:

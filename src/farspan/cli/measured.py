@@ -1,6 +1,7 @@
 """The body of the commands that measure: plan, or measure with progress, draw and print."""
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from farspan.record import Row, Shard
     from farspan.tasks import Task
 
+LENGTH = re.compile(r" [\d,]+$")  # after the name of a task
 SHARDS_SHOWN = 8
 
 
@@ -119,35 +121,28 @@ def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str,
     """Print a table of predicted costs, then each refusal and fallback."""
     from dataclasses import asdict
 
-    from rich.table import Table
-
     from farspan.report.runs import short_names
 
-    left = any(not isinstance(cost, str) and cost.num_done for *_, cost in plans)
-    title = "plan of what this run still lacks" if left else "plan: nothing is measured yet"
-    table = Table(title=title + first, title_justify="left")
     timed = any(not isinstance(cost, str) and cost.seconds is not None for *_, cost in plans)
-    times = ["time"] if timed else []
-    for column in ("model", "method", "task", "examples", "tokens", "TFLOP", "memory", *times):
-        words = column in ("model", "method", "task")
-        table.add_column(column, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    numbers = ["examples", "tokens", "TFLOP", "memory", *(["time"] if timed else [])]
+    by_length = all(LENGTH.search(what) for _, _, what, _ in plans)
+    lines: list[list[str]] = []
     short = short_names(model for model, *_ in plans)
     for model, method, what, cost in plans:
+        line = [*([short[model]] if len(short) > 1 else []), method, *(what.rsplit(" ", 1) if by_length else [what])]
         if isinstance(cost, str):
-            table.add_row(short[model], method, what, *[""] * (3 + timed), "refused")
+            lines.append([*line, *[""] * (3 + timed), "refused"])
             continue
-        table.add_row(
-            short[model],
-            method,
-            what,
-            f"{cost.num_examples:,}",
-            f"{cost.tokens:,}",
-            f"{cost.flops / 1e12:,.0f}" if cost.flops >= 1e15 else f"{cost.flops / 1e12:,.3g}",
-            f"{cost.extra_bytes / 2**30:,.2f} GiB",
-            *([shown_time(cost.seconds)] if cost.seconds is not None else []),
-        )
+        line += [f"{cost.num_examples:,}", f"{cost.tokens:,}"]
+        line += [f"{cost.flops / 1e12:,.0f}" if cost.flops >= 1e15 else f"{cost.flops / 1e12:,.3g}"]
+        line += [f"{cost.extra_bytes / 2**30:,.2f} GiB"]
+        lines.append([*line, *([shown_time(cost.seconds)] if cost.seconds is not None else [])])
     console = err if as_json else Terminal()
-    console.print(table)
+    names = [*(["model"] if len(short) > 1 else []), "method", "task"]
+    head = [*names, *(["length"] if by_length else []), *numbers]
+    begun = any(not isinstance(cost, str) and cost.num_done for *_, cost in plans)
+    title = "plan of what this run still lacks" if begun else "plan: nothing is measured yet"
+    console.print_table(title + first, head, lines, num_names=len(names), num_keys=len(head) - len(numbers))
     weights = {model: cost.weight_bytes for model, _, _, cost in plans if not isinstance(cost, str)}
     for model, num_bytes in weights.items():
         size = f"{num_bytes / 2**30:,.3g} GiB"

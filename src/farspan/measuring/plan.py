@@ -62,7 +62,8 @@ def plan(
         raise ValueError(f"{lm.name} has {lm.position_limit:,} positions; every length needs more: give smaller ones")
     examples, num_done = _missing(possible, rows)
     if not examples:
-        return Plan(0, 0, 0.0, lm.num_bytes, 0, 0, 0.0, None, num_done=num_done)
+        seconds = 0.0 if calibrate or tflops is not None else None
+        return Plan(0, 0, 0.0, lm.num_bytes, 0, 0, seconds, None, num_done=num_done)
     work = [w for example in examples for w in bound.work(lm, example)]
     batch = min(repeats, batch or batch_that_fits(bound, method, lm, examples))
     num_rows = batch * max(w.num_rows for w in work)

@@ -2,7 +2,8 @@
 
 Every number has a tolerance. A change is
 
-    equal       two one-sided tests (Schuirmann 1987) show that it is within the tolerance, p < 0.05
+    equal       two one-sided tests (Schuirmann 1987) show that it is within the tolerance, p < 0.05: its
+                90 % interval is within the tolerance
     worse       else, and beyond chance: p < 0.05, two-sided, after Holm's correction over all numbers
     better      likewise, to the other side
     undecided   else
@@ -40,6 +41,10 @@ COSTS = {
 }
 TOLERANCES: dict[Kind, float] = {"memory": 0.05, "perplexity": 0.02, "score": 0.05, "cost": 0.2}
 MACHINE = ("processor", "cores", "threads", "accelerators")  # of a session; costs are compared where these are equal
+LEGEND = (
+    "equal: the 90 % interval of the change (not shown) is within the tolerance (two one-sided tests, p < 0.05); "
+    "worse, better: p < 0.05, two-sided, after Holm; for a cost, the 95 % interval is beyond the tolerance"
+)
 NUMERICS = ("dtype", "attention")  # of a model; they change costs and, by rounding, all numbers
 
 
@@ -251,12 +256,14 @@ def _verdict(one: Change, p: float | None) -> Verdict:
 
 
 def print_changes(found: Comparison, console: Terminal) -> None:
-    """Print a table of changes for each method, why some are undecided, and the remarks."""
+    """Print a table of changes for each method, what the verdicts mean, why some are undecided, and the remarks."""
     tasks = len({one.task for one in found.changes if one.kind == "score"}) > 1
     for method in dict.fromkeys(one.method for one in found.changes):
         lines = [_line(one, tasks) for one in found.changes if one.method == method]
         title = f"{method}: changes from the baseline, on the same texts"
         console.print_table(title, ["", "baseline", "model", "change [95 %]", "within", "verdict"], lines, num_names=1)
+    if found.changes:
+        console.print_line(LEGEND, style="dim")
     for one in found.changes:
         if one.verdict == "undecided" and one.reason:
             console.print_line(f"{one.method} {one.name}: {one.reason}", style="dim")
