@@ -150,6 +150,13 @@ def test_rounding_that_all_examples_have_is_no_win() -> None:
     assert (full.verdict, better.verdict, worse.verdict) == ("", "tie", "loss")
 
 
+def test_a_cell_whose_cost_failed_has_its_reason() -> None:
+    cost = Row("m", "full", "cost", 1, {}, 8, 0, 0, "c", status="oom", reason="8 GiB")
+    cell = report.cells([row("full", "a", 1.0), cost], HEADER)[0]
+    assert (cell.cost_failed, cell.cost_reason) == ("oom", "8 GiB")
+    assert not {"cost_failed", "cost_reason"} & report.as_plain(cell).keys()
+
+
 def test_right_and_wrong_answers_have_intervals_within_0_and_1() -> None:
     about = {"unit": "tokens", "quality": {"score": "hit", "name": "accuracy", "higher_is_better": True, "exp": False}}
     header = HEADER | {"settings": {"methods": ["full", "better"], "questions": {"perplexity": about}}}

@@ -273,8 +273,14 @@ def test_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no run")
-    with pytest.raises(ValueError, match=r"holds no run \(no run.json\)"):
+    expected = "holds no run: got {}, expected a run folder, which contains run.json. Name "
+    with pytest.raises(ValueError, match=f"{tmp_path} {expected.format('a folder without it')}"):
         write_report([tmp_path], tmp_path / "out")
+    one = run(tmp_path / "one", rows())
+    with pytest.raises(ValueError, match=expected.format("nothing of this name") + f"the --out of .*: {one}$"):
+        write_report([tmp_path / "wrong"], tmp_path / "out")
+    with pytest.raises(ValueError, match=expected.format("a file") + f"{one}$"):
+        write_report([one / "rows.jsonl"], tmp_path / "out")
 
 
 def test_an_empty_run_is_left_out_of_a_report_with_a_line(tmp_path: Path) -> None:
@@ -1015,6 +1021,23 @@ def test_a_curve_can_be_hidden_and_its_control_with_it(browser: Any, tmp_path: P
         shown.append(browser.execute_script(lines))
     rule = 1  # the trained context
     assert shown == [8 + rule, 4 + rule, 2 + rule]
+
+
+def test_a_caption_names_intervals_only_while_they_are_shown(browser: Any, tmp_path: Path) -> None:
+    opened(browser, write_report([run(tmp_path / "a", rows())], tmp_path / "out")[0])
+    caption = "return document.querySelector('#curve-1').previousElementSibling.innerText"
+    assert browser.execute_script(caption).endswith("n = 2 texts, 95 % intervals")
+    browser.execute_script("document.querySelector('input[name=bands]').click()")
+    assert browser.execute_script(caption).endswith("n = 2 texts")
+
+
+def test_the_label_of_the_trained_length_is_clear_of_the_buttons(browser: Any, tmp_path: Path) -> None:
+    measured = expected_rows({128: 6.0, 512: 5.0})
+    opened(browser, write_report([run(tmp_path / "a", measured)], tmp_path / "out")[0])
+    found = "return document.querySelector('#quality-1 ' + arguments[0]).getBoundingClientRect()"
+    label, buttons = (browser.execute_script(found, of) for of in (".textpoint", ".modebar"))
+    assert label["right"] > buttons["left"]  # they would overlap
+    assert label["top"] >= buttons["bottom"]
 
 
 def test_the_numbers_of_every_figure_can_be_downloaded(browser: Any, tmp_path: Path) -> None:

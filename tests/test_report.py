@@ -19,6 +19,7 @@ from matplotlib.figure import Figure as Canvas
 
 from farspan.record import Row
 from farspan.report.cells import Cell, interval_of
+from farspan.report.cells import failures as reasons
 from farspan.report.curve_figures import curve_figure
 from farspan.report.curve_section import draw_curves, print_curves
 from farspan.report.curves import CurveMember, as_data, remarks, series, verdict
@@ -26,8 +27,9 @@ from farspan.report.figure import MARKED, Failed, Figure, Heat, Line, Rule, Styl
 from farspan.report.figures import cost_figure
 from farspan.report.interactive import as_plotly
 from farspan.report.kinds import MEMBERS
-from farspan.report.picture import SIZE, draw_on, draw_with_legend
+from farspan.report.picture import SIZE, draw_grid, draw_on, draw_with_legend
 from farspan.report.runs import Source, differences_of, grouped
+from farspan.report.tables import cost_tables
 from farspan.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -282,6 +284,81 @@ def test_no_point_is_beyond_the_pareto_front(more_is_better: bool, higher_is_bet
     assert ((np.diff(corners, axis=0) == 0).sum(1) >= 1).all()  # a staircase
     assert (signs * corners)[:, 0].tolist() == sorted((signs * corners)[:, 0], reverse=True)
     assert corners[-1][0] == min(points, key=lambda point: signs[0] * point[0])[0]
+
+
+@pytest.mark.parametrize("ends", [(4.1, 4.9), (5, 40), (3, 9), (1, 2e6), (0.001, 0.0013), (17.30, 17.34), (4, 4)])
+def test_a_logarithmic_axis_has_four_numbers_or_more(ends: tuple[float, float]) -> None:
+    points = [Line("", [x], [y], 0, style="points") for x, y in zip(ends, ends, strict=True)]
+    figure = Figure("", "x", "y", points, log_x=True, log_y=True, counts=False)
+    axes = Canvas().subplots()
+    draw_on(axes, figure)
+    for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        at = [place for place in axis.get_majorticklocs() if limits[0] <= place <= limits[1]]
+        assert 4 <= len(at) <= 8
+        shown = axis.get_major_formatter().format_ticks(at)
+        assert [float(text.replace(",", "")) for text in shown] == pytest.approx(at, rel=1e-9)
+    for axis in (as_plotly(figure)["layout"][name] for name in ("xaxis", "yaxis")):
+        low, high = (10**end for end in axis["range"])
+        assert low < ends[0] <= ends[1] < high
+        assert 4 <= len([one for one in axis["tickvals"] if low <= one <= high]) <= 8
+        assert [float(text.replace(",", "")) for text in axis["ticktext"]] == axis["tickvals"]
+
+
+def test_many_lengths_within_two_octaves_have_four_numbers() -> None:
+    axes = Canvas().subplots()
+    x = np.linspace(512, 1000, 20)
+    draw_on(axes, Figure("", "x", "y", [Line("", x, x, 0)], log_x=True, ticks=[*map(int, x)]))
+    low, high = axes.get_xlim()
+    assert len([place for place in axes.get_xticks() if low <= place <= high]) >= 4
+
+
+def test_points_that_differ_by_rounding_are_equal_on_the_pareto_front() -> None:
+    same_cost = pareto_front([(1.0, 5.0), (1.0001, 4.0)], more_is_better=False, higher_is_better=False)
+    assert same_cost.tolist() == [[1.0001, 4.0], [1.0001, 4.0]]
+    same_quality = pareto_front([(1.0, 5.0), (2.0, 4.9999), (3.0, 4.0)], more_is_better=False, higher_is_better=False)
+    assert same_quality.tolist() == [[1.0, 5.0], [3.0, 5.0], [3.0, 4.0], [3.0, 4.0]]
+
+
+def test_titles_of_a_row_are_at_the_same_height(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line("line", [64.0, 256.0], [3.0, 2.0], 0)
+    pair = [
+        Figure("one", "x", "y", [line], rules=[Rule("512 (trained)", x=128.0)], note="n = 4 examples"),
+        Figure("other", "x", "y", [line], note="n = 4 examples"),
+    ]
+    kept: list[Canvas] = []
+    monkeypatch.setattr("farspan.report.picture.saved", lambda canvas, *_: kept.append(canvas) or [])
+    draw_grid([pair], tmp_path, "grid")
+    kept[0].draw_without_rendering()
+    titles = [axes._left_title.get_window_extent() for axes in kept[0].axes]
+    assert len(titles) == 2
+    assert titles[0].y0 == pytest.approx(titles[1].y0)
+
+
+def test_a_line_without_costs_shows_why_they_failed() -> None:
+    about = ("own", 8, "tokens", "right", False)
+    found = [
+        Cell("m", "full", *about, value=0.5, prefill_rate=10.0, prefill_seconds=1.0),
+        Cell("m", "refused", *about, failed="refused", reason="no RoPE"),
+        Cell("m", "costly", *about, value=0.5, cost_failed="oom", cost_reason="8 GiB"),
+        Cell("served", "full", *about, value=0.5),
+    ]
+    ((_, _, lines),) = cost_tables(found)
+    assert [line[2] for line in lines] == ["8", "failed: refused", "failed: oom", "-"]
+    assert reasons(found) == ["own: m refused at 8: refused: no RoPE", "cost: m costly at 8: oom: 8 GiB"]
+
+
+def test_costs_that_failed_are_named_once() -> None:
+    costs = {"value": 0.5, "cost_failed": "oom", "cost_reason": "8 GiB"}
+    found = [Cell("m", "full", task, 8, "tokens", "right", False, **costs) for task in ("a", "b")]
+    assert reasons(found) == ["cost: m full at 8: oom: 8 GiB"]
+
+
+def test_the_label_of_a_rule_is_below_the_buttons_of_the_page() -> None:
+    line = Line("line", [64.0, 256.0], [3.0, 2.0], 0)
+    plain, ruled = (
+        as_plotly(Figure("a", "x", "y", [line], rules=rules)) for rules in ([], [Rule("512 (trained)", x=512.0)])
+    )
+    assert ruled["layout"]["margin"]["t"] >= plain["layout"]["margin"]["t"] + 14
 
 
 def test_the_pareto_front_is_on_the_picture_and_on_the_page() -> None:

@@ -20,6 +20,7 @@ from farspan.stats import LEVEL, bands, holm, interval, student_mean
 
 COSTS = ("prefill_rate", "decode_rate", "prefill_seconds", "weight_bytes", "context_bytes", "activation_bytes")
 SERVER = ("requests", "prompt_tokens", "cached_share")
+NOT_RECORDED = ("run", "name", "cost_failed", "cost_reason")  # fields that only tables need
 ROUNDING = 5e-4  # difference of scores (nats, shares): reading a model in two ways gives less, but in all examples
 Interval = tuple[float | None, float | None]
 
@@ -65,6 +66,8 @@ class Cell:
     prompt_tokens: float | None = None  # of these requests, mean per row
     cached_share: float | None = None  # share of the prompt tokens taken from the server's cache
     statuses: dict[str, int] = field(default_factory=dict)  # number of rows without a result, by status
+    cost_failed: str = ""  # status of the rows of cost, if none was measured
+    cost_reason: str = ""
 
     @property
     def whose(self) -> tuple[str, str, str]:
@@ -231,10 +234,11 @@ def _difference(mine: Sequence[Row], base: Sequence[Row], entry: Mapping[str, An
 
 
 def _costs(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the medians of what was measured."""
+    """Return the medians of what was measured, or why nothing was."""
     measured = [row.scores for row in rows if row.status == "ok"]
     known = {name: [scores[name] for scores in measured if scores.get(name) is not None] for name in COSTS}
-    return {name: float(np.median(values)) if values else None for name, values in known.items()}
+    found: dict[str, Any] = {name: float(np.median(values)) if values else None for name, values in known.items()}
+    return found if measured or not rows else found | {"cost_failed": rows[0].status, "cost_reason": rows[0].reason}
 
 
 def _verdict(cell: Cell, corrected: float | None, higher_is_better: bool | None) -> str:
@@ -266,12 +270,16 @@ def by_member(found: Sequence[Cell]) -> list[list[Cell]]:
 
 
 def failures(found: Sequence[Cell]) -> list[str]:
-    """Return a line for each task and reason with the models, methods and lengths that failed for it."""
+    """Return a line for each task, or cost, and reason with the models, methods and lengths that failed for it."""
     reasons: dict[tuple[str, str, str], dict[str, list[int]]] = {}
     for cell in found:
-        if cell.failed:
-            whose = reasons.setdefault((cell.task, cell.failed, cell.reason), {})
-            whose.setdefault(f"{cell.model} {cell.method}", []).append(cell.length)
+        key = cell.task, cell.failed, cell.reason
+        if not cell.failed:
+            key = "cost", cell.cost_failed, cell.cost_reason
+        if key[1]:
+            lengths = reasons.setdefault(key, {}).setdefault(f"{cell.model} {cell.method}", [])
+            if cell.length not in lengths:  # tasks share their costs
+                lengths.append(cell.length)
     lines = []
     for (task, status, reason), whose in reasons.items():
         at: dict[str, list[str]] = {}
@@ -305,7 +313,7 @@ def as_data(found: Sequence[Cell]) -> list[dict[str, Any]]:
 
 def as_plain(cell: Cell) -> dict[str, Any]:
     """Return a cell's fields, those that only tables need left out."""
-    return {name: value for name, value in asdict(cell).items() if name not in ("run", "name")}
+    return {name: value for name, value in asdict(cell).items() if name not in NOT_RECORDED}
 
 
 def _rounded(value: Any) -> Any:

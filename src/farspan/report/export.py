@@ -79,7 +79,8 @@ def _cell(value: Any) -> Any:
 def quality_table(found: Sequence[Cell]) -> CsvTable:
     """Return a line for each cell with all its numbers."""
     details = list(dict.fromkeys(name for cell in found for name in cell.details))
-    names = [one.name for one in fields(Cell) if one.name not in ("name", "details", "statuses")]
+    others = ("name", "details", "statuses", "cost_failed", "cost_reason")
+    names = [one.name for one in fields(Cell) if one.name not in others]
     lines = [
         {name: getattr(cell, name) for name in names}
         | {f"detail_{name}": cell.details.get(name) for name in details}

@@ -16,6 +16,9 @@ SHAPES = (  # markers: the character, plotly's name, matplotlib's name
 )  # fmt: skip
 FEW_TICKS = 12  # lengths that all have a tick of their own
 MARKED = 20  # points of a line that have a marker, at most
+LEAST_NUMBERS, MOST_NUMBERS = 4, 8  # on a logarithmic axis
+EQUAL = 5e-4  # share by which equal costs, or equal qualities, may differ: rounding
+INTERVALS = ", 95 % intervals"
 FEW_BANDS = 4  # members whose intervals are bands, at most; with more, error bars, since bands would overlap
 DESCRIBED = 8  # lines that a description names, at most
 Style = Literal[
@@ -191,13 +194,34 @@ def sample_size(counts: Iterable[int], what: str, *, intervals: bool = True) -> 
         return ""
     least, most = found[0], found[-1]
     n = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-    return f"n = {n} {what}{'' if most == 1 else 's'}{', 95 % intervals' if intervals and most > 1 else ''}"
+    return f"n = {n} {what}{'' if most == 1 else 's'}{INTERVALS if intervals and most > 1 else ''}"
+
+
+def log_numbers(low: float, high: float, counts: bool = False) -> list[float]:
+    """Return the numbers to write on a logarithmic axis: powers of ten with as few digits between them as give
+    LEAST_NUMBERS, else numbers at equal distances.
+
+    Args:
+        low, high: ends of the axis, positive and different.
+        counts: try powers of two first.
+    """
+    decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
+    sets = [np.outer(decades, digits).ravel() for digits in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 5, 7))]
+    if counts:
+        sets.insert(0, 2.0 ** np.arange(np.floor(np.log2(low)), np.log2(high) + 1))
+    decade = 10.0 ** np.floor(np.log10(high - low))
+    steps = decade * np.array([5, 2, 1, 0.5, 0.2])
+    sets += [step * np.arange(np.ceil(low / step), np.floor(high / step) + 1) for step in steps]
+    found = ([float(f"{one:.10g}") for one in each if low <= one <= high] for each in sets)
+    numbers = next((each for each in found if len(each) >= LEAST_NUMBERS), [])
+    return numbers[:: -(-len(numbers) // MOST_NUMBERS) or 1]
 
 
 def pareto_front(
     points: Sequence[tuple[float, float]], more_is_better: bool, higher_is_better: bool
 ) -> Float[np.ndarray, "corners 2"]:
-    """Return the Pareto front of points (x, y) as the corners of a staircase: no point is better than it in both.
+    """Return the Pareto front of points (x, y) as the corners of a staircase: no point is better than it in both by
+    more than rounding, EQUAL.
 
     It begins at the point with the best x, and ends at the worst x of all points.
 
@@ -207,10 +231,16 @@ def pareto_front(
     """
     signs = np.array([-1.0 if more_is_better else 1.0, 1.0 if higher_is_better else -1.0])
     ordered = sorted((signs * points).tolist(), key=lambda point: (point[0], -point[1]))
-    corners = [ordered[0]]
-    for x, y in ordered[1:]:
-        if y > corners[-1][1]:
-            corners += [[x, corners[-1][1]], [x, y]]
+    front: list[list[float]] = []
+    for x, y in ordered:
+        if front and (y <= front[-1][1] or np.isclose(y, front[-1][1], EQUAL, 0)):
+            continue
+        if front and np.isclose(x, front[-1][0], EQUAL, 0):
+            front.pop()  # costs the same
+        front.append([x, y])
+    corners = [front[0]]
+    for x, y in front[1:]:
+        corners += [[x, corners[-1][1]], [x, y]]
     return signs * [*corners, [ordered[-1][0], corners[-1][1]]]
 
 

@@ -168,7 +168,7 @@ def cost_figure(found: Sequence[Cell], price: str, higher_is_better: bool | None
     points = [(float(line.x[0]), float(line.y[0])) for line in lines]
     has_front = len(lines) > 1 and higher_is_better is not None
     return Figure(
-        title=f"{chosen[0].task} at {chosen[0].length:,} {chosen[0].unit}",
+        title=f"{chosen[0].quality[0].upper()}{chosen[0].quality[1:]} at {chosen[0].length:,} {chosen[0].unit}",
         x=PRICES[price],
         y=chosen[0].quality,
         lines=lines,

@@ -11,10 +11,23 @@ import numpy as np
 
 from farspan.report import figure
 from farspan.report.export import csv_link, figure_table
-from farspan.report.figure import FEW_TICKS, MARKED, RECALL, Failed, Figure, Heat, Line, Rule
+from farspan.report.figure import (
+    FEW_TICKS,
+    INTERVALS,
+    MARKED,
+    RECALL,
+    Failed,
+    Figure,
+    Heat,
+    Line,
+    Rule,
+    log_numbers,
+)
 
 DARK = {"#000000": "#777777"}  # the colour that is invisible on a dark page
 NEUTRAL = "#8a8a8a"
+BUTTONS = 26  # pixels above a figure for plotly's buttons
+LINE = 16  # pixels of a line of labels of rules
 LABEL = 0.35  # width of the text of a rule on a phone, as a share of the figure
 DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot"}
 
@@ -46,13 +59,27 @@ def as_plotly(one: Figure) -> dict[str, Any]:
     if one.log_x and len(one.ticks) <= FEW_TICKS:
         xaxis |= {"tickvals": list(one.ticks), "ticktext": [f"{tick:,}" for tick in one.ticks]}
     if not one.counts:
-        xaxis |= {"tickformat": ",.3~r"}
+        xaxis |= {"tickformat": ",.3~r"} | (_log_axis([line.x for line in one.lines]) if one.log_x else {})
     yaxis: dict[str, Any] = {"title": {"text": escape(one.y)}}
-    yaxis |= {"type": "log", "nticks": 5} if one.log_y else {"range": [bottom, top]}
+    of_y = [values for line in one.lines for values in (line.y, line.low, line.high) if values is not None]
+    yaxis |= {"type": "log"} | _log_axis(of_y) if one.log_y else {"range": [bottom, top]}
     beside = any(rule.y is not None for rule in one.rules)
-    margin = {"l": 8, "r": 52 if beside else 8, "t": 26 + 14 * max(rows.values(), default=0), "b": 8}
+    above = BUTTONS + LINE * (1 + max(rows.values())) if rows else BUTTONS
+    margin = {"l": 8, "r": 52 if beside else 8, "t": above, "b": 8}
     layout = {"xaxis": xaxis, "yaxis": yaxis, "height": one.height, "margin": margin, "curves": one.num_members}
     return {"data": traces, "layout": layout}
+
+
+def _log_axis(of: Sequence[np.ndarray | Sequence[float]]) -> dict[str, Any]:
+    """Return the range of a logarithmic axis with its numbers."""
+    values = np.concatenate([np.asarray(one, float) for one in of])
+    values = np.log10(values[np.isfinite(values) & (values > 0)])
+    if not values.size:
+        return {"nticks": 5}
+    margin = 0.06 * np.ptp(values) or 0.3
+    low, high = values.min() - margin, values.max() + margin
+    at = log_numbers(10**low, 10**high)
+    return {"range": numbers([low, high]), "tickvals": at, "ticktext": [f"{one:,.10g}" for one in at]}
 
 
 def place(name: str, heading: str, key: str, one: Figure | Heat, kind: str = "lines") -> dict[str, Any]:
@@ -60,7 +87,8 @@ def place(name: str, heading: str, key: str, one: Figure | Heat, kind: str = "li
     element."""
     drawn = _heat(one) if isinstance(one, Heat) else as_plotly(one)
     is_map = isinstance(one, Heat)
-    about = {"id": name, "heading": heading, "key": f"{key} {one.note}".strip(), "kind": "map" if is_map else kind}
+    about = {"id": name, "heading": heading, "key": f"{key} {one.note.removesuffix(INTERVALS)}".strip()}
+    about |= {"kind": "map" if is_map else kind, "intervals": INTERVALS * one.note.endswith(INTERVALS)}
     about["alt"] = f"{heading}: {'map' if is_map else 'chart'} of {one.description}"
     return {**about, "csv": csv_link(figure_table(one)), **drawn}
 

@@ -1,7 +1,6 @@
 """Pictures in run folders: figures, drawn with matplotlib."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
@@ -20,12 +19,12 @@ from matplotlib.markers import MarkerStyle
 from matplotlib.path import Path as Path2D
 from matplotlib.text import Text
 from matplotlib.textpath import TextPath
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Affine2D
 
 from farspan.files import written
 from farspan.report.export import three_digits
-from farspan.report.figure import FEW_TICKS, RECALL, Failed, Figure, Heat, Line, Rule, colour, shape
+from farspan.report.figure import FEW_TICKS, RECALL, Failed, Figure, Heat, Line, Rule, colour, log_numbers, shape
 from farspan.terminal import CONTROL
 
 ROW = 11  # height of a row of labels of rules, in points
@@ -104,13 +103,12 @@ def draw_grid(
     grid = canvas.subplots(len(rows), len(rows[0]), squeeze=False)
     for panels, figures in zip(grid, rows, strict=True):
         titles = ["" if one is None else one.title for one in figures]
+        above = [0 if one is None else _draw(axes, one) for axes, one in zip(panels, figures, strict=True)]
         for place, (axes, one) in enumerate(zip(panels, figures, strict=True)):
             if one is None:
                 axes.set_axis_off()
-                continue
-            if titles[place] in titles[:place]:
-                one = replace(one, title="", note="")
-            draw_on(axes, one, "left", 10)
+            elif titles[place] not in titles[:place]:
+                _add_title(axes, one, max(above), "left", 10)
     labels = {axes: {*axes.get_legend_handles_labels()[1]} for axes in grid.ravel()}
     lines = [own - {FRONT} for own in labels.values()]
     if set().union(*lines) in lines:
@@ -136,7 +134,16 @@ def draw_on(axes: Axes, one: Figure | Heat, loc: Literal["left", "center"] = "ce
         loc: where its title is.
         fontsize: of its title, in points.
     """
-    rows = _draw_heat(axes, one) if isinstance(one, Heat) else _draw_lines(axes, one)
+    _add_title(axes, one, _draw(axes, one), loc, fontsize)
+
+
+def _draw(axes: Axes, one: Figure | Heat) -> int:
+    """Draw a figure without title and legend; return the rows of labels above the axes."""
+    return _draw_heat(axes, one) if isinstance(one, Heat) else _draw_lines(axes, one)
+
+
+def _add_title(axes: Axes, one: Figure | Heat, rows: int, loc: Literal["left", "center"], fontsize: float) -> None:
+    """Write the title of a figure above so many rows of labels."""
     title = "\n".join(part for part in (_wrapped(one.title, _width(axes), fontsize), one.note) if part)
     axes.set_title(title, loc=loc, fontsize=fontsize, pad=6 + ROW * rows)
 
@@ -203,13 +210,34 @@ def _scale(axes: Axes, one: Figure) -> None:
     if one.ticks and len(one.ticks) <= FEW_TICKS:
         axes.set_xticks(one.ticks, [f"{tick:,}" for tick in one.ticks])
         axes.minorticks_off()
+    elif one.log_x:
+        _number_log_axis(axes.xaxis, one.counts)
     else:
         axes.xaxis.set_major_formatter("{x:,.0f}" if one.counts else FuncFormatter(lambda x, _: short_number(x)))
     if one.log_y:
         axes.set_yscale("log")
-        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5, 7)))
-        for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            set_formatter(FuncFormatter(lambda y, _: short_number(y)))
+        _number_log_axis(axes.yaxis)
+
+
+class _LogNumbers(LogLocator):
+    """The places of `log_numbers`."""
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self._counts = counts
+
+    def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
+        return log_numbers(vmin, vmax, self._counts)
+
+    def __call__(self) -> Sequence[float]:
+        assert self.axis is not None
+        return self.tick_values(*sorted(self.axis.get_view_interval()))
+
+
+def _number_log_axis(axis: Axis, counts: bool = False) -> None:
+    axis.set_major_locator(_LogNumbers(counts))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.10g}"))
 
 
 def _draw_mark(axes: Axes, line: Line) -> None:

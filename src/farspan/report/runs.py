@@ -15,6 +15,7 @@ from farspan.report.header import COST, LABELS, current_header, methods_of, rows
 from farspan.specs import check_known
 from farspan.stats import version_label
 
+RUNS_NAMED = 5  # in an error
 NUMBER = re.compile(r"-?[\d.]*(e[+-]?\d+)?")
 
 
@@ -132,6 +133,7 @@ def read_sources(folders: Sequence[str | Path], notice: Callable[[str], None] = 
         if path.is_dir() and not any(path.iterdir()):
             notice(f"{path} is left out: the folder is empty")
             continue
+        _check_run(path)
         header, rows = read_header(path), read_rows(path)
         if rows:
             found.append(Source.of(name, path, header, rows))
@@ -144,6 +146,18 @@ def read_sources(folders: Sequence[str | Path], notice: Callable[[str], None] = 
     return found
 
 
+def _check_run(path: Path) -> None:
+    """Raise ValueError unless a path is a run folder."""
+    if (path / "run.json").exists():
+        return
+    beside = sorted(str(one.parent) for one in path.parent.glob("*/run.json"))
+    known = f": {', '.join(beside[:RUNS_NAMED])}{', ...' * (len(beside) > RUNS_NAMED)}" if beside else ""
+    found = "a folder without it" if path.is_dir() else "a file" if path.exists() else "nothing of this name"
+    fix = f"the --out of a command such as `farspan curve` or `farspan compare`{known}"
+    fix = str(path.parent) if (path.parent / "run.json").exists() else fix
+    raise ValueError(f"{path} holds no run: got {found}, expected a run folder, which contains run.json. Name {fix}")
+
+
 def read_run(run: str | Path, model: str | None = None) -> Source:
     """Read a run, or its part of one model.
 
@@ -151,6 +165,7 @@ def read_run(run: str | Path, model: str | None = None) -> Source:
         ValueError: no run, a run without rows, or no such model in it.
     """
     path = Path(run)
+    _check_run(path)
     header, rows = read_header(path), read_rows(path)
     if not rows:
         raise ValueError(f"{path} holds no rows yet: repeat the command that made it")

@@ -32,18 +32,26 @@ def comparison(found: Sequence[Cell]) -> tuple[Head, Lines]:
 
 
 def cost_tables(found: Sequence[Cell]) -> list[tuple[str, Head, Lines]]:
-    """Return title, head and lines of each task's tables of costs; tasks with the same costs share one."""
+    """Return title, head and lines of each task's tables of costs; tasks with the same costs share one. A line without
+    costs has the status of its failed rows; `failures` has the reason."""
     tables: list[tuple[str, Head, Lines]] = []
     for group in by_task(found):
         members = by_member(group)
         for columns, of in ((COSTS, costs_of), (SERVER_COSTS, server_costs_of)):
             known = {mine[0].whose: costs for mine in members if (costs := of(mine))}
-            none = ["-"] * len(columns)
-            lines = [[*_names(mine, group), *known.get(mine[0].whose, none)] for mine in members]
+            none = ["-"] * (len(columns) - 1)
+            lines = [[*_names(mine, group), *known.get(mine[0].whose, [_failed(mine), *none])] for mine in members]
             table = COST_TITLES[columns], ["model", "method", *columns], lines
             if known and table not in tables:
                 tables.append(table)
     return tables
+
+
+def _failed(mine: Sequence[Cell]) -> str:
+    """Return the status of a member without costs, whose rows failed; "-" of others, such as on a server."""
+    whole = all(cell.value is None for cell in mine)
+    statuses = [status for cell in mine if (status := cell.cost_failed or (cell.failed if whole else ""))]
+    return f"failed: {statuses[0]}" if statuses else "-"
 
 
 def _names(mine: Sequence[Cell], found: Sequence[Cell]) -> list[str]:
