@@ -20,7 +20,7 @@ from farspan.measuring.again import measure_again, read_baseline
 from farspan.record import Row, read_rows
 from farspan.report.changes import COSTS, TOLERANCES, Change, Comparison, Estimate, compare, print_changes
 from farspan.report.runs import Source
-from farspan.stats import tost
+from farspan.stats import Difference, tost
 from farspan.terminal import Terminal
 
 from tiny import CODE
@@ -187,10 +187,26 @@ def test_equality_without_spread_needs_five_pairs() -> None:
 
 
 @pytest.mark.parametrize(("noise", "verdict"), [(0.001, "equal"), (0.0, "undecided")])
-def test_four_texts_decide_equality_only_where_their_changes_differ(noise: float, verdict: str, baseline: Path) -> None:
+def test_four_texts_decide_equality_only_where_their_changes_differ(
+    noise: float, verdict: str, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     change = shifted(0.0, noise)
     found = perplexities(compared(lambda row: change(row) if row.repeat < 4 else replace(row, status="oom"), baseline))
     assert {(one.pairs, one.verdict) for one in found} == {(4, verdict)}
+    print_changes(Comparison(found), Terminal(width=80))
+    reason = "the change is the same for all 4 texts"
+    assert capsys.readouterr().out.count(reason) == (len(found) if verdict == "undecided" else 0)
+
+
+def test_an_unbounded_interval_has_a_reason(baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unbounded(*_: Any, **__: Any) -> list[Difference]:
+        curves, values = ("baseline", "model"), (500.0, 499.0)
+        return [Difference("reach", curves, values, -1.0, None, None, 0.9, 8, (), 30.0, 7.0)]
+
+    monkeypatch.setattr("farspan.report.changes.differences", unbounded)
+    (one,) = [one for one in compared(lambda row: row, baseline).changes if one.kind == "memory"]
+    assert one.verdict == "undecided"
+    assert one.reason == "in part of the resamples it is beyond the lengths measured, so its interval is unbounded"
 
 
 def half_of_copies(row: Row) -> Row:

@@ -273,11 +273,13 @@ def test_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no run")
-    expected = "holds no run: got {}, expected a run folder, which contains run.json. Name "
+    expected = "holds no run: got {}, expected a run folder, which contains run.json. Give "
     with pytest.raises(ValueError, match=f"{tmp_path} {expected.format('a folder without it')}"):
         write_report([tmp_path], tmp_path / "out")
     one = run(tmp_path / "one", rows())
-    with pytest.raises(ValueError, match=expected.format("nothing of this name") + f"the --out of .*: {one}$"):
+    with pytest.raises(
+        ValueError, match=expected.format("a path that does not exist") + f"the --out of .*; beside it are {one}$"
+    ):
         write_report([tmp_path / "wrong"], tmp_path / "out")
     with pytest.raises(ValueError, match=expected.format("a file") + f"{one}$"):
         write_report([one / "rows.jsonl"], tmp_path / "out")

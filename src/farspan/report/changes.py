@@ -27,7 +27,8 @@ from farspan.report.curves import CurveMember, spoken
 from farspan.report.export import number
 from farspan.report.kinds import MEMBERS
 from farspan.report.runs import Group, Member, Source, cost_rows, grouped
-from farspan.stats import LEAST_PAIRS, LEVEL, differences, holm, mean_error, tost, two_sided, welch_freedom
+from farspan.stats import LEAST_PAIRS, LEVEL, Difference, differences, holm, mean_error, tost, two_sided, welch_freedom
+from farspan.stats.intervals import has_no_width
 from farspan.terminal import Terminal
 
 Verdict = Literal["equal", "better", "worse", "undecided"]
@@ -177,8 +178,17 @@ def _memory(a: Member, b: Member, group: Group, tolerance: float, remarks: list[
             margin,
             True,
             one.pairs,
-            reason=f"that of the {one.censored[0]} is beyond the lengths measured" if one.censored else "",
+            reason=_beyond(one),
         )
+
+
+def _beyond(one: Difference) -> str:
+    """Return which memory length may be longer than measured; "" if none."""
+    if one.censored:
+        return f"that of the {one.censored[0]} is beyond the lengths measured"
+    if one.low is None or one.high is None:
+        return "in part of the resamples it is beyond the lengths measured, so its interval is unbounded"
+    return ""
 
 
 def _quality(a: Member, b: Member, group: Group, tolerances: Mapping[Kind, float]) -> Iterator[Change]:
@@ -265,10 +275,19 @@ def print_changes(found: Comparison, console: Terminal) -> None:
     if found.changes:
         console.print_line(LEGEND, style="dim")
     for one in found.changes:
-        if one.verdict == "undecided" and one.reason:
-            console.print_line(f"{one.method} {one.name}: {one.reason}", style="dim")
+        if one.verdict == "undecided" and (reason := one.reason or _without_spread(one)):
+            name = one.name if one.length is None else f"{one.name} {one.length:,}"
+            console.print_line(f"{one.method} {name}: {reason}", style="dim")
     for line in found.remarks:
         console.print_line(line, style="dim")
+
+
+def _without_spread(one: Change) -> str:
+    """Return why a change that is the same for every text, but for rounding, is undecided; "" of others."""
+    low, high = one.difference.low, one.difference.high
+    if low is None or high is None or not has_no_width(one.difference.value, low, high):
+        return ""
+    return f"the change is the same for all {one.pairs} texts. `equal` needs at least 5 then, `worse` or `better` 6"
 
 
 def _line(one: Change, tasks: bool) -> list[str]:
