@@ -1,10 +1,11 @@
 """The order of CEPE's context: what positions or ages of chunks change for copying, chunk ends, shuffles, perplexity.
 
-    python benchmarks/cepe_order.py [--out FOLDER] [--quick] [--check] [--gradients] [--page]
+    python benchmarks/cepe_order.py [--long STEPS] [--out FOLDER] [--quick] [--check] [--gradients] [--page]
 
 Beside the embedded model, frozen. One warm-up without order (configs/cepe-warmup-demo.toml, shorter), and after it for
-each seed one main stage for each order (none, position, age; configs/cepe-order-demo.toml) on the same samples. A
-repeated script continues where it was stopped. Measured on disjoint pieces of held-out text, the same for all models.
+each seed one main stage for each order (none, position, age; configs/cepe-order-demo.toml) on the same samples. With
+--long, main stages of so many steps without order and with positions, measured up to 16,384 tokens. A repeated script
+continues where it was stopped. Measured on disjoint pieces of held-out text, the same for all models.
 Of a piece, its last tokens up to the length are the context, in chunks of 16, and the decoder reads
 
     copy      a slice from anywhere in the context again; share of its tokens that are predicted
@@ -38,6 +39,7 @@ from farspan.report.picture import draw_grid
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "benchmarks/cepe_order.md"
 ROWS = ROOT / "benchmarks/cepe_order.jsonl.gz"
+LONG_ROWS = ROOT / "benchmarks/cepe_order_long.jsonl.gz"  # after a longer main stage
 TEXT = "builtin:held-out+tests"
 SEEDS = (0, 1, 2)
 ORDERS = ("none", "position", "age")
@@ -45,6 +47,7 @@ SHARPER = "none, sharper"
 CHUNK, TRAINED = 16, 24  # tokens; chunks of a row of the training
 SLICE, FED = 128, 32  # tokens; of the slice, those that are only fed
 GROUPS = {(1024, 4096, 16384): 8, (65536, 131072): 4}  # tokens of a context: pieces
+LONG = (1024, 4096, 16384)  # tokens of a context after a longer training
 CLAIMED = 16384  # tokens
 TIMES = 2.0  # by which order must copy more than none
 WARM_UP = ("trainer.bf16=false", "trainer.batch=8", "trainer.micro_batch=8", "data.chunks=4", "data.chunk=32",
@@ -151,6 +154,21 @@ def measured(
 
 def bits(hits: np.ndarray) -> str:
     return "".join("1" if hit else "0" for hit in hits)
+
+
+def run_long(out: Path, steps: int) -> list[dict[str, Any]]:
+    """Train and measure what is missing of longer main stages, seed by seed; return all rows."""
+    few = (f"trainer.steps={steps}", f"trainer.save_every={steps // 8}", f"trainer.log_every={max(1, steps // 100)}")
+    warmed, folder = out / "warmup", out / f"steps-{steps}"
+    train("cepe-warmup-demo", warmed, WARM_UP)
+    rows = []
+    for seed in SEEDS:
+        for order in ORDERS[:2]:
+            own = (f"model.warmed_up={warmed}", f"model.order={order}", f"trainer.seed={seed}", *few)
+            train("cepe-order-demo", folder / f"{order}-{seed}", own)
+            measure(folder / f"{order}-{seed}", order, seed, LONG, GROUPS[LONG])
+            rows += [json.loads(line) for line in (folder / f"{order}-{seed}/order.jsonl").read_text().splitlines()]
+    return rows
 
 
 def run(
@@ -315,8 +333,18 @@ def draw(rows: list[dict[str, Any]]) -> Path:
     return png
 
 
-def kept_rows() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in gzip.decompress(ROWS.read_bytes()).decode().splitlines()]
+def kept_rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(file.read_bytes()).decode().splitlines()]
+
+
+def keep(rows: list[dict[str, Any]], file: Path) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    file.write_bytes(gzip.compress(lines.encode(), mtime=0))  # without the time: equal rows make equal files
+
+
+def page_table(name: str) -> str:
+    """Return a table of the page; `long NAME`: of the longer main stage."""
+    return table(kept_rows(LONG_ROWS if name.startswith("long ") else ROWS), name.removeprefix("long "))
 
 
 def main() -> None:
@@ -325,6 +353,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="a few steps, two pieces, one seed: shows that all of it runs"
     )
+    parser.add_argument("--long", type=int, metavar="STEPS", help="of a longer main stage, without order and with it")
     parser.add_argument("--check", action="store_true")
     parser.add_argument(
         "--gradients", action="store_true", help="only the gradients of trained models and of the warm-up"
@@ -333,13 +362,13 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.page:
-        rows = kept_rows()
-        PAGE.write_text(with_tables(PAGE.read_text(), lambda name: table(rows, name)))
-        print(draw(rows))
+        PAGE.write_text(with_tables(PAGE.read_text(), page_table))
+        print(draw(kept_rows(ROWS)))
         return
     if arguments.gradients:
-        for name in ("warmup", *(f"position-{seed}" for seed in SEEDS)):
-            cosine, size = agreement(arguments.out, arguments.out / name)
+        out = arguments.out / f"steps-{arguments.long}" if arguments.long else arguments.out
+        for name in (*(() if arguments.long else ("warmup",)), *(f"position-{seed}" for seed in SEEDS)):
+            cosine, size = agreement(arguments.out, out / name)
             print(
                 f"{name}: cosine of two gradients {cosine:.3f}, size of the vectors {size:.3f} of the states'",
                 flush=True,
@@ -347,10 +376,10 @@ def main() -> None:
         return
     if arguments.quick:
         rows = run(arguments.out / "quick", (0,), {(256, 512): 2}, FEW)
+    elif arguments.long:
+        keep(rows := run_long(arguments.out, arguments.long), LONG_ROWS)
     else:
-        rows = run(arguments.out, SEEDS, GROUPS, ())
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        ROWS.write_bytes(gzip.compress(lines.encode(), mtime=0))  # without the time: equal rows make equal files
+        keep(rows := run(arguments.out, SEEDS, GROUPS, ()), ROWS)
     for name in MEASURES:
         print(table(rows, name), end="\n\n", flush=True)
     missed = []
