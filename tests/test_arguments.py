@@ -32,15 +32,32 @@ def test_one_object_and_numbers_of_numpy_are_as_good_as_lists_and_ints(lm: LM, t
         seed=np.int64(1),
         batch=np.int64(1),
         chunk=np.int64(64),
-        shard="1/1",
+        shard=(np.int64(1), np.int64(1)),
         out=tmp_path / "given",
     )
     plain = farspan.measure(
-        [lm], ["topk:k=4"], [TASK], text=str(text), lengths=[32], repeats=2, seed=1, batch=1, out=tmp_path / "plain"
+        [lm],
+        ["topk:k=4"],
+        [TASK],
+        text=str(text),
+        lengths=[32],
+        repeats=2,
+        seed=1,
+        batch=1,
+        chunk=64,
+        out=tmp_path / "plain",
     )
     assert [row.scores for row in given.rows] == [row.scores for row in plain.rows]
     assert len(given.rows) == 2
     assert read_header(given.folder)["settings"] == read_header(plain.folder)["settings"]
+
+
+def test_a_shard_may_be_written_as_on_the_command_line(folder: Path, text: Path, tmp_path: Path) -> None:
+    rows = [
+        farspan.measure(folder, tasks=TASK, text=text, lengths=32, repeats=4, shard=shard, out=tmp_path / "run").rows
+        for shard in ("1/2", "2/2")
+    ]
+    assert len(rows[0]) < len(rows[1]) == 4
 
 
 def test_a_model_is_named_by_a_path(text: Path, tmp_path: Path, folder: Path) -> None:
@@ -59,10 +76,16 @@ def test_a_model_is_named_by_a_path(text: Path, tmp_path: Path, folder: Path) ->
         ({"tasks": 3}, "tasks: got int, expected tasks such as 'perplexity'"),
         ({"lengths": "128,256"}, "lengths: got '128,256', expected numbers such as"),
         ({"lengths": [128.5]}, "lengths: got 128.5, expected numbers such as"),
+        ({"lengths": {32: 1}}, "lengths: got {32: 1}, expected numbers such as"),
+        ({"repeats": True}, "repeats: got True, expected a whole number"),
         ({"repeats": 2.5}, "repeats: got 2.5, expected a whole number, at least 1"),
         ({"seed": -1}, "seed: got -1, expected a whole number, at least 0"),
         ({"batch": 0}, "batch: got 0, expected a whole number, at least 1"),
         ({"shard": "3/2"}, "shard: got '3/2', expected I/N"),
+        ({"shard": 3}, "shard: got '3', expected I/N"),
+        ({"shard": (1,)}, "shard: got '(1,)', expected I/N"),
+        ({"minutes": "3"}, "minutes: got '3', expected a positive number"),
+        ({"text": 3}, "text: got int, expected a name such as 'builtin', a path or documents"),
     ],
 )
 def test_other_arguments_are_refused_before_a_folder_is_made(

@@ -274,6 +274,16 @@ def test_lengths_in_names_are_not_broken_at_their_comma(capsys: pytest.CaptureFi
 # what is refused
 
 
+def test_a_file_of_a_method_that_has_changed_is_refused(tmp_path: Path) -> None:
+    factors, pairs = tmp_path / "factors.json", 64
+    factors.write_text(json.dumps([1.0] * pairs))
+    how, run = f"rope:type=factors,file={factors}", tmp_path / "run"
+    library.measure("demo", how, TASKS[1], **MEASURED, lengths=32, repeats=2, out=run)
+    factors.write_text(json.dumps([2.0] * pairs))
+    said = refused(farspan("check", run, "demo", "--out", tmp_path / "again", *CPU))
+    assert "factors.json has changed since this run measured rope:type=factors" in said
+
+
 def test_another_tokenizer_is_refused(baseline: Path, damaged: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(damaged, other)

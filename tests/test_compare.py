@@ -271,19 +271,31 @@ def test_a_method_is_named_once(lm: LM, text: str, tmp_path: Path) -> None:
         compared([lm], text, tmp_path, ["topk:k=4", "full", "topk:k=4"])
 
 
+def test_a_refused_method_that_is_left_out_is_in_no_table_and_no_failure(lm: LM, text: str, tmp_path: Path) -> None:
+    compared([lm], text, tmp_path, ["full", "cepe"], cost=False)
+    rows = compare([lm], ["full"], tmp_path, settings(text, cost=False))
+    found = Results(rows, read_header(tmp_path / "run"), tmp_path / "run")
+    assert found.num_failed == 0
+    assert found.failures == []
+    assert {cell.method for cells in found.cells for cell in cells} == {"full"}
+
+
 def test_a_run_is_not_continued_with_a_file_of_a_method_that_has_changed(lm: LM, text: str, tmp_path: Path) -> None:
     factors = tmp_path / "factors.json"
     how = f"rope:type=factors,file={factors}"
     factors.write_text("[1, 2]")  # of another model
     assert {cell.failed for cell in compared([lm], text, tmp_path, [how], cost=False)} == {"refused"}
     factors.write_text("[1, 2, 3, 4]")
-    assert {cell.failed for cell in compared([lm], text, tmp_path, ["full", how], cost=False)} == {""}
-    compared([lm], text, tmp_path, ["full", how], cost=False)
+    rows = compare([lm], ["full", how], tmp_path, settings(text, cost=False))
+    assert {row.status for row in rows} == {"ok"}  # the refusal has been replaced
     factors.write_text("[1, 2, 3, 5]")
     with pytest.raises(ValueError, match=r"factors.json has changed since this run measured rope:type=factors"):
         compared([lm], text, tmp_path, [how], cost=False)
     compared([lm], text, tmp_path, ["full"], cost=False)
     with pytest.raises(ValueError, match="has changed"):
+        compared([lm], text, tmp_path, [how], cost=False)
+    factors.unlink()
+    with pytest.raises(ValueError, match="now there is no such file"):
         compared([lm], text, tmp_path, [how], cost=False)
 
 
@@ -337,6 +349,27 @@ def test_a_plan_has_a_line_for_each_cell(tmp_path: Path, text: str, saved: Path)
         "curve:protocol=nested 16", "curve:protocol=nested 32",
     ]  # fmt: skip
     assert all(isinstance(cost, str) == how.startswith("sinks") for _, how, _, cost in planned)
+
+
+def test_a_plan_by_length_leaves_out_what_the_run_has(tmp_path: Path, text: str, saved: Path) -> None:
+    asked, out = settings(text), tmp_path / "run"
+    what = grid([str(saved)], TASKS, refusals=True, **asked)
+
+    def left() -> dict[str, int]:
+        planned = plans([str(saved)], METHODS[:1], what, refusals=True, out=out)
+        return {part: cost.num_examples for _, _, part, cost in planned if not isinstance(cost, str)}
+
+    names = [*left()]
+    assert len(names) == 2 * len(TASKS) + 2  # and the cost
+    measure([str(saved)], METHODS[:1], TASKS, out=out, refusals=True, **asked)
+    assert left() == dict.fromkeys(names, 0)
+    rows = (out / "rows.jsonl").read_text().splitlines(keepends=True)
+    short = [line for line in rows if json.loads(line)["length"] == 16 and json.loads(line)["task"] == "perplexity"]
+    (out / "rows.jsonl").write_text("".join(line for line in rows if line not in short))
+    assert {name: count for name, count in left().items() if count} == {names[0]: 4}
+    other = grid([str(saved)], TASKS, refusals=True, **asked, seed=1)
+    with pytest.raises(ValueError, match="seed was 0, now 1"):
+        next(plans([str(saved)], METHODS[:1], other, refusals=True, out=out))
 
 
 @pytest.fixture

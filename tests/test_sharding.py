@@ -448,6 +448,20 @@ def test_models_and_examples_of_shards_are_kept_beside_each_other(tmp_path: Path
     assert [("ended" in one, one["shard"]) for one in sessions] == [(True, [1, 2]), (True, [2, 2])]
 
 
+def test_shards_name_the_methods_of_the_run_in_its_order(tmp_path: Path) -> None:
+    asked = {"methods": ["full", "dca"]}
+    with Run.open(tmp_path / "run", asked, (1, 2)) as run:
+        run.append(Row("m", "full", "other", 1, {}, length=8, repeat=0, seed=0, example="e"))
+    with pytest.raises(ValueError, match=r"in its order\. Got dca, full; expected full, dca"):
+        Run.open(tmp_path / "run", {"methods": ["dca", "full"]}, (1, 2))
+    assert "ended" in read_header(tmp_path / "run")["sessions"][0]
+    with Run.open(tmp_path / "run", {"methods": ["dca", "full"]}):  # one process may change the order
+        pass
+    assert "ended" not in read_header(tmp_path / "run")["sessions"][0]  # shards now have other parts
+    with Run.open(tmp_path / "run", {"methods": ["dca", "full"]}, (2, 2)):
+        pass
+
+
 # the command
 
 

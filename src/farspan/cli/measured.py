@@ -58,10 +58,9 @@ def run_measurement(
     sizes: dict[str, Any] = {"batch": running.batch, "chunk": running.chunk}
     if running.plan:
         planned = grid(models, tasks, **settings)
-        first = planned.adaptive * "; the first round of --lengths auto: all may take 2 to 4 times as long"
         timed: dict[str, Any] = {"calibrate": running.calibrate, "tflops": running.tflops}
         found = plans(models, methods, planned, loader=loader, refusals=refusals, out=running.out, **sizes, **timed)
-        print_plans(list(found), first, running.as_json)
+        print_plans(list(found), planned.adaptive, running.as_json)
         if shard is not None:
             err.print_line(
                 str(sharding(models, planned.fitted([method(one) for one in methods]), planned, shard, loader))
@@ -117,8 +116,12 @@ def shown_time(seconds: float) -> str:
     return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 3600:,.0f} h"
 
 
-def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str, as_json: bool) -> None:
-    """Print a table of predicted costs, then each refusal and fallback."""
+def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", adaptive: bool, as_json: bool) -> None:
+    """Print a table of predicted costs, then each refusal and fallback.
+
+    Args:
+        adaptive: the plans are of the first round of `--lengths auto`.
+    """
     from dataclasses import asdict
 
     from farspan.report.runs import short_names
@@ -142,7 +145,10 @@ def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", first: str,
     head = [*names, *(["length"] if by_length else []), *numbers]
     begun = any(not isinstance(cost, str) and cost.num_done for *_, cost in plans)
     title = "plan of what this run still lacks" if begun else "plan: nothing is measured yet"
-    console.print_table(title + first, head, lines, num_names=len(names), num_keys=len(head) - len(numbers))
+    if adaptive:
+        later = "later rounds depend on its rows" if begun else "all may take 2 to 4 times as long"
+        title += f"; the first round of --lengths auto: {later}"
+    console.print_table(title, head, lines, num_names=len(names), num_keys=len(head) - len(numbers))
     weights = {model: cost.weight_bytes for model, _, _, cost in plans if not isinstance(cost, str)}
     for model, num_bytes in weights.items():
         size = f"{num_bytes / 2**30:,.3g} GiB"

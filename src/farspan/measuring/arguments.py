@@ -1,8 +1,10 @@
 """The arguments of `farspan.measure`, checked before anything is loaded."""
 
 import operator
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
 from farspan.lm import LM
@@ -11,7 +13,10 @@ from farspan.methods import Method, method
 from farspan.record import Shard
 from farspan.tasks import Task, task
 
-Lengths = Sequence[int] | Literal["auto"] | None
+Models = str | Path | LM | Sequence[str | Path | LM]
+Methods = str | Method | Sequence[str | Method]
+Tasks = str | Task | Sequence[str | Task]
+Lengths = int | Sequence[int] | Literal["auto"] | None
 
 
 def models_of(given: Any) -> list[str | LM]:
@@ -21,7 +26,7 @@ def models_of(given: Any) -> list[str | LM]:
         ValueError: none, or something else.
     """
     what = "a folder, a hub id, or a model of farspan.load, farspan.wrap or farspan.served"
-    return [one if isinstance(one, LM) else str(one) for one in _several(given, "models", what, LM, PathLike)]
+    return [one if isinstance(one, LM) else os.fspath(one) for one in _several(given, "models", what, LM, PathLike)]
 
 
 def methods_of(given: Any) -> list[Method]:
@@ -54,7 +59,7 @@ def lengths_of(given: Any) -> tuple[int, ...] | Literal["auto"] | None:
         return None
     if isinstance(given, str) and given == "auto":
         return "auto"
-    listed = [given] if isinstance(given, str) or not isinstance(given, Iterable) else given
+    listed = [given] if isinstance(given, str | Mapping) or not isinstance(given, Iterable) else given
     return tuple(whole(one, "lengths", expected='numbers such as [128, 256], "auto" or None') for one in listed)
 
 
@@ -66,9 +71,11 @@ def whole(value: Any, name: str, least: int | None = None, expected: str = "") -
     """
     expected = expected or f"a whole number, at least {least} (--{name})"
     try:
-        number = operator.index(value)
-    except TypeError as error:
-        raise ValueError(f"{name}: got {value!r}, expected {expected}") from error
+        number = operator.index(value) if not isinstance(value, bool) else None
+    except TypeError:
+        number = None
+    if number is None:
+        raise ValueError(f"{name}: got {value!r}, expected {expected}")
     if least is not None and number < least:
         raise ValueError(f"{name}: got {number}, expected {expected}")
     return number

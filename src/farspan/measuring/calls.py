@@ -3,18 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from farspan.lm import LM
+from farspan.measuring.arguments import Lengths, Methods, Models, Tasks
 from farspan.measuring.grid import measure
 from farspan.measuring.result import Measured
-from farspan.measuring.setups import Lengths
-from farspan.tasks import Task
 from farspan.tasks.curve import Curve
 from farspan.text.documents import Text, named
 
 
 def curve(
-    models: str | LM | Sequence[str | LM],
-    methods: str | Sequence[str] = "full",
+    models: Models,
+    methods: Methods = "full",
     *,
     text: Text = "builtin",
     lengths: Lengths = "auto",
@@ -43,9 +41,9 @@ def curve(
 
 
 def compare(
-    models: str | LM | Sequence[str | LM],
-    methods: str | Sequence[str] = "full",
-    tasks: str | Task | Sequence[str | Task] = "perplexity",
+    models: Models,
+    methods: Methods = "full",
+    tasks: Tasks = "perplexity",
     *,
     cost: bool = True,
     **options: Any,

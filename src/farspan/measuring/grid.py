@@ -3,33 +3,33 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from farspan.lm import LM
 from farspan.measuring.adaptive import round_one
-from farspan.measuring.arguments import Lengths, check_division, methods_of, models_of, whole
+from farspan.measuring.arguments import Lengths, Methods, Models, Tasks, check_division, methods_of, models_of, whole
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.measuring.one_model import measure_model
-from farspan.measuring.plan import Plan, plan
+from farspan.measuring.plan import Plan, plan_examples
 from farspan.measuring.result import Measured
-from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, grid
+from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, grid, possible_lengths
 from farspan.measuring.sharding import chosen_shard, sharding
 from farspan.methods import Method
-from farspan.record import Row, Run, Shard, latest, read_header, read_rows
-from farspan.tasks import Task
+from farspan.record import Row, Run, Shard, continued, latest, read_header, read_rows
 from farspan.tasks.curve import BoundCurve
 from farspan.text.documents import Text
 
 
 def measure(
-    models: str | Path | LM | Sequence[str | Path | LM],
-    methods: str | Method | Sequence[str | Method] = "full",
-    tasks: str | Task | Sequence[str | Task] = "perplexity",
+    models: Models,
+    methods: Methods = "full",
+    tasks: Tasks = "perplexity",
     *,
     text: Text = "builtin",
-    lengths: int | Lengths = None,
+    lengths: Lengths = None,
     repeats: int | None = None,
     seed: int = 0,
     out: str | Path | None = None,
@@ -46,7 +46,8 @@ def measure(
 ) -> Measured:
     """Measure every task on every model under every method, on the same tokens, into the run folder `out`.
 
-    Models are loaded one after another. Repeating the call resumes a stopped run.
+    Models are loaded one after another. Repeating the call resumes a stopped run. The result has all rows of the
+    folder, also those of methods and models of earlier calls.
 
     Args:
         models: folders, hub ids, or models that are loaded already; one, or several.
@@ -86,8 +87,8 @@ def measure(
     options: dict[str, Any] = {"text": text, "lengths": lengths, "repeats": repeats, "seed": seed, "cost": cost}
     what = grid(models, tasks, refusals=refusals, loader=loader, **options)
     chosen = what.fitted(given)
-    if minutes is not None and not minutes > 0:
-        raise ValueError(f"minutes: got {minutes:g}, expected a positive number (--minutes)")
+    if minutes is not None and not (isinstance(minutes, Real) and minutes > 0):
+        raise ValueError(f"minutes: got {minutes!r}, expected a positive number (--minutes)")
     if minutes is not None and not what.adaptive:
         raise ValueError("a budget in minutes needs --lengths auto: use both, or omit --minutes")
     folder, header = what.run(models, chosen, out)
@@ -150,8 +151,8 @@ def _measure_here(
 
 
 def plans(
-    models: Sequence[str | LM],
-    methods: Sequence[str],
+    models: Models,
+    methods: Methods,
     what: Grid,
     *,
     refusals: bool = False,
@@ -171,7 +172,7 @@ def plans(
         out: the run folder, as of `measure`; what it holds is not counted.
 
     Raises:
-        ValueError: both `calibrate` and `tflops`, or `tflops` that is not a positive number.
+        ValueError: a folder with another run; both `calibrate` and `tflops`, or `tflops` that is not a positive number.
     """
     if tflops is not None and not 0 < tflops < math.inf:
         raise ValueError(
@@ -181,51 +182,59 @@ def plans(
     if tflops is not None and calibrate:
         raise ValueError("tflops and calibrate both give the time: use one of them (--tflops, --calibrate)")
     loader, chosen = loader or Load(), what.fitted(methods_of(methods))
-    folder, _ = what.run(models, chosen, out)
-    rows = latest(read_rows(folder)) if (folder / "run.json").exists() else []
+    models = models_of(models)
+    folder, settings = what.run(models, chosen, out)
+    rows = list[Row]()
+    if (folder / "run.json").exists():
+        rows = latest(read_rows(folder))
+        continued(folder, read_header(folder)["settings"], settings, rows, divided=False)
+    sizes: dict[str, Any] = {"batch": batch, "chunk": chunk, "calibrate": calibrate, "tflops": tflops}
     for model in models:
         lm = loader(model, weights=calibrate)
         for one in what.setups(lm, Watch()):
             if one.lengths is None and isinstance(one.bound, BoundCurve):
                 lengths, repeats = round_one(one.bound, one.longest, one.repeats)
                 one = replace(one, lengths=lengths, repeats=repeats)
-            parts = [one]
-            if refusals:
-                parts = [replace(one, lengths=(n,), what=f"{one.what} {n:,}") for n in one.lengths or ()]
-            for how, part in ((how, part) for how in chosen for part in parts):
-                cost: Plan | str
-                try:
-                    mine = [row for row in rows if (row.model, row.method) == (lm.name, str(how))]
-                    cost = _plan(part, how, lm, what.seed, batch, chunk, calibrate, tflops, mine)
-                except ValueError as error:
-                    if not refusals:
-                        raise
-                    cost = str(error)
-                yield lm.name, str(how), part.what, cost
+            possible, reasons = possible_lengths(lm, one, what.seed) if refusals else (one, {})
+            for how in chosen:
+                mine = [row for row in rows if (row.model, row.method) == (lm.name, str(how))]
+                for part in [(n,) for n in one.lengths or ()] if refusals else [one.lengths or ()]:
+                    cost: Plan | str
+                    try:
+                        cost = reasons.get(part[0]) or _plan(possible, part, how, lm, what.seed, mine, **sizes)
+                    except ValueError as error:
+                        if not refusals:
+                            raise
+                        cost = str(error)
+                    yield lm.name, str(how), f"{one.what} {part[0]:,}" if refusals else one.what, cost
 
 
 def _plan(
-    part: Setup,
+    one: Setup,
+    part: Sequence[int],
     how: Method,
     lm: LM,
     seed: int,
+    rows: Sequence[Row],
+    *,
     batch: int | None,
     chunk: int | None,
-    calibrate: bool,
-    tflops: float | None,
-    rows: Sequence[Row],
+    **options: Any,
 ) -> Plan:
-    assert part.lengths is not None
-    return plan(
-        part.bound,
+    """Return the cost of a part of the lengths of a setup. Its examples are those of all lengths: they begin at places
+    that depend on the longest."""
+    assert one.lengths is not None
+    repeats = one.repeats or DEFAULT_REPEATS
+    examples = one.bound.examples(lm, one.lengths, repeats, seed)
+    some = [replace(one, lengths=tuple(n for n in one.lengths if n in part)) for one in examples]
+    return plan_examples(
+        one.bound,
         how,
         lm,
-        lengths=part.lengths,
-        repeats=part.repeats or DEFAULT_REPEATS,
-        seed=seed,
-        batch=batch or part.bound.batch(part.lengths[-1]),
-        chunk=chunk or part.bound.chunk(lm, part.lengths[-1]),
-        calibrate=calibrate,
-        tflops=tflops,
+        [example for example in some if example.lengths],
+        repeats,
+        batch=batch or one.bound.batch(part[-1]),
+        chunk=chunk or one.bound.chunk(lm, part[-1]),
         rows=rows,
+        **options,
     )

@@ -45,19 +45,44 @@ def plan(
     chunk: int | None = None,
     calibrate: bool = False,
     tflops: float | None = None,
-    rows: Sequence[Row] = (),
 ) -> Plan:
     """Return the cost of `measure_cell` with the same arguments.
 
     Args:
-        rows: of the run, of this model and method; what they hold is not measured again.
         calibrate: measure the time of a few forwards on the model, with the run's own batch and chunk.
         tflops: 10^12 floating-point operations per second of the machine, from which the time is computed.
 
     Raises:
         ValueError: a text too short for the lengths, or a model without weights to calibrate on.
     """
-    possible = within_positions(bound, lm, bound.examples(lm, lengths, repeats, seed))
+    examples = bound.examples(lm, lengths, repeats, seed)
+    sizes: dict[str, Any] = {"batch": batch, "chunk": chunk}
+    return plan_examples(bound, method, lm, examples, repeats, calibrate=calibrate, tflops=tflops, **sizes)
+
+
+def plan_examples(
+    bound: Bound[Any],
+    method: Method,
+    lm: LM,
+    examples: Sequence[Example[Any]],
+    repeats: int,
+    *,
+    batch: int | None = None,
+    chunk: int | None = None,
+    calibrate: bool = False,
+    tflops: float | None = None,
+    rows: Sequence[Row] = (),
+) -> Plan:
+    """Return the cost of measuring these examples, or of what they lack.
+
+    Args:
+        calibrate, tflops: as of `plan`.
+        rows: of the run, of this model and method; what they hold is not measured again.
+
+    Raises:
+        ValueError: as `plan`.
+    """
+    possible = within_positions(bound, lm, examples)
     if not possible:
         raise ValueError(f"{lm.name} has {lm.position_limit:,} positions; every length needs more: give smaller ones")
     examples, num_done = _missing(possible, rows)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from farspan.lengths import check_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.measuring.adaptive import prepared
-from farspan.measuring.arguments import Lengths, lengths_of, tasks_of, whole
+from farspan.measuring.arguments import Lengths, Tasks, lengths_of, tasks_of, whole
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.methods import Method
@@ -42,7 +42,7 @@ class Grid:
 
     tasks: tuple[Task, ...]
     text: str
-    lengths: Lengths
+    lengths: tuple[int, ...] | Literal["auto"] | None
     repeats: int | None
     seed: int
     cost: bool
@@ -137,10 +137,10 @@ class Grid:
 
 def grid(
     models: Sequence[str | LM],
-    tasks: str | Task | Sequence[str | Task],
+    tasks: Tasks,
     *,
     text: Text = "builtin",
-    lengths: int | Lengths = None,
+    lengths: Lengths = None,
     repeats: int | None = None,
     seed: int = 0,
     cost: bool = False,

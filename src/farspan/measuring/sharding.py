@@ -5,6 +5,7 @@ part, and writes rows to a file of its own. Shards do not communicate and can st
 """
 
 import json
+import operator
 import os
 import re
 from collections import Counter
@@ -50,8 +51,11 @@ def chosen_shard(given: Shard | str | None) -> Shard | None:
     if isinstance(given, str):
         shard = parse_shard(given)
     elif given is not None:
-        number, count = given
-        shard = _checked(number, count, f"{number}/{count}")
+        try:
+            number, count = map(operator.index, given)
+        except (TypeError, ValueError):
+            number = count = 0
+        shard = _checked(number, count, f"{number}/{count}" if count else str(given))
     elif {"SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"} <= os.environ.keys():
         shard = _slurm_shard(os.environ)
     else:

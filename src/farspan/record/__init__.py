@@ -20,7 +20,7 @@ from farspan.record.rows import (
     read_rows,
     refuse_file,
 )
-from farspan.record.run import Run, default_folder, refuse_differences
+from farspan.record.run import Run, continued, default_folder, refuse_changed_files, refuse_differences
 from farspan.schema import Row
 
 __all__ = [
@@ -30,12 +30,14 @@ __all__ = [
     "Run",
     "Shard",
     "Tail",
+    "continued",
     "default_folder",
     "environment",
     "latest",
     "read_examples",
     "read_header",
     "read_rows",
+    "refuse_changed_files",
     "refuse_differences",
     "refuse_file",
 ]

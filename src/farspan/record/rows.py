@@ -1,5 +1,6 @@
 """The files of a run, read: run.json, the rows of all its writers, the examples."""
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -91,7 +92,7 @@ def merged(parts: Sequence[list[Row]]) -> list[Row]:
         return parts[0]
     owners: dict[tuple[Any, ...], tuple[bool, int]] = {}  # by measurement: unfinished or not, and the writer
     for number, rows in enumerate(parts):
-        for row in latest(rows):
+        for row in {row.key: row for row in rows}.values():
             mine = row.status in UNFINISHED, number
             owners[row.key] = min(owners.get(row.key, mine), mine)
     return [row for number, rows in enumerate(parts) for row in rows if owners[row.key][1] == number]
@@ -108,8 +109,21 @@ def read_examples(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """Return the last row of each measurement: one that ran out of memory may have been repeated with more."""
-    return list({row.key: row for row in rows}.values())
+    """Return the last row of each measurement: one that ran out of memory may have been repeated with more. A refusal
+    is left out if its model, method, task and length were measured after it."""
+    found: dict[tuple[Any, ...], Row] = {}
+    refused: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # by what is refused, the key of its row
+    for row in rows:
+        if row.status == "refused":
+            refused[_cell(row)] = row.key
+        elif refused and (key := refused.pop(_cell(row), None)) is not None:
+            del found[key]
+        found[row.key] = row
+    return list(found.values())
+
+
+def _cell(row: Row) -> tuple[Any, ...]:
+    return row.model, row.method, row.task, json.dumps(row.settings, sort_keys=True), row.length
 
 
 def read_file(path: Path) -> tuple[list[Row], int]:

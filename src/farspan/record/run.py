@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -61,8 +61,8 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path, settings: dict[str, Any], shard: Shard | None = None) -> Self:
-        """Create the run, or continue it if it was made with the same settings. Its methods may be others, if no shard
-        is given: the rows of a method do not depend on the other methods.
+        """Create the run, or continue it if it was made with the same settings. Its methods may be others, unless it is
+        divided among shards.
 
         A last line torn by a kill is dropped. A run without rows starts again with the new settings, unless
         other shards are writing it.
@@ -282,52 +282,75 @@ def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None, rows: Se
         rows: of all writers of the run.
 
     Raises:
-        ValueError: run.json is damaged or of an older form, or its rows, or the rows that other shards will write,
-            have other settings or were measured with a file that has changed.
+        ValueError: run.json is damaged or of an older form; as `continued`, if the run has rows or other shards write.
     """
     header: dict[str, Any] = {"version": FORM, "settings": settings, "models": {}, "sessions": []}
-    if (folder / "run.json").exists():
-        before = read_header(folder)  # even without rows: a file of another program is not overwritten
-        if (
-            any(file.stat().st_size for file in writers_files(folder, ".jsonl"))
-            or (shard is not None and before["settings"] == settings)
-            or (shard is not None and _others_write(folder, shard))
-        ):
-            forms = [isinstance(one.get("tasks"), dict) for one in (before["settings"], settings)]
-            if "version" not in before and forms == [False, True]:
-                raise ValueError(
-                    f"{folder} holds a run of an older farspan, which can be reported but not continued: choose "
-                    "another folder (--out)"
-                )
-            old = before["settings"]
-            if shard is None and {"methods"} <= old.keys() & settings.keys():
-                _merge_methods(folder, old, settings, {row.method for row in rows if row.status != "refused"})
-            refuse_differences(folder, "run", _by_name(old), _by_name(settings))
-            header = before
-    return header
+    if not (folder / "run.json").exists():
+        return header
+    before = read_header(folder)  # even without rows: a file of another program is not overwritten
+    if not (
+        any(file.stat().st_size for file in writers_files(folder, ".jsonl"))
+        or (shard is not None and before["settings"] == settings)
+        or (shard is not None and _others_write(folder, shard))
+    ):
+        return header
+    forms = [isinstance(one.get("tasks"), dict) for one in (before["settings"], settings)]
+    if "version" not in before and forms == [False, True]:
+        raise ValueError(
+            f"{folder} holds a run of an older farspan, which can be reported but not continued: choose "
+            "another folder (--out)"
+        )
+    now = continued(folder, before["settings"], settings, rows, divided=shard is not None)
+    if now.get("methods") != before["settings"].get("methods"):
+        for session in before["sessions"]:
+            session.pop("ended", None)  # no shard has measured its part of the new methods
+    return before | {"settings": now}
 
 
-def _merge_methods(folder: Path, before: dict[str, Any], now: dict[str, Any], measured: set[str]) -> None:
-    """Give both settings the methods of now and then, of those before, the other ones with rows.
+def continued(
+    folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], rows: Sequence[Row], *, divided: bool
+) -> dict[str, Any]:
+    """Return the settings of a run that is continued: the methods are those of now, then earlier ones that have rows.
+
+    Args:
+        divided: among shards, which must all name the same methods, since these decide which shard measures what.
 
     Raises:
-        ValueError: a file that a method with rows reads has changed.
+        ValueError: other settings, other methods of a divided run, or a file of a method with rows has changed.
     """
-    kept = {name: files for name, files in before.get("files", {}).items() if name in measured}
-    given = now.get("files", {})
-    for name in kept.keys() & given.keys():
-        for file in kept[name].keys() | given[name].keys():
-            old, new = kept[name].get(file), given[name].get(file)
-            if old != new:
-                raise ValueError(
-                    f"{folder}: {file} has changed since this run measured {name}: its hash was {old}, now {new}. "
-                    "Restore the file to continue the run, or choose another folder (--out)"
-                )
+    refuse_differences(folder, "run", _by_name(before), _by_name(now))
+    if not {"methods"} <= before.keys() & now.keys():
+        return dict(before)
+    measured = {row.method for row in rows if row.status != "refused"}
+    files = {name: hashes for name, hashes in before.get("files", {}).items() if name in measured}
+    refuse_changed_files(folder, {name: files[name] for name in files.keys() & {*now["methods"]}}, now.get("files", {}))
+    if divided and now["methods"] != before["methods"]:
+        raise ValueError(
+            f"{folder}: with --shard and --ray the methods must be those of the run, in its order. Got "
+            f"{', '.join(now['methods'])}; expected {', '.join(before['methods'])}. Repeat these, or continue the run "
+            "in one process"
+        )
     methods = [*now["methods"], *(name for name in before["methods"] if name in measured - {*now["methods"]})]
-    merged = {"methods": methods} | ({"files": kept | given} if kept | given else {})
-    before.pop("files", None)
-    before.update(merged)
-    now.update(merged)
+    files |= now.get("files", {})
+    return {**before, "methods": methods} | ({"files": files} if files else {})
+
+
+def refuse_changed_files(
+    folder: Path, before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Raise ValueError if a method of a run read a file whose hash is another now.
+
+    Args:
+        before, now: by method, the hash of each file.
+    """
+    for name, hashes in before.items():
+        for file, old in hashes.items():
+            if (new := now.get(name, {}).get(file)) != old:
+                raise ValueError(
+                    f"{folder}: {file} has changed since this run measured {name}: its hash was {old}, "
+                    f"{f'now {new}' if new else 'now there is no such file'}. Restore the file, or measure again into "
+                    "another folder (--out)"
+                )
 
 
 def _only_begun(folder: Path) -> bool:
@@ -376,9 +399,10 @@ def refuse_differences(
         )
 
 
-def _by_name(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run with its tasks as written: their spelling identifies them."""
-    return settings | ({"tasks": ", ".join(settings["tasks"])} if isinstance(settings.get("tasks"), dict) else {})
+def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a run keeps, with its tasks as written: their spelling identifies them."""
+    kept = {name: value for name, value in settings.items() if name not in ("methods", "files")}
+    return kept | ({"tasks": ", ".join(kept["tasks"])} if isinstance(kept.get("tasks"), dict) else {})
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

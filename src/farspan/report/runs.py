@@ -30,8 +30,10 @@ class Source:
 
     @classmethod
     def of(cls, name: str, folder: str | Path, header: Mapping[str, Any], rows: Iterable[Row]) -> "Source":
-        """Return a source whose header has the current form, whatever version of farspan wrote it."""
-        last = latest(rows)
+        """Return a source whose header has the current form, whatever version of farspan wrote it. Refusals of methods
+        that a later command left out are left out."""
+        methods = header["settings"].get("methods", ())
+        last = [row for row in latest(rows) if row.status != "refused" or not methods or row.method in methods]
         return cls(name, Path(folder), current_header(header, last), last)
 
     @property

@@ -51,6 +51,8 @@ def named(text: Text) -> str:
                 "Give a document as a list: text=[document]"
             )
         return text
+    if not isinstance(text, Iterable):
+        raise ValueError(f"text: got {type(text).__name__}, expected a name such as 'builtin', a path or documents")
     for number, document in enumerate(text):
         if not isinstance(document, str):
             raise ValueError(f"text: got {type(document).__name__} as document {number}, expected a string")
