@@ -694,6 +694,7 @@ def test_a_training_is_not_continued_with_steps_that_would_have_changed_its_rate
     for _ in range(2):
         with pytest.raises(ValueError, match=rf"{refused}depend on .*: use trainer\.steps = {stopped_at}, or another"):
             train(settings("a", f"trainer.steps={now}", f"optimizer.{schedule}"))
+    assert json.loads((Path(chosen.out) / "settings.json").read_text())["trainer"]["steps"] == stopped_at
     assert train(chosen)["loss"] > 0
 
 

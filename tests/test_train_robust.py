@@ -403,6 +403,15 @@ def test_settings_that_are_damaged_are_named(
         trained.continued(kind, tmp_path, lambda folder: damage(file))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_that_is_refused_keeps_its_settings(trained: Trained, tmp_path: Path, kind: str) -> None:
+    shutil.copytree(trained.folder / kind, tmp_path / "out")
+    chosen = read_config(trained.base / f"{kind}.toml", KINDS[kind][0], [f"out={tmp_path / 'out'}", "trainer.steps=3"])
+    with pytest.raises(ValueError, match=r"checkpoint-4 is of a longer training than trainer\.steps = 3"):
+        train(kind, chosen)
+    assert json.loads((tmp_path / "out" / "settings.json").read_text())["trainer"]["steps"] == 4
+
+
 def test_a_damaged_checkpoint_ends_the_command_with_one_line(trained: Trained, base: Path, tmp_path: Path) -> None:
     shutil.copytree(trained.folder / "lm", tmp_path / "o")
     cut(tmp_path / "o" / "checkpoints" / "checkpoint-4" / "optimizer.pt")

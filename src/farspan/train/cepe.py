@@ -41,13 +41,13 @@ from farspan.text.retrieval import open_index
 from farspan.train import engines
 from farspan.train.batches import read_corpus
 from farspan.train.checkpoint import refuse_not_finite
-from farspan.train.config import Settings, refuse_other_settings
+from farspan.train.config import Settings
 from farspan.train.documents import DocumentRows, DocumentSettings
 from farspan.train.mlm import MlmOptimizer
 from farspan.train.objective import last_hidden, mean_nats
 from farspan.train.progress import Notice, TrainingWatch
 from farspan.train.trained import Count
-from farspan.train.trainer import RunSettings, load_finite, read_log, run, training, write_up
+from farspan.train.trainer import RunSettings, load_finite, read_log, record_settings, run, training, write_up
 from farspan.train.watching import WatchedSettings, WatchSettings, measuring
 
 RANDOM_STD = 0.02  # of the weights under model.initial = "random"
@@ -155,7 +155,7 @@ def prepare(settings: CepeSettings, lm: LM, notice: Notice) -> DocumentRows:
             f"{longest:,}: give fewer, or a larger model.order_range"
         )
     with engines.processes().main_process_first():
-        refuse_other_settings(Path(settings.out), settings)
+        record_settings(settings)
         rows = DocumentRows(
             read_corpus(data.text, lm.tokenizer, notice),
             data,

@@ -104,6 +104,7 @@ def _config_file(path: str | Path) -> Path:
     return Path(path) if Path(path).exists() else shipped_configs().get(str(path), Path(path))
 
 
+SETTINGS = "settings.json"
 BEGUN = "log.jsonl"  # exists in the folder of a training that has logged a step
 TOKENIZER = "tokenizer.json"  # may exist before: a training can train its tokenizer first
 MAY_CHANGE = ("out", "trainer.steps", "trainer.log_every", "trainer.save_every", "trainer.evaluate_every")
@@ -111,24 +112,22 @@ CHECKPOINTS = "checkpoints"  # the folder in a training's folder that holds them
 
 
 def refuse_other_settings(out: Path, settings: Settings) -> None:
-    """Create a training's folder with `settings.json`; refuse to continue a training with other settings.
+    """Refuse to continue a training with other settings.
 
     The folder, and how often it logs, saves and evaluates may change, and so may the number of steps, as far as
-    `farspan.train.trainer.continued` allows. Before the first line of log.jsonl all settings may change, except those
-    of a tokenizer that is trained already.
+    `farspan.train.trainer.record_settings` allows. Before the first line of log.jsonl all settings may change, except
+    those of a tokenizer that is trained already.
 
     Raises:
         ValueError: the training in the folder has other settings, or its settings.json is damaged.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "settings.json"
+    file = out / SETTINGS
     now = settings.model_dump(mode="json")
     begun = (out / BEGUN).exists()
     if file.exists() and (begun or (out / TOKENIZER).exists()):
         binding = dict if begun else _of_tokenizer
         before = _completed(_read_settings(file), type(settings))
         refuse_differences(out, "training", binding(before), binding(now), MAY_CHANGE)
-    files.write(file, json.dumps(now, indent=2) + "\n")
 
 
 def _of_tokenizer(settings: dict[str, Any]) -> dict[str, Any]:
@@ -178,7 +177,7 @@ def only_one_in(out: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if made and not (out / "settings.json").exists():
+            if made and not (out / SETTINGS).exists():
                 with suppress(PermissionError):  # on Windows, where a lock that is held cannot be deleted
                     (working / "lock").unlink()
                 with suppress(OSError):  # stops at the first folder that is not empty

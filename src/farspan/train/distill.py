@@ -43,7 +43,7 @@ from farspan.train.config import Settings
 from farspan.train.documents import DocumentRows
 from farspan.train.objective import last_hidden
 from farspan.train.progress import TrainingWatch
-from farspan.train.trainer import continued, load_finite, training
+from farspan.train.trainer import load_finite, training
 
 Variant = Literal["drop", "smooth", "rest", "renorm"]
 LEAST = -60_000.0  # the lowest log-probability, also of a probability of 0; fp16 reaches -65,504
@@ -85,7 +85,6 @@ def train(settings: DistillSettings, watch: TrainingWatch) -> dict[str, Any]:
     samples = rows = prepare(settings, lm, watch.notice)
     teacher = teacher_of(settings, rows, other or lm) if chosen.kl else None
     if teacher is not None and chosen.stored:
-        continued(settings, lambda line: None)  # refused before the teacher reads, which can take hours
         with engines.processes().main_process_first():
             samples = store(teacher, rows, Path(settings.out) / "teacher", watch)
         teacher = None

@@ -17,11 +17,11 @@ from farspan.text.corpora import Corpus
 from farspan.text.documents import read_texts
 from farspan.train import engines
 from farspan.train.batches import PackedRows, read_corpus, train_tokenizer
-from farspan.train.config import Settings, refuse_other_settings
+from farspan.train.config import Settings
 from farspan.train.optimizer import OptimizerSettings
 from farspan.train.progress import TrainingWatch
 from farspan.train.recurrence import ConsecutiveRows, Recurrence, RecurrenceSettings, model_card, reading, refuse_unfit
-from farspan.train.trainer import PretrainingSettings, load_finite, run, training, write_up
+from farspan.train.trainer import PretrainingSettings, load_finite, record_settings, run, training, write_up
 from farspan.train.watching import WatchedSettings, WatchSettings, measuring
 
 
@@ -90,7 +90,7 @@ def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
         refuse_unfit(trainer)
     source = settings.tokenizer.folder or (str(out) if start is None else folder_of(start))
     with engines.processes().main_process_first():  # the other processes then use the files that it has written
-        refuse_other_settings(out, settings)
+        record_settings(settings)
         if source == str(out) and not (out / "tokenizer.json").exists():
             vocabulary = settings.tokenizer.vocabulary
             watch.notice(f"text {settings.data.text!r}: training a tokenizer of {vocabulary:,} entries")

@@ -8,7 +8,6 @@ tokens, special ones excepted, are replaced by [MASK]. The head runs on masked t
 is saved.
 """
 
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -30,11 +29,19 @@ from farspan.train import engines
 from farspan.train.batches import PackedRows, read_corpus
 from farspan.train.blocks import NOT_A_TARGET, summed_nats
 from farspan.train.checkpoint import refuse_not_finite
-from farspan.train.config import Settings, refuse_other_settings
+from farspan.train.config import Settings
 from farspan.train.lm import DataSettings
 from farspan.train.optimizer import OptimizerSettings
 from farspan.train.progress import TrainingWatch
-from farspan.train.trainer import PretrainingSettings, TrainingSettings, run, save_whole, training, write_up
+from farspan.train.trainer import (
+    PretrainingSettings,
+    TrainingSettings,
+    record_settings,
+    run,
+    save_whole,
+    training,
+    write_up,
+)
 
 MASK = "[MASK]"
 
@@ -219,7 +226,7 @@ def train(settings: MlmSettings, watch: TrainingWatch) -> dict[str, Any]:
     tokenizer = load_tokenizer(folder_of(settings.decoder), what="decoder")
     separator, special = choose_separator(tokenizer).ids, tuple(tokenizer.all_special_ids)
     with engines.processes().main_process_first():
-        refuse_other_settings(Path(settings.out), settings)
+        record_settings(settings)
         text = read_corpus(settings.data.text, tokenizer, watch.notice)
         held_out = read_corpus(given, tokenizer, watch.notice) if (given := settings.data.held_out) else None
     if tokenizer.mask_token is None:

@@ -31,17 +31,17 @@ from farspan.report.training import draw_losses, model_card
 from farspan.text.corpora import Corpus
 from farspan.train import engines
 from farspan.train.batches import read_corpus
-from farspan.train.config import BEGUN, Settings, refuse_other_settings
+from farspan.train.config import BEGUN, Settings
 from farspan.train.draws import Recurrences, draw, draw_named, levels
 from farspan.train.mining import Pairs, kept, mined
 from farspan.train.objective import terms
 from farspan.train.optimizer import OptimizerSettings, build
 from farspan.train.preflight import preflight, usable
 from farspan.train.progress import Notice, TrainingWatch
-from farspan.train.schedule import LengthSettings, schedule
+from farspan.train.schedule import LengthSettings, Schedule, schedule
 from farspan.train.temperature import save_scales, scale_queries
 from farspan.train.trained import Count, TrainedSettings, choose, plain
-from farspan.train.trainer import RunSettings, load_finite, run, save_whole, training, write_up
+from farspan.train.trainer import RunSettings, load_finite, record_settings, run, save_whole, training, write_up
 from farspan.train.watching import WatchedSettings, measuring
 from farspan.train.windows import FirstTarget, Mixed, Short, SparseRows, collated
 
@@ -123,7 +123,7 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
     before, use_cache = lm.trained_length, lm.model.config.use_cache
     assert before is not None
     with engines.processes().main_process_first():
-        refuse_other_settings(Path(settings.out), settings)
+        record_settings(settings, lengths_of(lm, settings))
         rows = rows_of(lm, settings, Path(settings.out), watch.notice)
     model, count = prepared(lm, settings)
     for line in (f"{lm.name}, window {rows.row:,} tokens: {count}", *notes_on(rows)):
@@ -147,7 +147,6 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
         save=save,
         again=lambda: choose(opened(settings, "cpu").model, settings.trained)[0],
         base_dtype=dtype_of(settings.model),
-        lengths=rows.schedule,
         processing_class=lm.tokenizer,
         data_collator=collated,
         core=lm.model,
@@ -247,6 +246,13 @@ def scale_rope(lm: LM, text: str, longest: int) -> None:
 RECURRENCES = "recurrences.json"  # in the folder of a training
 
 
+def lengths_of(lm: LM, settings: SmtSettings) -> Schedule:
+    """Return the length of the documents at each step."""
+    window = settings.model.window or lm.trained_length
+    assert window is not None
+    return schedule(settings.lengths, window, settings.trainer.steps, settings.trainer.seed)
+
+
 def rows_of(lm: LM, settings: SmtSettings, out: Path | None = None, notice: Notice = lambda line: None) -> SparseRows:
     """Return the samples of the training.
 
@@ -272,7 +278,7 @@ def rows_of(lm: LM, settings: SmtSettings, out: Path | None = None, notice: Noti
     return SparseRows(
         read_corpus(settings.data.text, lm.tokenizer, notice),
         chosen,
-        schedule(settings.lengths, window, trainer.steps, trainer.seed),
+        lengths_of(lm, settings),
         row=window,
         targets=settings.smt.targets or window // 2,
         batch=trainer.rows_per_step,

@@ -20,7 +20,7 @@ from farspan.loading.places import folder_of
 from farspan.measuring import trackers
 from farspan.train import checkpoint as checkpoints
 from farspan.train import engines
-from farspan.train.config import CHECKPOINTS, Out, Settings, only_one_in
+from farspan.train.config import CHECKPOINTS, SETTINGS, Out, Settings, only_one_in, refuse_other_settings
 from farspan.train.optimizer import OptimizerSettings, build, rates, warmup_and_decay
 from farspan.train.progress import Notice, Steps, TrainingWatch, parts_of
 from farspan.train.schedule import Schedule
@@ -137,6 +137,35 @@ def refuse_impossible(settings: RunSettings, optimizer: OptimizerSettings) -> No
         raise ValueError(f"trainer.report_to = {named}: {error}") from error
 
 
+def record_settings(settings: TrainingSettings, lengths: Schedule | None = None) -> None:
+    """Create a training's folder with `settings.json`; first refuse to continue a training that differs.
+
+    Args:
+        lengths: of the documents at each step, if they depend on the step.
+
+    Raises:
+        ValueError: as `refuse_other_settings` and `continued`; or the steps of the last checkpoint differ from those of
+            a training of `trainer.steps` steps.
+    """
+    out, now = Path(settings.out), settings.trainer.steps
+    refuse_other_settings(out, settings)
+    checkpoint, state = continued(settings)
+    was = state.max_steps if checkpoint else now
+
+    def planned(steps: int) -> dict[str, Sequence[float]]:
+        done = range(state.global_step)
+        stages = [replace(lengths, steps=steps).stage(step) for step in done] if lengths else []
+        return {"learning rates": rates(settings.optimizer, steps, len(done)), "lengths of documents": stages}
+
+    if was != now and (other := [name for name, plan in planned(was).items() if plan != planned(now)[name]]):
+        raise ValueError(
+            f"trainer.steps = {now} cannot continue {checkpoint}, which is of a training of {was} steps, since the "
+            f"{' and '.join(other)} depend on the number of steps: use trainer.steps = {was}, or another folder for out"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    files.write(out / SETTINGS, json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
+
+
 class PlacedArguments(TrainingArguments):
     """TrainingArguments for a model that is on its devices already."""
 
@@ -201,7 +230,6 @@ def run(
     save: Callable[[Any, torch.dtype, Path], None] = save_whole,
     again: Callable[[], Any],
     base_dtype: torch.dtype = torch.float32,
-    lengths: Schedule | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Train `model` and save it in `settings.out`; continue from the last checkpoint there, if there is one.
@@ -216,7 +244,6 @@ def run(
         save: saves the trained model, or a part of it, as a dtype in a folder.
         again: creates the model a second time; the weights of a sharded model are loaded into it to be saved.
         base_dtype: of the saved weights if `trainer.dtype` is "auto".
-        lengths: of the documents at each step, if they depend on the step.
         options: of TermsTrainer; without options, the model computes its own loss.
 
     Raises:
@@ -226,7 +253,7 @@ def run(
     from farspan.train.terms_trainer import TermsTrainer
 
     out, how = Path(settings.out), settings.trainer
-    checkpoint, before = continued(settings, watch.notice, lengths)
+    checkpoint, before = continued(settings, watch.notice)
     dtype = base_dtype if how.dtype == "auto" else getattr(torch, how.dtype)
     trainer: checkpoints.CheckpointTrainer = (TermsTrainer if options else checkpoints.CheckpointTrainer)(
         model=model,
@@ -274,36 +301,24 @@ def _results(state: TrainerState, how: RunSettings) -> dict[str, Any]:
     }
 
 
-def continued(
-    settings: TrainingSettings, notice: Notice, lengths: Schedule | None = None
-) -> tuple[Path | None, TrainerState]:
+def continued(settings: TrainingSettings, notice: Notice = lambda line: None) -> tuple[Path | None, TrainerState]:
     """Return the checkpoint from which a training continues, and its state; None and an empty state if it begins.
 
     Args:
         notice: called with a line for each checkpoint that is skipped.
-        lengths: of the documents at each step, if they depend on the step.
 
     Raises:
-        ValueError: a damaged checkpoint, or one whose steps differ from those of a training of `trainer.steps` steps.
+        ValueError: a damaged checkpoint, or one of more than `trainer.steps` steps.
     """
     folder, now = Path(settings.out) / CHECKPOINTS, settings.trainer.steps
     checkpoint = checkpoints.last(folder, min(settings.trainer.save_every, now), notice)
     if checkpoint is None:
         return None, TrainerState()
     state = checkpoints.state_of(checkpoint)
-    done, was = state.global_step, state.max_steps
-    other_choice = f"use trainer.steps = {was}, or another folder for out"
-    if done > now:
-        raise ValueError(f"{checkpoint} is of a longer training than trainer.steps = {now}: {other_choice}")
-
-    def planned(steps: int) -> dict[str, Sequence[float]]:
-        stages = [replace(lengths, steps=steps).stage(step) for step in range(done)] if lengths else []
-        return {"learning rates": rates(settings.optimizer, steps, done), "lengths of documents": stages}
-
-    if was != now and (other := [name for name, plan in planned(was).items() if plan != planned(now)[name]]):
+    if state.global_step > now:
         raise ValueError(
-            f"trainer.steps = {now} cannot continue {checkpoint}, which is of a training of {was} steps, since the "
-            f"{' and '.join(other)} depend on the number of steps: {other_choice}"
+            f"{checkpoint} is of a longer training than trainer.steps = {now}: use trainer.steps = {state.max_steps}, "
+            "or another folder for out"
         )
     return checkpoint, state
 
