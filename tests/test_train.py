@@ -32,7 +32,7 @@ from farspan.train.mlm import MlmSettings
 from farspan.train.optimizer import Muon, OptimizerSettings, Together, build, warmup_and_decay
 from farspan.train.progress import Steps, TrainingWatch
 from farspan.train.smt import SmtSettings
-from farspan.train.trainer import PretrainingSettings
+from farspan.train.trainer import PretrainingSettings, read_log
 
 from tiny import tiny_config
 
@@ -667,10 +667,16 @@ def test_checkpoints_of_a_longer_training_are_refused(settings: Callable[..., Lm
 def test_a_longer_training_of_the_same_rates_continues_as_if_it_had_been_so_long(
     settings: Callable[..., LmSettings],
 ) -> None:
-    train(settings("a", "trainer.steps=4", "optimizer.decay_fraction=0"))
-    more, whole = (settings(out, "trainer.steps=8", "optimizer.decay_fraction=0") for out in ("a", "whole"))
+    same = "optimizer.decay_fraction=0", "trainer.log_every=1"
+    train(settings("a", "trainer.steps=4", *same))
+    more, whole = (settings(out, "trainer.steps=8", *same) for out in ("a", "whole"))
     assert train(more)["loss"] == train(whole)["loss"]
     assert_same_weights(more, whole)
+    assert rates_logged(more) == rates_logged(whole)
+
+
+def rates_logged(settings: LmSettings) -> dict[int, float]:
+    return {entry["step"]: entry["learning_rate"] for entry in read_log(Path(settings.out)) if "loss" in entry}
 
 
 @pytest.mark.parametrize(

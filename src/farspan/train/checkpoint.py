@@ -349,6 +349,7 @@ class CheckpointTrainer(Trainer):
             groups = zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
             for group, rate, share_at in groups:  # the rate stored after the last step of a shorter training is 0
                 group["lr"] = rate * share_at(schedule.last_epoch)
+            schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]  # what is logged
 
     def load_optimizer(self, checkpoint: str) -> None:
         """Load the optimizer and the schedule, whose file has been checked."""
