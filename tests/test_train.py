@@ -446,6 +446,8 @@ def test_a_loss_of_several_parts_and_a_measurement_are_reported_in_words() -> No
     ):
         steps.on_log(None, state, None, logs)
     assert steps.loss == "loss 4.501 (weighted sum of sparse 2.511 and window 1.990)"
+    steps.on_log(None, state, None, {"loss": 1.297, "loss_window": 2.594})  # smt.mixed = "alternate", smt.beta = 0.5
+    assert steps.loss == "loss 2.594"
     assert lines == [
         "step 1,500: perplexity 8.698 at 256, 28.56 at 1,024 tokens",
         "step 1,500: half-life 307, span 1,367 tokens",

@@ -47,9 +47,11 @@ def parts_of(logged: Mapping[str, Any]) -> dict[str, float]:
 
 def loss_in_words(loss: float, parts: Mapping[str, float], unit: str = "") -> str:
     """Return a loss as text, with its parts if there are several: `loss 4.501 (weighted sum of sparse 2.511 and window
-    1.990)`. A unit, such as " nats per token", is that of the parts."""
+    1.990)`. If there is one, return it without its weight. A unit, such as " nats per token", is that of the parts."""
+    if len(parts) < 2:
+        return f"loss {next(iter(parts.values()), loss):.3f}{unit}"
     shown = " and ".join(f"{name} {value:.3f}" for name, value in parts.items())
-    return f"loss {loss:.3f}" + (f" (weighted sum of {shown}{unit})" if len(parts) > 1 else unit)
+    return f"loss {loss:.3f} (weighted sum of {shown}{unit})"
 
 
 def _measured(logged: Mapping[str, float]) -> str:
