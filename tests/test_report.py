@@ -471,6 +471,16 @@ def test_a_line_of_many_points_has_few_markers() -> None:
     assert first != second
 
 
+def test_points_without_a_line_are_all_drawn() -> None:
+    axes = Canvas().subplots()
+    x = np.arange(100.0)
+    figure = Figure("", "x", "y", [Line("", x, x, 3, style="points")])
+    draw_on(axes, figure)
+    first, every = axes.lines[0].get_markevery()
+    assert len(x[first::every]) == 100
+    assert "maxdisplayed" not in as_plotly(figure)["data"][0]["marker"]
+
+
 def test_a_curve_of_failures_alone_has_no_numbers() -> None:
     found = series(rows() + failures(100, 200, model="org/large"), MODELS)
     assert [one.summary is None for one in found] == [False, True]

@@ -42,9 +42,14 @@ class Line:
     shade: float | None = None  # from 0 to 1: a colour by rank in an order, such as of steps, instead of by member
 
     @property
+    def alone(self) -> bool:
+        """Whether its points are not joined by a line."""
+        return self.style in ("points", "mark")
+
+    @property
     def marked(self) -> tuple[int, int]:
         """The index of the first point with a marker, which differs by member, and the step to the next."""
-        step = -(-len(self.x) // MARKED) or 1
+        step = 1 if self.alone else -(-len(self.x) // MARKED) or 1
         return self.index % step, step
 
     @classmethod

@@ -114,9 +114,9 @@ def _heat(one: Heat) -> dict[str, Any]:
 
 
 def _line(line: Line, has_bands: bool) -> dict[str, Any]:
-    dashed, alone = line.style != "solid", line.style in ("points", "mark")
-    size = 11 if alone else 6 if dashed else 8
-    marker: dict[str, Any] = {"size": size, "symbol": figure.shape(line.index)[1], "maxdisplayed": MARKED}
+    dashed, alone = line.style != "solid", line.alone
+    marker: dict[str, Any] = {"size": 11 if alone else 6 if dashed else 8, "symbol": figure.shape(line.index)[1]}
+    marker |= {} if alone else {"maxdisplayed": MARKED}
     trace: dict[str, Any] = {
         "type": "scatter",
         "mode": "markers" if alone else "lines+markers",
@@ -146,7 +146,7 @@ def _line(line: Line, has_bands: bool) -> dict[str, Any]:
 
 
 def _band(line: Line) -> list[dict[str, Any]]:
-    if line.low is None or line.high is None or line.style in ("points", "mark"):
+    if line.low is None or line.high is None or line.alone:
         return []
     x, low, high = (np.asarray(values, float) for values in (line.x, line.low, line.high))
     known = np.isfinite(low)
