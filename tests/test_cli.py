@@ -542,7 +542,7 @@ def test_every_model_is_looked_for_before_the_first_is_measured(models: Path, co
 def test_depths_that_no_length_has_are_refused_before_a_model_is_loaded(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farspan.lm.load", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("farspan.measuring.loader.load", lambda *_, **__: pytest.fail("loaded"))
     said = refused(curve(models / "llama", "--depths", 3, *PROBE, "--lengths", "4,16"))
     assert "a length of 4 has no depths: the 6 tokens of --warmup and --scored fill it" in said
     assert "depths need --protocol probe" in refused(curve(models / "llama", "--depths", 3, "--protocol", "nested"))

@@ -201,7 +201,7 @@ def test_a_worker_keeps_its_model_and_loads_it_once(
 
     other = tmp_path / "other"
     other.symlink_to(folder)
-    monkeypatch.setattr("farspan.lm.load", counted)
+    monkeypatch.setattr("farspan.measuring.loader.load", counted)
     models = [str(folder), str(other)]
     one(tmp_path / "run", FakeRay([node("a"), node("b")]), models=models)
     assert sorted(loaded) == sorted(models)
