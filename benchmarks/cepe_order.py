@@ -182,7 +182,7 @@ def run(
             own = (f"model.warmed_up={warmed}", f"model.order={order}", f"trainer.seed={seed}", *few)
             train("cepe-order-demo", out / f"{order}-{seed}", own)
     for lengths, count in groups.items():  # the shorter ones of all models first
-        for seed in seeds:
+        for seed in seeds if lengths[-1] <= CLAIMED else seeds[:1]:
             for order in ORDERS:
                 measure(out / f"{order}-{seed}", order, seed, lengths, count)
     places = [out / f"{order}-{seed}" / "order.jsonl" for seed in seeds for order in ORDERS]
