@@ -4,9 +4,10 @@
 
 Beside the embedded model, frozen. One warm-up without order (configs/cepe-warmup-demo.toml, shorter), and after it for
 each seed one main stage for each order (none, position, age; configs/cepe-order-demo.toml) on the same samples. With
---long, main stages of so many steps without order and with positions, measured up to 16,384 tokens. A repeated script
-continues where it was stopped. Measured on disjoint pieces of held-out text, the same for all models.
-Of a piece, its last tokens up to the length are the context, in chunks of 16, and the decoder reads
+--long, main stages of so many steps without order and with positions, measured up to 16,384 tokens, and one (seed 0)
+with positions without random offsets, measured at the trained length. A repeated script continues where it was
+stopped. Measured on disjoint pieces of held-out text, the same for all models. Of a piece, its last tokens up to the
+length are the context, in chunks of 16, and the decoder reads
 
     copy      a slice from anywhere in the context again; share of its tokens that are predicted
     control   the same slice after the context of another piece; share that can be guessed
@@ -48,6 +49,7 @@ CHUNK, TRAINED = 16, 24  # tokens; chunks of a row of the training
 SLICE, FED = 128, 32  # tokens; of the slice, those that are only fed
 GROUPS = {(1024, 4096, 16384): 8, (65536, 131072): 4}  # tokens of a context: pieces
 LONG = (1024, 4096, 16384)  # tokens of a context after a longer training
+FIXED = TRAINED * CHUNK  # tokens of a row's context: with this range of the positions they have no random offsets
 CLAIMED = 16384  # tokens
 TIMES = 2.0  # by which order must copy more than none
 WARM_UP = ("trainer.bf16=false", "trainer.batch=8", "trainer.micro_batch=8", "data.chunks=4", "data.chunk=32",
@@ -161,14 +163,17 @@ def run_long(out: Path, steps: int) -> list[dict[str, Any]]:
     few = (f"trainer.steps={steps}", f"trainer.save_every={steps // 8}", f"trainer.log_every={max(1, steps // 100)}")
     warmed, folder = out / "warmup", out / f"steps-{steps}"
     train("cepe-warmup-demo", warmed, WARM_UP)
-    rows = []
     for seed in SEEDS:
         for order in ORDERS[:2]:
             own = (f"model.warmed_up={warmed}", f"model.order={order}", f"trainer.seed={seed}", *few)
             train("cepe-order-demo", folder / f"{order}-{seed}", own)
             measure(folder / f"{order}-{seed}", order, seed, LONG, GROUPS[LONG])
-            rows += [json.loads(line) for line in (folder / f"{order}-{seed}/order.jsonl").read_text().splitlines()]
-    return rows
+    own = (f"model.warmed_up={warmed}", "model.order=position", "trainer.seed=0", f"model.order_range={FIXED}", *few)
+    train("cepe-order-demo", folder / "fixed-0", own)
+    for name, order in (("none-0", "none"), ("fixed-0", "position")):
+        measure(folder / name, order, 0, (FIXED,), 16)
+    places = sorted(folder.glob("*/order.jsonl"))
+    return [json.loads(line) for place in places for line in place.read_text().splitlines()]
 
 
 def run(
@@ -343,8 +348,11 @@ def keep(rows: list[dict[str, Any]], file: Path) -> None:
 
 
 def page_table(name: str) -> str:
-    """Return a table of the page; `long NAME`: of the longer main stage."""
-    return table(kept_rows(LONG_ROWS if name.startswith("long ") else ROWS), name.removeprefix("long "))
+    """Return a table of the page; `long NAME`: of the longer main stage, `fixed NAME`: without random offsets."""
+    kind, _, rest = name.partition(" ")
+    if kind not in ("long", "fixed"):
+        return table(kept_rows(ROWS), name)
+    return table([row for row in kept_rows(LONG_ROWS) if (row["length"] == FIXED) == (kind == "fixed")], rest)
 
 
 def main() -> None:
@@ -377,7 +385,8 @@ def main() -> None:
     if arguments.quick:
         rows = run(arguments.out / "quick", (0,), {(256, 512): 2}, FEW)
     elif arguments.long:
-        keep(rows := run_long(arguments.out, arguments.long), LONG_ROWS)
+        keep(every := run_long(arguments.out, arguments.long), LONG_ROWS)
+        rows = [row for row in every if row["length"] != FIXED]
     else:
         keep(rows := run(arguments.out, SEEDS, GROUPS, ()), ROWS)
     for name in MEASURES:

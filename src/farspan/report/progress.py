@@ -45,7 +45,8 @@ class Display:
         """Show a new row: tokens/s, peak memory, accuracies."""
         self.tokens += row.scores.get("context", 0)  # roughly the tokens fed: lengths share the text read
         seconds = max(1e-9, time.monotonic() - self.started)
-        state = f"{self.tokens / seconds:,.0f} tokens/s, peak {row.peak_bytes / 2**30:.2f} GiB"
+        state = f"{self.tokens / seconds:,.0f} tokens/s, " if self.tokens else ""  # rows of cost count none
+        state += f"peak {row.peak_bytes / 2**30:.2f} GiB"
         if row.status == "ok" and "copy" in row.scores:
             state += f", L={row.length:,} copy {row.scores['copy']:.2f} control {row.scores['control']:.2f}"
         elif row.status != "ok":
