@@ -78,7 +78,7 @@ def weights(folder: Path, out: str) -> dict[str, Tensor]:
 def test_two_processes_train_as_one(folder: Path, engine: str) -> None:
     done = run(folder, "two", f"trainer.engine={engine}")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("32 to 128 tokens") == 1
+    assert done.stdout.count("rows of 32 tokens, to 128") == 1
     run(folder, "one", "trainer.engine=single", processes=1)
     assert losses(folder, "two") == pytest.approx(losses(folder, "one"), rel=2e-3)
     one, two = weights(folder, "one"), weights(folder, "two")
