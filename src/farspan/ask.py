@@ -80,8 +80,7 @@ class Conversation:
         Raises:
             ValueError: an empty question, or more tokens than the model has positions.
         """
-        if not question.strip():
-            raise ValueError("the question is empty: write one")
+        refuse_empty(question)
         refuse_surrogates(question, "the question")
         started, ids, shown = time.perf_counter(), [], ""
 
@@ -114,6 +113,12 @@ class Conversation:
             num_encoded=encoded,
             seconds=time.perf_counter() - started,
         )
+
+
+def refuse_empty(question: str) -> None:
+    """Raise ValueError for a blank question."""
+    if not question.strip():
+        raise ValueError("the question is empty: write one")
 
 
 def read_texts(files: Sequence[Path]) -> list[str]:

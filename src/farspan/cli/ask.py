@@ -37,7 +37,7 @@ def ask(
     with one_line_errors():
         from dataclasses import asdict
 
-        from farspan.ask import num_tokens, read_texts
+        from farspan.ask import num_tokens, read_texts, refuse_empty
         from farspan.methods import method as parsed
         from farspan.reader import check_sampling
 
@@ -46,8 +46,8 @@ def ask(
         (model,) = loading.models([model] if model else None)
         if question is None and not interactive and not plan:
             raise ValueError("no question was given: write it after the model, or use --interactive")
-        if question is not None and not question.strip():
-            raise ValueError("the question is empty: write one")
+        if question is not None:
+            refuse_empty(question)  # before the files are read
         check_sampling(temperature, top_p)
         how, texts = parsed(method), read_texts(context or [])
         loader = loading.loader()

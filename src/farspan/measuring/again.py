@@ -10,7 +10,7 @@ from farspan.measuring.grid import measure
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.measuring.result import Measured
-from farspan.measuring.setups import grid
+from farspan.measuring.setups import grid, hashes_of
 from farspan.record import default_folder, refuse_changed_files
 from farspan.report.header import COST
 from farspan.report.runs import Source, read_run
@@ -121,8 +121,7 @@ def refuse_difference(baseline: Source, lm: LM, loader: Load) -> None:
     given: dict[str, Any] = {key: settings[key] for key in SETTINGS}
     refusals = bool(settings.get("compared"))
     what = grid([lm], list(settings["tasks"]), refusals=refusals, loader=loader, **given)
-    _, now = what.run([lm], methods_of(settings["methods"]), None)
-    refuse_changed_files(baseline.folder, settings.get("files", {}), now.get("files", {}))
+    refuse_changed_files(baseline.folder, settings.get("files", {}), hashes_of(methods_of(settings["methods"])))
     versions = {row.task: row.version for row in baseline.rows}
     for one in what.setups(lm, Watch()):
         version = versions.get(one.bound.task, one.bound.version)

@@ -19,6 +19,7 @@ from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, grid, possibl
 from farspan.measuring.sharding import chosen_shard, sharding
 from farspan.methods import Method
 from farspan.record import Row, Run, Shard, continued, latest, read_header, read_rows
+from farspan.tasks import Example
 from farspan.tasks.curve import BoundCurve
 from farspan.text.documents import Text
 
@@ -196,12 +197,14 @@ def plans(
                 lengths, repeats = round_one(one.bound, one.longest, one.repeats)
                 one = replace(one, lengths=lengths, repeats=repeats)
             possible, reasons = possible_lengths(lm, one, what.seed) if refusals else (one, {})
+            # of all lengths, also for the cost of one: they begin at places that depend on the longest
+            examples = _examples(possible, lm, what.seed) if possible.lengths else []
             for how in chosen:
                 mine = [row for row in rows if (row.model, row.method) == (lm.name, str(how))]
                 for part in [(n,) for n in one.lengths or ()] if refusals else [one.lengths or ()]:
                     cost: Plan | str
                     try:
-                        cost = reasons.get(part[0]) or _plan(possible, part, how, lm, what.seed, mine, **sizes)
+                        cost = reasons.get(part[0]) or _plan(possible, examples, part, how, lm, mine, **sizes)
                     except ValueError as error:
                         if not refusals:
                             raise
@@ -209,30 +212,31 @@ def plans(
                     yield lm.name, str(how), f"{one.what} {part[0]:,}" if refusals else one.what, cost
 
 
+def _examples(one: Setup, lm: LM, seed: int) -> list[Example[Any]]:
+    assert one.lengths is not None
+    return list(one.bound.examples(lm, one.lengths, one.repeats or DEFAULT_REPEATS, seed))
+
+
 def _plan(
     one: Setup,
+    examples: Sequence[Example[Any]],
     part: Sequence[int],
     how: Method,
     lm: LM,
-    seed: int,
     rows: Sequence[Row],
     *,
     batch: int | None,
     chunk: int | None,
     **options: Any,
 ) -> Plan:
-    """Return the cost of a part of the lengths of a setup. Its examples are those of all lengths: they begin at places
-    that depend on the longest."""
-    assert one.lengths is not None
-    repeats = one.repeats or DEFAULT_REPEATS
-    examples = one.bound.examples(lm, one.lengths, repeats, seed)
+    """Return the cost of the examples of a setup at a part of its lengths."""
     some = [replace(one, lengths=tuple(n for n in one.lengths if n in part)) for one in examples]
     return plan_examples(
         one.bound,
         how,
         lm,
         [example for example in some if example.lengths],
-        repeats,
+        one.repeats or DEFAULT_REPEATS,
         batch=batch or one.bound.batch(part[-1]),
         chunk=chunk or one.bound.chunk(lm, part[-1]),
         rows=rows,

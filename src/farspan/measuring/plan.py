@@ -56,8 +56,9 @@ def plan(
         ValueError: a text too short for the lengths, or a model without weights to calibrate on.
     """
     examples = bound.examples(lm, lengths, repeats, seed)
-    sizes: dict[str, Any] = {"batch": batch, "chunk": chunk}
-    return plan_examples(bound, method, lm, examples, repeats, calibrate=calibrate, tflops=tflops, **sizes)
+    return plan_examples(
+        bound, method, lm, examples, repeats, batch=batch, chunk=chunk, calibrate=calibrate, tflops=tflops
+    )
 
 
 def plan_examples(

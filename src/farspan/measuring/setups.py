@@ -78,15 +78,13 @@ class Grid:
         names = [str(how) for how in methods]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             raise ValueError(f"method {twice[0]} is given twice: name each once (--method)")
-        read = {str(how): {str(file): _hash(file) for file in how.files if file.is_file()} for how in methods}
-        files = {name: hashes for name, hashes in read.items() if hashes}
+        files = hashes_of(methods)
         settings = self.header | {"methods": names} | ({"files": files} if files else {})
         if out is not None:
             return Path(out), settings
         command = self.tasks[0].name if len(self.tasks) == 1 and not self.cost else "compare"
-        return default_folder(
-            command, [one if isinstance(one, str) else one.name for one in models], settings
-        ), settings
+        of = [one if isinstance(one, str) else one.name for one in models]
+        return default_folder(command, of, settings), settings
 
     def fitted(self, methods: Sequence[Method]) -> list[Method]:
         """Return the methods with default windows chosen for the smallest trained length of the run."""
@@ -174,8 +172,15 @@ def grid(
     return Grid(resolved, named(text), asked, repeats, seed, cost, refusals, trained)
 
 
-def _hash(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+def hashes_of(methods: Sequence[Method]) -> dict[str, dict[str, str]]:
+    """Return the hash of each file that methods read, by method; methods that read none are left out."""
+    read = {
+        str(how): {
+            str(file): hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in how.files if file.is_file()
+        }
+        for how in methods
+    }
+    return {name: hashes for name, hashes in read.items() if hashes}
 
 
 def possible_lengths(lm: LM, one: Setup, seed: int) -> tuple[Setup, dict[int, str]]:

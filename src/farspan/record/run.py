@@ -319,7 +319,7 @@ def continued(
         ValueError: other settings, other methods of a divided run, or a file of a method with rows has changed.
     """
     refuse_differences(folder, "run", _by_name(before), _by_name(now))
-    if not {"methods"} <= before.keys() & now.keys():
+    if "methods" not in before or "methods" not in now:
         return dict(before)
     measured = {row.method for row in rows if row.status != "refused"}
     files = {name: hashes for name, hashes in before.get("files", {}).items() if name in measured}
