@@ -54,6 +54,10 @@ METHODS = (
     "rope:type=yarn,factor=4",
     "sinks:window={window}",
     "replug:piece={quarter},tail={half}",
+    "dca",
+    "selfextend:group=8",
+    "rope:type=yarn,factor=4+temperature",
+    "rope:type=truncated",
     "lambda_mask:window={trained},sinks=10",
     "rope:type=ntk,factor=4",
     "snapkv:capacity={eighth}",
@@ -227,7 +231,7 @@ def loaded(folder: Path, name: str, weights: str = "") -> LM:
 
 def cpu_dtype() -> str:
     """Return bfloat16 where the processor multiplies matrices in it, else float32, which is faster there."""
-    return "bfloat16" if torch.cpu._is_amx_tile_supported() or torch.cuda.is_available() else "float32"
+    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() or torch.cuda.is_available() else "float32"
 
 
 def enter_data(data: Path, place: Path) -> None:
