@@ -228,7 +228,7 @@ def test_plans_read_no_weights_unless_they_calibrate(folder: Path, monkeypatch: 
     with pytest.raises(AssertionError):
         next(plans([str(folder)], ["full"], what, calibrate=True))
     monkeypatch.undo()
-    assert next(plans([str(folder)], ["full"], what, calibrate=True))[3].seconds > 0
+    assert next(plans([str(folder)], ["full"], what, calibrate=True)).cost.seconds > 0
 
 
 def test_a_plan_leaves_out_what_the_run_already_has(folder: Path, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_plan_leaves_out_what_the_run_already_has(folder: Path, tmp_path: Path
 
     def planned() -> dict[str, tuple[int, int, int]]:
         found = plans([str(folder)], ["full", "topk:k=4"], what, out=out, loader=options["loader"])
-        return {how: (cost.num_examples, cost.tokens, cost.num_done) for _, how, _, cost in found}
+        return {how: (cost.num_examples, cost.tokens, cost.num_done) for _, how, _, _, cost in found}
 
     assert planned() == {"full": (2, 96, 0), "topk:k=4": (2, 96, 0)}
     measure(str(folder), "full", task, out=out, **measured)

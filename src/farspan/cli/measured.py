@@ -1,7 +1,6 @@
 """The body of the commands that measure: plan, or measure with progress, draw and print."""
 
 import json
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +12,11 @@ from farspan.cli.options import Loading, Running, err
 from farspan.terminal import Terminal
 
 if TYPE_CHECKING:
-    from farspan.measuring.plan import Plan
+    from farspan.measuring.plan import Planned
     from farspan.measuring.result import Measured
     from farspan.record import Row, Shard
     from farspan.tasks import Task
 
-LENGTH = re.compile(r" [\d,]+$")  # after the name of a task
 SHARDS_SHOWN = 8
 
 
@@ -116,7 +114,7 @@ def shown_time(seconds: float) -> str:
     return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 3600:,.0f} h"
 
 
-def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", adaptive: bool, as_json: bool) -> None:
+def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> None:
     """Print a table of predicted costs, then each refusal and fallback.
 
     Args:
@@ -128,11 +126,11 @@ def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", adaptive: b
 
     timed = any(not isinstance(cost, str) and cost.seconds is not None for *_, cost in plans)
     numbers = ["examples", "tokens", "TFLOP", "memory", *(["time"] if timed else [])]
-    by_length = all(LENGTH.search(what) for _, _, what, _ in plans)
+    by_length = any(one.length is not None for one in plans)
     lines: list[list[str]] = []
-    short = short_names(model for model, *_ in plans)
-    for model, method, what, cost in plans:
-        line = [*([short[model]] if len(short) > 1 else []), method, *(what.rsplit(" ", 1) if by_length else [what])]
+    short = short_names(one.model for one in plans)
+    for model, method, what, length, cost in plans:
+        line = [*([short[model]] if len(short) > 1 else []), method, what, *([] if length is None else [f"{length:,}"])]
         if isinstance(cost, str):
             lines.append([*line, *[""] * (3 + timed), "refused"])
             continue
@@ -149,15 +147,16 @@ def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", adaptive: b
         later = "later rounds depend on its rows" if begun else "all may take 2 to 4 times as long"
         title += f"; the first round of --lengths auto: {later}"
     console.print_table(title, head, lines, num_names=len(names), num_keys=len(head) - len(numbers))
-    weights = {model: cost.weight_bytes for model, _, _, cost in plans if not isinstance(cost, str)}
+    weights = {model: cost.weight_bytes for model, _, _, _, cost in plans if not isinstance(cost, str)}
     for model, num_bytes in weights.items():
         size = f"{num_bytes / 2**30:,.3g} GiB"
         console.print(f"{model}: weights {size}, beside this memory", markup=False, highlight=False)
     if weights and not timed:
         console.print("time: --calibrate loads the model and times it, --tflops X divides the FLOPs by X * 10^12")
-    for model, method, what, cost in plans:
+    for model, method, what, length, cost in plans:
         if isinstance(cost, str):
-            console.print(f"{model} {method}, {what}: {cost}", style="red", markup=False, highlight=False)
+            at = "" if length is None else f" {length:,}"
+            console.print(f"{model} {method}, {what}{at}: {cost}", style="red", markup=False, highlight=False)
             continue
         if cost.fallback:
             console.print(f"{model} {method}: read with plain forwards: {cost.fallback}", style="yellow", markup=False)
@@ -167,7 +166,8 @@ def print_plans(plans: "Sequence[tuple[str, str, str, Plan | str]]", adaptive: b
     if as_json:
         cells = [
             {"model": model, "method": method, "what": what}
+            | ({} if length is None else {"length": length})
             | ({"refused": cost} if isinstance(cost, str) else asdict(cost))
-            for model, method, what, cost in plans
+            for model, method, what, length, cost in plans
         ]
         print(json.dumps({"plans": cells}))

@@ -13,7 +13,7 @@ from farspan.measuring.arguments import Lengths, Methods, Models, Tasks, check_d
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.measuring.one_model import measure_model
-from farspan.measuring.plan import Plan, plan_examples
+from farspan.measuring.plan import Plan, Planned, plan_examples
 from farspan.measuring.result import Measured
 from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, grid, possible_lengths
 from farspan.measuring.sharding import chosen_shard, sharding
@@ -163,9 +163,9 @@ def plans(
     calibrate: bool = False,
     tflops: float | None = None,
     out: str | Path | None = None,
-) -> Iterator[tuple[str, str, str, Plan | str]]:
+) -> Iterator[Planned]:
     """Yield the cost of `measure` by model, method and task; for adaptive lengths, the cost of the first round. With
-    `refusals`, yield costs by length, and the reason for each refusal.
+    `refusals`, yield it by length too, or the reason of a refusal in its place.
 
     Args:
         calibrate: load the weights and time a few forwards; otherwise only config and tokenizer are loaded.
@@ -209,7 +209,7 @@ def plans(
                         if not refusals:
                             raise
                         cost = str(error)
-                    yield lm.name, str(how), f"{one.what} {part[0]:,}" if refusals else one.what, cost
+                    yield Planned(lm.name, str(how), one.what, part[0] if refusals else None, cost)
 
 
 def _examples(one: Setup, lm: LM, seed: int) -> list[Example[Any]]:

@@ -6,7 +6,7 @@ Everything except the time is computed from the model's config and tokenizer, so
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from farspan.lm import LM
 from farspan.measuring.calibration import calibrated
@@ -31,6 +31,16 @@ class Plan:
     fallback: str | None  # why the model will be read with plain forwards; None: it will not
     parts: dict[str, int] | None = None  # bytes by purpose, the model's included; None: not known
     num_done: int = 0  # measurements that the run has already
+
+
+class Planned(NamedTuple):
+    """The cost of one cell of a run."""
+
+    model: str
+    method: str
+    what: str  # the task with its options
+    length: int | None  # None: of all lengths
+    cost: Plan | str  # str: the reason why it will be refused
 
 
 def plan(
