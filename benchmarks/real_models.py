@@ -56,6 +56,7 @@ METHODS = (
     "replug:piece={quarter},tail={half}",
     "dca",
     "selfextend:group=8",
+    "selfextend:group=8,window={quarter}",
     "rope:type=yarn,factor=4+temperature",
     "rope:type=truncated",
     "lambda_mask:window={trained},sinks=10",

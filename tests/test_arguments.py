@@ -80,6 +80,8 @@ def test_a_model_is_named_by_a_path(text: Path, tmp_path: Path, folder: Path) ->
         ({"repeats": True}, "repeats: got True, expected a whole number"),
         ({"repeats": 2.5}, "repeats: got 2.5, expected a whole number, at least 1"),
         ({"seed": -1}, "seed: got -1, expected a whole number, at least 0"),
+        ({"cost": "no"}, "cost: got 'no', expected True or False"),
+        ({"refusals": 1}, "refusals: got 1, expected True or False"),
         ({"batch": 0}, "batch: got 0, expected a whole number, at least 1"),
         ({"shard": "3/2"}, "shard: got '3/2', expected I/N"),
         ({"shard": 3}, "shard: got '3', expected I/N"),

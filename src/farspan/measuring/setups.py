@@ -148,11 +148,14 @@ def grid(
     """Return the grid of `measure` with these arguments and all defaults resolved.
 
     Raises:
-        ValueError: unknown tasks, the same task twice, or impossible lengths, repeats or seed.
+        ValueError: unknown tasks, the same task twice, or another argument that is impossible.
     """
     loader = loader or Load()
     repeats = None if repeats is None else whole(repeats, "repeats", least=1)
     seed = whole(seed, "seed", least=0)
+    for name, value in (("cost", cost), ("refusals", refusals)):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}: got {value!r}, expected True or False")
     chosen = tasks_of(tasks)
     asked = lengths_of(lengths)
     given = asked if isinstance(asked, tuple) else None
