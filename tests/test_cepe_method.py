@@ -385,9 +385,9 @@ def test_a_plan_says_what_the_parts_of_memory_take(lm: LM, tmp_path: Path) -> No
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog and the dog sleeps on " * 200)
     what = grid([lm], ["perplexity:target_tokens=8"], text=str(text), lengths=(96, 192), repeats=2)
-    planned = list(plans([lm], ["full", TEXT], what))
-    assert planned[0][3].parts is None
-    parts = planned[1][3].parts
+    planned = [one.cost for one in plans([lm], ["full", TEXT], what)]
+    assert planned[0].parts is None
+    parts = planned[1].parts
     assert parts["weights"] == sum(p.nbytes for p in lm.model.parameters())
     assert parts["context_states"] == 2 * (192 - 32) * 16 * 4  # rows, tokens outside the window, width, float32
-    assert planned[1][3].flops < planned[0][3].flops
+    assert planned[1].flops < planned[0].flops

@@ -344,20 +344,20 @@ def test_what_cannot_fit_is_a_row_that_says_so_without_being_tried(
 def test_a_plan_has_a_line_for_each_cell(tmp_path: Path, text: str, saved: Path) -> None:
     what = grid([str(saved)], TASKS, refusals=True, **settings(text, cost=False))
     planned = list(plans([str(saved)], ["full", "sinks:window=9000"], what, refusals=True))
-    assert [what for _, how, what, _ in planned if how == "full"] == [
-        "perplexity:targets=fixed,target_tokens=8 16", "perplexity:targets=fixed,target_tokens=8 32",
-        "curve:protocol=nested 16", "curve:protocol=nested 32",
+    assert [(one.what, one.length) for one in planned if one.method == "full"] == [
+        ("perplexity:targets=fixed,target_tokens=8", 16), ("perplexity:targets=fixed,target_tokens=8", 32),
+        ("curve:protocol=nested", 16), ("curve:protocol=nested", 32),
     ]  # fmt: skip
-    assert all(isinstance(cost, str) == how.startswith("sinks") for _, how, _, cost in planned)
+    assert all(isinstance(one.cost, str) == one.method.startswith("sinks") for one in planned)
 
 
 def test_a_plan_by_length_leaves_out_what_the_run_has(tmp_path: Path, text: str, saved: Path) -> None:
     asked, out = settings(text), tmp_path / "run"
     what = grid([str(saved)], TASKS, refusals=True, **asked)
 
-    def left() -> dict[str, int]:
+    def left() -> dict[tuple[str, int | None], int]:
         planned = plans([str(saved)], METHODS[:1], what, refusals=True, out=out)
-        return {part: cost.num_examples for _, _, part, cost in planned if not isinstance(cost, str)}
+        return {(one.what, one.length): one.cost.num_examples for one in planned if not isinstance(one.cost, str)}
 
     names = [*left()]
     assert len(names) == 2 * len(TASKS) + 2  # and the cost

@@ -54,7 +54,7 @@ def test_rows_plans_and_the_header_of_a_run_name_the_window_that_suits_all_model
     assert {row.method for row in rows} == {"sinks:window=296,sinks=4"}
     assert read_header(tmp_path / "run")["settings"]["methods"] == ["sinks:window=296,sinks=4"]
     what = grid(models, ["perplexity:target_tokens=8"], text=CODE, lengths=[40], repeats=1)
-    assert {name for _, name, _, _ in plans(models, ["sinks"], what)} == {"sinks:window=296,sinks=4"}
+    assert {one.method for one in plans(models, ["sinks"], what)} == {"sinks:window=296,sinks=4"}
 
 
 def test_the_doctor_checks_a_method_without_its_window(lm: LM) -> None:
