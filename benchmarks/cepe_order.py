@@ -1,13 +1,13 @@
 """The order of CEPE's context: what positions or ages of chunks change for copying, chunk ends, shuffles, perplexity.
 
-    python benchmarks/cepe_order.py [--long STEPS] [--out FOLDER] [--quick] [--check] [--gradients] [--page]
+    python benchmarks/cepe_order.py [--long STEPS [--encoder]] [--out FOLDER] [--quick] [--check] [--gradients] [--page]
 
 Beside the embedded model, frozen. One warm-up without order (configs/cepe-warmup-demo.toml, shorter), and after it for
 each seed one main stage for each order (none, position, age; configs/cepe-order-demo.toml) on the same samples. With
 --long, main stages of so many steps without order and with positions, measured up to 16,384 tokens, and one (seed 0)
-with positions without random offsets, measured at the trained length. A repeated script continues where it was
-stopped. Measured on disjoint pieces of held-out text, the same for all models. Of a piece, its last tokens up to the
-length are the context, in chunks of 16, and the decoder reads
+with positions without random offsets, measured at the trained length; with --encoder, these main stages train the
+encoder too. A repeated script continues where it was stopped. Measured on disjoint pieces of held-out text, the same
+for all models. Of a piece, its last tokens up to the length are the context, in chunks of 16, and the decoder reads
 
     copy      a slice from anywhere in the context again; share of its tokens that are predicted
     control   the same slice after the context of another piece; share that can be guessed
@@ -15,6 +15,8 @@ length are the context, in chunks of 16, and the decoder reads
 
 and copy and natural again with the context's chunks in random order. A slice has 128 tokens, the first 32 not scored.
 `none, sharper`: scores of the cross-attention are multiplied by ln(chunks) / ln(chunks trained), without training.
+`none, slice's chunks`: the context is only the 8 or 9 chunks that hold the slice, so that no other chunk can be
+mistaken for one of them: about the most that a model without order could gain from knowing it.
 Intervals: Student's t over pieces, each the mean over seeds; differences are paired by piece.
 --check: exits with 1 and prints the claims that do not hold, if there are any. --page: writes the tables of
 cepe_order.md and its picture again, from the rows kept beside it; trains and measures nothing.
@@ -41,10 +43,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "benchmarks/cepe_order.md"
 ROWS = ROOT / "benchmarks/cepe_order.jsonl.gz"
 LONG_ROWS = ROOT / "benchmarks/cepe_order_long.jsonl.gz"  # after a longer main stage
+ENCODER_ROWS = ROOT / "benchmarks/cepe_order_encoder.jsonl.gz"  # after one that trained the encoder too
 TEXT = "builtin:held-out+tests"
 SEEDS = (0, 1, 2)
 ORDERS = ("none", "position", "age")
 SHARPER = "none, sharper"
+ORACLE = "none, slice's chunks"
 CHUNK, TRAINED = 16, 24  # tokens; chunks of a row of the training
 SLICE, FED = 128, 32  # tokens; of the slice, those that are only fed
 GROUPS = {(1024, 4096, 16384): 8, (65536, 131072): 4}  # tokens of a context: pieces
@@ -93,18 +97,18 @@ class Reading:
 
     @torch.no_grad()
     def nats_and_hits(
-        self, decoder: np.ndarray, length: int, permutation: np.ndarray | None = None, factor: float = 1.0
+        self, decoder: np.ndarray, length: int, chosen: np.ndarray | None = None, factor: float = 1.0
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return nats and whether the first guess is right, [rows, SLICE], for slices [rows, SLICE] after the context's
-        last `length` tokens, or after these with their chunks in another order."""
+        last `length` tokens, or after the chosen of its chunks, in the order in which they are given."""
         from farspan.cepe import Context
 
         states = self.states[:, self.states.shape[1] - length :]
-        if permutation is not None:
-            states = states.view(1, -1, CHUNK, states.shape[2])[:, permutation].reshape(states.shape)
+        if chosen is not None:
+            states = states.unflatten(1, (-1, CHUNK))[:, chosen].flatten(1, 2)
         given: tuple[torch.Tensor, ...] = (states,)
         if self.model.context_order is not None:
-            given = self.model.context_order(given, torch.arange(length, 0, -1)[None], CHUNK)
+            given = self.model.context_order(given, torch.arange(states.shape[1], 0, -1)[None], CHUNK)
         ids = torch.from_numpy(decoder)
         before = torch.tensor(self.lm.separator.ids).expand(len(ids), -1)
         with self.model.attending(Context(given, score_factor=factor) if length else None):
@@ -137,8 +141,12 @@ def measured(
             found = {}
             for i, other in (which, which[::-1]):
                 decoder = np.stack([texts[i, longest:], slices[i], slices[other]])
-                found[i] = encoded[i].nats_and_hits(decoder, length, factor=factor)
-                found[i] += encoded[i].nats_and_hits(decoder[:2], length, shuffled, factor)
+                in_order, mixed = None, shuffled
+                if reading == ORACLE:
+                    in_order = np.arange(begins[i] // CHUNK, (begins[i] + SLICE - 1) // CHUNK + 1)
+                    mixed = in_order[::-1].copy()
+                found[i] = encoded[i].nats_and_hits(decoder, length, in_order, factor)
+                found[i] += encoded[i].nats_and_hits(decoder[:2], length, mixed, factor)
             for i, other in (which, which[::-1]):
                 nats, hits, nats_shuffled, hits_shuffled = found[i]
                 scored = slice(FED, None)
@@ -158,20 +166,29 @@ def bits(hits: np.ndarray) -> str:
     return "".join("1" if hit else "0" for hit in hits)
 
 
-def run_long(out: Path, steps: int) -> list[dict[str, Any]]:
-    """Train and measure what is missing of longer main stages, seed by seed; return all rows."""
+def run_long(out: Path, steps: int, encoder: bool) -> list[dict[str, Any]]:
+    """Train and measure what is missing of longer main stages, seed by seed; return all rows. `encoder`: they train the
+    encoder too, and none has positions without random offsets."""
     few = (f"trainer.steps={steps}", f"trainer.save_every={steps // 8}", f"trainer.log_every={max(1, steps // 100)}")
-    warmed, folder = out / "warmup", out / f"steps-{steps}"
+    few += (f"model.train_encoder={str(encoder).lower()}",)
+    warmed, folder = out / "warmup", out / f"steps-{steps}{'-encoder' * encoder}"
     train("cepe-warmup-demo", warmed, WARM_UP)
     for seed in SEEDS:
         for order in ORDERS[:2]:
             own = (f"model.warmed_up={warmed}", f"model.order={order}", f"trainer.seed={seed}", *few)
             train("cepe-order-demo", folder / f"{order}-{seed}", own)
             measure(folder / f"{order}-{seed}", order, seed, LONG, GROUPS[LONG])
-    own = (f"model.warmed_up={warmed}", "model.order=position", "trainer.seed=0", f"model.order_range={FIXED}", *few)
-    train("cepe-order-demo", folder / "fixed-0", own)
-    for name, order in (("none-0", "none"), ("fixed-0", "position")):
-        measure(folder / name, order, 0, (FIXED,), 16)
+    if not encoder:
+        own = (
+            f"model.warmed_up={warmed}",
+            "model.order=position",
+            "trainer.seed=0",
+            f"model.order_range={FIXED}",
+            *few,
+        )
+        train("cepe-order-demo", folder / "fixed-0", own)
+        for name, order in (("none-0", "none"), ("fixed-0", "position")):
+            measure(folder / name, order, 0, (FIXED,), 16)
     places = sorted(folder.glob("*/order.jsonl"))
     return [json.loads(line) for place in places for line in place.read_text().splitlines()]
 
@@ -207,7 +224,7 @@ def measure(folder: Path, order: str, seed: int, lengths: tuple[int, ...], count
     lm = load(folder, dtype="float32", device="cpu")
     texts = pieces(lm, lengths[-1], count)
     for pair in missing:
-        rows = measured(lm, lengths, texts, pair, (order, SHARPER) if order == "none" else (order,))
+        rows = measured(lm, lengths, texts, pair, (order, SHARPER, ORACLE) if order == "none" else (order,))
         lines = [json.dumps(row | {"seed": seed}) + "\n" for row in rows]
         with place.open("a") as file:
             file.write("".join(lines))  # at once, so that a pair is there or not
@@ -291,7 +308,7 @@ def cell(values: np.ndarray, digits: int = 3) -> str:
 def table(rows: list[dict[str, Any]], name: str) -> str:
     """A table of one measure by length; `MEASURE to none`: paired differences; `seeds`: each seed alone."""
     lengths = sorted({row["length"] for row in rows})
-    readings = [reading for reading in (*ORDERS, SHARPER) if any(row["reading"] == reading for row in rows)]
+    readings = [reading for reading in (*ORDERS, SHARPER, ORACLE) if any(row["reading"] == reading for row in rows)]
     if name == "seeds":
         lines = ["| copied of 16,384 tokens | " + " | ".join(f"seed {seed}" for seed in SEEDS) + " |", "|---" * 4 + "|"]
         for reading in readings:
@@ -348,8 +365,11 @@ def keep(rows: list[dict[str, Any]], file: Path) -> None:
 
 
 def page_table(name: str) -> str:
-    """Return a table of the page; `long NAME`: of the longer main stage, `fixed NAME`: without random offsets."""
+    """Return a table of the page; `long NAME`: of the longer main stage, `fixed NAME`: without random offsets,
+    `encoder NAME`: of the main stage that trains the encoder too."""
     kind, _, rest = name.partition(" ")
+    if kind == "encoder":
+        return table(kept_rows(ENCODER_ROWS), rest)
     if kind not in ("long", "fixed"):
         return table(kept_rows(ROWS), name)
     return table([row for row in kept_rows(LONG_ROWS) if (row["length"] == FIXED) == (kind == "fixed")], rest)
@@ -362,6 +382,7 @@ def main() -> None:
         "--quick", action="store_true", help="a few steps, two pieces, one seed: shows that all of it runs"
     )
     parser.add_argument("--long", type=int, metavar="STEPS", help="of a longer main stage, without order and with it")
+    parser.add_argument("--encoder", action="store_true", help="with --long: train the encoder too")
     parser.add_argument("--check", action="store_true")
     parser.add_argument(
         "--gradients", action="store_true", help="only the gradients of trained models and of the warm-up"
@@ -385,7 +406,8 @@ def main() -> None:
     if arguments.quick:
         rows = run(arguments.out / "quick", (0,), {(256, 512): 2}, FEW)
     elif arguments.long:
-        keep(every := run_long(arguments.out, arguments.long), LONG_ROWS)
+        every = run_long(arguments.out, arguments.long, arguments.encoder)
+        keep(every, ENCODER_ROWS if arguments.encoder else LONG_ROWS)
         rows = [row for row in every if row["length"] != FIXED]
     else:
         keep(rows := run(arguments.out, SEEDS, GROUPS, ()), ROWS)

@@ -113,6 +113,12 @@ PARTS = {
     "attention": Part("attention:map_bins=32", (1 / 8, 1 / 4, 1 / 2, 1)),
     "perplexity": Part("perplexity:targets=fixed", (1 / 4, 1, 2, 4), text="books-scored", methods=METHODS),
     "methods": Part(PROBE, (1 / 4, 1 / 2, 3 / 4, 1, 2), text="shuffled:books-scored", methods=METHODS),
+    "rope": Part(
+        PROBE,
+        (1 / 2, 3 / 4, 15 / 16),
+        text="shuffled:books-scored",
+        methods=("full", "rope:type=yarn,factor=2", "rope:type=truncated", "rope:type=ntk,factor=2"),
+    ),
     "own": Part("own", (1 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
     "topk": Part(
         "perplexity:targets=fixed,target_tokens=64",

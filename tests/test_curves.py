@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -13,6 +14,7 @@ from farspan.measuring import adaptive, one_model
 from farspan.measuring.grid import measure
 from farspan.measuring.loader import Load
 from farspan.record import read_examples, read_header
+from farspan.report.curves import curves_of
 from farspan.tasks.curve import Curve
 from farspan.tasks.recall import Recall
 
@@ -172,3 +174,24 @@ def test_the_first_example_is_kept_in_words(text: str, tmp_path: Path, tokenizer
     assert "".join(parts["asked"]) in (tmp_path / "text.txt").read_text()
     assert parts["asked"] == parts["read"]
     assert len(parts["asked"]) == 10
+
+
+def test_models_of_different_trained_lengths_are_measured_on_the_same_texts(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    text = write_varied(tmp_path)
+    models = [wrap(tiny_model(), tokenizer, f"to-{n}", trained_length=n) for n in (64, 40)]
+    found = measure(models, ["full"], ["curve"], text=text, lengths="auto", repeats=4, out=tmp_path / "run")
+    long, short = curves_of([one for group in found.results.groups for one in group.members])
+    assert long.curve.lengths[-1] > short.curve.lengths[-1]
+    assert (long.curve.targets[:, 0] == short.curve.targets[:, 0]).all()
+    assert {one.pairs for one in stats.differences(long.curve, short.curve)} == {4}
+    with pytest.raises(ValueError, match="largest_trained_length was 64, now None"):
+        measure(models[1:], ["full"], ["curve"], text=text, lengths="auto", repeats=4, out=tmp_path / "run")
+
+
+def write_varied(folder: Path) -> str:
+    rng = np.random.default_rng(0)
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "sleeps", "on"]
+    (folder / "varied.txt").write_text(" ".join(rng.choice(words, 3000)))
+    return str(folder / "varied.txt")

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -322,6 +323,13 @@ def test_no_finite_numbers_are_a_row_that_says_so(lm: LM, tmp_path: Path) -> Non
 def test_what_cannot_be_asked_is_refused(what: Any, lengths: Any, repeats: int, problem: str, lm: LM) -> None:
     with pytest.raises(ValueError, match=problem):
         what.examples(lm, lengths, repeats, 0)
+
+
+def test_no_option_begins_another_which_it_would_always_beat(lm: LM) -> None:
+    plain, ended = (made(options=("dog", other, "lazy dog")).option_ids(lm) for other in ("fox", "dog fox"))
+    assert [len(ids) for ids in ended] == [len(plain[0]) + 1, len(plain[0]) + 2, len(plain[2]) + 1]
+    assert {lm.tokenizer.decode(ids[-1:]) for ids in ended} == {"\n"}
+    assert not any(tuple(a) == tuple(b[: len(a)]) for a, b in permutations(ended, 2))
 
 
 def test_options_that_no_token_tells_apart_are_refused(lm: LM) -> None:

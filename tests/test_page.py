@@ -652,6 +652,13 @@ def test_models_that_do_not_differ_are_said_not_to_differ(tmp_path: Path) -> Non
     assert any("no other is shorter beyond chance (p ≥ 0.05 after Holm)" in text for text in shown.texts)
 
 
+def test_models_that_share_no_texts_are_not_said_to_be_tested(tmp_path: Path) -> None:
+    other = [row(n, r, v / 2, model="org/large", target=f"other {r}") for r in range(4) for n, v in CURVE.items()]
+    shown = page(tmp_path / "out", run(tmp_path / "a", rows(repeats=4)), run(tmp_path / "b", other))
+    assert any("could not be tested." in text for text in shown.texts)
+    assert not any("beyond chance" in text for text in shown.texts)
+
+
 def test_figures_are_described_in_words(tmp_path: Path) -> None:
     maps = [row(length, depth=depth, protocol="probe") for length in (1000, 2000) for depth in (0.0, 0.5)]
     shown = page(tmp_path / "out", run(tmp_path / "a", rows()), run(tmp_path / "b", maps))

@@ -1,6 +1,7 @@
 """Question answering: what is right, the formats of the data sets, the prompt word for word, greedy answers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -255,6 +256,27 @@ def test_passages_of_an_index_are_those_that_fit_the_question(tmp_path: Path, lm
     assert {index.passage(int(row.scores["passages"][0])).split()[5].title() for row in rows} == set(PEOPLE)
 
 
+def test_demonstrations_are_questions_with_passages(data: str, lm: LM, tmp_path: Path) -> None:
+    bare = [{"question": f"bare {i}", "answers": ["x"]} for i in range(9)]
+    asked = qa(jsonl(tmp_path / "some.jsonl", [*NQ, *bare]), shots=2)
+    assert all(one.passages for which in range(3) for one in asked._demonstrations(which, 0))
+    asked = replace(qa(data, shots=2), pool=read_questions(jsonl(tmp_path / "bare.jsonl", bare))[0])
+    with pytest.raises(ValueError, match="number of other questions with passages"):
+        asked.examples(lm, (1,), 1, 0)
+
+
+def test_an_answer_that_was_cut_from_its_passage_is_not_in_the_passages(lm: LM, tmp_path: Path) -> None:
+    long = {"title": "t", "text": "dog " * 80 + "zebra"}
+    rows = [
+        {"question": "who", "answer": ["zebra"], "ctxs": [long]},
+        {"question": "what", "answer": ["dog"], "ctxs": [long]},
+    ]
+    cut = qa(jsonl(tmp_path / "long.jsonl", rows), shots=0, passage_tokens=60)
+    found = {row.scores["question"]: row.scores["in_passages"]
+             for row in measured(tmp_path, lm, cut, lengths=(1,), repeats=2)}  # fmt: skip
+    assert found == {"who": 0.0, "what": 1.0}
+
+
 # answers
 
 
@@ -262,7 +284,7 @@ def test_passages_of_an_index_are_those_that_fit_the_question(tmp_path: Path, lm
 def test_answers_are_greedy(architecture: str, data: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     lm = wrap(tiny_model(architecture), tokenizer, "tiny")
     asked = qa(data, shots=1)
-    ends = stops(tokenizer, one_line=True)
+    ends = stops(lm, one_line=True)
     rows = measured(tmp_path, lm, asked)
     examples = {example.id: example.payload for example in asked.examples(lm, (0, 1, 3), 3, 0)}
     for row in rows:
@@ -304,7 +326,7 @@ def test_the_first_line_is_the_answer(text: str, right: float, data: str, lm: LM
     reader = Answering(lm, text.format(name))
     (result,) = asked.run(reader, [example])  # type: ignore[arg-type]
     assert result.scores["exact_match"] == right
-    assert reader.given.stop == stops(lm.tokenizer, one_line=True)
+    assert reader.given.stop == stops(lm, one_line=True)
 
 
 def test_weights_of_the_retriever_reach_the_reader(data: str, lm: LM, tmp_path: Path) -> None:
@@ -319,9 +341,12 @@ def test_weights_of_the_retriever_reach_the_reader(data: str, lm: LM, tmp_path: 
         list(asked.run(reader, asked.examples(lm, (1,), 1, 0)))  # type: ignore[arg-type]
 
 
-def test_lines_end_with_whatever_the_tokenizer_has_for_it(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert {tokenizer.decode([token]) for token in stops(tokenizer, one_line=True)} == {"\n", "<s>"}
-    assert stops(tokenizer, one_line=False) == [tokenizer.eos_token_id]
+def test_answers_end_with_a_line_and_with_all_end_tokens_of_the_model(tokenizer: PreTrainedTokenizerFast) -> None:
+    lm = wrap(tiny_model("llama"), tokenizer, "tiny")
+    assert {tokenizer.decode([token]) for token in stops(lm, one_line=True)} == {"\n", "<s>"}
+    assert stops(lm, one_line=False) == [tokenizer.eos_token_id]
+    lm.model.generation_config.eos_token_id = [7, tokenizer.eos_token_id]
+    assert stops(lm, one_line=False) == sorted([7, tokenizer.eos_token_id])
 
 
 def test_replug_answers_from_all_passages(data: str, lm: LM, tmp_path: Path) -> None:

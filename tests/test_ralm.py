@@ -138,6 +138,14 @@ def test_the_text_itself_is_not_found_and_what_was_left_out_is_counted(documents
             assert not any(" ".join(parts[i : i + 5]) in window for i in range(len(parts) - 4))
 
 
+def test_passages_shorter_than_the_overlap_are_compared_whole(documents: Path, lm: LM) -> None:
+    asked = ralm(documents, lm, "both", overlap=13)  # passages of 10 words
+    for example in asked.examples(lm, (3,), 3, 0):
+        window = " ".join(lm.tokenizer.decode(example.payload.text.tolist()).split())
+        assert example.payload.excluded > 0
+        assert not any(" ".join(asked.opened.passage(int(n)).split()) in window for n in example.payload.numbers)
+
+
 def test_random_passages_are_the_control(documents: Path, lm: LM) -> None:
     found, drawn = (ralm(documents, lm, "both", overlap=5, passages=how) for how in ("found", "random"))
     rows = measured(documents / "run", lm, drawn, repeats=6, lengths=(0, 1, 30))

@@ -14,7 +14,7 @@ from test_cli import farspan, last_line, refused
 from transformers import PreTrainedTokenizerFast
 
 from farspan.text import checksums, retrieval
-from farspan.text.retrieval import Index, build, open_index
+from farspan.text.retrieval import Index, bm25, build, open_index
 
 TOPICS = ["river", "castle", "engine", "garden", "violin", "harbour", "copper", "planet", "winter", "saddle"]
 
@@ -114,6 +114,12 @@ def test_few_are_the_best_of_all_and_equals_come_in_order(index: Index) -> None:
         assert np.array_equal(numbers, everything[:, :count])
         assert scores.shape == (4, count)
     assert everything[2].tolist() == everything[3].tolist() == list(range(len(index)))  # nothing fits any
+
+
+def test_scripts_without_spaces_are_searched_by_characters() -> None:
+    scores = bm25("猫が好きな動物", ["犬は公園で遊びます。", "その動物は猫です。", "天気がいいですね。"])
+    assert max(range(3), key=scores.__getitem__) == 1
+    assert min(scores) < max(scores)
 
 
 def test_a_passage_finds_itself(index: Index) -> None:

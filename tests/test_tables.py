@@ -187,6 +187,13 @@ def test_a_folder_has_its_splits_as_files_of_any_kind(tmp_path: Path) -> None:
         read_table(tmp_path / "converted", ("dev",))
 
 
+def test_a_split_of_which_files_are_missing_is_refused(tmp_path: Path) -> None:
+    for number in (0, 2):
+        (tmp_path / f"test-{number:05}-of-00003.parquet").touch()
+    with pytest.raises(ValueError, match="is one of 3 files, of which 2 are there"):
+        read_table(tmp_path)
+
+
 def test_what_is_nowhere_is_named_with_what_is_possible() -> None:
     for name in ("none.jsonl", "folder/none.JSONL"):
         with pytest.raises(ValueError, match=f"{name!r} is neither a file .* nor a folder nor a hub data set"):

@@ -57,6 +57,10 @@ class TimeBudget:
         return self.seconds - (time.monotonic() - self.started)
 
 
+class BudgetError(ValueError):
+    """The time of a measurement is too short for its first length."""
+
+
 def coarse_lengths(longest: int, shortest: int = SHORTEST) -> tuple[int, ...]:
     """Return the eighths of the longest length, and its repeated halves down to the shortest."""
     even = {longest * i // GRID for i in range(1, GRID + 1)}
@@ -70,8 +74,11 @@ def round_one(task: BoundCurve, longest: int, repeats: int | None) -> tuple[tupl
     return coarse_lengths(longest, shortest), repeats or RING
 
 
-def prepared(task: BoundCurve, longest: int, repeats: int | None) -> tuple[BoundCurve, int]:
+def prepared(task: BoundCurve, longest: int, repeats: int | None, window: int | None = None) -> tuple[BoundCurve, int]:
     """Return the task with texts sampled once for all rounds, and its longest length, at most what the text allows.
+
+    Args:
+        window: tokens sampled for each repeat, if more than `longest`: one number for all models that are compared.
 
     Raises:
         ValueError: the text has fewer than 4 windows of one token.
@@ -80,12 +87,12 @@ def prepared(task: BoundCurve, longest: int, repeats: int | None) -> tuple[Bound
     if task.prefix is not None and task.prefix.source == task.target.source:
         least *= 2  # one half of the tokens precedes the other
     texts = [task.target, *([task.prefix] if task.prefix is not None else [])]
-    longest = min([longest, *(len(text.tokens) // least for text in texts)])
-    if longest < 1:
+    window = min([max(longest, window or 0), *(len(text.tokens) // least for text in texts)])
+    if window < 1:
         raise ValueError(f"text {task.target.name!r} is too short: it has {len(task.target.tokens)} tokens")
-    drawn = min(text.num_windows(longest, least) for text in texts)
+    drawn = min(text.num_windows(window, least) for text in texts)
     pool = repeats or min(MOST_REPEATS, drawn * RING // least) // RING * RING
-    return replace(task, window=longest, pool=pool), longest
+    return replace(task, window=window, pool=pool), min(longest, window)
 
 
 def measure_adaptively(
@@ -108,7 +115,8 @@ def measure_adaptively(
         repeats: at every length; None: 4, and more where a threshold is undecided.
 
     Raises:
-        ValueError: a text too short, or a budget too small for one length.
+        ValueError: a text too short.
+        BudgetError: a budget too small for one length.
     """
     rounds = _Rounds(task, method, lm, run, longest, seed, batch, chunk, budget, watch)
     failed = {id(row) for row in rounds.rows if row.status == "oom"}
@@ -239,7 +247,7 @@ class _Rounds:
         """Return the lengths of the grid that are measured, and as many others, shortest first, as the budget allows.
 
         Raises:
-            ValueError: the budget is too small for one length.
+            BudgetError: the budget is too small for one length.
         """
         done = {(row.length, row.repeat, row.depth) for row in self.rows if row.status == "ok"}
         wanted = [(repeat, depth) for repeat in range(repeats) for depth in self.task.depths]
@@ -267,7 +275,7 @@ class _Rounds:
             if cost(missing[:end]).flops <= may:
                 return tuple(n for n in grid if n not in missing[end:])
         needed = cost(missing[:1]).flops * seconds / everything.flops / BUDGET_SHARE
-        raise ValueError(
+        raise BudgetError(
             f"loading {self.lm.name} and timing it left {max(self.budget.left, 0.0):,.1f} s of its time, too little "
             f"for one length: {repeats} repeats of {missing[0]:,} tokens take about {max(needed, 1.0):,.0f} s; give "
             "more --minutes"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farspan.lm import LM
-from farspan.measuring.adaptive import TimeBudget, measure_adaptively
+from farspan.measuring.adaptive import BudgetError, TimeBudget, measure_adaptively
 from farspan.measuring.loop import Mine, Watch, measure_cell
 from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, possible_lengths
 from farspan.measuring.sharding import Sharding
@@ -90,8 +90,9 @@ def measure_setups(
             except ValueError as error:
                 if not what.compared or isinstance(error, ServerError):
                     raise
-                watch.notice(f"{lm.name} {how}, {one.what}: refused: {error}")
-                _refuse(run, lm, how, one, what.seed, dict.fromkeys(one.lengths or (one.longest,), str(error)))
+                status = "budget" if isinstance(error, BudgetError) else "refused"
+                watch.notice(f"{lm.name} {how}, {one.what}: {status}: {error}")
+                _refuse(run, lm, how, one, what.seed, dict.fromkeys(one.lengths or (one.longest,), str(error)), status)
         left -= len(some)
         keep_first(run, lm, one, what.seed)
 
@@ -168,9 +169,11 @@ def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
             run.add_example(named | words)
 
 
-def _refuse(run: Run, lm: LM, how: Method, one: Setup, seed: int, reasons: Mapping[int, str]) -> None:
-    """Record the refused lengths, each once: one row of status "refused" in place of the rows of its examples."""
-    known = {(row.key, row.reason) for row in run.rows if row.status == "refused"}
+def _refuse(
+    run: Run, lm: LM, how: Method, one: Setup, seed: int, reasons: Mapping[int, str], status: str = "refused"
+) -> None:
+    """Record the refused lengths, each once: one row of that status in place of the rows of its examples."""
+    known = {(row.key, row.reason) for row in run.rows if row.status == status}
     for length, reason in reasons.items():
         row = Row(
             model=lm.name,
@@ -182,7 +185,7 @@ def _refuse(run: Run, lm: LM, how: Method, one: Setup, seed: int, reasons: Mappi
             repeat=0,
             seed=seed,
             example=f"{one.bound.task} refused",  # Row.key tells two tasks apart by their settings
-            status="refused",
+            status=status,
             reason=reason,
         )
         if (row.key, row.reason) not in known:

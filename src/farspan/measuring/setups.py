@@ -62,6 +62,8 @@ class Grid:
             for one in self.tasks
         }
         same = {"text": self.text, "lengths": self.lengths, "repeats": self.repeats, "seed": self.seed}
+        if self.lengths == "auto" and len(set(self.trained)) > 1:  # which decides the texts: see `_setup`
+            same["largest_trained_length"] = max(self.trained)
         return {"tasks": tasks, **same, "cost": self.cost, "compared": self.compared}
 
     def run(
@@ -114,7 +116,8 @@ class Grid:
         bound = one.on(lm, self.text)
         if isinstance(bound, BoundCurve) and bound.adaptive and self.lengths == "auto":
             longest = bound.longest(lm, 2)
-            bound, possible = prepared(bound, longest, self.repeats)
+            together = bound.largest_length(lm, 2 * max(self.trained)) if len(set(self.trained)) > 1 else None
+            bound, possible = prepared(bound, longest, self.repeats, together)
             if possible < longest:
                 watch.notice(f"the text is too short for lengths of {longest:,}: they end at {possible:,} tokens")
             return Setup(bound, str(one), None, self.repeats, possible)

@@ -52,8 +52,9 @@ def group_differences(curves: Sequence[CurveMember]) -> list[Difference]:
 
 
 def longest_memory(curves: Sequence[CurveMember]) -> str:
-    """Return in one sentence which curve of a group has the longest half-life, and which of the others are shorter
-    beyond chance. If several half-lives exceed the lengths measured, spans are compared. Empty if unknown."""
+    """Return in one sentence which curve of a group has the longest half-life, which of the others are shorter beyond
+    chance, and for which that could not be tested. If several half-lives exceed the lengths measured, spans are
+    compared. Empty if unknown."""
     shown = [one for one in curves if one.summary is not None and len(one.measured.lengths) > 1]
     scales = {one.characters_per_token for one in shown}
     if not shown or (len(scales) > 1 and None in scales):
@@ -74,15 +75,19 @@ def longest_memory(curves: Sequence[CurveMember]) -> str:
         return f"The {spoken(name)} of {best.name} is {value}."
     found = {one.curves[1]: one for one in group_differences([best, *others]) if one.name == name}
     corrected = holm([one.p for one in found.values()])
-    sure = {which for which, p in zip(found, corrected, strict=True) if p is not None and p < LEVEL}
-    shorter = [one.name for one in others if one.name in sure and found[one.name].value < 0]
-    rest = [one.name for one in others if one.name not in shorter]
+    p = {which: p for which, p in zip(found, corrected, strict=True) if p is not None}
+    shorter = [one.name for one in others if p.get(one.name, 1.0) < LEVEL and found[one.name].value < 0]
+    rest = [one.name for one in others if one.name in p and one.name not in shorter]
+    untested = [one.name for one in others if one.name not in p]
     longest = f"{best.name} has the longest {spoken(name)}, {value}"
+    unknown = f"; that of {_named(untested)} could not be tested" if untested else ""
     if not shorter:
-        return f"{longest}, but no other is shorter beyond chance (p ≥ {LEVEL:g} after Holm)."
+        equal = f", but no other is shorter beyond chance (p ≥ {LEVEL:g} after Holm)" if rest else ""
+        return f"{longest}{equal}{unknown}."
     how = f"beyond chance (p < {LEVEL:g} after Holm)"
-    if rest:
-        return f"{longest}; that of {_named(shorter)} is shorter {how}, that of {_named(rest)} is not."
+    if rest or untested:
+        other = f", that of {_named(rest)} is not" if rest else ""
+        return f"{longest}; that of {_named(shorter)} is shorter {how}{other}{unknown}."
     return f"{best.name} remembers longest: its {spoken(name)} is {value}; that of {_named(shorter)} is shorter {how}."
 
 

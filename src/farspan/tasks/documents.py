@@ -141,7 +141,7 @@ class BoundDocuments(Bound[DocumentPrompt]):
 
     def run(self, reader: Reader, batch: Sequence[Example[DocumentPrompt]]) -> Iterator[Result]:
         """Yield results of examples one by one, since their prompts differ in length."""
-        stop = stops(reader.lm.tokenizer, one_line=self.answering.one_line)
+        stop = stops(reader.lm, one_line=self.answering.one_line)
         for length in batch[0].lengths:
             for example in batch:
                 yield self._answered(reader, example, length, stop)

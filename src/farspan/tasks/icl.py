@@ -209,7 +209,8 @@ class BoundIcl(Bound[IclPrompt]):
         return sampled[:count]
 
     def option_ids(self, lm: LM) -> list[np.ndarray]:
-        """Return the tokens of each option after a question.
+        """Return the tokens of each option after a question. Where the tokens of one begin another's, which would then
+        never be the more probable, all end with the token that follows an answer in the demonstrations.
 
         Raises:
             ValueError: an option without tokens, or two options with the same tokens.
@@ -228,6 +229,9 @@ class BoundIcl(Bound[IclPrompt]):
                     f"options {other!r} and {option!r} of {self.set} are the same tokens for {lm.name}: rename one of "
                     "them in the data"
                 )
+        if any(tuple(tokens[:count]) in seen for tokens in ids for count in range(1, len(tokens))):
+            end = following(lm.tokenizer, f"\n\n{self.question}", before="x")[:1]
+            ids = [np.concatenate([tokens, end]) for tokens in ids]
         return ids
 
     def work(self, lm: LM, example: Example[IclPrompt]) -> Iterator[Work]:

@@ -265,7 +265,7 @@ def _names(tables: Sequence[Table], columns: Sequence[str]) -> list[str]:
     for table, column in zip(tables, columns, strict=True):
         for number, row in enumerate(table.rows, 1):
             word = row[column]
-            if not isinstance(word, str) or not word.strip():
+            if not isinstance(word, str) or not word.strip() or word.strip().lstrip("-").isdecimal():
                 raise ValueError(
                     f"{table.name}, row {number}, column {column!r}: got {word!r:.60}, expected the name of a class in "
                     "words. Numbers are read only from parquet files that hold their names, as the hub's do"

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from farspan.lm import LM
+
 
 def encoded(tokenizer: Any, text: str) -> Int[np.ndarray, "time"]:
     """Return the token ids of a text, as `farspan.text.corpora.load` does: no special token is added, and the name of a
@@ -45,10 +47,9 @@ def line_ends(tokenizer: Any) -> tuple[int, ...]:
     return tuple(token for token, text in enumerate(texts) if text.lstrip(" ").startswith("\n"))
 
 
-def stops(tokenizer: Any, *, one_line: bool) -> list[int]:
-    """Return the ids of the tokens that end an answer: the end of text, and if `one_line` those of `line_ends`."""
-    end = tokenizer.eos_token_id
-    return ([] if end is None else [end]) + (list(line_ends(tokenizer)) if one_line else [])
+def stops(lm: LM, *, one_line: bool) -> list[int]:
+    """Return the ids of the tokens that end an answer: those of the model, and if `one_line` those of `line_ends`."""
+    return sorted({*lm.stop_tokens, *(line_ends(lm.tokenizer) if one_line else ())})
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> list[str]:

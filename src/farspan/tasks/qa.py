@@ -201,13 +201,16 @@ class BoundQa(Qa, Bound[QaPrompt]):
     def _demonstrations(self, which: int, seed: int) -> list[Question]:
         """Return other questions as demonstrations, the same for every model and method."""
         question = normalised(self.questions[which].question)
-        order = np.random.default_rng([seed, which]).permutation(len(self.pool))
-        others = (self.pool[i] for i in order if normalised(self.pool[i].question) != question)
+        usable = [one for one in self.pool if self.opened or one.passages]
+        if not usable and not any(one.passages for one in self.questions):
+            usable = list(self.pool)  # no question has passages: asked without any
+        order = np.random.default_rng([seed, which]).permutation(len(usable))
+        others = (usable[i] for i in order if normalised(usable[i].question) != question)
         found = [shot for shot, _ in zip(others, range(self.shots), strict=False)]
         if len(found) < self.shots:
             raise ValueError(
                 f"shots: got {self.shots} demonstrations, expected at most {len(found)}, the number of other "
-                "questions. Use fewer shots"
+                f"questions{'' if self.opened else ' with passages'}. Use fewer shots"
             )
         return found
 
@@ -221,7 +224,7 @@ class BoundQa(Qa, Bound[QaPrompt]):
     def run(self, reader: Reader, batch: Sequence[Example[QaPrompt]]) -> Iterator[Result]:
         """Yield results, fewest passages first. Examples are read one by one, since their passages differ in length."""
         tokenizer = reader.lm.tokenizer
-        stop = stops(tokenizer, one_line=True)
+        stop = stops(reader.lm, one_line=True)
         for length in batch[0].lengths:
             for example in batch:
                 given, one = example.payload, example.payload.question
@@ -253,7 +256,7 @@ class BoundQa(Qa, Bound[QaPrompt]):
                     "passage_scores": [None if score is None else round(score, 4) for score in scores],
                     "passage_tokens": [len(ids) for ids in pieces],
                     **places(memory),
-                    "in_passages": float(any(_holds(passage.text, one.answers) for passage in passages)),
+                    "in_passages": float(any(_holds(tokenizer.decode(ids.tolist()), one.answers) for ids in pieces)),
                 }
                 yield Result.of(example, length, memory, values)
 

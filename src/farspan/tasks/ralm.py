@@ -143,7 +143,7 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
         Raises:
             ValueError: the index has fewer.
         """
-        itself, excluded = _runs(window, self.overlap), 0
+        words, excluded = _words(window), 0
         order, chosen = self._in_order(query, count, rng), list[tuple[int, float]]()
         while len(chosen) < count:
             number, score = next(order, (None, 0.0))
@@ -153,12 +153,17 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
                     f"of which {excluded} share {self.overlap} words in a row with the scored text: "
                     "index more documents, or choose fewer passages"
                 )
-            if _runs(self.opened.passage(number), self.overlap).isdisjoint(itself):
-                chosen.append((number, score))
-            else:
+            if self._overlaps(_words(self.opened.passage(number)), words):
                 excluded += 1
+            else:
+                chosen.append((number, score))
         numbers, scores = ([one[i] for one in chosen] for i in (0, 1))
         return np.array(numbers, np.int64), np.array(scores, np.float32), excluded
+
+    def _overlaps(self, passage: Sequence[str], window: Sequence[str]) -> bool:
+        """Return whether a passage shares `overlap` words in a row with the window, or a shorter one all its words."""
+        count = min(self.overlap, len(passage))
+        return not _runs(passage, count).isdisjoint(_runs(window, count))
 
     def _in_order(self, query: str, count: int, rng: np.random.Generator) -> Iterator[tuple[int, float]]:
         """Yield number and score of all passages, best first; with passages=random in random order, of score 0."""
@@ -212,7 +217,10 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
         return [("separator", lm.separator.ids), *read, ("asked", given.text)], self.window - self.query
 
 
-def _runs(text: str, count: int) -> set[tuple[str, ...]]:
-    """Return all runs of `count` lower-cased words of a text; none if `count` is 0."""
-    words = re.findall(r"\w+", text.lower())
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _runs(words: Sequence[str], count: int) -> set[tuple[str, ...]]:
+    """Return all runs of `count` words; none if `count` is 0."""
     return set(zip(*(words[first:] for first in range(count)), strict=False)) if count else set()

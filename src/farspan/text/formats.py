@@ -69,28 +69,19 @@ def _separated(delimiter: str) -> Callable[[Path, str | None], Rows]:
 
     def read(path: Path, column: str | None) -> Rows:
         csv.field_size_limit(max(csv.field_size_limit(), path.stat().st_size))  # a cell may hold a whole document
-        ended = False
-
-        def read_lines() -> Iterator[str]:
-            nonlocal ended
-            yield from lines_of(path)
-            ended = True
-
-        lines = csv.reader(read_lines(), delimiter=delimiter)
+        lines = csv.reader(lines_of(path), delimiter=delimiter, strict=True)
 
         def read_cells() -> Iterator[list[str]]:
             first = 1  # line of the row
             try:
                 for cells in lines:
-                    if ended:  # the reader looked for more lines of this row
-                        raise ValueError(
-                            f"{path}: a quote in the row that begins in line {first:,} is not closed. Close it, or "
-                            "write a quote within a quoted cell twice"
-                        )
                     first = lines.line_num + 1
                     yield cells
             except csv.Error as error:
-                raise ValueError(f"{path}, line {lines.line_num:,} is damaged: {error}") from error
+                raise ValueError(
+                    f"{path}: the row that begins in line {first:,} is damaged: {error}. A cell that begins with a "
+                    "quote must end with one, and a quote within it is written twice"
+                ) from error
 
         def each() -> Iterator[tuple[str, dict[str, Any]]]:
             number = 0

@@ -35,6 +35,10 @@ def cached_snapshot(id: str, branch: str = "main") -> Path | None:
         return None
 
 
+class UnknownSplitError(ValueError):
+    """A data set on the hub has no split of that name."""
+
+
 def hub_rows(id: str, config: str | None, split: str, *, converted: bool = False) -> tuple[str, Any]:
     """Return a name for errors and the rows of a data set on the hub, as `datasets` opens them.
 
@@ -45,6 +49,7 @@ def hub_rows(id: str, config: str | None, split: str, *, converted: bool = False
 
     Raises:
         ValueError: it cannot be read, is damaged, or exists only as a script.
+        UnknownSplitError: it has no such split.
     """
     datasets = optional_import("datasets", "data")
     name = f"hub dataset {id}@{config or 'default'}:{split}"
@@ -57,6 +62,8 @@ def hub_rows(id: str, config: str | None, split: str, *, converted: bool = False
         return name, datasets.load_dataset(str(folder or id), config, split=split)
     except (OSError, ValueError, RuntimeError) as error:
         why = f"{name} cannot be read: {error}"
+        if "Unknown split" in str(error):
+            raise UnknownSplitError(why) from error
         script = folder is not None and (folder / f"{id.rpartition('/')[2]}.py").is_file()
         if script or "scripts are no longer supported" in str(error):
             why = (

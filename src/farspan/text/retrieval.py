@@ -4,9 +4,10 @@
 
 f: occurrences of term t in passage d, n_t: passages with it, N: passages; k1 1.5, b 0.75. Robertson and Zaragoza
 2009, Foundations and Trends in Information Retrieval 3, section 3.4, in Lucene's form, as bm25s computes it. Terms are
-lower-cased words of two or more letters, digits or underscores, without English stop words. Or `dense`: inner products
-of a sentence encoder's vectors, by default Contriever's (Izacard et al. 2022, arXiv 2112.09118), as in CEPE (Yen et al.
-2024, section 4).
+lower-cased words of two or more letters, digits or underscores, without English stop words; in Chinese, Japanese, Thai,
+Lao and Khmer, which write no spaces between words, each character is a term. Or `dense`: inner products of a sentence
+encoder's vectors, by default Contriever's (Izacard et al. 2022, arXiv 2112.09118), as in CEPE (Yen et al. 2024, section
+4).
 
 An index is a folder, written under a temporary name and renamed, so that it is complete or missing. Opening it compares
 its files with their checksums, once per process:
@@ -53,6 +54,8 @@ WORDS = 100  # of a passage: the Wikipedia passages of Karpukhin et al. 2020, ar
 FORMAT = 1  # incremented when the stored content changes
 VECTORS_AT_ONCE = 1 << 14
 NEIGHBOURS = 32  # of each vector in the graph of `faiss`
+UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # scripts without spaces
+TERM = f"[{UNSPACED}]|[^\\W{UNSPACED}]{{2,}}"  # a term of BM25
 
 
 def bm25(query: str, passages: Sequence[str]) -> list[float]:
@@ -298,7 +301,7 @@ def _cut(text: str, words: int, tokens: int | None, tokenizer: Any) -> list[str]
 
 def _write_bm25(folder: Path, passages: list[str], text: str) -> None:
     bm25s = optional_import("bm25s", "retrieval")
-    words = bm25s.tokenize(passages, show_progress=False)
+    words = _words(passages, return_ids=True)
     if not words.vocab:
         raise ValueError(f"text {text!r} has no words for BM25: give another text, or --kind dense")
     index = bm25s.BM25()
@@ -325,11 +328,10 @@ def _write_vectors(folder: Path, passages: list[str], encoder: str, kind: str) -
         faiss.write_index(graph, str(folder / "index.faiss"))
 
 
-def _words(texts: list[str]) -> list[list[str]]:
-    words: list[list[str]] = optional_import("bm25s", "retrieval").tokenize(
-        texts, return_ids=False, show_progress=False
-    )
-    return words
+def _words(texts: list[str], return_ids: bool = False) -> Any:
+    """Return the terms of each text; with `return_ids` in the form that bm25s indexes."""
+    bm25s = optional_import("bm25s", "retrieval")
+    return bm25s.tokenize(texts, token_pattern=TERM, return_ids=return_ids, show_progress=False)
 
 
 def _best(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,13 +1,15 @@
 """Whole tables with named columns, from files (see `farspan.text.formats`), folders and the hub."""
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from farspan.files import expanded
 from farspan.text.formats import FORMATS, rows_of
-from farspan.text.hub import HUB_ID, hub_rows, mirror
+from farspan.text.hub import HUB_ID, UnknownSplitError, hub_rows, mirror
 
 SUFFIXES = tuple(FORMATS)
 
@@ -56,7 +58,7 @@ def read_table(place: str | Path, splits: Sequence[str] = ("validation", "test")
     if path.is_dir():
         return find_table(path, splits)
     if path.suffix.lower() not in FORMATS and (hub := HUB_ID.fullmatch(str(place))):
-        return hub_table(hub["id"], hub["config"], hub["split"] or splits[0])
+        return _first_split(hub["id"], hub["config"], [hub["split"]] if hub["split"] else splits)
     raise ValueError(
         f"data {str(place)!r} is neither a file ({', '.join(SUFFIXES)}) nor a folder nor a hub data set (org/name)"
         + mirror(str(place))
@@ -75,6 +77,7 @@ def find_table(folder: str | Path, stems: Sequence[str]) -> Table:
         patterns = [stem + suffix for suffix in SUFFIXES] + [f"{stem}-*-of-*.parquet", f"{stem}/*.parquet"]
         for files in (sorted(folder.glob(pattern)) for pattern in patterns):
             if files:
+                _refuse_missing(files)
                 tables = [read_table(file) for file in files]
                 return Table(tables[0].name, [row for table in tables for row in table.rows], tables[0].names)
     if not folder.is_dir():
@@ -82,6 +85,20 @@ def find_table(folder: str | Path, stems: Sequence[str]) -> Table:
         raise ValueError(f"{folder} is {what} a folder with {' or '.join(stems)}: correct the path")
     there = sorted(path.name for path in folder.iterdir())
     raise ValueError(f"{folder} has no {' or '.join(stems)} with one of {', '.join(SUFFIXES)}; there: {there}")
+
+
+def _refuse_missing(files: Sequence[Path]) -> None:
+    """Raise ValueError for parquet files named ...-of-N of which not all N are there."""
+    if (found := re.search(r"-of-0*(\d+)$", files[0].stem)) and len(files) != int(found[1]):
+        raise ValueError(f"{files[0]} is one of {found[1]} files, of which {len(files)} are there: add the others")
+
+
+def _first_split(id: str, config: str | None, splits: Sequence[str]) -> Table:
+    """Read the first of some splits that a data set on the hub has."""
+    for split in splits[:-1]:
+        with suppress(UnknownSplitError):
+            return hub_table(id, config, split)
+    return hub_table(id, config, splits[-1])
 
 
 def hub_table(id: str, config: str | None, split: str, *, converted: bool = False) -> Table:
