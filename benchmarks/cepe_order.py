@@ -284,6 +284,11 @@ MEASURES = {
 }
 
 
+# measures of the whole context and its order, which the oracle does not have
+WHOLE_CONTEXT = ("nats", "nats gained from the context", "nats more if shuffled", "lost by shuffling",
+                 "copied, chunks shuffled", "nats of the copy, more if shuffled")  # fmt: skip
+
+
 def by_text(rows: list[dict[str, Any]], measure: str, reading: str, length: int, seed: int | None = None) -> np.ndarray:
     """Return a measure piece by piece, the mean over seeds, or of one seed."""
     value, found = MEASURES[measure], {}
@@ -308,7 +313,8 @@ def cell(values: np.ndarray, digits: int = 3) -> str:
 def table(rows: list[dict[str, Any]], name: str) -> str:
     """A table of one measure by length; `MEASURE to none`: paired differences; `seeds`: each seed alone."""
     lengths = sorted({row["length"] for row in rows})
-    readings = [reading for reading in (*ORDERS, SHARPER, ORACLE) if any(row["reading"] == reading for row in rows)]
+    wanted = (*ORDERS, SHARPER, *(() if name.removesuffix(" to none") in WHOLE_CONTEXT else (ORACLE,)))
+    readings = [reading for reading in wanted if any(row["reading"] == reading for row in rows)]
     if name == "seeds":
         lines = ["| copied of 16,384 tokens | " + " | ".join(f"seed {seed}" for seed in SEEDS) + " |", "|---" * 4 + "|"]
         for reading in readings:
