@@ -326,7 +326,7 @@ def test_runs_become_a_page(models: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--depths", "0,1.5"), "from 0, the beginning of the text, to 1"),
+        (("--depths", "0,1.5"), "from 0, the beginning of the text, which gives the curve, to at most 1"),
         (("--depths", "3", *PROBE, "--lengths", "4,16"), "has no depths"),
         (("--protocol", "probe", "--warmup", 20, "--scored", 20), "longer than the longest text, 16 tokens"),
         (("--warmup", 20), "belong to protocol=probe"),

@@ -275,7 +275,9 @@ def test_a_killed_map_goes_on_at_the_depth_it_lacks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"depths": (0.0, 1.5)}, "depth 1.5 is outside the text"),
+        ({"depths": (0.0, 1.5)}, "to at most 1, its end"),
+        ({"depths": (0.5, 1.0)}, "expected ascending numbers from 0"),
+        ({"depths": ()}, "depths: got \\[\\], expected"),
         ({"depths": (0.0, 1.0), "protocol": "nested"}, "need --protocol probe"),
         ({"scored": 0}, "at least 0 and 1"),
     ],

@@ -79,7 +79,7 @@ def parse_depths(text: str) -> tuple[float, ...]:
     """Return depths from the text of an option: `5`, evenly spaced from 0 to 1, or `0,0.5,1`.
 
     Raises:
-        ValueError: not numbers, not ascending, or outside of 0 to 1.
+        ValueError: not numbers, or as `refuse_depths`.
     """
     try:
         if text.isdecimal():
@@ -91,8 +91,14 @@ def parse_depths(text: str) -> tuple[float, ...]:
         raise ValueError(
             f"depths: got {text!r}, expected their number from 2 to {MOST_DEPTHS:,}, like 5, or a list like 0,0.5,1"
         ) from error
-    if any(not 0 <= depth <= 1 for depth in depths):
-        raise ValueError(f"depths: got {text!r}, expected numbers from 0, the beginning of the text, to 1, its end")
-    if depths[0] != 0 or any(a >= b for a, b in pairwise(depths)):
-        raise ValueError(f"depths {text!r} must ascend from 0, the beginning of the text, which gives the curve")
+    refuse_depths(depths)
     return depths
+
+
+def refuse_depths(depths: Sequence[float]) -> None:
+    """Raise ValueError unless depths ascend from 0 to at most 1."""
+    if not depths or depths[0] != 0 or depths[-1] > 1 or not all(a < b for a, b in pairwise(depths)):
+        raise ValueError(
+            f"depths: got {list(depths)}, expected ascending numbers from 0, the beginning of the text, which gives "
+            "the curve, to at most 1, its end"
+        )

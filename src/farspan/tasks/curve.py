@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from farspan.lengths import DEFAULT_POINTS, spaced_lengths
+from farspan.lengths import DEFAULT_POINTS, refuse_depths, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
 from farspan.reader import Reader, Scores
 from farspan.specs import check_known
@@ -88,8 +88,7 @@ class Curve(Task):
             )
         if (self.warmup or 0) < 0 or (self.scored is not None and self.scored < 1):
             raise ValueError(f"warmup = {self.warmup}, scored = {self.scored} tokens: at least 0 and 1 are needed")
-        if wrong := [depth for depth in self.depths if not 0 <= depth <= 1]:
-            raise ValueError(f"depth {wrong[0]} is outside the text: expected 0, its beginning, to 1, its end")
+        refuse_depths(self.depths)
         check_names(self.target_text, self.prefix_text)
         if self.protocol is not None:
             check_depths(self.depths, self.protocol, (), 0)

@@ -53,6 +53,7 @@ def named(text: Text) -> str:
         return text
     if not isinstance(text, Iterable):
         raise ValueError(f"text: got {type(text).__name__}, expected a name such as 'builtin', a path or documents")
+    text = list(text)
     for number, document in enumerate(text):
         if not isinstance(document, str):
             raise ValueError(f"text: got {type(document).__name__} as document {number}, expected a string")
