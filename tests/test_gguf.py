@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 import farspan
 from farspan import reader
 from farspan.files import cache_folder
+from farspan.text import checksums
 
 from tiny import tiny_model, tiny_tokenizer
 
@@ -36,8 +38,15 @@ def ggml_name(name: str) -> str:
     return f"blk.{layer}.{NAMES[part]}.{kind}"
 
 
-def write_gguf(path: Path, model: Any, tokenizer: Any, kind: str = "F32", architecture: str | None = None) -> None:
-    """Write a model as llama.cpp stores it, its matrices quantised to `kind`."""
+def write_gguf(
+    path: Path,
+    model: Any,
+    tokenizer: Any,
+    kind: str = "F32",
+    architecture: str | None = None,
+    more: Callable[[Any], None] = lambda writer: None,
+) -> None:
+    """Write a model as llama.cpp stores it, its matrices quantised to `kind`. `more` adds fields and tensors."""
     config = model.config
     writer = library.GGUFWriter(path, architecture or config.model_type)
     writer.add_name("tiny")
@@ -48,7 +57,8 @@ def write_gguf(path: Path, model: Any, tokenizer: Any, kind: str = "F32", archit
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     state = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     writer.add_tokenizer_model("gpt2")
@@ -60,8 +70,11 @@ def write_gguf(path: Path, model: Any, tokenizer: Any, kind: str = "F32", archit
         values = weight.float().numpy()
         if config.model_type == "llama" and any(part in name for part in ("q_proj", "k_proj")):
             values = interleaved(values, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
+        if config.model_type == "gemma3_text" and "norm" in name:
+            values = values + 1  # transformers adds it in the forward
         wanted = library.GGMLQuantizationType[kind if values.ndim == 2 else "F32"]
         writer.add_tensor(ggml_name(name), library.quants.quantize(values, wanted), raw_dtype=wanted)
+    more(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -111,6 +124,136 @@ def test_quantised_weights_are_the_numbers_that_they_stand_for(tiny: Any, kind: 
             expected = library.quants.dequantize(stored, wanted)
             assert np.abs(expected - weight.numpy()).max() > 0
         np.testing.assert_array_equal(loaded[name].numpy(), expected, err_msg=name)
+
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 32.0, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+def scaled_model(architecture: str, rope: dict[str, Any], **changes: Any) -> Any:
+    config = {"vocab_size": 320, "tie_word_embeddings": False, "head_dim": 32, "rope_parameters": rope} | changes
+    return tiny_model(architecture, **config)
+
+
+def divided(model: Any) -> Callable[[Any], None]:
+    """Add the divisors of a Llama 3's frequencies, computed as llama.cpp's converter does."""
+    dim = model.config.head_dim
+    waves = 2 * np.pi * LLAMA3["rope_theta"] ** (np.arange(0, dim, 2) / dim)
+    smooth = ((8192 / waves - 1) / 3).clip(0, 1)
+
+    def add(writer: Any) -> None:
+        writer.add_rope_dimension_count(dim)
+        writer.add_tensor("rope_freqs.weight", (1 / ((1 - smooth) / LLAMA3["factor"] + smooth)).astype(np.float32))
+
+    return add
+
+
+def test_the_divisors_of_llama_3_scale_its_rope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+    model = scaled_model("llama", LLAMA3)
+    write_gguf(tmp_path / "three.gguf", model, tiny_tokenizer(), more=divided(model))
+    lm = farspan.load(tmp_path / "three.gguf")
+    assert lm.model.config.rope_parameters == LLAMA3
+    assert lm.identity["gguf"]["rope_parameters"] == LLAMA3
+    ids = torch.arange(3, 203)[None]
+    torch.testing.assert_close(lm.model(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("rope", [YARN, {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}])
+def test_a_scaled_rope_stays_scaled(rope: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+    model = tiny_model("qwen2", vocab_size=320, tie_word_embeddings=False, rope_parameters=rope)
+    more = scaling(rope["rope_type"], rope["factor"], rope.get("original_max_position_embeddings"))
+    write_gguf(tmp_path / "scaled.gguf", model, tiny_tokenizer(), more=more)
+    lm = farspan.load(tmp_path / "scaled.gguf")
+    assert lm.model.config.rope_parameters == rope
+    ids = torch.arange(3, 203)[None]
+    torch.testing.assert_close(lm.model(ids).logits, model(ids).logits)
+
+
+def scaling(kind: str, factor: float, original: int | None = None, **others: float) -> Callable[[Any], None]:
+    def add(writer: Any) -> None:
+        writer.add_string(f"{writer.arch}.rope.scaling.type", kind)
+        writer.add_rope_scaling_factor(factor)
+        if original is not None:
+            writer.add_rope_scaling_orig_ctx_len(original)
+        for name, value in others.items():
+            writer.add_float32(f"{writer.arch}.rope.scaling.{name}", value)
+
+    return add
+
+
+def test_of_gemma_3_only_the_layers_with_full_attention_are_scaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+    names = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+    names |= {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm"}
+    monkeypatch.setattr("test_gguf.NAMES", NAMES | names | {"post_feedforward_layernorm": "post_ffw_norm"})
+    full = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
+    rope = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+    kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    model = scaled_model("gemma3", rope, num_hidden_layers=6, layer_types=kinds)
+
+    def more(writer: Any) -> None:
+        writer.add_key_length(32)
+        writer.add_sliding_window(model.config.sliding_window)
+        scaling("linear", 8.0)(writer)
+
+    write_gguf(tmp_path / "gemma.gguf", model, tiny_tokenizer(), architecture="gemma3", more=more)
+    lm = farspan.load(tmp_path / "gemma.gguf")
+    assert lm.model.config.rope_parameters == rope
+    ids = torch.arange(3, 203)[None]
+    torch.testing.assert_close(lm.model(ids).logits, model(ids).logits)
+
+
+def factors(writer: Any) -> None:
+    writer.add_tensor("rope_factors_long.weight", np.ones(4, np.float32))
+
+
+def other_divisors(writer: Any) -> None:
+    writer.add_tensor("rope_freqs.weight", np.array([1.0, 2.0, 3.0, 9.0], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("more", "got"),
+    [
+        (factors, "the tensor rope_factors_long.weight"),
+        (other_divisors, "4 divisors of at most 9 in the tensor rope_freqs"),
+        (scaling("longrope", 4.0), "the type 'longrope'"),
+        (scaling("yarn", 4.0, yarn_attn_factor=1.5), "the field rope.scaling.yarn_attn_factor = 1.5"),
+    ],
+)
+def test_another_scaling_of_rope_is_refused(
+    more: Callable[[Any], None], got: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+    model = tiny_model("llama", vocab_size=320, tie_word_embeddings=False)
+    write_gguf(tmp_path / "other.gguf", model, tiny_tokenizer(), more=more)
+    with pytest.raises(ValueError, match=rf"the scaling of its RoPE is not known: got {got}, expected linear, yarn or"):
+        farspan.load(tmp_path / "other.gguf")
+    assert not list((cache_folder() / "models").glob("*"))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_folder_of_an_older_version_is_kept_unless_its_rope_is_scaled(
+    scaled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+    model = tiny_model("llama", vocab_size=320, tie_word_embeddings=False)
+    more = scaling("linear", 8.0) if scaled else scaling("none", 1.0)
+    write_gguf(tmp_path / "tiny.gguf", model, tiny_tokenizer(), more=more)
+    first = farspan.load(tmp_path / "tiny.gguf")
+    (folder,) = (cache_folder() / "models").iterdir()
+    (folder / "version-2").unlink()
+    checksums.seal(folder)
+    before = (folder / "model.safetensors").stat().st_ino
+    assert farspan.load(tmp_path / "tiny.gguf").identity == first.identity
+    after = (folder / "model.safetensors").stat().st_ino
+    assert (before != after) == scaled
+    assert farspan.load(tmp_path / "tiny.gguf").identity == first.identity
+    assert (folder / "model.safetensors").stat().st_ino == after
 
 
 def test_text_becomes_the_same_tokens(tiny: Any) -> None:

@@ -5,6 +5,9 @@ Checksums detect a damaged folder, which is made again.
 The weights are those in the file, up to float32 rounding: a 4-bit file keeps its 4-bit precision, only in a format that
 every safetensors reader accepts. transformers dequantises them and translates their names, for the architectures that
 it has a converter for. The folder needs 4 bytes for each parameter.
+
+transformers leaves the scaling of RoPE out. It is read here as llama.cpp stores it: fields `rope.scaling.*` (linear,
+YaRN), or the tensor `rope_freqs` with a divisor of each frequency (Llama 3). Any other scaling is refused.
 """
 
 import hashlib
@@ -13,6 +16,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,11 +27,32 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from farspan.extras import optional_import
 from farspan.files import built, cache_folder, read_json
+from farspan.hf.rotary import set_rope
 from farspan.loading.errors import RefusedError
 from farspan.terminal import report
 from farspan.text import checksums
 
 ABOUT = "gguf.json"  # in the folder: the source of its weights
+VERSION = "version-2"  # an empty file in the folder; folders without it were converted without the scaling of RoPE
+# The parameters of YaRN: of GGUF, and of transformers.
+YARN = {
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
+# llama.cpp stores only the resulting divisors. Every Llama from 3.1 has these parameters, with factors of its own.
+LLAMA3 = {
+    "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FileHeader:
+    """What a GGUF file holds besides its weights."""
+
+    about: dict[str, Any]  # for the record of a model
+    scaling: dict[str, Any]  # of RoPE, as `rope_parameters` of transformers; empty: none
+    divisors: torch.Tensor | None  # of RoPE's frequencies
 
 
 def is_gguf(place: str | Path) -> bool:
@@ -46,14 +71,21 @@ def converted(file: Path) -> Path:
     status = file.stat()
     digest = _digest(file, status.st_size, status.st_mtime_ns)
     folder = cache_folder() / "models" / f"{file.stem}-{digest[:16]}"
+    header: FileHeader | None = None
     if checksums.is_sealed(folder):
         try:
             checksums.verify(folder, ABOUT, "config.json")
         except ValueError as error:
             report(f"{error}. The GGUF file is converted again")
         else:
-            return folder
-    about = {"file": file.name, "sha256": digest, **_described(file)}
+            if (folder / VERSION).exists():
+                return folder
+            header = _header(file)
+            if not header.scaling and header.divisors is None:
+                (folder / VERSION).touch()
+                return folder
+    header = header or _header(file)
+    about = {"file": file.name, "sha256": digest, **header.about}
     report(f"{file.name}: dequantising {about['num_weights']:,} weights once, into {folder}")
     options = {"gguf_file": file.name, "trust_remote_code": False}
     try:
@@ -67,6 +99,8 @@ def converted(file: Path) -> Path:
             f"its architecture is {about['architecture']!r}, which transformers {transformers.__version__} cannot read "
             f"from GGUF files: expected one of {', '.join(known_architectures())}. Load its safetensors weights instead"
         ) from error
+    if _scale(model, header):
+        about["rope_parameters"] = model.config.rope_parameters
     # `save_pretrained` refuses a model that was quantised, so its weights move into one that never was
     config = model.config
     del config.quantization_config
@@ -78,6 +112,7 @@ def converted(file: Path) -> Path:
         plain.save_pretrained(new)
         tokenizer.save_pretrained(new)
         (new / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
+        (new / VERSION).touch()
         checksums.seal(new)
     return folder
 
@@ -111,16 +146,96 @@ def _digest(file: Path, size: int, changed: int) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _described(file: Path) -> dict[str, Any]:
-    """Return the architecture of a GGUF file, how many weights it has, and the number of its tensors by type."""
+def _header(file: Path) -> FileHeader:
+    """Read the header of a GGUF file.
+
+    Raises:
+        ValueError: the file is damaged, or scales RoPE in a way that is not known.
+    """
     gguf = optional_import("gguf", "gguf")
     try:
         reader = gguf.GGUFReader(file)
         architecture = reader.get_field("general.architecture").contents()
+        fields = {key.removeprefix(f"{architecture}."): field for key, field in reader.fields.items()}
+        rope = {key: field.contents() for key, field in fields.items() if key.startswith("rope.")}
+        trained = fields["context_length"].contents() if "context_length" in fields else None
+        divisors = None
+        for tensor in reader.tensors:
+            if "rope_freqs" in tensor.name:
+                divisors = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
     except (ValueError, AttributeError, IndexError, KeyError, OSError, UnicodeDecodeError) as error:
         raise RefusedError("it is not a GGUF file, or is damaged: download it again") from error
-    return {
+    if factors := [tensor.name for tensor in reader.tensors if "rope_factors" in tensor.name]:
+        raise _unknown_scaling(f"the tensor {factors[0]}")
+    about = {
         "architecture": architecture,
         "num_weights": sum(int(tensor.n_elements) for tensor in reader.tensors),
         "tensors": dict(Counter(tensor.tensor_type.name for tensor in reader.tensors).most_common()),
     }
+    return FileHeader(about, _scaling(rope, trained), divisors)
+
+
+def _unknown_scaling(got: str) -> RefusedError:
+    return RefusedError(
+        f"the scaling of its RoPE is not known: got {got}, expected linear, yarn or the divisors of Llama 3 "
+        "(rope_freqs). Load its safetensors weights instead"
+    )
+
+
+def _scaling(rope: dict[str, Any], trained: int | None) -> dict[str, Any]:
+    """Return transformers' parameters of a scaled RoPE, from the fields `rope.*` of a GGUF file; empty: not scaled.
+
+    Args:
+        trained: the trained length, in tokens.
+    """
+    given = {key.removeprefix("rope.scaling."): value for key, value in rope.items() if key.startswith("rope.scaling.")}
+    given.pop("finetuned", None)  # whether the model was trained with the scaling
+    kind = given.pop("type", "linear")  # as llama.cpp reads a file without a type
+    factor = float(given.pop("factor", 0) or rope.get("rope.scale_linear", 0) or 1)  # the second is the older name
+    if kind not in ("none", "linear", "yarn"):
+        raise _unknown_scaling(f"the type {kind!r}")
+    known = YARN if kind == "yarn" else ("original_context_length",)  # without YaRN it has no meaning
+    if others := sorted(key for key in given if key not in known and not (key == "attn_factor" and given[key] == 1)):
+        raise _unknown_scaling(f"the field rope.scaling.{others[0]} = {given[others[0]]}")
+    if kind == "none" or factor == 1:
+        return {}
+    if kind == "linear":
+        return {"rope_type": kind, "factor": factor}
+    given = {"original_context_length": trained} | given
+    return {"rope_type": kind, "factor": factor} | {new: given[old] for old, new in YARN.items() if old in given}
+
+
+def _scale(model: Any, header: FileHeader) -> bool:
+    """Give a model the RoPE of its GGUF file. Return whether it differs from the one that transformers has read.
+
+    Raises:
+        RefusedError: the divisors are not those of Llama 3, or the model has no RoPE that can be scaled.
+    """
+    scaling, divisors = header.scaling, header.divisors
+    own = getattr(model.config, "rope_parameters", None) or {}
+    # Of several RoPEs, llama.cpp scales that of the layers with full attention.
+    plain = own.get("full_attention", own)
+    wanted = None
+    if divisors is not None:
+        pairs = torch.arange(len(divisors)) / len(divisors)
+        wanted = plain.get("rope_theta", 1.0) ** -pairs / divisors
+        if not scaling and _rotates_by(model, wanted):
+            return False
+        if scaling:
+            raise _unknown_scaling(f"both {scaling['rope_type']} and the tensor rope_freqs")
+        scaling = LLAMA3 | {"factor": float(divisors.max())}
+    if not scaling:
+        return False
+    if plain.get("rope_type", "default") != "default" or "rope_theta" not in plain:
+        raise _unknown_scaling(f"{scaling['rope_type']} for a {type(model).__name__}")
+    scaled = plain | scaling
+    set_rope(model, scaled if plain is own else own | {"full_attention": scaled})
+    if wanted is not None and not _rotates_by(model, wanted):
+        raise _unknown_scaling(f"{len(divisors)} divisors of at most {divisors.max():g} in the tensor rope_freqs")
+    return True
+
+
+def _rotates_by(model: Any, wanted: torch.Tensor) -> bool:
+    """Return whether a model has a RoPE with these frequencies."""
+    own = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq") and "original" not in name]
+    return any(one.shape == wanted.shape and torch.allclose(one, wanted, rtol=1e-4, atol=1e-12) for one in own)
