@@ -208,6 +208,19 @@ def test_of_gemma_3_only_the_layers_with_full_attention_are_scaled(
     torch.testing.assert_close(lm.model(ids).logits, model(ids).logits)
 
 
+def test_the_tokens_that_end_a_turn_stop_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+    model = tiny_model("llama", vocab_size=320, tie_word_embeddings=False)
+
+    def more(writer: Any) -> None:
+        writer.add_eot_token_id(9)
+        writer.add_eom_token_id(7)
+
+    write_gguf(tmp_path / "chat.gguf", model, tiny_tokenizer(), more=more)
+    lm = farspan.load(tmp_path / "chat.gguf")
+    assert lm.stop_tokens == lm.identity["gguf"]["stop_tokens"] == [lm.tokenizer.eos_token_id, 7, 9]
+
+
 def factors(writer: Any) -> None:
     writer.add_tensor("rope_factors_long.weight", np.ones(4, np.float32))
 
@@ -236,13 +249,19 @@ def test_another_scaling_of_rope_is_refused(
     assert not list((cache_folder() / "models").glob("*"))
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_a_folder_of_an_older_version_is_kept_unless_its_rope_is_scaled(
-    scaled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("more", "again"),
+    [
+        (scaling("none", 1.0), False),
+        (scaling("linear", 8.0), True),
+        (lambda writer: writer.add_eot_token_id(9), True),
+    ],
+)
+def test_a_folder_of_an_older_version_is_kept_if_it_lacks_nothing(
+    more: Callable[[Any], None], again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
     model = tiny_model("llama", vocab_size=320, tie_word_embeddings=False)
-    more = scaling("linear", 8.0) if scaled else scaling("none", 1.0)
     write_gguf(tmp_path / "tiny.gguf", model, tiny_tokenizer(), more=more)
     first = farspan.load(tmp_path / "tiny.gguf")
     (folder,) = (cache_folder() / "models").iterdir()
@@ -251,7 +270,7 @@ def test_a_folder_of_an_older_version_is_kept_unless_its_rope_is_scaled(
     before = (folder / "model.safetensors").stat().st_ino
     assert farspan.load(tmp_path / "tiny.gguf").identity == first.identity
     after = (folder / "model.safetensors").stat().st_ino
-    assert (before != after) == scaled
+    assert (before != after) == again
     assert farspan.load(tmp_path / "tiny.gguf").identity == first.identity
     assert (folder / "model.safetensors").stat().st_ino == after
 

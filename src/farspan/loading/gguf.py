@@ -33,7 +33,8 @@ from farspan.terminal import report
 from farspan.text import checksums
 
 ABOUT = "gguf.json"  # in the folder: the source of its weights
-VERSION = "version-2"  # an empty file in the folder; folders without it were converted without the scaling of RoPE
+VERSION = "version-2"  # an empty file in the folder; folders without it lack the scaling of RoPE and some stop tokens
+ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 # The parameters of YaRN: of GGUF, and of transformers.
 YARN = {
     "original_context_length": "original_max_position_embeddings",
@@ -53,6 +54,7 @@ class FileHeader:
     about: dict[str, Any]  # for the record of a model
     scaling: dict[str, Any]  # of RoPE, as `rope_parameters` of transformers; empty: none
     divisors: torch.Tensor | None  # of RoPE's frequencies
+    ends: set[int]  # tokens that end a turn or a message; transformers reads only the one that ends a text
 
 
 def is_gguf(place: str | Path) -> bool:
@@ -81,7 +83,7 @@ def converted(file: Path) -> Path:
             if (folder / VERSION).exists():
                 return folder
             header = _header(file)
-            if not header.scaling and header.divisors is None:
+            if not header.scaling and header.divisors is None and not header.ends:
                 (folder / VERSION).touch()
                 return folder
     header = header or _header(file)
@@ -101,6 +103,9 @@ def converted(file: Path) -> Path:
         ) from error
     if _scale(model, header):
         about["rope_parameters"] = model.config.rope_parameters
+    if header.ends:
+        eos = model.config.eos_token_id
+        about["stop_tokens"] = sorted({*(eos if isinstance(eos, list) else [eos]), *header.ends} - {None})
     # `save_pretrained` refuses a model that was quantised, so its weights move into one that never was
     config = model.config
     del config.quantization_config
@@ -108,6 +113,8 @@ def converted(file: Path) -> Path:
         plain = type(model)(config)
     plain.load_state_dict(model.state_dict(), assign=True)
     plain.tie_weights()
+    if header.ends:
+        plain.generation_config.eos_token_id = about["stop_tokens"]
     with built(folder, replace=True) as new:
         plain.save_pretrained(new)
         tokenizer.save_pretrained(new)
@@ -159,6 +166,7 @@ def _header(file: Path) -> FileHeader:
         fields = {key.removeprefix(f"{architecture}."): field for key, field in reader.fields.items()}
         rope = {key: field.contents() for key, field in fields.items() if key.startswith("rope.")}
         trained = fields["context_length"].contents() if "context_length" in fields else None
+        ends = {fields[key].contents() for key in ENDS if key in fields}
         divisors = None
         for tensor in reader.tensors:
             if "rope_freqs" in tensor.name:
@@ -172,7 +180,7 @@ def _header(file: Path) -> FileHeader:
         "num_weights": sum(int(tensor.n_elements) for tensor in reader.tensors),
         "tensors": dict(Counter(tensor.tensor_type.name for tensor in reader.tensors).most_common()),
     }
-    return FileHeader(about, _scaling(rope, trained), divisors)
+    return FileHeader(about, _scaling(rope, trained), divisors, ends)
 
 
 def _unknown_scaling(got: str) -> RefusedError:
