@@ -114,6 +114,8 @@ def test_an_adapter_holds_what_was_added_and_finds_its_base(tmp_path: Path) -> N
     assert tensors.keys() == {name for name, _ in model.added_parameters()}
     assert all(is_added(name) for name in tensors)
     again = cepe.from_pretrained(tmp_path / "adapter")
+    below = cepe.from_pretrained(tmp_path, subfolder="adapter").state_dict()
+    assert all(torch.equal(value, below[name]) for name, value in again.state_dict().items())
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
     moved = base.rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match=r"give base=, or correct cepe_base in config\.json"):

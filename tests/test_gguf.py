@@ -321,6 +321,12 @@ def test_a_file_is_named_with_its_folder(tiny: Any) -> None:
     assert lm.identity["fingerprint"] == farspan.load(path).identity["fingerprint"]
 
 
+def test_a_file_is_found_in_a_subfolder(tiny: Any) -> None:
+    path, _ = tiny()
+    lm = farspan.load(path.parent.parent, subfolder=path.parent.name, gguf=path.name)
+    assert lm.identity["fingerprint"] == farspan.load(path).identity["fingerprint"]
+
+
 def test_a_file_is_measured_like_any_model(tiny: Any, tmp_path: Path) -> None:
     four, _ = tiny("Q4_0", name="four.gguf")
     eight, _ = tiny("Q8_0", name="eight.gguf")

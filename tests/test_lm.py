@@ -510,6 +510,36 @@ def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:
         load(tmp_path, revision="main")
 
 
+@pytest.mark.parametrize("weights", [True, False])
+def test_config_tokenizer_and_weights_are_those_of_the_subfolder(
+    weights: bool, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    root, long = tiny_model(max_position_embeddings=64), tiny_model(max_position_embeddings=4096, num_hidden_layers=1)
+    root.save_pretrained(tmp_path)
+    long.save_pretrained(tmp_path / "long")
+    tokenizer.save_pretrained(tmp_path / "long")
+    lm = load(tmp_path, device="cpu", subfolder="long", weights=weights)
+    assert (lm.trained_length, lm.num_layers, len(lm.tokenizer)) == (4096, 1, len(tokenizer))
+    assert Load(options={"subfolder": "long"}).trained(str(tmp_path)) == 4096
+    with pytest.raises(ValueError, match=r"^folder '.*short' holds no model: it has no config.json"):
+        load(tmp_path, subfolder="short")
+
+
+def test_config_tokenizer_and_weights_are_found_in_the_same_cache(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    commit = "0123456789" * 4
+    snapshot = tmp_path / "models--org--tiny" / "snapshots" / commit
+    tiny_model().save_pretrained(snapshot / "long")
+    tokenizer.save_pretrained(snapshot / "long")
+    (tmp_path / "models--org--tiny" / "refs").mkdir()
+    (tmp_path / "models--org--tiny" / "refs" / "main").write_text(commit)
+    options = {"cache_dir": str(tmp_path), "subfolder": "long"}
+    lm = load("org/tiny", device="cpu", **options)
+    assert (lm.trained_length, len(lm.tokenizer)) == (512, len(tokenizer))
+    assert Load(options=options).trained("org/tiny") == 512
+
+
 def test_the_embedded_model_is_called_demo() -> None:
     lm = load("demo", device="cpu")
     assert (lm.name, lm.identity["name"], Load().trained("demo")) == ("demo", "demo", lm.trained_length)

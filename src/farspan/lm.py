@@ -16,7 +16,16 @@ from transformers import AutoModelForCausalLM
 from farspan import hf
 from farspan.files import expanded
 from farspan.lengths import LARGEST
-from farspan.loading import load_config, load_tokenizer, load_weights, own_loader, stored_dtype, without_weights
+from farspan.loading import (
+    LOCAL,
+    load_config,
+    load_tokenizer,
+    load_weights,
+    locating,
+    own_loader,
+    stored_dtype,
+    without_weights,
+)
 from farspan.loading.gguf import identity, is_gguf
 from farspan.loading.places import gguf_file, place_of
 from farspan.text.corpora import tokenizer_hash
@@ -179,7 +188,9 @@ def load(
         gguf: the GGUF file to load, of a folder or a hub id that holds several.
         weights: False: load only config and tokenizer, enough for plans; reading is refused. Chunked reading is then
             not checked, and the size of quantised weights is counted in the dtype.
-        hub: passed on to `from_pretrained`, such as device_map="auto", distributed_config, quantization_config.
+        hub: passed on to `from_pretrained`, such as device_map="auto", distributed_config, quantization_config. Options
+            that locate files (subfolder, token, cache_dir, local_files_only, proxies) also apply to config and
+            tokenizer.
 
     Raises:
         ValueError: no such model, not cached while offline, gated, no safetensors, no tokenizer, not a causal
@@ -189,10 +200,11 @@ def load(
     """
     name = str(model)
     if gguf is not None:
-        name = gguf_file(name, gguf, revision)
+        name = gguf_file(name, gguf, revision, **locating(hub))
         revision = None  # the file is already local
+        hub = {key: value for key, value in hub.items() if key not in LOCAL}
     _check_options(name, dtype, attention, trained_length, revision)
-    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code, **locating(hub)}
     placed = "device_map" in hub or "distributed_config" in hub
     if placed:
         _check_device_map(hub.get("device_map"))
@@ -206,13 +218,8 @@ def load(
         network = without_weights(name, config, dtype=kind, attention=attention, trust_remote_code=trust_remote_code)
         lm = wrap(network, load_tokenizer(name, **common), shown, trained_length=trained_length)
         return replace(lm, planned_device=place)
-    options: dict[str, Any] = {
-        "dtype": kind,
-        "attn_implementation": attention,
-        "allow_pickle": allow_pickle,
-        **common,
-        **hub,
-    }
+    own_options = {"dtype": kind, "attn_implementation": attention, "allow_pickle": allow_pickle}
+    options: dict[str, Any] = own_options | common | hub
     left_out: dict[str, int] = {}
     if (own := own_loader(config)) is not None:
         network = own(name, **options)
@@ -268,9 +275,10 @@ def trained_length_of(model: str | Path, **hub: Any) -> int | None:
         ValueError: no such config.
     """
     options = {key: hub[key] for key in ("revision", "trust_remote_code") if key in hub}
+    local = locating(hub)
     if (file := hub.get("gguf")) is not None:
-        model = gguf_file(model, file, options.pop("revision", None))
-    return _trained_length(load_config(model, **options))
+        model, local = gguf_file(model, file, options.pop("revision", None), **local), {}
+    return _trained_length(load_config(model, **options, **local))
 
 
 def _trained_length(config: Any) -> int | None:

@@ -19,7 +19,7 @@ from farspan.cepe import encoder as encoders
 from farspan.cepe import surgery
 from farspan.cepe.model import CepeModel, cepe_class
 from farspan.cepe.saving import ADAPTER, is_added, weights_hash
-from farspan.loading import load_config, load_tokenizer, load_weights
+from farspan.loading import load_config, load_tokenizer, load_weights, locating
 from farspan.loading.errors import RefusedError, explained
 from farspan.loading.places import place_of
 
@@ -59,7 +59,7 @@ def from_base(
             or states that decoder or encoder does not have, or tokenizers with different ids for a token.
     """
     if isinstance(base, str | Path):
-        tokenizer = tokenizer or _tokenizer(base, revision, trust_remote_code)
+        tokenizer = tokenizer or _tokenizer(base, revision, trust_remote_code, **locating(hub))
     if isinstance(encoder, str | Path):
         encoder_tokenizer = encoder_tokenizer or _tokenizer(encoder, None, trust_remote_code)
     if tokenizer is not None and encoder_tokenizer is not None:
@@ -103,7 +103,7 @@ def from_pretrained(
             `base` given for a whole CEPE model.
     """
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    config = load_config(path, **common)
+    config = load_config(path, **common, **locating(hub))
     if not fields.is_cepe(config):
         raise ValueError(f"{path} is not a CEPE model: its config.json has no do_cross_attention and encoder_config")
     with explained(path, "model", "config.json", None):
@@ -181,6 +181,8 @@ def _from_adapter(
     if base is None and made_for["name"] is None:
         raise ValueError(f"adapter {place} does not name its base: give base=")
     given, its_revision = (made_for["name"], made_for["revision"]) if base is None else (base, None)
+    local = locating(options)
+    options.pop("subfolder", None)  # the adapter's, not the base's
     try:
         base = _base(given, its_revision, dtype=dtype, **options)
     except ValueError as error:
@@ -193,7 +195,7 @@ def _from_adapter(
         its = made_for["name"] + (f" ({made_for['revision']})" if made_for["revision"] else "")
         raise ValueError(f"adapter {place} was made for {its}, not for {_name(base)}: their weights differ")
     with explained(place, "adapter", ADAPTER, None):
-        tensors = load_file(cached_file(place_of(place), ADAPTER, revision=revision))
+        tensors = load_file(cached_file(place_of(place), ADAPTER, revision=revision, **local))
     if getattr(config, "added_dtype", None) == "float32":
         dtype = torch.float32
     elif isinstance(dtype, str):
@@ -218,14 +220,16 @@ def _base(
     if isinstance(base, PreTrainedModel):
         return base
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    return load_weights(AutoModelForCausalLM, base, load_config(base, **common), dtype=dtype, **common, **options)[0]
+    config = load_config(base, **common, **locating(options))
+    return load_weights(AutoModelForCausalLM, base, config, dtype=dtype, **common, **options)[0]
 
 
 def _name(model: Any) -> str | None:
     return getattr(model.config, "_name_or_path", None) or None
 
 
-def _tokenizer(place: str | Path, revision: str | None, trust_remote_code: bool) -> Any:
-    if not any(Path(place_of(place)).glob("*token*")) and Path(place_of(place)).is_dir():
+def _tokenizer(place: str | Path, revision: str | None, trust_remote_code: bool, **local: Any) -> Any:
+    folder = Path(place_of(place), local.get("subfolder", ""))
+    if folder.is_dir() and not any(folder.glob("*token*")):
         return None  # a model can be saved without a tokenizer; `encode` refuses ids that the encoder does not have
-    return load_tokenizer(place, revision=revision, trust_remote_code=trust_remote_code)
+    return load_tokenizer(place, revision=revision, trust_remote_code=trust_remote_code, **local)

@@ -38,29 +38,47 @@ COMPUTED = re.compile(
 )
 
 
+def locating(options: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the options that locate files, for all parts of a model alike."""
+    return {key: options[key] for key in LOCAL if key in options}
+
+
 def load_config(
-    name: str | Path, *, what: str = "model", revision: str | None = None, trust_remote_code: bool | None = None
+    name: str | Path,
+    *,
+    what: str = "model",
+    revision: str | None = None,
+    trust_remote_code: bool | None = None,
+    **local: Any,
 ) -> Any:
     """Return the config of a model.
 
     Args:
         what: the noun for it in errors.
         trust_remote_code: None: False, and no option can allow it.
+        local: the options of `LOCAL`.
 
     Raises:
         ValueError: no such model, or a config that is damaged, impossible, unknown to transformers or needs code.
     """
     place = place_of(name)
-    if Path(place).is_dir() and not (Path(place) / "config.json").is_file():
-        raise ValueError(f"folder {str(name)!r} holds no {what}: it has no config.json. Give a folder that holds one")
+    folder = Path(place, local.get("subfolder", ""))
+    if Path(place).is_dir() and not (folder / "config.json").is_file():
+        shown = str(folder if "subfolder" in local else name)
+        raise ValueError(f"folder {shown!r} holds no {what}: it has no config.json. Give a folder that holds one")
     with explained(name, what, "config.json", trust_remote_code):
-        fields, _ = PreTrainedConfig.get_config_dict(place, revision=revision)
+        fields, _ = PreTrainedConfig.get_config_dict(place, revision=revision, **local)
         check_config(fields, bool(trust_remote_code))
-        return AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=bool(trust_remote_code))
+        return AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=bool(trust_remote_code), **local)
 
 
 def load_tokenizer(
-    name: str | Path, *, what: str = "model", revision: str | None = None, trust_remote_code: bool | None = None
+    name: str | Path,
+    *,
+    what: str = "model",
+    revision: str | None = None,
+    trust_remote_code: bool | None = None,
+    **local: Any,
 ) -> Any:
     """Return the tokenizer that comes with a model. The arguments are those of `load_config`.
 
@@ -69,7 +87,9 @@ def load_tokenizer(
     """
     place = place_of(name)
     with explained(name, what, "tokenizer", trust_remote_code):
-        return AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=bool(trust_remote_code))
+        return AutoTokenizer.from_pretrained(
+            place, revision=revision, trust_remote_code=bool(trust_remote_code), **local
+        )
 
 
 def own_loader(config: PreTrainedConfig) -> Callable[..., Any] | None:
@@ -157,7 +177,7 @@ def load_weights(
     place = place_of(name)
     if not allow_pickle:
         with explained(name, what, "index of weights", trust_remote_code):
-            refuse_pickles(place, config, {key: options[key] for key in LOCAL if key in options}, revision)
+            refuse_pickles(place, config, locating(options), revision)
     with explained(name, what, "config.json", trust_remote_code):
         try:
             with _transient_bars():
@@ -182,7 +202,7 @@ def load_weights(
         )
     if not getattr(config, "quantization_config", None):
         with explained(name, what, "weights", trust_remote_code):
-            refuse_integers(place, {key: options[key] for key in LOCAL if key in options}, revision)
+            refuse_integers(place, locating(options), revision)
     return model.eval(), _left_out(model, report["unexpected_keys"], name, what)
 
 

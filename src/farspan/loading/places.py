@@ -2,6 +2,7 @@
 
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from transformers.utils import cached_file
 
@@ -34,8 +35,11 @@ def place_of(name: str | Path) -> str:
     return str(folder) if folder.is_dir() else place
 
 
-def gguf_file(model: str | Path, file: str, revision: str | None) -> str:
+def gguf_file(model: str | Path, file: str, revision: str | None, **local: Any) -> str:
     """Return where a GGUF file of a folder or a hub id is stored; downloads it if it has to.
+
+    Args:
+        local: the options that locate files, `farspan.loading.LOCAL`.
 
     Raises:
         ValueError: the name of the file does not end with .gguf, or there is no such file.
@@ -44,9 +48,11 @@ def gguf_file(model: str | Path, file: str, revision: str | None) -> str:
         raise ValueError(f"gguf: got {file!r}, expected the name of a file that ends with .gguf (--gguf)")
     folder = expanded(folder_of(str(model)))
     if folder.is_dir():
+        folder /= local.get("subfolder", "")
         if not gguf.is_gguf(folder / file):
             others = ", ".join(sorted(path.name for path in folder.glob("*.gguf"))) or "none"
-            raise ValueError(f"folder {model} has no file {file!r}: its GGUF files are {others} (--gguf)")
+            shown = folder if "subfolder" in local else model
+            raise ValueError(f"folder {shown} has no file {file!r}: its GGUF files are {others} (--gguf)")
         return str(folder / file)
     with explained(model, "model", "GGUF file", None):
-        return str(cached_file(str(model), file, revision=revision))
+        return str(cached_file(str(model), file, revision=revision, **local))
