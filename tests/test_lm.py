@@ -272,13 +272,14 @@ def test_a_config_that_says_no_trained_length_gives_none(tokenizer: PreTrainedTo
     assert wrap(tiny_model("mamba"), tokenizer, "mamba").trained_length is None
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "opt"])
-def test_learned_positions_end(architecture: str, tokenizer: PreTrainedTokenizerFast) -> None:
+@pytest.mark.parametrize("architecture", ["gpt2", "opt", "openai-gpt", "gptj", "codegen", "ctrl", "mpt"])
+def test_positions_of_a_table_end(architecture: str, tokenizer: PreTrainedTokenizerFast) -> None:
     lm = wrap(tiny_model(architecture), tokenizer, architecture)
     assert lm.position_limit == 512
+    assert lm.trained_length == 512
     with torch.no_grad():
         assert lm.model(torch.ones(1, 512, dtype=torch.long)).logits.isfinite().all()
-        with pytest.raises(IndexError):
+        with pytest.raises((IndexError, RuntimeError)):
             lm.model(torch.ones(1, 513, dtype=torch.long))
 
 

@@ -123,6 +123,18 @@ def tiny_config(architecture: str, **changes: object) -> transformers.PreTrained
         case "gptj":
             config = transformers.GPTJConfig, {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
             config = config[0], config[1] | {"vocab_size": VOCABULARY, "n_positions": 512}
+        case "codegen":
+            config = transformers.CodeGenConfig, {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
+            config = config[0], config[1] | {"vocab_size": VOCABULARY, "n_positions": 512}
+        case "openai-gpt":
+            config = transformers.OpenAIGPTConfig, {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
+            config = config[0], config[1] | {"vocab_size": VOCABULARY}
+        case "ctrl":
+            config = transformers.CTRLConfig, {"n_embd": 32, "dff": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
+            config = config[0], config[1] | {"vocab_size": VOCABULARY}
+        case "mpt":  # ALiBi of limited length
+            config = transformers.MptConfig, {"d_model": 32, "n_layers": 2, "n_heads": 4}
+            config = config[0], config[1] | {"vocab_size": VOCABULARY, "max_seq_len": 512}
         case "falcon":
             config = transformers.FalconConfig, {k: v for k, v in common.items() if k != "num_key_value_heads"}
             config = config[0], config[1] | {"alibi": False, "multi_query": True}

@@ -53,7 +53,7 @@ class LM:
     name: str  # as the user gave it
     separator: Separator
     trained_length: int | None  # tokens; None if the config has none
-    position_limit: int | None  # tokens; the end of learned positions
+    position_limit: int | None  # tokens; the end of a table of positions
     identity: dict[str, Any]  # recorded in runs
     planned_device: torch.device | None = None  # where a model without weights would be; None: it has weights
 
@@ -283,7 +283,8 @@ def trained_length_of(model: str | Path, **hub: Any) -> int | None:
 
 def _trained_length(config: Any) -> int | None:
     config = config.get_text_config(decoder=True)
-    return getattr(config, "max_position_embeddings", None) or getattr(config, "context_length", None)
+    names = ("max_position_embeddings", "context_length", "max_seq_len")
+    return next((length for name in names if (length := getattr(config, name, None))), None)
 
 
 def choose_separator(tokenizer: Any) -> Separator:

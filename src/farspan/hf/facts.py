@@ -6,12 +6,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from farspan.hf.cache import tensors
 from farspan.hf.decoder import decoder_of
 
-POSITION_TABLES = ("wpe", "embed_positions", "position_embedding", "position_embeddings")
+# What decoders call their tables of positions: learned, or computed once for a fixed number of positions.
+POSITION_TABLES = ("wpe", "embed_positions", "position_embedding", "position_embeddings", "positions_embed")
+COMPUTED_TABLES = ("embed_positions", "pos_encoding")
 
 
 def input_device(model: Any) -> torch.device:
@@ -22,11 +24,17 @@ def input_device(model: Any) -> torch.device:
 
 
 def position_limit(model: Any) -> int | None:
-    """Return the longest text that a decoder with learned positions can read, in tokens; None if positions are
+    """Return the longest text that a decoder with a table of positions can read, in tokens; None if positions are
     unlimited. The positions of a vision tower or an encoder do not count."""
-    for name, module in decoder_of(model).named_modules():
+    decoder = decoder_of(model)
+    for name, module in decoder.named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES:
             return module.num_embeddings - int(getattr(module, "offset", 0))
+        for table in (getattr(module, name, None) for name in COMPUTED_TABLES):
+            if isinstance(table, Tensor):
+                return len(table)
+    if hasattr(decoder, "build_mpt_alibi_tensor"):  # MPT computes biases for this many keys, then takes a part of them
+        return int(decoder.config.max_seq_len)
     return None
 
 
