@@ -51,6 +51,7 @@ PROBE = "curve:protocol=probe,warmup={warmup},scored={scored}"
 FALL = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 11 / 16, 3 / 4, 13 / 16, 7 / 8, 15 / 16, 1, 3 / 2, 2)
 METHODS = (
     "full",
+    "rope:type=yarn,factor=2",
     "rope:type=yarn,factor=4",
     "sinks:window={window}",
     "replug:piece={quarter},tail={half}",
