@@ -379,6 +379,18 @@ def test_rope_that_turns_with_the_length_is_read_with_plain_forwards(tokenizer: 
     torch.testing.assert_close(scores.nats, nats, rtol=1e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_with_dynamic_rope_scores_do_not_depend_on_earlier_texts(architecture: str, tokenizer: Any) -> None:
+    scaling: dict[str, Any] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    if architecture == "gemma3":
+        scaling = {"full_attention": scaling, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+    dense = dense_reader(open_lm(architecture, tokenizer, rope_parameters=scaling, max_position_embeddings=64))
+    texts = [some_ids(1, length) for length in (40, 64, 65, 80, 200)]  # of 64 tokens, transformers keeps earlier state
+    ascending = [dense.read(text[:, :9]).score(text[:, 9:]).nats for text in texts]
+    for text, nats in reversed(list(zip(texts, ascending, strict=True))):
+        assert torch.equal(dense.read(text[:, :9]).score(text[:, 9:]).nats, nats)
+
+
 @pytest.mark.parametrize("how", ["full", "replug:weights=uniform"])
 def test_a_memory_whose_read_failed_halfway_refuses_to_be_used(
     how: str, lm: LM, monkeypatch: pytest.MonkeyPatch

@@ -32,8 +32,23 @@ def plain_hidden(
 ) -> tuple[Float[Tensor, "batch time hidden"], Any]:
     """Return the last hidden states of one forward over a whole text, and the decoder's output that holds them."""
     parameters = inspect.signature(model.forward).parameters
+    _reset_dynamic_rope(model)
     output = forward(model, ids, start, {"use_cache": False}, parameters)
     return output[0], output
+
+
+def _reset_dynamic_rope(model: Any) -> None:
+    """Give RoPE of type dynamic its frequencies for short texts: transformers keeps those of the longest text so far,
+    which would make scores depend on earlier texts."""
+    for module in decoder_of(model).modules():
+        kinds = getattr(module, "rope_type", None)
+        # a model with several RoPEs has one module, with a dictionary by type of layer
+        named = [(f"{layer}_", kind) for layer, kind in kinds.items()] if isinstance(kinds, dict) else [("", kinds)]
+        for prefix, kind in named:
+            if kind == "dynamic" and hasattr(module, f"{prefix}original_inv_freq"):
+                own = getattr(module, f"{prefix}original_inv_freq")
+                setattr(module, f"{prefix}inv_freq", own.to(getattr(module, f"{prefix}inv_freq").device))
+                setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
 def logits(
