@@ -5,6 +5,7 @@ Base models see the files, each followed by an empty line, and then `Question: .
 template see one user turn that begins with the files and ends with the question.
 """
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from torch import Tensor
 from farspan.lm import LM
 from farspan.loading.errors import BROKEN, one_line
 from farspan.reader import Memory, Reader
+from farspan.tasks.prompts import encoded
 from farspan.text.utf8 import read_text, refuse_surrogates
 
 PLAIN = "{context}Question: {question}\nAnswer:"
@@ -58,7 +60,7 @@ class Conversation:
         passages = [_ids(self.lm, text.rstrip() + BETWEEN) for text in texts]
         if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
             raise ValueError(f"context {empty[0]} is empty: leave it out, or give a file with text")
-        head = _ids(self.lm, before) if before else torch.tensor([self.lm.separator.ids])
+        head = torch.tensor([_of_template(self.lm, before)]) if before else torch.tensor([self.lm.separator.ids])
         reader.capacity = head.shape[1] + sum(passage.shape[1] for passage in passages)
         self.memory: Memory = reader.read(*passages, head=head)
 
@@ -94,7 +96,7 @@ class Conversation:
                     shown = text
 
         self.memory.generate(
-            _ids(self.lm, self._between + question.strip() + self._after),
+            _asked(self.lm, self._between, question.strip(), self._after),
             max_new_tokens,
             stop=self.lm.stop_tokens,
             on_token=stream,
@@ -195,4 +197,20 @@ def _bounded(most: int) -> Iterator[None]:
 
 
 def _ids(lm: LM, text: str) -> Tensor:
-    return torch.tensor([lm.tokenizer(text, add_special_tokens=False)["input_ids"]], dtype=torch.long)
+    return torch.from_numpy(encoded(lm.tokenizer, text))[None]
+
+
+def _of_template(lm: LM, text: str) -> list[int]:
+    return list(lm.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _asked(lm: LM, between: str, question: str, after: str) -> Tensor:
+    """Return the tokens of a question inside its template. Only the template can have special tokens: those named in a
+    question are text, or it could end the user's turn. The plain text around the question is tokenised with it."""
+    named = [re.escape(one.content) for one in lm.tokenizer.added_tokens_decoder.values() if one.special]
+    special = re.compile("|".join(sorted(named, key=len, reverse=True)) or r"(?!)")
+    begin = max((found.end() for found in special.finditer(between)), default=0)
+    found = special.search(after)
+    end = len(after) if found is None else found.start()
+    middle = encoded(lm.tokenizer, between[begin:] + question + after[:end]).tolist()
+    return torch.tensor([_of_template(lm, between[:begin]) + middle + _of_template(lm, after[end:])], dtype=torch.long)
