@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import BertConfig, BertLMHeadModel
 
 from farspan import hf, reader
 from farspan.lm import LM, wrap
@@ -104,7 +105,7 @@ def test_the_self_check_catches_a_fork_that_leaves_something_behind(
 
 def test_the_self_check_does_not_blame_the_head_for_rounding_that_depends_on_the_number_of_tokens(lm: LM) -> None:
     def rounded(module: Any, arguments: Any, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden * (1.0 if hidden.shape[1] == 16 else 1.5)
+        return hidden * (1.0 if hidden.shape[1] == 32 else 1.5)
 
     handle = lm.model.model.norm.register_forward_hook(rounded)
     try:
@@ -349,6 +350,15 @@ def test_a_head_that_differs_from_the_models_own_is_refused(lm: LM, monkeypatch:
     monkeypatch.setattr("farspan.hf.chunks.logits", lambda model, hidden, output: 2 * model.lm_head(hidden))
     with pytest.raises(ValueError, match="cannot be read yet"):
         self_check(lm)
+
+
+def test_a_model_whose_predictions_depend_on_later_tokens_is_refused(tokenizer: Any) -> None:
+    config = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    bert = BertConfig(**config, intermediate_size=64, initializer_range=0.3)
+    with pytest.raises(ValueError, match="tiny-bert: its predictions depend on later tokens: not a causal model"):
+        dense_reader(wrap(BertLMHeadModel(bert).eval(), tokenizer, "tiny-bert"))
+    bert.is_decoder = True
+    dense_reader(wrap(BertLMHeadModel(bert).eval(), tokenizer, "tiny-bert"))
 
 
 def test_the_position_limit_is_that_of_learned_positions_only() -> None:

@@ -35,6 +35,9 @@ def self_check(lm: Any) -> str | None:
     1e-3 of their spread; in lower precision 98 % of the likeliest tokens must agree and the mean KL divergence stay
     below 0.01 nats. In chunks, transformers 5.23 silently gives different logits for Mamba-1, FalconMamba, Jamba,
     RecurrentGemma and Bamba.
+
+    Raises:
+        ValueError: predictions that depend on later tokens, or an output head that cannot be run separately.
     """
     if scaling := length_dependent_rope(lm.model):
         return f"its RoPE scaling ({scaling}) turns with the length of the text, and cached keys do not follow"
@@ -45,18 +48,26 @@ def self_check(lm: Any) -> str | None:
     ids = torch.tensor([tokens[:length], tokens[:length][::-1]], device=lm.device)
     cut = length // 3
     with torch.no_grad():
-        few = ids[:, :16]
+        few = ids[:, :32]
         own = lm.model(input_ids=few, use_cache=False).logits.float()
         if bool(own.isnan().any()):
             return None  # the rows will have the status "nan" in any case
         head = _Difference()
-        # on the same 16 tokens: in bfloat16 a longer forward rounds differently, which is no fault of the head
+        # on the same few tokens: in bfloat16 a longer forward rounds differently, which is no fault of the head
         hidden, output = plain_hidden(lm.model, few)
         head.add(own, logits(lm.model, hidden, output).float().to(own.device))
         if problem := head.problem(lm.dtype):
             raise ValueError(
                 f"{lm.name}: the output head does not give the model's own logits when it is run separately; "
                 f"this architecture cannot be read yet ({problem})"
+            )
+        later = torch.cat([few[:, :16], few[:, 16:].flip(0)], 1)  # as many tokens, for the same rounding
+        causal = _Difference()
+        causal.add(own[:, :16], lm.model(input_ids=later, use_cache=False).logits[:, :16].float())
+        if problem := causal.problem(lm.dtype):
+            raise ValueError(
+                f"{lm.name}: its predictions depend on later tokens: not a causal model ({problem}). Give a model that "
+                "predicts each token from the tokens before it"
             )
         whole, output = plain_hidden(lm.model, ids)
         try:
