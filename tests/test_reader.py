@@ -389,6 +389,18 @@ def test_rope_that_turns_with_the_length_is_read_with_plain_forwards(tokenizer: 
     torch.testing.assert_close(scores.nats, nats, rtol=1e-4, atol=2e-4)
 
 
+def test_an_answer_that_learned_positions_have_no_room_for_is_refused_before_it_begins(tokenizer: Any) -> None:
+    memory = DenseReader(open_lm("gpt2", tokenizer)).read(some_ids(1, 500))
+    told: list[Tensor] = []
+    assert len(memory.generate(some_ids(1, 10), 3)[0]) == 3  # the last new token is never fed
+    numbers = "512 positions: got 500 tokens read, 10 to continue and max_new_tokens = 4, expected at most 513 together"
+    with pytest.raises(ValueError, match=f"{numbers}. Use max_new_tokens <= 3"):
+        memory.generate(some_ids(1, 10), 4, on_token=told.append)
+    with pytest.raises(ValueError, match="Give a shorter text"):
+        memory.generate(some_ids(1, 13), 1, on_token=told.append)
+    assert not told
+
+
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_with_dynamic_rope_scores_do_not_depend_on_earlier_texts(architecture: str, tokenizer: Any) -> None:
     scaling: dict[str, Any] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}

@@ -140,11 +140,19 @@ class BaseMemory(ABC):
             raise ValueError(f"{ids.shape[0]} rows cannot be scored on a memory of {self.batch}: give a multiple of it")
         return ids.reshape(ids.shape[0] // self.batch, self.batch, ids.shape[1])
 
-    def _to_continue(self, ids: Ids) -> Ids:
-        """Return the ids, one row for each row of the memory."""
+    def _to_continue(self, ids: Ids, max_new_tokens: int) -> Ids:
+        """Return the ids, one row for each row of the memory. Positions for all new tokens must be left."""
         groups = self._to_ask(ids)
         if len(groups) != 1:
             raise ValueError(f"generate continues {self.batch} rows; {len(ids)} were given")
+        limit, tokens = self.lm.position_limit, self.longest + ids.shape[1]
+        if limit is not None and tokens + max(max_new_tokens, 1) - 1 > limit:  # the last new token is never fed
+            most = limit - tokens + 1
+            raise ValueError(
+                f"{self.lm.name} has {limit:,} positions: got {self.longest:,} tokens read, {ids.shape[1]:,} to "
+                f"continue and max_new_tokens = {max_new_tokens:,}, expected at most {limit + 1:,} together. "
+                + (f"Use max_new_tokens <= {most:,}, or a shorter text" if most > 0 else "Give a shorter text")
+            )
         return groups[0]
 
     def _checked(self, ids: Ids, *, after: int) -> Ids:
@@ -225,7 +233,7 @@ class BaseMemory(ABC):
             NotFiniteError: logits from which no token can be chosen.
         """
         check_sampling(temperature, top_p)
-        ids = self._to_continue(ids)
+        ids = self._to_continue(ids, max_new_tokens)
         chosen: list[Tensor] = []
         with self._alone(), self.fork() as expect:
             logits = expect(ids)

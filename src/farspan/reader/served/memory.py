@@ -94,7 +94,7 @@ class ServedMemory(BaseMemory):
         """Return new tokens as `BaseMemory.generate`. `on_token` is called only after all tokens have arrived."""
         check_sampling(temperature, top_p)
         how = Sampling(max_new_tokens, min_new_tokens, tuple(stop), seed, temperature, top_p)
-        prompts = torch.cat([self.ids, self._to_continue(ids)], 1).tolist()
+        prompts = torch.cat([self.ids, self._to_continue(ids, max_new_tokens)], 1).tolist()
         rows = [self.transport.generate(prompt, how)[0] if max_new_tokens else [] for prompt in prompts]
         if on_token is not None:
             for tokens in zip_longest(*rows, fillvalue=-1):
