@@ -60,7 +60,8 @@ class Fake:
         if path == "/props" and self.engine == "llama-server":
             return 200, {"default_generation_settings": {"n_ctx": self.limit}}
         if path == "/get_server_info" and self.engine == "SGLang":
-            return 200, {"context_length": self.limit}
+            seeds = {"enable_deterministic_inference": self.faults.get("seeds", False)}
+            return 200, {"context_length": self.limit, **seeds}
         if path == "/tokenize" and self.engine in ("vLLM", "llama-server"):
             ids = self.lm.tokenizer(body.get("prompt") or body.get("content"), add_special_tokens=False)["input_ids"]
             return 200, {"tokens": [(id + self.faults.get("shift", 0)) % self.lm.vocabulary for id in ids]}
@@ -120,8 +121,12 @@ class Fake:
         tokens = list(prompt)
         most = body.get("max_tokens", body.get("n_predict", 1))
         stop = set(body.get("stop_token_ids", ()))
+        named = "repeat_penalty" if self.engine == "llama-server" else "repetition_penalty"
+        penalty = body.get(named, self.faults.get("penalty", 1.0))  # of a generation_config.json, unless sent
         while len(tokens) < len(prompt) + most:
-            tokens.append(int(self.logits(tokens)[-1].argmax()))
+            logits = self.logits(tokens)[-1].clone()
+            logits[list(set(tokens))] *= penalty  # log-probabilities are negative
+            tokens.append(int(logits.argmax()))
             if tokens[-1] in stop:
                 break
         return tokens[len(prompt) :]

@@ -389,6 +389,32 @@ def test_a_server_without_ids_of_new_tokens_is_asked_in_another_way(
     assert lm.identity["attention"] == ("prompt_logprobs" if engine == "vLLM" else "one_token")
 
 
+@pytest.mark.parametrize("engine", ["vLLM", "SGLang", "llama-server"])
+def test_the_sampling_defaults_of_a_server_change_no_answer(
+    engine: str, own: LM, folder: Path, ids: torch.Tensor
+) -> None:
+    with serving(Fake(engine, own, penalty=9.0)) as url:
+        memory = served(url, tokenizer=str(folder)).own_reader().read(ids[:, :40])
+        [there] = memory.generate(ids[:, 40:45], 12)
+        ranks = memory.score(ids[:, 40:]).rank
+    here = dense_reader(own).read(ids[:, :40])
+    [expected] = here.generate(ids[:, 40:45], 12)
+    assert there.tolist() == expected.tolist()
+    assert torch.equal(ranks == 0, here.score(ids[:, 40:]).rank == 0)
+
+
+def test_sglang_is_sent_a_seed_only_where_it_takes_one(own: LM, folder: Path, ids: torch.Tensor) -> None:
+    with serving(fake := Fake("SGLang", own, seeds=True)) as url:
+        memory = served(url, tokenizer=str(folder)).own_reader().read(ids[:, :40])
+        memory.generate(ids[:, 40:45], 2, seed=2**63 - 1, temperature=0.5)
+        assert fake.requests[-1][1]["sampling_params"]["sampling_seed"] == 2**31 - 1
+        fake.faults["seeds"] = False
+        with pytest.raises(ValueError, match="seeds unless it is started with --enable-deterministic-inference: got"):
+            memory.generate(ids[:, 40:45], 2, seed=7, temperature=0.5)
+        memory.generate(ids[:, 40:45], 2, seed=7)  # greedy
+        assert "sampling_seed" not in fake.requests[-1][1]["sampling_params"]
+
+
 @pytest.mark.parametrize("silent", [False, True])
 def test_tokens_from_the_cache_are_recorded_where_they_are_reported(
     silent: bool, own: LM, folder: Path, text: str, tmp_path: Path

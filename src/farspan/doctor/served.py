@@ -8,7 +8,7 @@ import torch
 from farspan.doctor.subject import Check, beginning
 from farspan.reader.served import ServedLM
 from farspan.reader.served.client import NotServedError, ServerError
-from farspan.reader.served.transports import Completions, Expected, Sampling, Transport
+from farspan.reader.served.transports import UNCHANGED, Completions, Expected, Sampling, Transport
 
 READ, SCORED = 160, 16  # tokens of the text, and tokens scored after it
 NOISE = 0.05  # nats; engines that batch differently round differently
@@ -111,7 +111,9 @@ class Server:
         subject = Server(self.lm, self.prefix, [*written, *self.target])
         ours = subject.ask()
         try:
-            other = subject.ask(Completions(self.lm.client, self.lm.transport.model, self.lm.tokenizer))
+            other = subject.ask(
+                Completions(self.lm.client, self.lm.transport.model, self.lm.tokenizer, sampling=UNCHANGED)
+            )
         except NotServedError as error:
             return None, "", "", str(error)
         both = [(a[1] == 0, b[1] == 0) for a, b in zip(ours, other, strict=True) if b[1] >= 0]

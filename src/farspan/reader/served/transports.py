@@ -25,6 +25,9 @@ PROBED = 8  # new tokens requested to check that their text identifies them
 TOKEN_ID = "token_id:"  # prefix of a token that vLLM names by its id
 UNREADABLE = "\ufffd"  # the text of an incomplete character
 CHAT = "/v1/chat/completions"
+# a server's own defaults, often from generation_config.json, would change greedy choices and the sampled distribution
+UNCHANGED = {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0}
+UNCHANGED_BY_LLAMA = {"repeat_penalty": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class PromptLogprobs:
         prompt = [*prefix, *target[: keep.stop]]
         first = len(prefix) + keep.start
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": TIES}
+        body |= UNCHANGED
         # a new salt avoids the cache: entries of cached tokens are not computed, and in some versions undefined
         answer = self.client.post("/v1/completions", body | {"cache_salt": uuid.uuid4().hex})
         found = _first(answer, "choices").get("prompt_logprobs")
@@ -106,6 +110,7 @@ class PromptLogprobs:
             "min_tokens": how.min_new_tokens,
             "stop_token_ids": list(how.stop),
             "return_token_ids": True,
+            **UNCHANGED,
             **how.named,
         }
         answer = self.client.post("/v1/completions", body)
@@ -142,7 +147,7 @@ class InputLogprobs:
         first = len(prefix) + keep.start
         body = {
             "input_ids": prompt,
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0, **UNCHANGED},
             "return_logprob": True,
             "logprob_start_len": first - 1,  # the first entry has no log-probability
             "top_logprobs_num": TIES,
@@ -170,10 +175,26 @@ class InputLogprobs:
             "stop_token_ids": list(how.stop),
             "temperature": how.temperature,
             "top_p": how.top_p,
+            **UNCHANGED,
         }
+        if how.temperature > 0.0 and how.seed is not None:
+            if not self._takes_seeds():
+                raise ValueError(
+                    f"SGLang ignores seeds unless it is started with --enable-deterministic-inference: got seed = "
+                    f"{how.seed} and temperature = {how.temperature:g}. Restart the server with this option, or use "
+                    "temperature 0"
+                )
+            settings["sampling_seed"] = how.seed % 2**31  # held as int32
         answer = self.client.post("/generate", {"input_ids": list(prompt), "sampling_params": settings})
         self._about(answer, len(prompt))
         return _before_stop(self.client, answer.get("output_ids"), how.stop), str(answer.get("text") or "")
+
+    def _takes_seeds(self) -> bool:
+        try:
+            about = self.client.get("/get_server_info")
+        except NotServedError:
+            return False
+        return isinstance(about, dict) and bool(about.get("enable_deterministic_inference"))
 
     def _about(self, answer: Any, sent: int) -> dict[str, Any]:
         about = answer.get("meta_info") if isinstance(answer, dict) else None
@@ -216,7 +237,7 @@ class LlamaServer:
         return _before_stop(self.client, answer["tokens"], how.stop), str(answer.get("content") or "")
 
     def _post(self, prompt: Sequence[int], more: dict[str, Any]) -> dict[str, Any]:
-        body = {"prompt": list(prompt), "cache_prompt": True, "return_tokens": True, **more}
+        body = {"prompt": list(prompt), "cache_prompt": True, "return_tokens": True, **UNCHANGED_BY_LLAMA, **more}
         answer = self.client.post("/completion", body)
         if not isinstance(answer, dict) or "tokens" not in answer:
             raise NotServedError(f"{self.client.base_url}/completion returns no tokens")
@@ -240,6 +261,7 @@ class Completions:
     tokenizer: Any
     concurrency: int = 8
     as_text: bool = False  # send prompts as text
+    sampling: dict[str, Any] = field(default_factory=dict)  # settings beyond the interface's own, of a known engine
     name: str = "one_token"
     engine: str = "completions"
     gives_nats: bool = False
@@ -306,7 +328,8 @@ class Completions:
         sent = self._prompt(prompt) if self.as_text else list(prompt)
         if sent is None:
             raise ServerError(f"{self.client.base_url} takes text only, and no text has these {len(prompt):,} tokens")
-        body = {"model": self.model, "prompt": sent, "max_tokens": how.max_new_tokens, **how.named, **(more or {})}
+        body = {"model": self.model, "prompt": sent, "max_tokens": how.max_new_tokens}
+        body |= self.sampling | how.named | (more or {})
         answer = self.client.post("/v1/completions", body)
         _counted(self.client, answer, len(prompt))
         read = (answer.get("usage") or {}).get("prompt_tokens", len(prompt))
