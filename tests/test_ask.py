@@ -186,6 +186,20 @@ def test_wrong_input_is_said(arguments: list[str], said: str, saved: Path, monke
     assert said in " ".join(result.stderr.split())
 
 
+@pytest.mark.parametrize("weights", ["bm25", "dense"])
+def test_weights_that_need_a_question_are_refused_before_files_are_read(weights: str, lm: LM) -> None:
+    how = f"replug:weights={weights}"
+    for texts, given in ((["a fox", "a dog"], how), (["the quick brown fox " * 9], f"{how},piece=32")):
+        with method(given).on(lm) as reader:
+            reader.on_read = lambda count: pytest.fail("it reads")
+            with pytest.raises(ValueError, match=r"passages without a tail. Use weights=uniform, or tail=TOKENS"):
+                Conversation(reader, texts)
+    with method(how).on(lm) as reader:  # one pass needs no weights
+        assert Conversation(reader, ["a fox"]).ask("who?", 2).num_seen > 0
+    with method("replug:weights=bm25,tail=4").on(lm) as reader:
+        assert Conversation(reader, ["a fox", "a lazy dog"]).ask("who?", 2).num_seen > 0
+
+
 def test_texts_are_read_whole(saved: Path) -> None:
     assert read_texts([saved / "a.txt"]) == ["the quick brown fox " * 20]
 

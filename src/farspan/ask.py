@@ -1,5 +1,5 @@
-"""Answer questions about files of any length: the files are read once, under any method, and each question is answered
-from the memory.
+"""Answer questions about files of any length: the files are read once, under a method, and each question is answered
+from the memory. Methods that need text after the files to read them (`replug:weights=bm25` without `tail`) are refused.
 
 Base models see the files, each followed by an empty line, and then `Question: ...` and `Answer:`. Models with a chat
 template see one user turn that begins with the files and ends with the question.
@@ -51,7 +51,8 @@ class Conversation:
         """Read the texts, in order, each as a passage of its own.
 
         Raises:
-            ValueError: no text, one without tokens, or more than the model or method can read.
+            ValueError: no text, one without tokens, more than the model or method can read, or a method that needs text
+                after the passages.
         """
         self.lm = reader.lm
         before, self._between, self._after = template(self.lm)
@@ -60,6 +61,7 @@ class Conversation:
         passages = [_ids(self.lm, text.rstrip() + BETWEEN) for text in texts]
         if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
             raise ValueError(f"context {empty[0]} is empty: leave it out, or give a file with text")
+        reader.check_answers(passages)  # before they are read, which can take long
         head = torch.tensor([_of_template(self.lm, before)]) if before else torch.tensor([self.lm.separator.ids])
         reader.capacity = head.shape[1] + sum(passage.shape[1] for passage in passages)
         self.memory: Memory = reader.read(*passages, head=head)

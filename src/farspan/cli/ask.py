@@ -33,7 +33,7 @@ def ask(
     plan: Annotated[bool, option(RUN, "Print tokens and memory of the context, and stop.", "--plan")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Answer a question about files of any length, read under any method."""
+    """Answer a question about files of any length, read under a method."""
     with one_line_errors():
         from dataclasses import asdict
 

@@ -87,6 +87,21 @@ class MixtureReader(OuterReader):
     def inner_capacity(self, num_tokens: int) -> int:
         return num_tokens if self.how.piece is None else 0  # a piece needs only a part of it
 
+    def check_answers(self, passages: Sequence[Ids]) -> None:
+        if self.how.weights != "uniform" and not self.how.tail and (count := len(self._cut(passages))) > 1:
+            raise ValueError(
+                f"{self.how} compares passages with the text read after them, and here no text follows: got {count} "
+                "passages without a tail. Use weights=uniform, or tail=TOKENS to put the end of the last text after "
+                "every passage"
+            )
+
+    def _cut(self, passages: Sequence[Ids]) -> list[Ids]:
+        """Return what each pass reads of these passages."""
+        parts = list(passages)
+        if self.how.piece is not None:
+            parts = [piece for part in parts for piece in pieces(part, self.how.piece)]
+        return [part for part in parts if part.shape[1]] or parts[:1]
+
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory:
         """Read each passage (or piece) in a pass of its own, `head` first in each.
 
@@ -101,9 +116,7 @@ class MixtureReader(OuterReader):
             whole = parts.pop()
             cut = max(0, whole.shape[1] - self.how.tail)
             parts, tail = [*parts, whole[:, :cut]], whole[:, cut:]
-        if self.how.piece is not None:
-            parts = [piece for part in parts for piece in pieces(part, self.how.piece)]
-        parts = [part for part in parts if part.shape[1]] or parts[:1]
+        parts = self._cut(parts)
         passes = [self.inner.read(part, head=head) for part in parts] or [self.inner.read(head=head)]
         memory = MixtureMemory(self, passes, parts, weights)
         if tail is not None:

@@ -4,7 +4,7 @@ memory = reader.read(ids)         # once
 memory.score(more)                # any number of times: the memory does not change
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -91,6 +91,10 @@ class Reader(Protocol):
         """Return the bytes for reading rows of up to `num_tokens`, by purpose, including the model's `weights` but no
         logits; None: the keys that `Method.kept` counts are the best estimate."""
         return None
+
+    def check_answers(self, passages: Sequence[Ids]) -> None:
+        """Raise ValueError if a memory of these passages cannot generate before more text is read."""
+        return
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> Memory: ...
 
