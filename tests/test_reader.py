@@ -14,6 +14,7 @@ from farspan.lm import LM, wrap
 from farspan.methods import method
 from farspan.reader import CachedMemory, DenseReader, NotFiniteError, PlainMemory, dense_reader, self_check
 
+from cepe_models import tiny_cepe
 from naive import naive_greedy
 from tiny import VOCABULARY, tiny_model
 
@@ -292,6 +293,11 @@ def test_padding_is_refused_in_what_is_read(lm: LM) -> None:
         DenseReader(lm).read(torch.tensor([[5, -1]]))
 
 
+def test_padding_is_refused_in_what_is_continued(lm: LM) -> None:
+    with pytest.raises(ValueError, match="generate continues rows without padding"):
+        DenseReader(lm).read(some_ids(1, 4)).generate(torch.tensor([[5, -1]]), 2)
+
+
 def test_the_end_of_learned_positions_is_an_error_that_names_it(tokenizer: Any) -> None:
     memory = DenseReader(open_lm("gpt2", tokenizer)).read(some_ids(1, 500))
     memory.score(some_ids(1, 13))  # the last token is asked for, never fed
@@ -551,3 +557,32 @@ def test_a_reader_of_another_method_is_refused_while_one_is_on(lm: LM) -> None:
 def test_settings_that_no_token_can_be_sampled_with_are_refused(how: dict[str, float], message: str, lm: LM) -> None:
     with pytest.raises(ValueError, match=message):
         dense_reader(lm).read(some_ids(1, 4)).generate(some_ids(1, 3), 2, **how)
+
+
+@pytest.mark.parametrize("how", ["full", "cepe", "replug:piece=3,tail=2"])
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([[5, 7, VOCABULARY]], rf"ids: got {VOCABULARY}, expected ids below {VOCABULARY}, the vocabulary of tiny"),
+        ([], r"ids: got 0 rows, expected at least 1"),
+        ([[5, -1, 6, 7]], r"ids: got padding \(-1\) before a token of its row"),
+    ],
+)
+def test_ids_that_are_no_rows_of_tokens_are_refused(
+    ids: list[list[int]], message: str, how: str, tokenizer: Any
+) -> None:
+    model = tiny_cepe() if how == "cepe" else tiny_model("llama")
+    given = torch.tensor(ids, dtype=torch.long).reshape(len(ids), len(ids[0]) if ids else 4)
+    with method(how).on(wrap(model, tokenizer, "tiny")) as reader:
+        memory = reader.read(some_ids(1, 8))
+        reads = () if -1 in given else (reader.read, memory.read)  # which take no padding at all
+        for call in (*reads, memory.score, lambda ids: memory.generate(ids, 2)):
+            with pytest.raises(ValueError, match=message):
+                call(given)
+        assert memory.score(torch.tensor([[5, 6, -1, -1]])).nats.isnan().sum() == 2
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
+def test_seeds_that_torch_does_not_take_are_refused(seed: int, lm: LM) -> None:
+    with pytest.raises(ValueError, match=rf"seed: got {seed}, expected a number from -2\*\*63 to 2\*\*64 - 1"):
+        dense_reader(lm).read(some_ids(1, 4)).generate(some_ids(1, 3), 2, seed=seed)

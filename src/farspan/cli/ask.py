@@ -48,7 +48,7 @@ def ask(
             raise ValueError("no question was given: write it after the model, or use --interactive")
         if question is not None:
             refuse_empty(question)  # before the files are read
-        check_sampling(temperature, top_p)
+        check_sampling(temperature, top_p, seed)
         how, texts = parsed(method), read_texts(context or [])
         loader = loading.loader()
         console, lm = err if as_json else Terminal(), loader(model, weights=not plan)

@@ -42,6 +42,7 @@ from farspan.cepe.order import ORDERS, ContextOrder
 from farspan.lm import LM
 from farspan.methods.base import Method
 from farspan.reader import BaseMemory, Head, Ids, Memory, OuterReader, Reader, dense_reader
+from farspan.reader.checks import check_ids
 from farspan.specs import check_known
 
 CHUNK = 256  # tokens; as the published models were trained
@@ -287,6 +288,7 @@ class CepeMemory(BaseMemory):
             self.batch, self.num_seen = ids.shape[0], self.num_seen + ids.shape[1]
 
     def _checked(self, ids: Ids, *, after: int) -> Ids:
+        check_ids(self.lm, ids)
         super()._checked(ids[..., :1], after=0)  # only tokens in the decoder have positions
         return ids.to(self.lm.device)
 

@@ -90,7 +90,7 @@ def joined(parts: list[Scores], ids: Tensor) -> Scores:
     return Scores(torch.cat([p.nats for p in parts], 1), torch.cat([p.rank for p in parts], 1))
 
 
-def check_sampling(temperature: float, top_p: float) -> None:
+def check_sampling(temperature: float, top_p: float, seed: int | None = None) -> None:
     """Raise ValueError unless tokens can be sampled with these values."""
     if not (temperature == 0.0 or LOWEST_TEMPERATURE <= temperature < math.inf):
         raise ValueError(
@@ -99,6 +99,8 @@ def check_sampling(temperature: float, top_p: float) -> None:
         )
     if not 0.0 < top_p <= 1.0:
         raise ValueError(f"top_p: got {top_p:g}, expected a share of the probability, above 0 and at most 1")
+    if seed is not None and not -(2**63) <= seed < 2**64:  # what torch takes
+        raise ValueError(f"seed: got {seed}, expected a number from -2**63 to 2**64 - 1. Give a smaller one")
 
 
 def next_token(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from farspan import hf
 from farspan.hf.chunks import can_branch
 from farspan.lm import LM
+from farspan.reader.checks import check_ids, check_new_tokens, check_positions
 from farspan.reader.logits import Head, NotFiniteError, Scores, check_sampling, head_of, joined, next_token, scored
 
 Ids = Int[Tensor, "batch _"]  # rows of one length (`_`: any); -1 marks right padding, if a method allows it
@@ -145,14 +146,9 @@ class BaseMemory(ABC):
         groups = self._to_ask(ids)
         if len(groups) != 1:
             raise ValueError(f"generate continues {self.batch} rows; {len(ids)} were given")
-        limit, tokens = self.lm.position_limit, self.longest + ids.shape[1]
-        if limit is not None and tokens + max(max_new_tokens, 1) - 1 > limit:  # the last new token is never fed
-            most = limit - tokens + 1
-            raise ValueError(
-                f"{self.lm.name} has {limit:,} positions: got {self.longest:,} tokens read, {ids.shape[1]:,} to "
-                f"continue and max_new_tokens = {max_new_tokens:,}, expected at most {limit + 1:,} together. "
-                + (f"Use max_new_tokens <= {most:,}, or a shorter text" if most > 0 else "Give a shorter text")
-            )
+        if bool((ids < 0).any()):
+            raise ValueError("generate continues rows without padding (-1): give rows of one length")
+        check_new_tokens(self.lm, self.longest, ids.shape[1], max_new_tokens)
         return groups[0]
 
     def _checked(self, ids: Ids, *, after: int) -> Ids:
@@ -162,14 +158,8 @@ class BaseMemory(ABC):
             self.scope.check()
         if self.broken:
             raise ValueError("an earlier read of this memory failed halfway: read the text again into a new memory")
-        if ids.dim() != 2 or ids.dtype != torch.long:
-            raise ValueError(f"ids must be int64 of shape [batch, time], not {ids.dtype} {tuple(ids.shape)}")
-        limit = self.lm.position_limit
-        if limit is not None and after + ids.shape[1] > limit:
-            tokens = after + ids.shape[1]
-            raise ValueError(
-                f"{self.lm.name} has {limit:,} positions; {tokens:,} tokens do not fit. Give a shorter text"
-            )
+        check_ids(self.lm, ids)
+        check_positions(self.lm, after + ids.shape[1])
         return ids.to(self.lm.device)
 
     @abstractmethod
@@ -228,11 +218,11 @@ class BaseMemory(ABC):
         change; `on_token` is called with each step's tokens [batch], -1 in finished rows.
 
         Raises:
-            ValueError: an empty memory, another number of rows than its own, too many tokens, or a temperature or
-                top_p out of range.
+            ValueError: an empty memory, another number of rows than its own, too many tokens, or a temperature, top_p
+                or seed out of range.
             NotFiniteError: logits from which no token can be chosen.
         """
-        check_sampling(temperature, top_p)
+        check_sampling(temperature, top_p, seed)
         ids = self._to_continue(ids, max_new_tokens)
         chosen: list[Tensor] = []
         with self._alone(), self.fork() as expect:

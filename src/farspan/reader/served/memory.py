@@ -92,7 +92,7 @@ class ServedMemory(BaseMemory):
         top_p: float = 1.0,
     ) -> list[Tensor]:
         """Return new tokens as `BaseMemory.generate`. `on_token` is called only after all tokens have arrived."""
-        check_sampling(temperature, top_p)
+        check_sampling(temperature, top_p, seed)
         how = Sampling(max_new_tokens, min_new_tokens, tuple(stop), seed, temperature, top_p)
         prompts = torch.cat([self.ids, self._to_continue(ids, max_new_tokens)], 1).tolist()
         rows = [self.transport.generate(prompt, how)[0] if max_new_tokens else [] for prompt in prompts]
