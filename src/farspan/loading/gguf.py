@@ -239,7 +239,7 @@ def _scale(model: Any, header: FileHeader) -> bool:
     scaled = plain | scaling
     set_rope(model, scaled if plain is own else own | {"full_attention": scaled})
     if wanted is not None and not _rotates_by(model, wanted):
-        raise _unknown_scaling(f"{len(divisors)} divisors of at most {divisors.max():g} in the tensor rope_freqs")
+        raise _unknown_scaling(f"{len(wanted)} divisors of at most {scaling['factor']:g} in the tensor rope_freqs")
     return True
 
 
