@@ -147,7 +147,7 @@ def quality_by_method(part: str) -> Callable[[str], str]:
 def written(cell: Cell) -> str:
     """Return the mean of a cell with its interval, marked where it is better or worse than the first line's."""
     if cell.value is None:
-        return cell.failed
+        return cell.failed or MISSING
     digits = 1 if cell.value >= 10 else 3 if cell.value < 1 else 2
     text = f"{cell.value:.{digits}f}"
     if cell.low is not None and cell.high is not None:
@@ -305,12 +305,32 @@ def recall_map(model: str) -> str:
     return by_length("depth", lines)
 
 
+def rope_gains(model: str) -> dict[str, dict[int, tuple[float, float, float]]]:
+    """Return, by RoPE and length, how much more is copied beyond what is guessed than by the model as it is, text by
+    text: mean, low, high."""
+    first, *others = curves(model, "rope")
+    found = {}
+    for one in others:
+        more = one.curve.copy - one.curve.control - (first.curve.copy - first.curve.control)
+        ends = np.stack([measured_mean(more), *interval(more)], 1)
+        found[label(one)] = dict(zip(one.curve.lengths.tolist(), map(tuple, ends.tolist()), strict=True))
+    return found
+
+
+def rope_gaps(model: str) -> str:
+    """Return the table of `rope_gains`."""
+    lines = {name: {n: signed(*gain) for n, gain in line.items()} for name, line in rope_gains(model).items()}
+    return by_length("copied beyond guessing, more than as it is", lines)
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "curve": curve_points,
     "weights": curve_by_member("weights"),
     "weights-lengths": lengths_by_member("weights"),
     "methods": curve_by_member("methods"),
     "methods-lengths": lengths_by_member("methods"),
+    "rope": curve_by_member("rope"),
+    "rope-gaps": rope_gaps,
     "encoded-curve": curve_by_member("encoded-curve"),
     "costs": costs,
     "nats": nats_differences,
@@ -369,6 +389,7 @@ def claims() -> dict[str, bool]:
     methods = {label(one): one for one in curves(smollm2, "methods")}
     encoded = {label(one): one for one in curves(smollm2, "encoded-curve")}
     (span,) = (d for d in differences(methods[PLAIN].curve, methods["SMT"].curve) if d.name == "span")
+    rope = rope_gains(smollm2)
     lost, kept = depths.everywhere.memory_index[-1, :2].tolist()  # at depths 0 and 0.25
     (attention_of,) = attention_series(recorded(smollm2, "attention")[1])
     heaviest = [at.as_data() for at in attention_of.at]
@@ -379,6 +400,12 @@ def claims() -> dict[str, bool]:
         "SmolLM2: the control on books is the same at 512 and 8,192 tokens": _change_of_control(natural, 512, 8192),
         "SmolLM2: in 7,680 tokens the beginning is lost and a quarter further on is not": lost < 0.1 < 0.5 < kept,
         "SmolLM2: 6,144 tokens are copied in a context beyond the window": _gap(nested, 6144)[0] > 0.1,
+        "SmolLM2: at 7,680 tokens YaRN by 2 copies at least 0.3 more than the model as it is, and NTK by 2 0.2": all(
+            rope[f"`rope:type={how},factor=2`"][7680][1] > least for how, least in (("yarn", 0.3), ("ntk", 0.2))
+        ),
+        "SmolLM2: at 4,096 tokens both copy less than the model as it is": all(
+            rope[f"`rope:type={how},factor=2`"][4096][2] < 0 for how in ("yarn", "ntk")
+        ),
         "SmolLM2: 256 keys cost less than 0.09 nats up to 2,048 tokens": bool(
             np.all(topk_cost(smollm2, 256)[2] < 0.09)
         ),

@@ -506,6 +506,16 @@ def test_attention_of_weights_that_are_not_finite_is_refused_with_the_reason(lm:
         hf.attention_layers(lm.model, name="watching attention")
 
 
+def test_a_model_of_the_hub_records_its_commit(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    commit, repository = "a1" * 20, tmp_path / "models--org--tiny"
+    for part in (tiny_model(), tokenizer):
+        part.save_pretrained(repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    assert load("org/tiny", cache_dir=str(tmp_path)).identity["revision"] == commit
+    assert load(repository / "snapshots" / commit).identity["revision"] == commit
+
+
 def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a folder has no revisions: got revision 'main' for the folder"):
         load(tmp_path, revision="main")

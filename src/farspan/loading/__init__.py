@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers.utils import cached_file, extract_commit_hash
 from transformers.utils import logging as transformers_logging
 
 from farspan.loading.errors import RefusedError, explained, one_line
@@ -51,7 +52,7 @@ def load_config(
     trust_remote_code: bool | None = None,
     **local: Any,
 ) -> Any:
-    """Return the config of a model.
+    """Return the config of a model, with the commit of the hub that it is from, if any.
 
     Args:
         what: the noun for it in errors.
@@ -69,7 +70,13 @@ def load_config(
     with explained(name, what, "config.json", trust_remote_code):
         fields, _ = PreTrainedConfig.get_config_dict(place, revision=revision, **local)
         check_config(fields, bool(trust_remote_code))
-        return AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=bool(trust_remote_code), **local)
+        config = AutoConfig.from_pretrained(
+            place, revision=revision, trust_remote_code=bool(trust_remote_code), **local
+        )
+        if getattr(config, "_commit_hash", None) is None:  # transformers 5.23 does not set it
+            file = cached_file(place, "config.json", revision=revision, **local)
+            config._commit_hash = extract_commit_hash(file, None)
+        return config
 
 
 def load_tokenizer(
