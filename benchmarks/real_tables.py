@@ -185,6 +185,12 @@ def nats_differences(model: str) -> str:
     yarn, sinks = "rope:type=yarn,factor=4", "sinks:window=8188,sinks=4"
     pairs = [
         *((("full", 8192), ("full", 2048)), (("full", 16384), ("full", 8192)), ((sinks, 32768), ("full", 8192))),
+        *((("lambda_mask:window=8192,sinks=10", 32768), ("full", 8192)), (("dca", 16384), ("full", 8192))),
+        *(
+            (("selfextend:group=8,window=2048", 16384), ("full", 8192)),
+            (("rope:type=ntk,factor=4", 16384), ("full", 8192)),
+        ),
+        *((("rope:type=yarn,factor=2", n), ("full", 8192)) for n in (8192, 16384)),
         *(((yarn, n), ("full", 8192)) for n in (8192, 16384, 32768)),
         *((("SMT", n), (yarn, n)) for n in (8192, 16384, 32768)),
         *((("SMT", n), ("full", 8192)) for n in (8192, 16384, 32768)),
@@ -364,8 +370,9 @@ def draw() -> Iterator[Path]:
         name = "real_" + short.lower().replace(" ", "_")
         if members := curves(model, "natural", "shuffled", "python"):
             yield _png(draw_curves(members, PICTURES, f"Forgetting curves of {short}", name))
-        if members := curves(model, "methods"):
-            yield _png(draw_curves(members, PICTURES, f"Forgetting curves of {short} by method", f"{name}_methods"))
+        for part, by in (("methods", "method"), ("rope", "RoPE")):
+            if members := curves(model, part):
+                yield _png(draw_curves(members, PICTURES, f"Forgetting curves of {short} by {by}", f"{name}_{part}"))
         for one in curves(model, "depths"):
             yield _png(draw_figure(map_figure(one, f"Memory index of {short}"), PICTURES, f"{name}_map"))
         if recorded(model, "topk")[1]:
