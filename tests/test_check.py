@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,26 @@ def test_a_damaged_model_is_worse_and_has_its_own_exit_code(baseline: Path, dama
     assert found["verdict"] == "worse"
     assert all(one["verdict"] == "worse" for one in found["changes"] if one["kind"] == "perplexity")
     assert "verdict: worse" in done.stderr
+
+
+def test_a_folder_of_several_checks_compares_the_model_that_was_named(
+    baseline: Path, damaged: Path, tmp_path: Path
+) -> None:
+    verdicts = []
+    for model in ("demo", damaged, "demo"):
+        done = farspan("check", baseline, model, "--out", tmp_path / "run", "--json", *CPU)
+        verdicts.append((done.exit_code, last_line(done)["verdict"]))
+    assert verdicts == [(0, "equal"), (3, "worse"), (0, "equal")]
+
+
+def test_failed_rows_of_another_model_in_the_folder_do_not_count(baseline: Path, damaged: Path, tmp_path: Path) -> None:
+    common = ("check", baseline, "--out", tmp_path / "run", "--json", *CPU)
+    farspan(*common, damaged)
+    with (tmp_path / "run" / "rows.jsonl").open("a") as rows:
+        for row in read_rows(tmp_path / "run"):
+            rows.write(json.dumps(asdict(replace(row, status="oom", reason="no memory", scores={}))) + "\n")
+    done = farspan(*common, "demo")
+    assert (done.exit_code, last_line(done)["failed_rows"]) == (0, 0), done.output
 
 
 def test_the_mended_model_is_better(damaged: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def check(
         from farspan.record import read_header
         from farspan.report.changes import compare, print_changes
         from farspan.report.progress import Display
-        from farspan.report.runs import Source
+        from farspan.report.runs import Source, of_model
         from farspan.report.terminal import failed_rows
 
         before = read_baseline(baseline, baseline_model)
@@ -74,10 +74,11 @@ def check(
             watch = Watch(display.start, display.row, display.notice)
             loader = loading.loader()
             measured = measure_again(before, model, loader=loader, out=out, batch=batch, chunk=chunk, watch=watch)
-        now = Source.of(measured.folder.name, measured.folder, read_header(measured.folder), measured.rows)
+        every = Source.of(measured.folder.name, measured.folder, read_header(measured.folder), measured.rows)
+        now = of_model(every, loader(model, weights=False).name)  # --out may hold other models that were checked
         found = compare(before, now, tolerances)
         print_changes(found, console)
-        num_failed, line = failed_rows(measured.rows)
+        num_failed, line = failed_rows(now.rows)
         if line:
             err.print_line(line, style="red")
         console.print_line(f"verdict: {found.verdict}", style="bold red" if found.verdict == "worse" else "bold")
