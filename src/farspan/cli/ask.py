@@ -42,6 +42,11 @@ def ask(
         from farspan.reader import check_sampling
 
         if loading.base_url is not None and model is not None:
+            if question is not None:
+                raise ValueError(
+                    f"two models: got {model!r} and --base-url, expected one. Give the question as the only argument "
+                    "after --base-url URL, or leave out --base-url"
+                )
             model, question = None, model  # the only argument is the question
         (model,) = loading.models([model] if model else None)
         if question is None and not interactive and not plan:
