@@ -390,6 +390,23 @@ def test_a_trainer_without_a_tokenizer_is_refused(trainer: Start, curves: Any, t
     trainer(curves(tokenizer), processing_class=None, steps=1).train()
 
 
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_second_callback_of_a_class_is_refused(trainer: Start, curves: Any, tmp_path: Path, attached: bool) -> None:
+    """It would find the values of the first in the log history, and never measure."""
+    training = trainer(curves(out=tmp_path / "first"))
+    second = curves(out=tmp_path / "second")
+    second.attach(training) if attached else training.add_callback(second)
+    with pytest.raises(ValueError, match="several CurveCallback in one Trainer: expected one"):
+        training.train()
+
+
+def test_a_trainer_trains_twice_with_one_callback(trainer: Start, curves: Any) -> None:
+    training = trainer(curves(), steps=2)
+    for _ in range(2):
+        training.train()
+        assert list(logged(training.state.log_history, "farspan/span")) == [2]
+
+
 def test_a_number_of_steps_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="every = 0: expected a number of steps, at least 1"):
         CurveCallback(every=0)

@@ -69,7 +69,7 @@ class MeasuringCallback(TrainerCallback, ABC):
 
     Add it to a Trainer with `attach`. Given to the Trainer as `callbacks=[...]` it measures as well, but the values are
     then only in the log history and the run folder: transformers gives a callback no access to the other callbacks,
-    such as those of `report_to`.
+    such as those of `report_to`. A Trainer takes one callback of each class.
 
     Args:
         tokenizer: default the Trainer's `processing_class`.
@@ -124,6 +124,13 @@ class MeasuringCallback(TrainerCallback, ABC):
         """Return the values to log for a step that was measured, by name; empty if the measurement failed."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # each training has a new state, the only object that all callbacks see
+        if vars(state).setdefault(f"farspan/{self.seconds}", self) is not self:
+            name = type(self).__name__
+            raise ValueError(
+                f"several {name} in one Trainer: expected one, since they log the same names. Keep one, and measure "
+                "saved checkpoints on other texts or lengths with `farspan curve` or `farspan perplexity`"
+            )
         model = _unwrapped(kwargs["model"])
         if not state.is_world_process_zero:
             return
@@ -232,8 +239,8 @@ class CurveCallback(MeasuringCallback):
         protocol: default `nested`, or `probe` if the longest text has more than 8,192 tokens.
 
     Raises, when the training begins:
-        ValueError: no tokenizer, `tokens` too few, texts that cannot be read, sharded parameters, a training resumed
-            with other settings, or a folder that holds something else.
+        ValueError: no tokenizer, a second callback of this class, `tokens` too few, texts that cannot be read, sharded
+            parameters, a training resumed with other settings, or a folder that holds something else.
     """
 
     name, seconds = "farspan", "seconds"
