@@ -239,6 +239,14 @@ def test_a_lost_memory_is_worse(baseline: Path) -> None:
     assert found["span"].now == pytest.approx(0)
 
 
+def test_the_depths_of_a_text_are_one_pair(tmp_path: Path) -> None:
+    task = "recall:points=4,warmup=4,scored=8"
+    library.measure("demo", "full", task, **MEASURED, lengths=64, repeats=5, out=tmp_path / "run")
+    before = read_baseline(tmp_path / "run")
+    (found,) = compare(before, before).changes
+    assert (len(before.rows), found.kind, found.pairs) == (20, "score", 5)
+
+
 def with_costs(seconds: tuple[float, ...], kept: int) -> list[Row]:
     names = tuple(COSTS)
     scores = [dict(zip(names, (one, 32 / one, kept), strict=True)) for one in seconds]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ttest_rel
+from scipy.stats import ttest_1samp, ttest_rel
 from typer.testing import CliRunner
 
 from farspan.cli import app
@@ -168,6 +168,40 @@ def test_right_and_wrong_answers_have_intervals_within_0_and_1() -> None:
     ]
     ends = [(round(one.low or 0, 2), round(one.high or 0, 2)) for one in report.cells(rows, header)]
     assert ends == [(0.61, 1.0), (0.44, 0.97)]  # Wilson's score interval of 6 and of 5 among 6
+
+
+SLICES = {"protocol": "nested", "target_text": "t", "target_hash": "h", "prefix_text": None, "prefix_hash": None}
+
+
+def of_depths(task: str, method: str, shift: float) -> list[Row]:
+    """Rows of four texts at eight depths; texts differ more than the depths of one."""
+    noise = np.random.default_rng(0).normal(scale=0.05, size=(2, 4, 8))
+    scores = 0.5 + 0.1 * np.arange(4)[:, None] + noise[0] + (shift * np.array([[0.2], [1.0], [1.4], [1.4]]) + noise[1])
+    return [
+        Row("m", method, task, 1, SLICES, 8, i, 0, str(i), depth=k / 8, scores={"copy": float(scores[i, k])})
+        for i in range(4)
+        for k in range(8)
+    ]
+
+
+@pytest.mark.parametrize(("task", "n"), [("curve", 4), ("needle", 32)])
+def test_the_depths_of_a_copied_text_are_one_example(task: str, n: int) -> None:
+    """Slices of one text are not independent; needles at several depths are questions of their own."""
+    quality = {"score": "copy", "name": "copy accuracy", "higher_is_better": True, "exp": False, "graded": True}
+    tasks = {task: {"task": task, "unit": "tokens", "quality": quality}}
+    header = {"models": {"m": {"tasks": {task: SLICES}}}, "settings": {"methods": ["full", "worse"], "tasks": tasks}}
+    rows = of_depths(task, "full", 0.0) + of_depths(task, "worse", -0.1)
+    full, worse = report.cells(rows, header)
+    assert (full.n, worse.n, worse.pairs) == (n, n, n)
+    table = np.array([one.scores["copy"] for one in rows]).reshape(2, 4, 8)
+    values, differences = table.reshape(2, n, -1).mean(2), (table[1] - table[0]).reshape(n, -1).mean(1)
+    assert worse.p == pytest.approx(ttest_1samp(differences, 0).pvalue)
+    low, high = ttest_1samp(values[1], 0).confidence_interval(0.95)
+    assert (worse.value, worse.low, worse.high) == (
+        pytest.approx(table[1].mean()),
+        pytest.approx(low),
+        pytest.approx(high),
+    )
 
 
 def test_other_examples_are_not_compared() -> None:

@@ -7,7 +7,7 @@ models with another tokenizer consist of other tokens: such cells have no verdic
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from farspan.stats import LEVEL, bands, holm, interval, student_mean
 COSTS = ("prefill_rate", "decode_rate", "prefill_seconds", "weight_bytes", "context_bytes", "activation_bytes")
 SERVER = ("requests", "prompt_tokens", "cached_share")
 NOT_RECORDED = ("run", "name", "cost_failed", "cost_reason")  # fields that only tables need
+SLICED = "curve"  # task of the rows whose depths are slices of one text
 ROUNDING = 5e-4  # difference of scores (nats, shares): reading a model in two ways gives less, but in all examples
 Interval = tuple[float | None, float | None]
 
@@ -36,7 +37,7 @@ class Cell:
     unit: str  # of the length
     quality: str  # what `value` is
     exp: bool  # of the mean over examples
-    n: int = 0  # examples
+    n: int = 0  # examples: texts of a forgetting curve, else texts and depths
     value: float | None = None  # mean over examples
     low: float | None = None  # its 95 % interval
     high: float | None = None
@@ -137,7 +138,6 @@ def _numbers(rows: Sequence[Row], entry: Mapping[str, Any]) -> dict[str, Any]:
     complete = [row for row in rows if row.status in ("ok", *ABSENT)]
     details = {name: _mean(_number(row, name) for row in complete) for name in entry.get("details", ())}
     found: dict[str, Any] = {
-        "n": len(good),
         "failed": failed[0].status if failed else "",
         "reason": failed[0].reason if failed else "",
         "details": {name: value for name, value in details.items() if value is not None},
@@ -149,7 +149,8 @@ def _numbers(rows: Sequence[Row], entry: Mapping[str, Any]) -> dict[str, Any]:
         "statuses": dict(sorted(Counter(row.status for row in bad).items())),
     }
     if good:
-        values = np.array([score_of(row, quality["score"]) for row in good])
+        values = independent((((row.example, row.repeat), score_of(row, quality["score"])) for row in good), entry)
+        found["n"] = len(values)
         ends = interval_of(values, quality)
         for name, end in zip(("value", "low", "high"), (values.mean(), *ends), strict=True):
             found[name] = None if end is None else _finite(np.exp(end) if quality["exp"] else end)
@@ -222,13 +223,29 @@ def by_example(rows: Iterable[Row], score: str) -> dict[tuple[str, float], float
     return {(row.example, row.depth): score_of(row, score) for row in rows if row.status == "ok"}
 
 
+def independent(scores: Iterable[tuple[Hashable, float]], entry: Mapping[str, Any]) -> np.ndarray:
+    """Return the scores that intervals and tests take as independent. Depths of a forgetting curve, and of recall, are
+    slices of one text: their scores are averaged. Other tasks ask a question of its own at each depth.
+
+    Args:
+        scores: each with its example.
+        entry: of `settings.tasks`.
+    """
+    if entry["task"] != SLICED:
+        return np.array([score for _, score in scores])
+    found: dict[Hashable, list[float]] = {}
+    for example, score in scores:
+        found.setdefault(example, []).append(score)
+    return np.array([np.mean(some) for some in found.values()])
+
+
 def _difference(mine: Sequence[Row], base: Sequence[Row], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mean difference from the baseline over shared examples and depths, with its interval and p."""
+    """Return the mean difference from the baseline over shared examples, with its interval and p."""
     good, theirs = (by_example(rows, entry["quality"]["score"]) for rows in (mine, base))
     if not good or not base:
         return {}
-    shared = [key for key in good if key in theirs]
-    difference, low, high, p = map(_finite, student_mean(np.array([good[key] - theirs[key] for key in shared])))
+    shared = independent(((key[0], good[key] - theirs[key]) for key in good if key in theirs), entry)
+    difference, low, high, p = map(_finite, student_mean(shared))
     numbers = {"difference": difference, "difference_low": low, "difference_high": high, "p": p}
     return {"pairs": len(shared)} | numbers
 

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from farspan.record import Row
-from farspan.report.cells import by_example
+from farspan.report.cells import by_example, independent
 from farspan.report.curves import CurveMember, spoken
 from farspan.report.export import number
 from farspan.report.kinds import MEMBERS
@@ -202,7 +202,9 @@ def _quality(a: Member, b: Member, group: Group, tolerances: Mapping[Kind, float
         before, after = (by_example(one.rows_at.get(length, ()), quality["score"]) for one in (a, b))
         if not (shared := [key for key in before if key in after]):
             continue
-        first, second = (np.array([values[key] for key in shared]) for values in (before, after))
+        first, second = (
+            independent(((key[0], values[key]) for key in shared), group.entry) for values in (before, after)
+        )
         means = [exp(one.mean()) if quality["exp"] else float(one.mean()) for one in (first, second)]
         yield Change(
             kind,
@@ -215,7 +217,7 @@ def _quality(a: Member, b: Member, group: Group, tolerances: Mapping[Kind, float
             _paired(second - first, margin),
             margin,
             bool(quality["higher_is_better"]),
-            len(shared),
+            len(first),
         )
 
 
