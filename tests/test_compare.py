@@ -2,7 +2,7 @@
 
 import csv
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +155,19 @@ def test_a_cell_whose_cost_failed_has_its_reason() -> None:
     cell = report.cells([row("full", "a", 1.0), cost], HEADER)[0]
     assert (cell.cost_failed, cell.cost_reason) == ("oom", "8 GiB")
     assert not {"cost_failed", "cost_reason"} & report.as_plain(cell).keys()
+
+
+def test_a_cost_that_failed_counts_once_as_a_failure(tmp_path: Path) -> None:
+    tasks = {f"perplexity:target_tokens={n}": HEADER["settings"]["questions"]["perplexity"] for n in (4, 8)}
+    tasks = {spec: {**about, "task": "perplexity"} for spec, about in tasks.items()}
+    known = {spec: SETTINGS | {"target_tokens": n} for spec, n in zip(tasks, (4, 8), strict=True)}
+    header = HEADER | {"models": {"m": {"tasks": known}}, "settings": {"methods": ["full"], "tasks": tasks}}
+    rows = [replace(row("full", spec, 1.0), settings=one) for spec, one in known.items()]
+    costs = [Row("m", "full", "cost", 1, {}, 8, i, 0, f"c{i}", status="oom", reason="8 GiB") for i in range(2)]
+    for some, failed in (([], 0), (costs, 1)):
+        found = Results(rows + some, header, tmp_path, compared=True)
+        assert len([cell for cells in found.cells for cell in cells]) == 2
+        assert found.num_failed == found.as_data()["failed_cells"] == failed
 
 
 def test_right_and_wrong_answers_have_intervals_within_0_and_1() -> None:

@@ -138,9 +138,12 @@ class Results:
 
     @property
     def num_failed(self) -> int:
-        """The number of cells (of a comparison), else of rows, without a result."""
+        """The number of cells (of a comparison), else of rows, without a result. A cost that failed counts as a cell,
+        once for all tasks, unless its cell failed too."""
         if self.source.is_comparison:
-            return sum(cell.failed not in ("", *ABSENT) for cell in self._every_cell)
+            cells = self._every_cell
+            costs = {(cell.whose, cell.length) for cell in cells if cell.cost_failed and not cell.failed}
+            return len(costs) + sum(cell.failed not in ("", *ABSENT) for cell in cells)
         return failed_rows(self.source.rows)[0]
 
     def as_data(self) -> dict[str, Any]:
