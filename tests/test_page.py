@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from farspan.report.example import examples
 from farspan.report.export import plain, three_digits
 from farspan.report.figures import depth_names
 from farspan.report.page import write_report
-from farspan.report.runs import Group, grouped, read_sources
+from farspan.report.runs import Group, Source, grouped, read_sources
 from farspan.terminal import CONTROL, Terminal
 
 pytest.importorskip("jinja2")
@@ -241,6 +241,36 @@ def test_versions_of_the_task_are_shown_apart(tmp_path: Path) -> None:
         "nested, books (task version 2)",
         "nested, books (task version 1)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("paths", "hashes", "tokenizers", "titles"),
+    [
+        (("/a/x/t.txt", "/a/y/t.txt"), "ab", "11", ["nested, /a/x/t.txt", "nested, /a/y/t.txt"]),
+        (("/a/x/t.txt", "/a/y/t.txt"), "ab", "12", ["nested, /a/x/t.txt", "nested, /a/y/t.txt"]),
+        (("/a/x/t.txt", "/b/x/t.txt"), "aa", "11", ["nested, t.txt"]),  # copies of one text
+        (("/a/x/t.txt", "/a/x/t.txt"), "ab", "11", ["nested, /a/x/t.txt (a)", "nested, /a/x/t.txt (b)"]),
+        (("/a/x/t.txt", "/a/x/t.txt"), "ab", "12", ["nested, t.txt"]),  # hashes are of tokens
+    ],
+)
+def test_texts_of_one_file_name_are_shown_apart(
+    paths: tuple[str, str], hashes: str, tokenizers: str, titles: list[str], tmp_path: Path
+) -> None:
+    folders = []
+    for path, text_hash, tokenizer in zip(paths, hashes, tokenizers, strict=True):
+        measured = [replace(one, settings=one.settings | {"target_hash": text_hash}) for one in rows(text=path)]
+        folders.append(run(tmp_path / f"run-{len(folders)}", measured, tokenizer=tokenizer))
+    assert [group.title for group in groups(*folders)] == titles
+
+
+def test_perplexities_of_one_file_name_are_shown_apart() -> None:
+    def source(folder: str) -> Source:
+        settings = {"targets": "all", "text": f"/{folder}/t.txt", "text_hash": folder}
+        row = Row("m", "full", "perplexity", 2, settings, 8, 0, 0, folder, scores={"nats": 1.0})
+        return Source.of(folder, folder, {"settings": {}, "models": {"m": {"tokenizer": "1"}}}, [row])
+
+    titles = [group.title for group in grouped([source("a"), source("b")])]
+    assert titles == ["all tokens, /a/t.txt", "all tokens, /b/t.txt"]
 
 
 def test_one_model_in_several_runs_is_told_apart_by_them(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import numpy as np
 from farspan.record import Row, latest, read_header, read_rows
 from farspan.report.header import COST, LABELS, current_header, methods_of, rows_of
 from farspan.specs import check_known
-from farspan.stats import version_label
+from farspan.stats import short_text, version_label
 
 RUNS_NAMED = 5  # in an error
+TEXTS = ("text", "target", "prefix")  # in settings, with their hashes
 NUMBER = re.compile(r"-?[\d.]*(e[+-]?\d+)?")
 
 
@@ -191,7 +192,7 @@ def grouped(sources: Sequence[Source], kinds: Mapping[str, type[Member]] | None 
     Args:
         kinds: the class of the members of a task; default Member.
     """
-    found: dict[tuple[Any, ...], Group] = {}
+    found: dict[tuple[Any, ...], list[tuple[_Texts, Group]]] = {}
     for source in sources:
         by_spec = rows_of(source.header, source.rows)
         labels = [_label(entry, spec, by_spec) for spec, entry in source.header["settings"]["tasks"].items()]
@@ -209,14 +210,63 @@ def grouped(sources: Sequence[Source], kinds: Mapping[str, type[Member]] | None 
             members = [one for one in members if one.rows or one is members[0]]  # the first is the baseline
             title = spec if labels.count((label, texts)) > 1 else label
             key = entry["task"], title, texts, rows[0].version, entry["unit"], entry["quality"]["score"]
-            group = found.setdefault(key, Group(entry["task"], spec, title, rows[0].version, entry, []))
+            read, known = _texts(members), found.setdefault(key[:2] + key[3:] if entry["task"] in LABELS else key, [])
+            for other, group in known:
+                if read.is_same(other) and group.members[0].source is not source:
+                    other.hashes.update(read.hashes)
+                    break
+            else:
+                known.append((read, group := Group(entry["task"], spec, title, rows[0].version, entry, [])))
             group.members.extend(members)
-    titles = [group.title for group in found.values()]
+    every = [one for some in found.values() for one in some]
+    titles = [group.title for _, group in every]
+    wholes = [_whole(read, group) if titles.count(group.title) > 1 else group.title for read, group in every]
     groups = []
-    for group in found.values():
-        title = group.title + (version_label(group.version) if titles.count(group.title) > 1 else "")
+    for (read, group), whole in zip(every, wholes, strict=True):
+        alike = [other for (_, other), title in zip(every, wholes, strict=True) if title == whole]
+        title = whole + (version_label(group.version) if len({one.version for one in alike}) > 1 else "")
+        if [one.version for one in alike].count(group.version) > 1:
+            title += f" ({', '.join(str(one) for some in read.hashes.values() for one in some if one)})"
         groups.append(replace(group, title=title, members=_named(group.members, title)))
     return groups
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The texts of a task in one run: their names, and their hashes by the tokenizer of the models."""
+
+    names: tuple[str | None, ...]
+    hashes: dict[str, tuple[str | None, ...]]
+
+    def is_same(self, other: "_Texts") -> bool:
+        """Return whether two runs have read the same texts: by hash, else by name, since hashes are of tokens."""
+        if shared := self.hashes.keys() & other.hashes.keys():
+            return all(self.hashes[one] == other.hashes[one] for one in shared)
+        return self.names == other.names
+
+
+def _texts(members: Sequence[Member]) -> _Texts:
+    """Return the texts that members of one run and task were measured on."""
+    read = [(one.about_model.get("tokenizer"), one.rows[0].settings) for one in members if one.rows]
+    hashes = {
+        tokenizer: tuple(settings.get(f"{name}_hash") for name in TEXTS)
+        for tokenizer, settings in read
+        if tokenizer and any(settings.get(f"{name}_hash") for name in TEXTS)
+    }
+    return _Texts(_names(read[0][1]), hashes)
+
+
+def _names(settings: Mapping[str, Any]) -> tuple[str | None, ...]:
+    return tuple(settings.get(name if name == "text" else f"{name}_text") for name in TEXTS)
+
+
+def _whole(read: _Texts, group: Group) -> str:
+    """Return the title of a group with the paths of its texts whole."""
+    title = group.title
+    for name in filter(None, read.names):
+        short, escaped = re.escape(short_text(name)), name.replace("\\", "\\\\")
+        title = re.sub(rf"(, | after ){short}(?= after |$)", rf"\g<1>{escaped}", title, count=1)
+    return title
 
 
 def renamed(groups: Sequence[Group]) -> list[Member]:
@@ -247,7 +297,7 @@ def _label(
     if settings is None:
         return spec, ""
     if entry["task"] in LABELS:
-        return LABELS[entry["task"]](settings), ""
+        return LABELS[entry["task"]](settings), str(_names(settings))
     return spec, str([settings.get(name) for name in ("text", "text_hash", "data_hash", "index_hash")])
 
 
