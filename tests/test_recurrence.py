@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from test_train import assert_same_weights, of_a_second
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -263,6 +264,19 @@ def test_a_model_is_trained_further_with_its_tokenizer(further: Callable[..., Lm
     assert (first.trained_length, now.trained_length) == (40, 96)
     pairs = list(zip(first.model.parameters(), now.model.parameters(), strict=True))
     assert all(0 < (a - b).abs().max() < 1e-2 for a, b in pairs)
+
+
+def test_a_training_does_not_continue_from_a_base_model_that_has_changed(further: Callable[..., LmSettings]) -> None:
+    rates = ("optimizer.decay_fraction=0",)  # constant, so that the training can be prolonged
+    done, more = (further("a", f"trainer.steps={steps}", *rates) for steps in (2, 4))
+    train(done)
+    file = Path(str(done.model.start)) / "model.safetensors"
+    weights = load_file(file)
+    save_file({name: weight + 1 for name, weight in weights.items()}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"the model that is trained has changed since the training in .*/a began"):
+        train(more)
+    (Path(done.out) / "checkpoints" / "base").unlink()  # as checkpoints of an older farspan
+    train(more)
 
 
 def test_a_training_further_stopped_and_repeated_ends_with_the_same_weights(

@@ -293,6 +293,7 @@ def fit(settings: CepeSettings, lm: LM, rows: Any, watch: TrainingWatch, **objec
         callbacks=watching(lm, settings),
         save=save,
         again=lambda: opened(settings, "cpu").model,
+        base=lm.identity["fingerprint"],
         processing_class=lm.tokenizer,
         data_collator=default_collate,
         predicted=lambda batch: batch["labels"][:, 1:],

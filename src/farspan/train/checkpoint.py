@@ -31,6 +31,7 @@ from farspan.text.corpora import Corpus
 from farspan.train.engines import is_first_process
 
 TEXT = "text"  # the file with the hash of the text
+BASE = "base"  # the file with the fingerprint of the model that the training started from
 NAMED = re.compile(r"checkpoint-(\d+)")
 # what torch.load, safetensors and JSON raise for files that are truncated, or of another program or version
 UNREADABLE = (OSError, EOFError, RuntimeError, UnpicklingError, SafetensorError, ValueError, TypeError, LookupError,
@@ -126,20 +127,25 @@ def last(folder: Path, first_save: int, notice: Callable[[str], None]) -> Path |
     return folder / f"checkpoint-{whole}" if whole else None
 
 
-def refuse_other_text(folder: Path, corpus: Corpus, *, continues: bool) -> None:
-    """Record the hash of a training's text in its folder of checkpoints, or compare it if the training continues.
+def refuse_other_text(folder: Path, corpus: Corpus, base: str | None, *, continues: bool) -> None:
+    """Record what a training began with in its folder of checkpoints, or compare it if the training continues: the hash
+    of its text, and the fingerprint of the model that it started from.
 
     Raises:
-        ValueError: the text or its tokenizer has changed since the training began.
+        ValueError: the text, its tokenizer or the model has changed since the training began.
     """
-    file = folder / TEXT
-    if continues and file.exists() and (before := file.read_text()) != corpus.hash:
-        raise ValueError(
-            f"text {corpus.name!r} or its tokenizer has changed since the training in {folder.parent} began: its hash "
-            f"is {corpus.hash}, expected {before}. Restore the text, or train into another folder (out)"
-        )
+    now = {TEXT: corpus.hash} | ({BASE: base} if base is not None else {})
+    named = {TEXT: f"text {corpus.name!r} or its tokenizer", BASE: "the model that is trained"}
+    for name, value in now.items():
+        file = folder / name
+        if continues and file.exists() and (before := file.read_text()) != value:
+            raise ValueError(
+                f"{named[name]} has changed since the training in {folder.parent} began: its hash is {value}, expected "
+                f"{before}. Restore it, or train into another folder (out)"
+            )
     if is_first_process():
-        files.write(file, corpus.hash)
+        for name, value in now.items():
+            files.write(folder / name, value)
 
 
 def state_of(checkpoint: Path) -> TrainerState:

@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 
 from farspan import hf
 from farspan.callback import MeasuringCallback
+from farspan.lm import fingerprint
 from farspan.loading import load_tokenizer
 from farspan.loading.places import folder_of
 from farspan.methods import method
@@ -125,6 +126,7 @@ def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
         return LlamaForCausalLM._from_config(config, attn_implementation=trainer.attention)
 
     model = new()
+    base = None if start is None else fingerprint(model)
     if trainer.activation_checkpointing:
         hf.checkpoint_activations(model)
     read = rows(text, trainer.rows_per_step, trainer.steps)
@@ -134,7 +136,7 @@ def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
         recurrence = Recurrence(memory)
         options = {"terms": recurrence, "weights": {"lm": 1.0}, "state": recurrence}
     watched = watching(settings, tokenizer, model.config.max_position_embeddings)
-    summary = run(model, read, settings, watch, held_out=judged, callbacks=watched, again=new, **options)
+    summary = run(model, read, settings, watch, held_out=judged, callbacks=watched, again=new, base=base, **options)
     summary["tokens"] = summary.pop("rows") * trainer.window
     if settings.recurrence is None:
         return write_up(settings, summary, tokenizer)

@@ -146,6 +146,7 @@ def train(settings: SmtSettings, watch: TrainingWatch) -> dict[str, Any]:
         callbacks=watching(lm, settings),
         save=save,
         again=lambda: choose(opened(settings, "cpu").model, settings.trained)[0],
+        base=lm.identity["fingerprint"],
         base_dtype=dtype_of(settings.model),
         processing_class=lm.tokenizer,
         data_collator=collated,

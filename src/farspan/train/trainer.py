@@ -229,6 +229,7 @@ def run(
     callbacks: Sequence[MeasuringCallback] = (),
     save: Callable[[Any, torch.dtype, Path], None] = save_whole,
     again: Callable[[], Any],
+    base: str | None = None,
     base_dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> dict[str, Any]:
@@ -243,12 +244,13 @@ def run(
         callbacks: measure the model in training.
         save: saves the trained model, or a part of it, as a dtype in a folder.
         again: creates the model a second time; the weights of a sharded model are loaded into it to be saved.
+        base: fingerprint of the model that the training starts from; None for a new model.
         base_dtype: of the saved weights if `trainer.dtype` is "auto".
         options: of TermsTrainer; without options, the model computes its own loss.
 
     Raises:
-        ValueError: as `continued`; `out` has a checkpoint of another text; another engine is in use than the one that
-            was requested; the training diverges; or the disk is full.
+        ValueError: as `continued`; `out` has a checkpoint of another text or base model; another engine is in use than
+            the one that was requested; the training diverges; or the disk is full.
     """
     from farspan.train.terms_trainer import TermsTrainer
 
@@ -269,7 +271,7 @@ def run(
         trainer.restore(checkpoint, before)
         watch.notice(f"already finished: {how.steps:,} steps. Nothing is trained; the model is saved again in {out}")
     else:
-        checkpoints.refuse_other_text(out / CHECKPOINTS, rows.corpus, continues=checkpoint is not None)
+        checkpoints.refuse_other_text(out / CHECKPOINTS, rows.corpus, base, continues=checkpoint is not None)
         trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
         for callback in callbacks:
             callback.attach(trainer)
