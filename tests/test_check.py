@@ -299,6 +299,16 @@ def test_lengths_in_names_are_not_broken_at_their_comma(capsys: pytest.CaptureFi
     assert "32,768" in capsys.readouterr().out
 
 
+def test_changes_of_nats_are_not_points(capsys: pytest.CaptureFixture[str]) -> None:
+    one = Change(
+        "score", "nats gained per mention", "full", "", 64, 0.9, 0.7, Estimate(-0.2, -0.3, -0.1), 0.05, True, 9
+    )
+    print_changes(Comparison([one]), Terminal(width=120))
+    printed = capsys.readouterr().out
+    assert "-0.2 [-0.3, -0.1]" in printed
+    assert "±0.05 nats" in printed
+
+
 # what is refused
 
 

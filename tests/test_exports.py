@@ -26,6 +26,7 @@ from farspan.record import Row, read_header, read_rows
 from farspan.report.curves import series
 from farspan.report.export import number as written
 from farspan.report.exports import FORMATS, export, num_missing
+from farspan.report.exports.every_eval_ever import _result
 from farspan.report.exports.numbers import numbers_of
 from farspan.report.exports.rows import METADATA, rows_table
 from farspan.report.runs import Source, read_run
@@ -139,6 +140,18 @@ def test_every_eval_ever_is_valid_under_its_schema(run: Path) -> None:
         assert least <= result["score_details"]["score"] <= most
     ids = [result["evaluation_result_id"] for result in record["evaluation_results"]]
     assert len(set(ids)) == len(ids) == 2 * (5 + 2 * len(LENGTHS))
+
+
+def test_a_gain_in_nats_is_no_proportion(tmp_path: Path) -> None:
+    settings = {"text": "t", "text_hash": "h"}
+    rows = [Row("m", "full", "mentions", 1, settings, 64, i, 0, str(i), scores={"gain": 1.5 + i}) for i in range(3)]
+    quality = {"score": "gain", "name": "nats gained per mention", "higher_is_better": True, "exp": False}
+    tasks = {"mentions": {"task": "mentions", "unit": "tokens", "quality": quality}}
+    header = {"settings": {"methods": ["full"], "tasks": tasks}, "models": {"m": {"tasks": {"mentions": settings}}}}
+    (one,) = numbers_of(Source.of("a", tmp_path, header, rows))
+    assert (one.unit, one.bounds) == ("nats", (None, None))
+    found = _result(one)["metric_config"]
+    assert (found["metric_unit"], found["min_score"], found["max_score"]) == ("nats", "-Infinity", "Infinity")
 
 
 def test_the_schema_can_refuse(run: Path) -> None:

@@ -180,6 +180,11 @@ def score_of(row: Row, score: str) -> float:
     return value
 
 
+def in_nats(quality: str) -> bool:
+    """Return whether a quality is a difference in nats, not a share, by its name: runs record no unit of it."""
+    return quality.startswith("nats ")
+
+
 def _number(row: Row, name: str) -> float | None:
     """Return a score of a row, or its mean if it is a list by layer and head; None if it is no number.
 

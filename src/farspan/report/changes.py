@@ -22,7 +22,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from farspan.record import Row
-from farspan.report.cells import by_example, independent
+from farspan.report.cells import by_example, in_nats, independent
 from farspan.report.curves import CurveMember, spoken
 from farspan.report.export import number
 from farspan.report.kinds import MEMBERS
@@ -106,7 +106,7 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
 
     Args:
         tolerances: for memory, perplexity and cost, a share of the baseline's value; for scores, a difference: 0.05 is
-            five points of accuracy.
+            five points of accuracy, or 0.05 nats.
     """
     found: list[Change] = []
     remarks: list[str] = []
@@ -294,7 +294,7 @@ def _without_spread(one: Change) -> str:
 
 def _line(one: Change, tasks: bool) -> list[str]:
     """Return the line of a change: numbers, the difference with its interval and its margin, in tokens, points of a
-    score (pt) or per cent.
+    score (pt), nats or per cent.
 
     Args:
         tasks: name the task of a score.
@@ -305,6 +305,8 @@ def _line(one: Change, tasks: bool) -> list[str]:
             return unbounded
         if one.kind == "memory":
             return f"{value:+,.0f}"
+        if in_nats(one.name):
+            return f"{value:+.3g}"
         share = 100 * (value if one.kind == "score" else exp(value) - 1)
         return f"{share:+.0f}" if abs(share) >= 10 else f"{share:+.1f}"
 
@@ -316,6 +318,6 @@ def _line(one: Change, tasks: bool) -> list[str]:
     difference = one.difference
     has_interval = (difference.low, difference.high) != (None, None) and difference.low != difference.high
     ends = f" [{write(difference.low, '-∞')}, {write(difference.high, '∞')}]" if has_interval else ""
-    unit = {"memory": "", "score": " pt"}.get(one.kind, " %")
+    unit = " nats" if in_nats(one.name) else {"memory": "", "score": " pt"}.get(one.kind, " %")
     margin = write(one.margin).removeprefix("+").removesuffix(".0")
     return [name, *shown, f"{write(difference.value)}{ends}", f"±{margin}{unit}", one.verdict]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farspan.report.cells import cells_of
+from farspan.report.cells import cells_of, in_nats
 from farspan.report.curve_section import COLUMNS
 from farspan.report.curves import HEADLINE, CurveMember
 from farspan.report.kinds import MEMBERS
@@ -25,7 +25,7 @@ class Number:
     value: float
     low: float | None  # None: no interval
     high: float | None
-    unit: str  # tokens, share or perplexity
+    unit: str  # tokens, share, perplexity or nats
     higher_is_better: bool
     n: int  # repeats
     length: int | None = None  # in the group's unit; None: of the whole curve
@@ -39,9 +39,10 @@ class Number:
         return self.name if self.length is None else f"{self.name}_{self.length}"
 
     @property
-    def bounds(self) -> tuple[float, float | None]:
-        """The least and the largest possible value; None: there is no largest."""
-        return {"tokens": (0.0, None), "perplexity": (1.0, None)}.get(self.unit, (0.0, 1.0))
+    def bounds(self) -> tuple[float | None, float | None]:
+        """The least and the largest possible value; None: there is none."""
+        known = {"tokens": (0.0, None), "perplexity": (1.0, None), "nats": (None, None)}
+        return known.get(self.unit, (0.0, 1.0))
 
 
 def numbers_of(source: Source) -> list[Number]:
@@ -61,7 +62,7 @@ def _numbers(group: Group) -> Iterator[Number]:
         for cell in cells:
             if cell.whose == member.whose and cell.value is not None:
                 about = slug(quality["name"]), f"{quality['name']}, mean over examples", cell.value
-                unit = "perplexity" if quality["exp"] else "share"
+                unit = "perplexity" if quality["exp"] else "nats" if in_nats(quality["name"]) else "share"
                 direction = bool(quality["higher_is_better"])
                 given = (*about, cell.low, cell.high, unit, direction, cell.n, cell.length)
                 yield Number(member, group, *given, details=cell.details)
