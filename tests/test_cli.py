@@ -667,6 +667,15 @@ def test_importing_again_adds_nothing() -> None:
     assert len(read_rows("run")) == 12
 
 
+def test_a_changed_file_is_not_imported_into_the_run_of_the_old_one() -> None:
+    """The rows of the old file had stayed."""
+    farspan("import", published("theirs.json"), "--out", "run")
+    before = Path("run/rows.jsonl").read_bytes()
+    Path("theirs.json").write_text(Path("theirs.json").read_text().replace("0.3", "0.2"))
+    assert "made with other settings: hash was" in refused(farspan("import", "theirs.json", "--out", "run"))
+    assert Path("run/rows.jsonl").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -1,5 +1,6 @@
 """`farspan report` and `farspan import`: rows that exist already."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Annotated
@@ -42,7 +43,9 @@ def import_file(
         from farspan.tasks.published import read_authors_file
 
         rows = read_authors_file(file, model or file.stem)
-        with Run.open(out, {"task": "curve", "imported": file.name, "model": model or file.stem}) as run:
+        content = hashlib.sha256(file.read_bytes()).hexdigest()[:16]  # a changed file is refused, not mixed in
+        about = {"task": "curve", "imported": file.name, "hash": content, "model": model or file.stem}
+        with Run.open(out, about) as run:
             known = {row.key for row in run.rows}
             for row in rows:
                 if row.key not in known:
