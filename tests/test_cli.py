@@ -487,6 +487,16 @@ def test_help_names_the_value_of_an_option_and_nothing_after_a_switch(
     ("arguments", "line"),
     [
         (["curve"], "error: no model: give a folder, a GGUF file, a hub id, demo, or the server of one (--base-url)\n"),
+        (
+            ["curve", "demo", "--served-model", "x", "--concurrency", "2"],
+            "error: --served-model, --concurrency without a served model: got 'demo', expected --base-url URL. "
+            "Give --base-url, or leave out --served-model, --concurrency\n",
+        ),
+        (
+            ["ask", "demo", "who?", "--tokenizer", "demo"],
+            "error: --tokenizer without a served model: got 'demo', expected --base-url URL. "
+            "Give --base-url, or leave out --tokenizer\n",
+        ),
         (["nope"], "error: No such command 'nope'. See farspan --help\n"),
         (["train", "lm", "a", "b"], "error: Got unexpected extra argument(s) (b). See farspan train lm --help\n"),
         (["curve", "m", "--zzzz"], "error: No such option: --zzzz. See farspan curve --help\n"),

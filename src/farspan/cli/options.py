@@ -181,11 +181,24 @@ class Loading:
         """Return the models to measure: those given, then the served one.
 
         Raises:
-            ValueError: none at all.
+            ValueError: none at all, or options of a served model without one.
         """
         models = [*(given or ()), *([self.base_url] if self.base_url else ())]
         if not models:
             raise ValueError("no model: give a folder, a GGUF file, a hub id, demo, or the server of one (--base-url)")
+        of_served = {
+            "--served-model": self.served_model,
+            "--tokenizer": self.tokenizer,
+            "--concurrency": self.concurrency,
+        }
+        if unused := [name for name, value in of_served.items() if value is not None]:
+            from farspan.measuring.loader import is_url
+
+            if not any(map(is_url, models)):
+                raise ValueError(
+                    f"{', '.join(unused)} without a served model: got {', '.join(map(repr, models))}, expected "
+                    f"--base-url URL. Give --base-url, or leave out {', '.join(unused)}"
+                )
         return models
 
     def loader(self) -> "Load":
