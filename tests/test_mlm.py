@@ -208,16 +208,24 @@ def test_an_encoder_can_begin_with_the_blocks_of_a_decoder(
     for folder in ("decoder", "model"):
         decoder.save_pretrained(tmp_path / folder)
         tokenizer.save_pretrained(tmp_path / folder)
-    chosen = settings("a", f"encoder.start={tmp_path / 'model'}", "trainer.steps=1", "optimizer.lr=1e-9")
+    chosen = settings("a", f"encoder={{start={str(tmp_path / 'model')!r}}}", "trainer.steps=1", "optimizer.lr=1e-9")
     train(chosen)
     state = load_file(Path(chosen.out) / "model.safetensors")
     given = dict(decoder.model.named_parameters())
     assert state["embed_tokens.weight"].shape == (len(tokenizer) + 1, 32)
     assert torch.allclose(state["layers.1.mlp.up_proj.weight"], given["layers.1.mlp.up_proj.weight"], atol=1e-6)
     cepe.from_base(tiny_model(), chosen.out)  # refuses what does not look both ways
-    chosen = settings("b", f"encoder.start={tmp_path / 'model'}", "encoder.layers=1", "trainer.steps=1")
+    chosen = settings("b", f"encoder={{layers=1, start={str(tmp_path / 'model')!r}}}", "trainer.steps=1")
     train(chosen)
     assert not any("layers.1." in name for name in load_file(Path(chosen.out) / "model.safetensors"))
+
+
+def test_the_shape_of_a_new_encoder_is_refused_beside_a_decoder_to_begin_with(
+    settings: Callable[..., MlmSettings], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"own shape: leave out encoder\.feed_forward, encoder\.heads, enc"):
+        train(chosen := settings("a", f"encoder.start={tmp_path}"))
+    assert not Path(chosen.out).exists()
 
 
 def test_an_encoder_begun_with_a_decoder_has_the_window_and_the_attention_of_its_training(tmp_path: Path) -> None:

@@ -371,7 +371,7 @@ def test_a_shuffled_text_is_refused(settings: Callable[..., LmSettings], tokeniz
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     text = f"data.text=shuffled:{tmp_path / 'a.txt'}"
     with pytest.raises(ValueError, match="is shuffled: training needs its own order"):
-        train(settings("a", text, f"tokenizer.folder={tmp_path / 'tokenizer'}"))
+        train(settings("a", text, f"tokenizer={{folder={str(tmp_path / 'tokenizer')!r}}}"))
 
 
 @pytest.mark.parametrize("memory", ["-1", "true", "many"])

@@ -148,8 +148,8 @@ def test_llama_83m_has_83_million_parameters(tmp_path: Path, monkeypatch: pytest
     words = Tokenizer(models.WordLevel({"<s>": 0} | {f"w{i}": i for i in range(1, 32_000)}, unk_token="w1"))
     PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>").save_pretrained(tmp_path)
     (tmp_path / "a.txt").write_text("w2 " * 3000)
-    overrides = [f"out={tmp_path / 'out'}", f"tokenizer.folder={tmp_path}", f"data.text={tmp_path / 'a.txt'}"]
-    overrides += [f"data.held_out={tmp_path / 'a.txt'}", "trainer.window=2"]
+    overrides = [f"out={tmp_path / 'out'}", f"tokenizer={{folder={str(tmp_path)!r}}}", "trainer.window=2"]
+    overrides += [f"data.{name}={tmp_path / 'a.txt'}" for name in ("text", "held_out")]
     made: list[Any] = []
     monkeypatch.setattr(farspan.train.lm, "run", lambda model, *others, **named: made.append(model) or {"rows": 0})
     with torch.device("meta"):
@@ -554,7 +554,7 @@ def test_an_existing_tokenizer_is_used(
     settings: Callable[..., LmSettings], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    chosen = settings("a", "trainer.steps=1", f"tokenizer.folder={tmp_path / 'tokenizer'}")
+    chosen = settings("a", "trainer.steps=1", f"tokenizer={{folder={str(tmp_path / 'tokenizer')!r}}}")
     train(chosen)
     assert farspan.load(chosen.out, device="cpu").tokenizer.get_vocab() == tokenizer.get_vocab()
 
@@ -572,6 +572,7 @@ def test_an_existing_tokenizer_is_used(
         (["trainer.batch=5"], r"trainer\.batch = 5 is not a multiple of trainer\.micro_batch x processes = 2"),
         (["trainer.window=100000"], "less than one row of 100,000"),
         (["tokenizer.vocabulary=100"], r"tokenizer\.vocabulary = 100 is too small"),
+        (["tokenizer.folder=a"], r"tokenizer\.folder = 'a' has its own vocabulary: leave out tokenizer\.vocabulary"),
     ],
 )
 def test_impossible_settings_are_refused(

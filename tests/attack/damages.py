@@ -309,7 +309,7 @@ def code() -> Iterator[Input]:
         "own": OWN, "ask": ASK, "doctor": DOCTOR, "smt": TRAIN["smt"], "cepe": TRAIN["cepe"],
         "distill": TRAIN["distill"], "mlm": TRAIN["mlm"],
         "index": (*INDEX, "--passage-tokens", "5", "--tokenizer", LLAMA),
-        "lm": (*TRAIN["lm"], "--set", f"tokenizer.folder={LLAMA}"),
+        "lm": (*TRAIN["lm"], "--set", f"tokenizer={{folder={LLAMA!r}}}"),
     }  # fmt: skip
     for command, argv in commands.items():
         yield Input("code", f"model, {command}", argv, "refused", (LLAMA,), evil, stdin="y\n" * 9)
@@ -319,7 +319,7 @@ def code() -> Iterator[Input]:
     for name, argv in {
         "encoder": TRAIN["cepe"],
         "random encoder": (*TRAIN["cepe"], "--set", "model.random_encoder=true"),
-        "start": (*TRAIN["mlm"], "--set", f"encoder.start={encoder}"),
+        "start": (*TRAIN["mlm"], "--set", f"encoder={{start={encoder!r}}}"),
         "of a dense index": (*INDEX, "--kind", "dense", "--encoder", encoder),
     }.items():
         damage = partial(evil_model, place=encoder)

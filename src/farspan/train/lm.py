@@ -83,8 +83,7 @@ def train(settings: LmSettings, watch: TrainingWatch) -> dict[str, Any]:
 
     trainer, out, start = settings.trainer, Path(settings.out), settings.model.start
     shape = llama_shape(settings.model)
-    if start is not None:
-        refuse_two_shapes(settings)
+    refuse_two_shapes(settings)
     if trainer.engine == "fsdp2" and not torch.cuda.is_available():
         raise ValueError('trainer.engine = "fsdp2" of `train lm` needs GPUs: use "ddp"')
     if settings.recurrence is not None:
@@ -163,11 +162,20 @@ def watching(settings: LmSettings, tokenizer: Any, trained: int) -> list[Measuri
 
 
 def refuse_two_shapes(settings: LmSettings) -> None:
-    """Refuse settings of a new model or tokenizer together with `model.start`.
+    """Refuse settings of a new model or tokenizer together with `model.start`, and of a new tokenizer together with
+    `tokenizer.folder`.
 
     Raises:
         ValueError: there are such settings; names them.
     """
+    if settings.model.start is None:
+        folder = settings.tokenizer.folder
+        if folder and "vocabulary" in settings.tokenizer.model_fields_set:
+            raise ValueError(
+                f"tokenizer.folder = {folder!r} has its own vocabulary: leave out tokenizer.vocabulary "
+                f"(--set \"tokenizer={{folder='{folder}'}}\" replaces the whole table)"
+            )
+        return
     both = [f"model.{name}" for name in sorted(settings.model.model_fields_set - {"start"})]
     both += [f"tokenizer.{name}" for name in sorted(settings.tokenizer.model_fields_set)]
     if both:

@@ -214,6 +214,20 @@ def new_encoder(settings: EncoderSettings, vocabulary: int, window: int, attenti
     return LlamaModel._from_config(config, attn_implementation=attention)
 
 
+def refuse_two_shapes(settings: EncoderSettings) -> None:
+    """Refuse settings of a new encoder together with `start`; `layers` is allowed.
+
+    Raises:
+        ValueError: there are such settings; names them.
+    """
+    both = [f"encoder.{name}" for name in sorted(settings.model_fields_set - {"start", "layers"})]
+    if settings.start is not None and both:
+        raise ValueError(
+            f"encoder.start = {settings.start!r} has its own shape: leave out {', '.join(both)} "
+            f"(--set \"encoder={{start='{settings.start}'}}\" replaces the whole table)"
+        )
+
+
 @training
 def train(settings: MlmSettings, watch: TrainingWatch) -> dict[str, Any]:
     """Train, and save encoder and tokenizer. See `farspan.train.trainer.training`.
@@ -223,6 +237,7 @@ def train(settings: MlmSettings, watch: TrainingWatch) -> dict[str, Any]:
             in use than requested, or `out` holds another training.
     """
     trainer = settings.trainer
+    refuse_two_shapes(settings.encoder)
     tokenizer = load_tokenizer(folder_of(settings.decoder), what="decoder")
     separator, special = choose_separator(tokenizer).ids, tuple(tokenizer.all_special_ids)
     with engines.processes().main_process_first():
