@@ -26,6 +26,7 @@ from farspan.record import Row, read_header, read_rows
 from farspan.report.curves import series
 from farspan.report.export import number as written
 from farspan.report.exports import FORMATS, export, num_missing
+from farspan.report.exports.eval_results import _notes
 from farspan.report.exports.every_eval_ever import _result
 from farspan.report.exports.numbers import numbers_of
 from farspan.report.exports.rows import METADATA, rows_table
@@ -199,6 +200,12 @@ def test_eval_results_are_read_by_the_hubs_library(run: Path) -> None:
     assert "curve_half_life_full" in tasks
     assert any(one.startswith("perplexity_perplexity_256_sinks_window_100") for one in tasks)
     assert all("95 % interval [" in one.notes for one in entries if one.task_id.startswith("perplexity"))
+
+
+def test_an_interval_that_ends_beyond_the_lengths_measured_is_marked_in_the_eval_results(run: Path) -> None:
+    number = replace(numbers_of(read_run(run))[0], low=0.0, high=256.0, interval_is_beyond=False)
+    assert "95 % interval [0, 256];" in _notes(number)
+    assert "95 % interval [0, >256];" in _notes(replace(number, interval_is_beyond=True))
 
 
 def test_a_text_of_the_hub_names_the_data_set(changed: Callable[[Change], Path]) -> None:

@@ -129,11 +129,13 @@ def three_digits(number: float) -> str:
     return f"{number:,.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}"
 
 
-def bounds(low: float | None, high: float | None, write: Callable[[float], str] = number) -> str:
-    """Write an interval, where there is one."""
+def bounds(
+    low: float | None, high: float | None, write: Callable[[float], str] = number, *, high_is_beyond: bool = False
+) -> str:
+    """Write an interval, where there is one, with `>` before an upper end that is beyond the lengths measured."""
     if low is None or high is None or np.isnan(low):
         return ""
-    return f"[{write(low)}, {write(high)}]"
+    return f"[{write(low)}, {'>' if high_is_beyond else ''}{write(high)}]"
 
 
 def with_interval(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:

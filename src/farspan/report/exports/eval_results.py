@@ -83,8 +83,7 @@ def _dataset(number: Number) -> str:
 
 def _notes(number: Number) -> str:
     """Return how a number was measured: interval, method, task, settings and version."""
-    write_end = "{:.6g}".format
-    interval = bounds(number.low, number.high, write_end)
+    interval = bounds(number.low, number.high, "{:.6g}".format, high_is_beyond=number.interval_is_beyond)
     beyond = "the value is beyond the lengths measured" if number.is_beyond else ""
     parts = [
         "farspan",
