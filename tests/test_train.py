@@ -442,6 +442,7 @@ def test_a_loss_of_several_parts_and_a_measurement_are_reported_in_words() -> No
         {"loss": 4.5012, "loss_sparse": 2.5112, "loss_window": 1.99, "grad_norm": 1.8},
         {"farspan/perplexity_256": 8.6981, "farspan/accuracy_256": 0.5352, "farspan/perplexity_1024": 28.561},
         {"farspan/half_life": 307.1, "farspan/span": 1366.7, "farspan/seconds": 8.2},
+        {"farspan/half_life": 52.0, "farspan/half_life_censored": 1.0, "farspan/span": 48.2},
         {"train_runtime": 3.2, "train_loss": 4.1},
     ):
         steps.on_log(None, state, None, logs)
@@ -451,6 +452,7 @@ def test_a_loss_of_several_parts_and_a_measurement_are_reported_in_words() -> No
     assert lines == [
         "step 1,500: perplexity 8.698 at 256, 28.56 at 1,024 tokens",
         "step 1,500: half-life 307, span 1,367 tokens",
+        "step 1,500: half-life >52, span 48 tokens",
     ]
 
 

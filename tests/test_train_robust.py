@@ -22,9 +22,10 @@ from safetensors.torch import load_file, save_file
 from test_cli import farspan as cli
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from farspan.callback import PerplexityCallback
+from farspan.callback import CurveCallback, PerplexityCallback
 from farspan.files import locked
 from farspan.report.training import measured_table, model_card
+from farspan.stats import MemoryLength
 from farspan.train import cepe, distill, lm, mlm, smt
 from farspan.train.checkpoint import writing
 from farspan.train.config import read_config
@@ -693,6 +694,25 @@ def test_a_card_has_no_number_where_a_step_has_none() -> None:
     table = measured_table(measured, "builtin")
     assert "| 8 | 2 | — | 0.500 | — |" in table
     assert "| 16 | — | 3 | — | 0.250 |" in table
+
+
+def test_a_memory_length_beyond_the_lengths_measured_is_logged_and_marked_in_the_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("farspan.callback.draw_memory", lambda *_: None)
+    watch = CurveCallback()
+    watch.folder, watch._lm, watch._trained_at = Path(), SimpleNamespace(trained_length=64), 52
+    lengths = SimpleNamespace(half_life=MemoryLength(52.0, censored=True), span=MemoryLength(48.0))
+    watch._summaries = {2: (None, lengths)}
+    found = watch.summarised(SimpleNamespace(rows=[]), 2)
+    assert found == {"half_life": 52.0, "half_life_censored": 1, "span": 48.0, "span_censored": 0}
+    log: list[dict[str, Any]] = [{"step": step, "farspan/perplexity_8": 2.0} for step in (0, 2)]
+    for entry, values in zip(log, ({"half_life": 9.0, "span": 7.0}, found), strict=True):
+        entry |= {f"farspan/{name}": value for name, value in values.items()}
+    table = measured_table(log, "builtin")
+    assert "half-life in tokens, step 0, step 2: 9, >52." in table
+    assert "span in tokens, step 0, step 2: 7, 48." in table
+    assert "`>`: beyond the lengths measured." in table
 
 
 @pytest.mark.parametrize(

@@ -227,9 +227,10 @@ class MeasuringCallback(TrainerCallback, ABC):
 class CurveCallback(MeasuringCallback):
     """Measure half-life and span of the model in training; log, record and draw them. See `MeasuringCallback`.
 
-    Logs `farspan/half_life`, `farspan/span` (tokens) and `farspan/seconds`; trackers of `report_to` also get the other
-    memory lengths, both accuracies at each length and the picture of the curve. The run folder is `farspan`;
-    `training.png` and `training.svg` in it are drawn again after each measurement.
+    Logs `farspan/half_life`, `farspan/span` (tokens), `farspan/half_life_censored`, `farspan/span_censored` (1: the
+    true value is beyond the lengths measured) and `farspan/seconds`; trackers of `report_to` also get the other memory
+    lengths, both accuracies at each length and the picture of the curve. The run folder is `farspan`; `training.png`
+    and `training.svg` in it are drawn again after each measurement.
 
     Args:
         tokenizer, common: as for `MeasuringCallback`.
@@ -292,7 +293,9 @@ class CurveCallback(MeasuringCallback):
         if step not in self._summaries:
             return {}
         _, numbers = self._summaries[step]
-        return {"half_life": numbers.half_life.value, "span": numbers.span.value}
+        lengths = {"half_life": numbers.half_life, "span": numbers.span}
+        values = {name: one.value for name, one in lengths.items()}
+        return values | {f"{name}_censored": float(one.censored) for name, one in lengths.items()}
 
 
 class PerplexityCallback(MeasuringCallback):

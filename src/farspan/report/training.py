@@ -203,10 +203,18 @@ def measured_table(log: Log, text: str) -> str:
         lines.append(f"| {length:,} | " + " | ".join(values) + " |")
     if curves := [entry for entry in log if "farspan/half_life" in entry]:
         ends = curves[0], curves[-1]
-        for name, key in (("half-life", "farspan/half_life"), ("span", "farspan/span")):
-            found = ", ".join(f"{entry[key]:,.0f}" for entry in ends)
-            lines.append(f"\nForgetting curve, {name} in tokens, {', '.join(_steps(ends))}: {found}.")
+        for name in ("half_life", "span"):
+            found = ", ".join(memory_length(entry, name) for entry in ends)
+            title = f"Forgetting curve, {name.replace('_', '-')} in tokens, {', '.join(_steps(ends))}"
+            lines.append(f"\n{title}: {found}.")
+        if ">" in lines[-1] + lines[-2]:
+            lines.append("\n`>`: beyond the lengths measured.")
     return "\n".join([*lines, ""])
+
+
+def memory_length(logged: Mapping[str, Any], name: str) -> str:
+    """Return half_life or span of an entry of a log in whole tokens, with `>` if it is beyond the lengths measured."""
+    return f"{'>' if logged.get(f'farspan/{name}_censored') else ''}{logged[f'farspan/{name}']:,.0f}"
 
 
 def _written(value: float | None, form: str) -> str:

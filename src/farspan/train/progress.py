@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from farspan.report.training import memory_length
+
 PERPLEXITY = re.compile(r"farspan/perplexity_(\d+)")  # logged by PerplexityCallback, with a length in tokens
 Notice = Callable[[str], None]
 
@@ -59,6 +61,6 @@ def _measured(logged: Mapping[str, float]) -> str:
     if "eval_loss" in logged:
         return f"held-out loss {logged['eval_loss']:.3f} nats per token"
     if "farspan/span" in logged:
-        return f"half-life {logged['farspan/half_life']:,.0f}, span {logged['farspan/span']:,.0f} tokens"
+        return f"half-life {memory_length(logged, 'half_life')}, span {memory_length(logged, 'span')} tokens"
     found = [(int(name[1]), value) for key, value in logged.items() if (name := PERPLEXITY.fullmatch(key))]
     return f"perplexity {', '.join(f'{value:.4g} at {n:,}' for n, value in found)} tokens" if found else ""
