@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from farspan.report.export import number as written
 from farspan.report.exports import FORMATS, export, num_missing
 from farspan.report.exports.eval_results import _notes
 from farspan.report.exports.every_eval_ever import _result
+from farspan.report.exports.model_card import write_model_card
 from farspan.report.exports.numbers import numbers_of
 from farspan.report.exports.rows import METADATA, rows_table
 from farspan.report.runs import Source, read_run
@@ -242,6 +244,26 @@ def test_the_card_has_tables_and_pictures(run: Path, tmp_path: Path, drawn: None
     card = ModelCard(f"---\nlicense: mit\n---\n# A model\n\n{text}")
     assert card.data.license == "mit"
     assert "## Long-context memory" in card.text
+
+
+def test_the_card_shows_the_pictures_of_each_task_of_a_run(tmp_path: Path, drawn: None) -> None:
+    quality = {"score": "found", "name": "right answers", "higher_is_better": True, "exp": False}
+    unit = {"unit": "tokens", "quality": quality}
+    texts = {"text": "t", "text_hash": "h"}
+    nested = {"protocol": "nested", "compat": False, "target_text": "books", "prefix_text": None}
+    rows, tasks, settings = [], {}, {"curve": nested, "passkey": texts, "icl": texts}
+    for task, given in settings.items():
+        tasks[task] = {"task": task, **unit}
+        for length, depth, repeat in product((64, 128), (0.0,) if task == "icl" else (0.0, 0.5), range(2)):
+            scores = {"found": 0.5, "copy": 0.9, "control": 0.2, "control_repeat": repeat, "scored": length // 2}
+            scores |= {"context": 2 * length + 2, "distance": length}
+            about = (given, length, repeat, 0, f"{task} {length} {depth} {repeat}")
+            rows.append(Row("m", "full", task, 1, *about, scores=scores, depth=depth))
+    header = {"settings": {"methods": ["full"], "tasks": tasks}, "models": {"m": {"tasks": settings}}, "sessions": []}
+    section, *pictures = write_model_card(Source.of("a", tmp_path, header, rows), tmp_path)
+    assert len(set(pictures)) == len(pictures)
+    shown = [line.partition("(")[2].rstrip(")") for line in section.read_text().splitlines() if line.startswith("![")]
+    assert shown == ["map.png", "curve.png", "depth-quality.png", "depth-map.png", "quality.png"]
 
 
 def test_a_name_cannot_end_the_table_or_add_markup(changed: Callable[[Change], Path]) -> None:

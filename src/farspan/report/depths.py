@@ -41,7 +41,8 @@ class DepthReport(TaskReport):
         maps = [(group, one) for group, one in maps if any(cell.value is not None for cell in _all(one))]
         for place_in_order, (group, one) in enumerate(maps, 1):
             name = "map" if len(maps) == 1 else f"map-{place_in_order}"
-            paths += draw_figure(_map(one, f"{_title(group, one)}\n{group.title}"), self.folder, name)
+            title = f"{_title(group, one)}\n{group.title}"
+            paths += draw_figure(_map(one, title), self.folder, self.prefix + name)
         return paths
 
     def section(self, group: Group, number: int) -> dict[str, Any]:

@@ -36,4 +36,7 @@ def reports(groups: Sequence[Group], folder: Path, *, test: bool = False, paper:
         if mine := [group for group in groups if KINDS.get(group.task, TaskReport) is kind]:
             of_curves = {"test": test, "paper": paper} if kind is CurveReport else {}
             found.append(kind(mine, folder, **of_curves))
+    for part in found:
+        if isinstance(part, DepthReport) and len(found) > 1:
+            part.prefix = "depth-"  # curves also have maps, and other tasks also have pictures of their quality
     return found

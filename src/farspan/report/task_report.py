@@ -23,6 +23,7 @@ class TaskReport:
 
     name = ""  # of the task in titles; "": the name of its quality
     picture = "quality"  # name of its pictures
+    prefix = ""  # of the names of its pictures, where other tasks have pictures of these names
     member: type[Member] = Member  # class of the members of its groups
 
     def __init__(self, groups: Sequence[Group], folder: Path) -> None:
@@ -35,7 +36,7 @@ class TaskReport:
 
     def draw(self) -> list[Path]:
         """Draw the pictures into the folder and return their paths."""
-        return draw_quality(self.groups, self.folder, self.picture)
+        return draw_quality(self.groups, self.folder, self.prefix + self.picture)
 
     def figure(self, group: Group) -> Figure | Heat | None:
         """Return the figure that shows one group; None if it has no result."""
