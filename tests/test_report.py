@@ -21,14 +21,14 @@ from farspan.record import Row
 from farspan.report.cells import Cell, interval_of
 from farspan.report.cells import failures as reasons
 from farspan.report.curve_figures import curve_figure
-from farspan.report.curve_section import draw_curves, print_curves
+from farspan.report.curve_section import CurveReport, draw_curves, print_curves
 from farspan.report.curves import CurveMember, as_data, remarks, series, verdict
 from farspan.report.figure import MARKED, Failed, Figure, Heat, Line, Rule, Style, pareto_front, shape
 from farspan.report.figures import cost_figure
 from farspan.report.interactive import as_plotly
 from farspan.report.kinds import MEMBERS
 from farspan.report.picture import SIZE, draw_grid, draw_on, draw_with_legend
-from farspan.report.runs import Source, differences_of, grouped
+from farspan.report.runs import Source, differences_of, grouped, groups_of_rows
 from farspan.report.tables import cost_tables
 from farspan.terminal import Terminal
 
@@ -549,3 +549,13 @@ def test_data_hold_the_means_of_the_repeats() -> None:
 )
 def test_curves_are_named_by_what_distinguishes_them(titles: list[str], words: list[str]) -> None:
     assert list(differences_of(titles).values()) == words
+
+
+def test_the_picture_of_recall_names_the_texts(tmp_path: Path) -> None:
+    measured = []
+    for text, depth in product(("books", "code"), (0.0, 0.5)):
+        one = row(100, 0, 0.9, text=text)
+        measured.append(replace(one, depth=depth, scores=one.scores | {"distance": 100 * (1 - depth)}))
+    CurveReport(groups_of_rows(measured, "curve", CurveMember, MODELS), tmp_path).draw()
+    drawn = (tmp_path / "recall.svg").read_text()
+    assert all(f"<!-- {text}: {half} -->" in drawn for text in ("books", "code") for half in ("copy", "control"))

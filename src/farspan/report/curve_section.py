@@ -117,8 +117,7 @@ class CurveReport(TaskReport):
             figure = map_figure(one, f"{title}\n{one.name}" if len(maps) > 1 else title)
             paths += draw_figure(figure, self.folder, "map" if len(maps) == 1 else f"map-{place_in_order}")
         if any(map(_has_recall, self.drawn)):
-            found = [one for one in self.members if len(one.measured.lengths)]
-            paths += draw_figure(recall_figure(found, title), self.folder, "recall")
+            paths += draw_figure(recall_figure(self.drawn, title), self.folder, "recall")
         if not self.at_one_length:
             paths += draw_curves(self.drawn, self.folder, _title("Forgetting curve", self.drawn))
         return paths
