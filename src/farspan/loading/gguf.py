@@ -108,7 +108,7 @@ def converted(file: Path) -> Path:
         about["stop_tokens"] = sorted({*(eos if isinstance(eos, list) else [eos]), *header.ends} - {None})
     # `save_pretrained` refuses a model that was quantised, so its weights move into one that never was
     config = model.config
-    del config.quantization_config
+    vars(config).pop("quantization_config", None)  # transformers 5.15 has none here
     with torch.device("meta"):
         plain = type(model)(config)
     plain.load_state_dict(model.state_dict(), assign=True)
