@@ -62,8 +62,8 @@ class Grid:
             for one in self.tasks
         }
         same = {"text": self.text, "lengths": self.lengths, "repeats": self.repeats, "seed": self.seed}
-        if self.lengths == "auto" and len(set(self.trained)) > 1:  # which decides the texts: see `_setup`
-            same["largest_trained_length"] = max(self.trained)
+        if self.lengths == "auto" and self._largest is not None:  # which decides the texts: see `_setup`
+            same["largest_trained_length"] = self._largest
         return {"tasks": tasks, **same, "cost": self.cost, "compared": self.compared}
 
     def run(
@@ -112,12 +112,17 @@ class Grid:
             setups.append(Setup(BoundCost(), BoundCost.task, lengths, COST_REPEATS))
         return setups
 
+    @property
+    def _largest(self) -> int | None:
+        """The largest trained length of models whose trained lengths differ."""
+        return max(self.trained) if len(set(self.trained)) > 1 else None
+
     def _setup(self, one: Task, lm: LM, watch: Watch) -> Setup:
         bound = one.on(lm, self.text)
         if isinstance(bound, BoundCurve) and bound.adaptive and self.lengths == "auto":
             longest = bound.longest(lm, 2)
-            together = bound.largest_length(lm, 2 * max(self.trained)) if len(set(self.trained)) > 1 else None
-            bound, possible = prepared(bound, longest, self.repeats, together)
+            window = None if self._largest is None else bound.largest_length(lm, 2 * self._largest)
+            bound, possible = prepared(bound, longest, self.repeats, window)
             if possible < longest:
                 watch.notice(f"the text is too short for lengths of {longest:,}: they end at {possible:,} tokens")
             return Setup(bound, str(one), None, self.repeats, possible)

@@ -18,6 +18,7 @@ tokens; ours end with a blank line, unless they are cut. The weights of a mixtur
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -143,7 +144,7 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
         Raises:
             ValueError: the index has fewer.
         """
-        words, excluded = _words(window), 0
+        runs_of_window, excluded = cache(partial(_runs, tuple(_words(window)))), 0  # by their number of words
         order, chosen = self._in_order(query, count, rng), list[tuple[int, float]]()
         while len(chosen) < count:
             number, score = next(order, (None, 0.0))
@@ -153,17 +154,14 @@ class BoundRalm(Ralm, BoundText[Retrieved]):
                     f"of which {excluded} share {self.overlap} words in a row with the scored text: "
                     "index more documents, or choose fewer passages"
                 )
-            if self._overlaps(_words(self.opened.passage(number)), words):
-                excluded += 1
-            else:
+            words = _words(self.opened.passage(number))
+            shared = min(self.overlap, len(words))  # of a shorter passage all words
+            if _runs(words, shared).isdisjoint(runs_of_window(shared)):
                 chosen.append((number, score))
+            else:
+                excluded += 1
         numbers, scores = ([one[i] for one in chosen] for i in (0, 1))
         return np.array(numbers, np.int64), np.array(scores, np.float32), excluded
-
-    def _overlaps(self, passage: Sequence[str], window: Sequence[str]) -> bool:
-        """Return whether a passage shares `overlap` words in a row with the window, or a shorter one all its words."""
-        count = min(self.overlap, len(passage))
-        return not _runs(passage, count).isdisjoint(_runs(window, count))
 
     def _in_order(self, query: str, count: int, rng: np.random.Generator) -> Iterator[tuple[int, float]]:
         """Yield number and score of all passages, best first; with passages=random in random order, of score 0."""
