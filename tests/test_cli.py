@@ -493,6 +493,11 @@ def test_help_names_the_value_of_an_option_and_nothing_after_a_switch(
             "Give --base-url, or leave out --served-model, --concurrency\n",
         ),
         (
+            ["perplexity", "demo", "--wait", "5", "--insecure"],
+            "error: --wait, --insecure without a served model: got 'demo', expected --base-url URL. "
+            "Give --base-url, or leave out --wait, --insecure\n",
+        ),
+        (
             ["ask", "demo", "who?", "--tokenizer", "demo"],
             "error: --tokenizer without a served model: got 'demo', expected --base-url URL. "
             "Give --base-url, or leave out --tokenizer\n",

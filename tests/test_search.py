@@ -321,6 +321,14 @@ def test_the_command_ends_with_a_comparison_that_works(model: Path, drawn: None)
     }  # fmt: skip
 
 
+def test_the_comparison_copies_the_same_text_as_the_search(model: Path) -> None:
+    done = farspan_cli("search", "rope", model, *COMMAND.split(), "--target-text", "shuffled", "--json")
+    words = shlex.split(json.loads(done.stdout)["command"])
+    assert "curve:protocol=probe,target_text=shuffled" in words
+    compared = farspan_cli(*words[1:], "--out", "compared", "--no-cost")
+    assert compared.exit_code == 0, compared.output
+
+
 def test_json_is_one_line_alone_on_stdout(model: Path) -> None:
     done = farspan_cli("search", "rope", model, *COMMAND.split(), "--json")
     (line,) = done.stdout.splitlines()

@@ -212,6 +212,7 @@ def test_a_data_set_of_the_hub_is_read_from_its_cache(hub: Any) -> None:
     assert (table.rows, table.names) == ([{"text": "test", "label": 1}], {"label": ["neg", "pos"]})
     assert read_table("org/set:train").rows == [{"text": "train", "label": 1}]
     assert read_table("org/set", ("test",)).rows == table.rows
+    assert read_table("org/set").rows == table.rows, "it has no validation"
     with pytest.raises(ValueError, match=r'org/set@default:dev cannot be read: Unknown split "dev"'):
         read_table("org/set:dev")
 

@@ -75,6 +75,7 @@ def count(panel: str, help: str, least: int = 1, most: int | None = None, metava
 
 TEXTS, LENGTHS, TASK = "Texts", "Lengths and examples", "Task"
 MODEL, SERVED, RUN = "Model", "Served model", "Run"
+ONLY_SERVED = ("served_model", "tokenizer", "concurrency", "wait", "insecure")  # options without effect on other models
 
 NAMED = "Folder, GGUF file or hub id of a causal model, demo, or http://... of a server."
 IF_NEEDED = f"{NAMED} Not needed with --base-url."
@@ -186,12 +187,12 @@ class Loading:
         models = [*(given or ()), *([self.base_url] if self.base_url else ())]
         if not models:
             raise ValueError("no model: give a folder, a GGUF file, a hub id, demo, or the server of one (--base-url)")
-        of_served = {
-            "--served-model": self.served_model,
-            "--tokenizer": self.tokenizer,
-            "--concurrency": self.concurrency,
-        }
-        if unused := [name for name, value in of_served.items() if value is not None]:
+        unused = [
+            f"--{field.name.replace('_', '-')}"
+            for field in fields(self)
+            if field.name in ONLY_SERVED and getattr(self, field.name) != field.default
+        ]
+        if unused:
             from farspan.measuring.loader import is_url
 
             if not any(map(is_url, models)):

@@ -102,7 +102,11 @@ def search_rope(
         print_search(found, console)
         picture = draw_search(found)[0]
         console.print_line(f"{found.folder}: {picture.name}" + (f", {found.file.name}" if found.file else ""))
-        command = None if found.best is None else compare_command(found, name, factor, settings, loading, repeats)
+        command = (
+            None
+            if found.best is None
+            else compare_command(found, name, factor, settings, target_text, loading, repeats)
+        )
         if command is not None:
             if not found.best or not found.best.number:
                 console.print_line("no candidate within the bound remembers more than untrained YaRN", style="yellow")
@@ -119,20 +123,28 @@ def search_rope(
 
 
 def compare_command(
-    found: "Searched", model: str, factor: float, settings: dict[str, Any], loading: Loading, repeats: int
+    found: "Searched",
+    model: str,
+    factor: float,
+    settings: dict[str, Any],
+    target_text: str | None,
+    loading: Loading,
+    repeats: int,
 ) -> str:
     """Return the command that compares the factors with the model's own RoPE and YaRN, on other texts if they are
     known: the held-out part of the built-in texts."""
     methods = ["full", f"rope:type=yarn,factor={factor:g}", f"rope:type=factors,file={found.file}"]
     targets = max(1, min(256, found.lengths[0] // 2))
-    tasks = [f"perplexity:target_tokens={targets}", "curve:protocol=probe"]
+    copied = f",target_text={target_text}" if target_text else ""
+    tasks = [f"perplexity:target_tokens={targets}", f"curve:protocol=probe{copied}"]
     words = ["farspan", "compare", model]
     words += [word for method in methods for word in ("--method", method)]
     words += [word for task in tasks for word in ("--task", task)]
     words += ["--lengths", ",".join(map(str, found.lengths)), "--repeats", str(repeats)]
     text = "builtin:held-out" if settings["text"] == "builtin:train" else settings["text"]
     words += ["--text", text]
-    if text == settings["text"]:  # no other text is known: use other windows at least
+    # where no other text is known: other windows of the same
+    if text == settings["text"] or target_text not in (None, "shuffled"):
         words += ["--seed", str(settings["seed"] + 1)]
     for field in fields(loading):
         value = getattr(loading, field.name)
