@@ -25,7 +25,7 @@ import numpy as np
 import recorded as kept
 import torch
 from common import end
-from real_tables import MISSING, by_length, table, written
+from real_tables import MISSING, by_length, costs, table, written
 from scipy.stats import rankdata
 
 from farspan import measure
@@ -189,16 +189,6 @@ def by_quality(part: str) -> Callable[[str], str]:
     return made
 
 
-def costs(model: str) -> str:
-    """Return the cost by method and length: seconds to the first token, tokens read a second, memory of the context."""
-    lines: dict[str, dict[int, str]] = {}
-    for cell in quality(model, "perplexity"):
-        if cell.prefill_seconds is not None and cell.context_bytes is not None and cell.prefill_rate is not None:
-            text = f"{cell.prefill_seconds:.2f} s / {cell.prefill_rate:,.0f} / {cell.context_bytes / 2**20:.1f} MiB"
-            lines.setdefault(f"`{cell.method}`", {})[cell.length] = text
-    return by_length("seconds to the first token / tokens read a second / context", lines)
-
-
 def best(model: str) -> str:
     """Return the best method of each measure and length, and how much better it is than the next, paired by example;
     p after Holm over the table. LongPPL is left out: each method has key tokens of its own."""
@@ -321,7 +311,7 @@ def predictors(model: str) -> str:
 
 TABLES: dict[str, Callable[[str], str]] = {
     "memory": memory,
-    "costs": costs,
+    "costs": lambda model: costs(quality(model, "perplexity"), lambda cell: f"`{cell.method}`"),
     "best": best,
     "correlations": correlations,
     "predictors": predictors,

@@ -82,6 +82,7 @@ class Part:
     weights: tuple[str, ...] = ()  # dtypes, or types of GGUF that the weights are rounded to; default: `cpu_dtype`
     lengths: tuple[int, ...] | None = None  # instead of shares
     encoder: bool = False  # for CEPE models only
+    cost: bool = False  # also seconds and memory, apart from the task
 
     def arguments(self, trained: int, places: Mapping[str, str], quick: bool = False) -> dict[str, Any]:
         """Return the arguments of `measure` but for models and folder."""
@@ -95,6 +96,7 @@ class Part:
             "text": self.text.replace("books-scored", "books").replace("books", HELD_OUT) if quick else self.text,
             "lengths": lengths[:2] if self.lengths and quick else lengths,
             "repeats": self.repeats,
+            "cost": self.cost,
         }
 
 
@@ -121,6 +123,8 @@ PARTS = {
         methods=("full", "rope:type=yarn,factor=2", "rope:type=truncated", "rope:type=ntk,factor=2"),
     ),
     "own": Part("own", (1 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
+    "needle": Part("needle:kind=single", (1 / 4, 1), text="books-scored"),
+    "cost": Part("perplexity:targets=fixed", (1, 2), 1, text="books-scored", methods=METHODS, cost=True),
     "topk": Part(
         "perplexity:targets=fixed,target_tokens=64",
         (1 / 16, 1 / 8, 1 / 4),

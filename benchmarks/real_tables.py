@@ -26,7 +26,7 @@ RECORDED = kept.BENCHMARKS / "real_models"
 PAGE = RECORDED.parents[1] / "docs" / "real_models.md"
 PICTURES = PAGE.parent / "pictures"
 MODELS = {"SmolLM2-135M-Instruct.Q4_1": "SmolLM2", "gemma-3-270m-q4_k_m": "Gemma 3"}
-EXTENDED = (" SMT", " CEPE")  # after a model's name: that of a model that a recipe made of it
+EXTENDED = (" SMT", " SMT, decoys", " CEPE")  # after a model's name: that of a model that a recipe made of it
 PLAIN = "as it is"  # how the tables call a model under full attention, in bfloat16
 NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 TEXTS = {"natural": "books", "shuffled": "books, shuffled", "python": "Python", "nested": "books, `nested`"}
@@ -275,14 +275,18 @@ def encoded_differences(model: str) -> str:
     return table(["", "less", "nats per token"], lines)
 
 
-def costs(model: str) -> str:
-    """Return tokens per second and tokens kept of the perplexity runs by method and length."""
+def costs(found: Sequence[Cell], name: Callable[[Cell], str]) -> str:
+    """Return the cost by length: seconds to the first token, tokens read a second, memory of the context.
+
+    Args:
+        name: returns the name of a cell's line.
+    """
     lines: dict[str, dict[int, str]] = {}
-    for cell in quality(model, "perplexity"):
-        if cell.tokens_per_second is not None and cell.kept is not None:
-            text = f"{cell.tokens_per_second:,.0f} / {cell.kept:,.0f}"
-            lines.setdefault(member(cell.model, cell.method), {})[cell.length] = text
-    return by_length("tokens per second / tokens kept", lines)
+    for cell in found:
+        if cell.prefill_seconds is not None and cell.context_bytes is not None and cell.prefill_rate is not None:
+            text = f"{cell.prefill_seconds:.2f} s / {cell.prefill_rate:,.0f} / {cell.context_bytes / 2**20:.1f} MiB"
+            lines.setdefault(name(cell), {})[cell.length] = text
+    return by_length("seconds to the first token / tokens read a second / context", lines)
 
 
 def attention(model: str) -> str:
@@ -338,7 +342,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "rope": curve_by_member("rope"),
     "rope-gaps": rope_gaps,
     "encoded-curve": curve_by_member("encoded-curve"),
-    "costs": costs,
+    "costs": lambda model: costs(quality(model, "cost"), lambda cell: member(cell.model, cell.method)),
     "nats": nats_differences,
     "encoded-nats": encoded_differences,
     "attention": attention,
@@ -346,7 +350,8 @@ TABLES: dict[str, Callable[[str], str]] = {
     "ralm": ralm,
     "depths": recall_map,
     **{
-        part: quality_by_method(part) for part in ("perplexity", "encoded", "own", "sst2", "trec", "banking77", "qmsum")
+        part: quality_by_method(part)
+        for part in ("perplexity", "encoded", "own", "needle", "sst2", "trec", "banking77", "qmsum")
     },
 }
 
