@@ -56,6 +56,7 @@ METHODS = (
     "sinks:window={window}",
     "replug:piece={quarter},tail={half}",
     "dca",
+    "dca:chunk={quarter}",
     "selfextend:group=8",
     "selfextend:group=8,window={quarter}",
     "rope:type=yarn,factor=4+temperature",

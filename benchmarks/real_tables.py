@@ -4,6 +4,7 @@ A table stands on the page between `<!-- table: NAME MODEL -->` and `<!-- end --
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -376,7 +377,7 @@ def draw() -> Iterator[Path]:
         if members := curves(model, "natural", "shuffled", "python"):
             yield _png(draw_curves(members, PICTURES, f"Forgetting curves of {short}", name))
         for part, by in (("methods", "method"), ("rope", "RoPE")):
-            if members := curves(model, part):
+            if members := [replace(one, name=label(one).strip("`")) for one in curves(model, part)]:
                 yield _png(draw_curves(members, PICTURES, f"Forgetting curves of {short} by {by}", f"{name}_{part}"))
         for one in curves(model, "depths"):
             yield _png(draw_figure(map_figure(one, f"Memory index of {short}"), PICTURES, f"{name}_map"))
@@ -400,7 +401,7 @@ def claims() -> dict[str, bool]:
     weights = {label(one): one for one in curves(smollm2, "weights")}
     methods = {label(one): one for one in curves(smollm2, "methods")}
     encoded = {label(one): one for one in curves(smollm2, "encoded-curve")}
-    (span,) = (d for d in differences(methods[PLAIN].curve, methods["SMT"].curve) if d.name == "span")
+    stretched = "`selfextend:group=8,window=2048`"
     rope = rope_gains(smollm2)
     lost, kept = depths.everywhere.memory_index[-1, :2].tolist()  # at depths 0 and 0.25
     (attention_of,) = attention_series(recorded(smollm2, "attention")[1])
@@ -441,7 +442,12 @@ def claims() -> dict[str, bool]:
         )[2]
         < 0,
         "SMT copies at two windows": _gap(methods["SMT"], 16384)[0] > 0.1,
-        "SMT has a longer span than the model as it is": span.low is not None and span.low > 0,
+        "SMT has a longer span than the model as it is": _longer_span(methods[PLAIN], methods["SMT"]),
+        "SmolLM2: Self-Extend has a longer span, without training": _longer_span(methods[PLAIN], methods[stretched]),
+        "SmolLM2: Self-Extend copies a fifth more than it guesses at two windows": _gap(methods[stretched], 16384)[0]
+        > 0.2,
+        "SmolLM2: of DCA less than a seventh is copied at two windows": _gap(methods["`dca`"], 16384)[1] < 1 / 7,
+        "SmolLM2: YaRN by 2 copies nothing at two windows": _gap(methods["`rope:type=yarn,factor=2`"], 16384)[1] < 0.05,
         "CEPE with a decoder of 512 tokens predicts at 8,192 as the model that reads all, within 0.1 nats": (
             max(map(abs, encoded_nats(smollm2, (CEPE, 8192), ("full", 8192))[1:])) < 0.1
         ),
@@ -481,6 +487,12 @@ def _change_of_control(one: CurveMember, short: int, long: int) -> bool:
         one.curve.control[:, one.curve.lengths == long] - one.curve.control[:, one.curve.lengths == short]
     )
     return bool(max(-low[0], high[0]) < 0.03)
+
+
+def _longer_span(first: CurveMember, second: CurveMember) -> bool:
+    """Return whether the span of the second is longer, by the interval of the paired difference."""
+    (found,) = (one for one in differences(first.curve, second.curve) if one.name == "span")
+    return found.low is not None and found.low > 0
 
 
 def _same_half_life(first: CurveMember, second: CurveMember) -> bool:

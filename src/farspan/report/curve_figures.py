@@ -1,13 +1,14 @@
 """Figures of forgetting curves: accuracy and memory index over length, recall over distance, and maps."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from farspan import stats
 from farspan.report.curves import CurveMember, Point
 from farspan.report.export import counted, with_interval
-from farspan.report.figure import Area, Failed, Figure, Heat, Line, Rule, sample_size
+from farspan.report.figure import Area, Failed, Figure, Heat, Line, Rule, Style, sample_size
 from farspan.report.figures import depth_map, depth_names
 
 BACKGROUNDS = ("#d9efd9", "#fdf3d0", "#eeeeee")  # of fine memory, coarse memory and amnesia
@@ -24,9 +25,10 @@ def curve_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
     failed = []
     for index, one in enumerate(curves):
         prefix = "" if len(curves) == 1 else f"{one.name}: "
-        points = _measured(one)
-        lines += _halves(index, prefix, "length", points, [_text(one, point) for point in points])
-        marks += _half_life(index, prefix, one)
+        points, mark = _measured(one), _half_life(index, prefix, one)
+        legend = mark[0].label if prefix and mark else one.name
+        lines += _halves(index, prefix, legend, "length", points, [_text(one, point) for point in points])
+        marks += mark
         if failures := one.curve.failures:
             partly = frozenset(point["length"] for point in points)
             missing = [length for length in one.curve.lengths.tolist() if length not in partly]
@@ -40,6 +42,7 @@ def curve_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
         failed=failed,
         rules=_trained(curves),
         areas=_areas(curves[0]) if len(curves) == 1 else [],
+        keys=_keys(curves, ("half-life", "mark") if marks else None),
         span=(-0.04, 1.04),
         num_members=len(curves),
         note=sample_size((point["n"] for one in curves for point in _measured(one)), "text"),
@@ -50,10 +53,16 @@ def _measured(one: CurveMember, depth: float = 0.0) -> list[Point]:
     return [point for point in one.points(depth) if "copy" in point]
 
 
-def _halves(index: int, prefix: str, x: str, points: Sequence[Point], texts: Sequence[Sequence[str]]) -> Iterator[Line]:
-    """Yield the lines of copy and control over `x`, the name of a number of their points."""
+def _halves(
+    index: int, prefix: str, legend: str, x: str, points: Sequence[Point], texts: Sequence[Sequence[str]]
+) -> Iterator[Line]:
+    """Yield the lines of copy and control over `x`, the name of a number of their points. With a prefix, which tells
+    curves apart, a legend names only the first of them."""
     for half, style in (("copy", "solid"), ("control", "dashed")) if points else ():
-        yield Line.of(f"{prefix}{half}", points, x, half, index, texts, kind=half, style=style)
+        look: dict[str, Any] = {"kind": half, "style": style}
+        if prefix:
+            look["legend"] = legend if half == "copy" else ""
+        yield Line.of(f"{prefix}{half}", points, x, half, index, texts, **look)
 
 
 def _half_life(index: int, prefix: str, one: CurveMember) -> list[Line]:
@@ -63,7 +72,14 @@ def _half_life(index: int, prefix: str, one: CurveMember) -> list[Line]:
     height = float(np.interp(half.value, one.measured.lengths, stats.measured_mean(one.measured.copy)))
     x, low, high = (np.array([end], float) for end in (half.value, half.low, half.high))
     texts = [[one.name, f"half-life {half} tokens"]]
-    return [Line(f"{prefix}half-life {half}", x, [height], index, low, high, texts, "half-life", "mark")]
+    legend = "" if prefix else None
+    return [Line(f"{prefix}half-life {half}", x, [height], index, low, high, texts, "half-life", "mark", legend=legend)]
+
+
+def _keys(curves: Sequence[CurveMember], more: tuple[str, Style] | None) -> list[tuple[str, Style]]:
+    """Return what the styles mean, where there are several curves."""
+    keys: list[tuple[str, Style]] = [("copy", "solid"), ("control", "dashed"), *([more] if more else [])]
+    return keys if len(curves) > 1 else []
 
 
 def _trained(curves: Sequence[CurveMember]) -> list[Rule]:
@@ -106,12 +122,19 @@ def recall_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
         points.sort(key=lambda point: point["distance"])
         counts += [point["n"] for point in points]
         texts = [_text(one, point) for point in points]
-        lines += _halves(index, prefix, "distance", points, texts)
-        look = {"kind": "index", "style": "dotted"}
+        lines += _halves(index, prefix, one.name, "distance", points, texts)
+        look: dict[str, Any] = {"kind": "index", "style": "dotted", "legend": "" if prefix else None}
         lines.append(Line.of(f"{prefix}memory index", points, "distance", "memory_index", index, texts, **look))
-    x = "distance between a token and its copy (tokens)"
-    note = sample_size(counts, "text")
-    return Figure(title, x, ACCURACY, lines, span=(-0.07, 1.07), num_members=len(curves), note=note)
+    return Figure(
+        title,
+        "distance between a token and its copy (tokens)",
+        ACCURACY,
+        lines,
+        keys=_keys(curves, ("memory index", "dotted")),
+        span=(-0.07, 1.07),
+        num_members=len(curves),
+        note=sample_size(counts, "text"),
+    )
 
 
 def map_figure(one: CurveMember, title: str = "") -> Heat:

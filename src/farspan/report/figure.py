@@ -30,7 +30,7 @@ Style = Literal[
 class Line:
     """Values of one member of a group, with their intervals."""
 
-    label: str  # in a legend
+    label: str  # a name that no other line has
     x: Sequence[float] | np.ndarray
     y: Sequence[float] | np.ndarray
     index: int  # of the member: gives colour and marker
@@ -40,6 +40,7 @@ class Line:
     kind: str = ""  # what the values are; the page can hide those of kind "control"
     style: Style = "solid"
     shade: float | None = None  # from 0 to 1: a colour by rank in an order, such as of steps, instead of by member
+    legend: str | None = None  # its name in a legend of a picture; None: the label; "": it is left out
 
     @property
     def alone(self) -> bool:
@@ -115,6 +116,7 @@ class Figure:
     failed: Sequence[Failed] = ()
     rules: Sequence[Rule] = ()
     areas: Sequence[Area] = ()
+    keys: Sequence[tuple[str, Style]] = ()  # what styles mean, where the legend of a picture names members only
     log_x: bool = False
     log_y: bool = False
     ticks: Sequence[int] = ()  # on the x axis, where there are few

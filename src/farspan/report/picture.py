@@ -157,6 +157,11 @@ def _draw_lines(axes: Axes, one: Figure) -> int:
             _draw_bars(axes, line, one)
         else:
             _draw_line(axes, line)
+    for name, style in one.keys:
+        key: dict[str, Any] = {"color": NEUTRAL, "linestyle": STYLES[style], "label": name}
+        if style == "mark":
+            key |= {"marker": "o", "markersize": 8, "markerfacecolor": "white"}
+        axes.errorbar([], [], **key)  # no `plot`, whose lines precede error bars in a legend
     if one.front is not None:
         axes.plot(*one.front.T, color=NEUTRAL, linestyle="--", linewidth=1, zorder=1, label=FRONT)
     for area in one.areas:
@@ -277,7 +282,8 @@ def _numbers(line: Line) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray
 
 def _look(line: Line) -> dict[str, Any]:
     ordered = colour(line.index) if line.shade is None else colormaps["viridis_r"](0.1 + 0.9 * line.shade)
-    look: dict[str, Any] = {"color": ordered, "linestyle": STYLES[line.style], "label": line.label}
+    look: dict[str, Any] = {"color": ordered, "linestyle": STYLES[line.style]}
+    look["label"] = line.label if line.legend is None else line.legend
     return look | {"marker": shape(line.index)[2], "markersize": 6, "markevery": line.marked}
 
 
