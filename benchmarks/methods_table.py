@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import real_tables
 import recorded as kept
 import torch
 from common import end
@@ -41,7 +42,8 @@ from farspan.stats import Difference, differences, holm, student_mean
 RECORDED = kept.BENCHMARKS / "methods_table"
 PAGE = kept.BENCHMARKS.parent / "docs" / "methods_table.md"
 TEXT = "builtin:held-out+tests"  # that the embedded model was not trained on
-MODELS = {"demo": "the embedded model", "SmolLM2-135M-Instruct.Q4_1": "SmolLM2"}
+MODELS = {"demo": "the embedded model"} | real_tables.MODELS
+IN_REAL_MODELS = {"shuffled": "methods", "perplexity": "perplexity", "cost": "cost"}  # parts, by ours
 METHODS = (
     "full",
     "sinks:window={window}",
@@ -125,22 +127,26 @@ NAMES = {
 }
 SHARE = "share of key tokens"
 PRICES = {
-    "memory": ("context_bytes", "memory of the context at four windows (MiB)", 2**20),
-    "seconds": ("prefill_seconds", "seconds to the first token after four windows", 1),
+    "memory": ("context_bytes", "memory of a context of {:,} tokens (MiB)", 2**20),
+    "seconds": ("prefill_seconds", "seconds to the first token after {:,} tokens", 1),
 }
 MARKS = {True: " ▲", False: " ▼"}
 
 
 def rows_of(model: str, part: str) -> tuple[dict[str, Any], list[Row]]:
-    """Return run.json and the rows of one run; two empty ones where it was not recorded."""
-    return kept.recorded(RECORDED, model, part)
+    """Return run.json and the rows of one run; two empty ones where it was not recorded. Those of a real model are the
+    rows of docs/real_models.md."""
+    if model in real_tables.MODELS:
+        return real_tables.recorded(model, IN_REAL_MODELS[part]) if part in IN_REAL_MODELS else ({}, [])
+    return kept.recorded(RECORDED, model, "perplexity" if part == "cost" else part)
 
 
 @cache
 def quality(model: str, part: str) -> list[Cell]:
     """Return the quality of a run by method and length; of a run with costs also these."""
     header, rows = rows_of(model, part)
-    return [cell for cell in cells(rows, header) if cell.task.startswith(PARTS[part].name)] if rows else []
+    name = "perplexity" if part == "cost" else PARTS[part].name
+    return [cell for cell in cells(rows, header) if cell.task.startswith(name)] if rows else []
 
 
 @cache
@@ -153,7 +159,7 @@ def curves(model: str, part: str) -> dict[str, CurveMember]:
 
 def memory(model: str) -> str:
     """Return the memory lengths by method, marked where they differ from those of the first method."""
-    every = {part: curves(model, part) for part in TEXTS}
+    every = {part: found for part in TEXTS if (found := curves(model, part))}
     found: dict[tuple[str, str, str], Difference] = {}
     for part, by_method in every.items():
         first, *others = by_method.values()
@@ -163,7 +169,7 @@ def memory(model: str) -> str:
                     found[part, one.method, which.name] = which
     corrected = dict(zip(found, holm([one.p for one in found.values()]), strict=True))
     lines = []
-    for how in every["natural"]:
+    for how in every["shuffled"]:
         line = [f"`{how}`"]
         for part, by_method in every.items():
             for name in NUMBERS:
@@ -172,7 +178,7 @@ def memory(model: str) -> str:
                 mark = MARKS[found[at].value > 0] if p is not None and p < 0.05 else ""
                 line.append(MISSING if one is None else f"{getattr(one.summary, name)}{mark}")
         lines.append(line)
-    heads = [f"{name}, {text}" for text in TEXTS.values() for name in NUMBERS.values()]
+    heads = [f"{name}, {TEXTS[part]}" for part in every for name in NUMBERS.values()]
     return table(["", *heads], lines)
 
 
@@ -311,7 +317,7 @@ def predictors(model: str) -> str:
 
 TABLES: dict[str, Callable[[str], str]] = {
     "memory": memory,
-    "costs": lambda model: costs(quality(model, "perplexity"), lambda cell: f"`{cell.method}`"),
+    "costs": lambda model: costs(quality(model, "cost"), lambda cell: f"`{cell.method}`"),
     "best": best,
     "correlations": correlations,
     "predictors": predictors,
@@ -335,9 +341,11 @@ def pareto(model: str, price: str, unit: str, scale: float) -> Figure:
 
     Args:
         price: a field of the cells.
+        unit: what the axis shows, with a place for the length.
         scale: what a unit of the figure is in that of the field.
     """
-    cost = {cell.method: getattr(cell, price) for cell in quality(model, "perplexity")}  # the last length's
+    longest = max(cell.length for cell in quality(model, "cost"))
+    cost = {cell.method: getattr(cell, price) for cell in quality(model, "cost") if cell.length == longest}
     lines = []
     for index, (how, one) in enumerate(curves(model, "shuffled").items()):
         if cost.get(how) and one.summary is not None:
@@ -346,7 +354,7 @@ def pareto(model: str, price: str, unit: str, scale: float) -> Figure:
             lines.append(Line(how, [cost[how] / scale], [span.value], index, low, high, [[how]], "cost", "points"))
     return Figure(
         title=f"What each method remembers and costs: {MODELS[model]}",
-        x=unit,
+        x=unit.format(longest),
         y="span on shuffled text (tokens)",
         lines=lines,
         counts=False,
@@ -428,8 +436,9 @@ def main() -> None:
         print(f"{kept.record(options.out, RECORDED):,} bytes in {RECORDED}")
     elif options.write:
         PAGE.write_text(page())
-        for name, price in PRICES.items():
-            png, svg = draw_figure(pareto("demo", *price), PAGE.parent / "pictures", f"methods_{name}")
+        for model, name in ((model, name) for model in MODELS for name in PRICES if quality(model, "cost")):
+            drawn = f"methods_{name}" + ("" if model == "demo" else f"_{MODELS[model].lower()}")
+            png, svg = draw_figure(pareto(model, *PRICES[name]), PAGE.parent / "pictures", drawn)
             svg.unlink()
             print(png)
     elif options.check:
