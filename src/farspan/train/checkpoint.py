@@ -127,7 +127,7 @@ def last(folder: Path, first_save: int, notice: Callable[[str], None]) -> Path |
     return folder / f"checkpoint-{whole}" if whole else None
 
 
-def refuse_other_text(folder: Path, corpus: Corpus, base: str | None, *, continues: bool) -> None:
+def refuse_other_text_or_base(folder: Path, corpus: Corpus, base: str | None, *, continues: bool) -> None:
     """Record what a training began with in its folder of checkpoints, or compare it if the training continues: the hash
     of its text, and the fingerprint of the model that it started from.
 

@@ -271,7 +271,7 @@ def run(
         trainer.restore(checkpoint, before)
         watch.notice(f"already finished: {how.steps:,} steps. Nothing is trained; the model is saved again in {out}")
     else:
-        checkpoints.refuse_other_text(out / CHECKPOINTS, rows.corpus, base, continues=checkpoint is not None)
+        checkpoints.refuse_other_text_or_base(out / CHECKPOINTS, rows.corpus, base, continues=checkpoint is not None)
         trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
         for callback in callbacks:
             callback.attach(trainer)
