@@ -41,11 +41,16 @@ def sliding_windows(model: Any) -> dict[str, int | None]:
     Raises:
         ValueError: layers that are neither full nor sliding attention.
     """
-    config = model.config.get_text_config(decoder=True)
+    windows, others = layer_windows(model)
+    if others or not windows:
+        raise ValueError(f"{type(model).__name__} has layers of {', '.join(others) or 'no attention'}")
+    return {"full_attention" if window is None else SLIDING: window for window in set(windows)}
+
+
+def layer_windows(model: Any) -> tuple[list[int | None], list[str]]:
+    """Return the window of each layer (None: no window), and the kinds of layers besides full and sliding attention."""
     layers = DynamicCache(config=model.config).layers
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", SLIDING}
-    kinds |= {type(one).__name__ for one in layers if type(one) not in (DynamicLayer, DynamicSlidingWindowLayer)}
-    if kinds or not layers:
-        raise ValueError(f"{type(model).__name__} has layers of {', '.join(sorted(kinds)) or 'no attention'}")
-    windows = {getattr(layer, "sliding_window", None) for layer in layers}
-    return {"full_attention" if window is None else SLIDING: window for window in windows}
+    config = model.config.get_text_config(decoder=True)
+    others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", SLIDING}
+    others |= {type(one).__name__ for one in layers if type(one) not in (DynamicLayer, DynamicSlidingWindowLayer)}
+    return [getattr(one, "sliding_window", None) for one in layers], sorted(others)

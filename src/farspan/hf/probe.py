@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from farspan.hf.attend import Call, Layer, angles, dense, turned
 from farspan.hf.attention import replaced_attention
 from farspan.hf.decoder import decoder_of, plain_hidden
 from farspan.hf.facts import input_device, position_limit
+from farspan.hf.masks import layer_windows
 from farspan.hf.parallel import refuse_divided
 
 PROBE_LENGTH = 24  # tokens
@@ -37,15 +36,9 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
             a model without weights, only those that its config shows.
     """
     family = type(model).__name__
-    config = model.config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    caches = DynamicCache(config=model.config).layers
-    others = {type(layer).__name__ for layer in caches if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)}
-    if kinds or others:
-        raise ValueError(
-            f"{name} cannot be used with {family}, which has layers of {', '.join(sorted(kinds | others))}"
-        )
-    windows = [getattr(layer, "sliding_window", None) for layer in caches]
+    windows, others = layer_windows(model)
+    if others:
+        raise ValueError(f"{name} cannot be used with {family}, which has layers of {', '.join(others)}")
     plain = [Layer(index, None, window) for index, window in enumerate(windows)]
     if input_device(model).type == "meta":  # no weights, so nothing can be run
         if rotary:
@@ -57,7 +50,8 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
         seen[call.layer.index] = call.query.flatten(1, 2), call.key
         return dense(call)
 
-    ids = ((1 + torch.arange(PROBE_LENGTH, device=input_device(model))) * 7919 % config.vocab_size)[None]
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    ids = ((1 + torch.arange(PROBE_LENGTH, device=input_device(model))) * 7919 % vocabulary)[None]
 
     def watched(start: int) -> dict[int, tuple[Tensor, Tensor]]:
         seen.clear()
@@ -69,7 +63,7 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
                 raise
             except (TypeError, AttributeError, LookupError, RuntimeError) as error:  # a mask that it needs is missing
                 raise ValueError(around) from error
-        if len(seen) < len(caches) or not caches:
+        if len(seen) < len(windows) or not windows:
             raise ValueError(around)
         if not close(given, expected):
             raise ValueError(
