@@ -1,8 +1,7 @@
 """The checks, one function each, called with the subject and a reader of the setting tested."""
 
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -155,7 +154,7 @@ def left_padding(subject: Subject, reader: Reader) -> Check:
 
 
 def inv_freq(subject: Subject, reader: Reader) -> Check:
-    found = list(_frequencies(reader.lm.model))
+    found = list(hf.rope_frequencies(reader.lm.model))
     if not found:
         return Check("inv_freq", None, "", "", f"{type(reader.lm.model).__name__} has no RoPE frequencies")
     others = {str(values.dtype).removeprefix("torch.") for _, values in found} - {"float32"}
@@ -186,7 +185,7 @@ def rope(subject: Subject, reader: Reader) -> Check:
     trained, longer = lm.trained_length or 1, reader.lm.trained_length or 1
     far = torch.tensor([1, trained - 1, trained, 2 * trained + 1, longer])
     worst, change = 0.0, 0.0
-    for name, _ in _frequencies(lm.model):
+    for name, _ in hf.rope_frequencies(lm.model):
         module = lm.model.get_submodule(name.rpartition(".")[0])
         place = module.get_buffer(name.rpartition(".")[2]).device
         cosines, _ = module(torch.zeros(1, 1, device=place), far[None].to(place))
@@ -266,9 +265,3 @@ def _gain(with_it: Tensor, without: Tensor) -> tuple[float, float]:
     """Return the nats per token by which a copy is easier, and their standard error over texts."""
     each = (without - with_it)[:, GAP:].mean(-1)
     return float(each.mean()), float(each.std() / len(each) ** 0.5)
-
-
-def _frequencies(model: Any) -> Iterator[tuple[str, Tensor]]:
-    for name, values in model.named_buffers():
-        if name.endswith("inv_freq") and "original" not in name:
-            yield name, values

@@ -15,7 +15,15 @@ from farspan.hf.facts import (
 from farspan.hf.masks import causal_mask, gapped_mask, sliding_windows
 from farspan.hf.parallel import bytes_here, check_divides, least, num_parts, refuse_divided
 from farspan.hf.probe import See, attention_layers, watch_attention
-from farspan.hf.rotary import length_dependent_rope, plain_rope, rope, rope_precision, rotary_modules, set_rope
+from farspan.hf.rotary import (
+    length_dependent_rope,
+    plain_rope,
+    rope,
+    rope_frequencies,
+    rope_precision,
+    rotary_modules,
+    set_rope,
+)
 from farspan.hf.scope import Scope, alone, check_scope
 from farspan.hf.stream import Stream
 
@@ -52,6 +60,7 @@ __all__ = [
     "refuse_divided",
     "replaced_attention",
     "rope",
+    "rope_frequencies",
     "rope_precision",
     "rotary_modules",
     "set_rope",

@@ -14,6 +14,7 @@ from farspan.hf.decoder import decoder_of, plain_hidden
 from farspan.hf.facts import input_device, position_limit
 from farspan.hf.masks import layer_windows
 from farspan.hf.parallel import refuse_divided
+from farspan.hf.rotary import rope_frequencies
 
 PROBE_LENGTH = 24  # tokens
 
@@ -36,9 +37,10 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
             a model without weights, only those that its config shows.
     """
     family = type(model).__name__
+    refusal = f"{name} cannot be used with {family}"
     windows, others = layer_windows(model)
     if others:
-        raise ValueError(f"{name} cannot be used with {family}, which has layers of {', '.join(others)}")
+        raise ValueError(f"{refusal}, which has layers of {', '.join(others)}")
     plain = [Layer(index, None, window) for index, window in enumerate(windows)]
     if input_device(model).type == "meta":  # no weights, so nothing can be run
         if rotary:
@@ -55,7 +57,7 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
 
     def watched(start: int) -> dict[int, tuple[Tensor, Tensor]]:
         seen.clear()
-        around = f"{name} cannot be used with {family}: its attention does not go through transformers' interface"
+        around = f"{refusal}: its attention does not go through transformers' interface"
         with replaced_attention(model, watching, plain, name=name, padding=True):
             try:
                 given, _ = plain_hidden(model, ids, start)
@@ -66,9 +68,7 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
         if len(seen) < len(windows) or not windows:
             raise ValueError(around)
         if not close(given, expected):
-            raise ValueError(
-                f"{name} cannot be used with {family}: its attention is more than queries, keys and values"
-            )
+            raise ValueError(f"{refusal}: its attention is more than queries, keys and values")
         return dict(seen)
 
     with torch.no_grad():
@@ -83,16 +83,9 @@ def attention_layers(model: Any, *, name: str, rotary: bool = True) -> list[Laye
             return plain
         _check_positions(model, name)
         there = watched(PROBE_SHIFT)
-    frequencies = [
-        buffer
-        for module in decoder_of(model).modules()
-        for key, buffer in module._buffers.items()
-        if key.endswith("inv_freq") and "original" not in key and buffer is not None
-    ]
+    known = [values for _, values in rope_frequencies(decoder_of(model))]
     return [
-        Layer(
-            index, _frequencies(here[index], there[index], frequencies, f"{name} cannot be used with {family}"), window
-        )
+        Layer(index, _frequencies(here[index], there[index], known, refusal), window)
         for index, window in enumerate(windows)
     ]
 

@@ -77,6 +77,13 @@ def length_dependent_rope(model: Any) -> str | None:
     return None
 
 
+def rope_frequencies(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and values of each set of RoPE frequencies that a model rotates by."""
+    for name, values in model.named_buffers():
+        if name.endswith("inv_freq") and "original" not in name:
+            yield name, values
+
+
 def rotary_modules(model: Any) -> list[Any]:
     """Return the modules that turn positions into cosines and sines."""
     return [module for module in decoder_of(model).modules() if "inv_freq" in module._buffers]

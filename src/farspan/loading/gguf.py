@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from farspan.extras import optional_import
 from farspan.files import built, cache_folder, read_json
-from farspan.hf.rotary import set_rope
+from farspan.hf.rotary import rope_frequencies, set_rope
 from farspan.loading.errors import RefusedError
 from farspan.terminal import report
 from farspan.text import checksums
@@ -245,5 +245,7 @@ def _scale(model: Any, header: FileHeader) -> bool:
 
 def _rotates_by(model: Any, wanted: torch.Tensor) -> bool:
     """Return whether a model has a RoPE with these frequencies."""
-    own = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq") and "original" not in name]
-    return any(one.shape == wanted.shape and torch.allclose(one, wanted, rtol=1e-4, atol=1e-12) for one in own)
+    return any(
+        own.shape == wanted.shape and torch.allclose(own, wanted, rtol=1e-4, atol=1e-12)
+        for _, own in rope_frequencies(model)
+    )
