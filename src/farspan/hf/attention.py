@@ -16,8 +16,6 @@ from farspan.hf.scope import Scope, changed
 
 _NUMBERS = count()
 
-_SWITCH = "_attn_implementation_internal"
-
 
 @dataclass
 class StreamAttentionState:
@@ -89,10 +87,12 @@ class CustomAttention(Scope):
     ) -> tuple[Tensor, None]:
         """Attend as transformers' attention functions do: [batch, heads, time, dim] to [batch, time, heads, dim]."""
         layer, now = self.layers[module.layer_idx], self.now
-        if now is None:
-            self._check_call(attention_mask, kwargs.get("position_ids"), layer, query, key)
         batch, heads, time, dim = query.shape
-        start = self._start(key.shape[2] - time) if now is None else now.start
+        if now is not None:
+            start = now.start
+        else:
+            self._check_call(attention_mask, kwargs.get("position_ids"), layer, query, key)
+            start = key.shape[2] - time if self.offset is None else self.offset  # its cache may have dropped keys
         if self.factor is not None:
             here = torch.arange(start, start + time, device=query.device)
             query = (query * self.factor(here, layer.index)[..., None]).to(query.dtype)
@@ -112,10 +112,6 @@ class CustomAttention(Scope):
             now.last_queries[layer.index] = last_queries(call, before, self.eviction.window)
         out = self.attend(call)
         return out.reshape(batch, heads, time, -1).transpose(1, 2).contiguous(), None
-
-    def _start(self, without_drops: int) -> int:
-        """Return the position of the first query of a model called directly; its cache may have dropped keys."""
-        return without_drops if self.offset is None else self.offset
 
     def _check_call(
         self, mask: Tensor | None, positions: Tensor | None, layer: Layer, query: Tensor, key: Tensor
@@ -159,7 +155,7 @@ def replaced_attention(
     """
     key = f"farspan_{next(_NUMBERS)}"
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
-    before = [(config, config._attn_implementation_internal) for config in configs if hasattr(config, _SWITCH)]
+    before = [(c, c._attn_implementation_internal) for c in configs if hasattr(c, "_attn_implementation_internal")]
     if any(str(own).startswith("farspan_") for _, own in before):
         raise ValueError(f"{name} cannot be put on a model whose attention another method has replaced")
     stand_in = CustomAttention(attend, layers, name=name, shape=shape, padding=padding, eviction=eviction)
