@@ -1,14 +1,12 @@
 """`farspan export`."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from farspan.cli.options import RUN, AsJson, err, one_line_errors, option
-from farspan.terminal import Terminal
+from farspan.cli.options import RUN, AsJson, one_line_errors, option, print_notice, print_written
 
 FORMAT = "Format"
 
@@ -41,15 +39,10 @@ def export(
         from farspan.report.exports import FORMATS, TRACKERS
         from farspan.report.exports import export as exported
 
-        def notice(line: str) -> None:
-            err.print_line(line, style="yellow")
-
-        formats = FORMATS | {"lm-eval": _lm_eval} | {name: partial(_send, name, notice=notice) for name in TRACKERS}
-        written = exported(run, to, out, model=model, dataset=dataset, formats=formats, notice=notice)
-        for path in written:
-            (err if as_json else Terminal()).print_line(str(path))
-        if as_json:
-            print(json.dumps({"written": [str(path) for path in written]}))
+        trackers = {name: partial(_send, name, notice=print_notice) for name in TRACKERS}
+        formats = FORMATS | {"lm-eval": _lm_eval} | trackers
+        written = exported(run, to, out, model=model, dataset=dataset, formats=formats, notice=print_notice)
+        print_written(written, as_json)
 
 
 def _lm_eval(*given: Any, **options: Any) -> list[Path]:

@@ -2,8 +2,9 @@
 
 import errno
 import inspect
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -69,8 +70,8 @@ def option(panel: str, help: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **settings)
 
 
-def count(panel: str, help: str, least: int = 1, most: int | None = None, metavar: str = "N") -> Any:
-    return option(panel, help, min=least, max=most, metavar=metavar)
+def count(panel: str, help: str, least: int = 1, most: int | None = None) -> Any:
+    return option(panel, help, min=least, max=most, metavar="N")
 
 
 TEXTS, LENGTHS, TASK = "Texts", "Lengths and examples", "Task"
@@ -172,9 +173,9 @@ class Loading:
     tokenizer: Annotated[
         str | None, option(SERVED, "Its tokenizer: folder, GGUF file or hub id; default: the one the server names.")
     ] = None
-    concurrency: Annotated[int | None, count(SERVED, "Requests at once; default 8, for llama-server 1.", 1, 1024)] = (
-        None
-    )
+    concurrency: Annotated[
+        int | None, count(SERVED, "Requests at once; default 8, for llama-server 1.", least=1, most=1024)
+    ] = None
     wait: Annotated[float, option(SERVED, "Seconds to wait for a server that went away.", min=0.0)] = 60.0
     insecure: Annotated[bool, option(SERVED, "Allow http to another machine.", "--insecure")] = False
 
@@ -268,6 +269,11 @@ class TextOptions:
         return parse_lengths(self.lengths, points, spaced)
 
 
+def own_lengths(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with `auto` meaning the default lengths of the task or search, the same for all models."""
+    return settings | {"lengths": None if settings["lengths"] == "auto" else settings["lengths"]}
+
+
 @dataclass(frozen=True)
 class Running:
     """Options: how a measurement is carried out, and where its rows are stored."""
@@ -348,6 +354,18 @@ def _name_value(parameter: inspect.Parameter) -> None:
                 one.metavar = ""
             elif {kind, *get_args(kind)} & {str, int, float, Path, list[Path]}:
                 one.metavar = parameter.name.rpartition("_")[2].upper()
+
+
+def print_notice(line: str) -> None:
+    err.print_line(line, style="yellow")
+
+
+def print_written(paths: Iterable[Path], as_json: bool) -> None:
+    written = [str(path) for path in paths]
+    for path in written:
+        (err if as_json else Terminal()).print_line(path)
+    if as_json:
+        print(json.dumps({"written": written}))
 
 
 ROWS_KEPT = "the rows measured so far are kept, and the same command continues from there"

@@ -1,14 +1,13 @@
 """`farspan report` and `farspan import`: rows that exist already."""
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from farspan.cli.measured import print_results
-from farspan.cli.options import RUN, AsJson, err, one_line_errors, option
+from farspan.cli.options import RUN, AsJson, err, one_line_errors, option, print_notice, print_written
 from farspan.terminal import Terminal
 
 
@@ -21,14 +20,7 @@ def report(
     with one_line_errors():
         from farspan.report.page import write_report
 
-        def notice(line: str) -> None:
-            err.print_line(line, style="yellow")
-
-        written = write_report(runs, out, notice)
-        for path in written:
-            (err if as_json else Terminal()).print_line(str(path))
-        if as_json:
-            print(json.dumps({"written": [str(path) for path in written]}))
+        print_written(write_report(runs, out, print_notice), as_json)
 
 
 def import_file(

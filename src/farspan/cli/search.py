@@ -26,6 +26,7 @@ from farspan.cli.options import (
     err,
     one_line_errors,
     option,
+    own_lengths,
 )
 from farspan.terminal import Terminal
 
@@ -97,7 +98,7 @@ def search_rope(
             batch=batch,
             chunk=chunk,
             watch=Watch(notice=console.print_line),
-            **settings | {"lengths": None if settings["lengths"] == "auto" else settings["lengths"]},
+            **own_lengths(settings),
         )
         print_search(found, console)
         picture = draw_search(found)[0]

@@ -1,6 +1,6 @@
 """`farspan task` and `farspan compare`: any tasks."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,6 +17,7 @@ from farspan.cli.options import (
     known_task,
     one_line_errors,
     option,
+    own_lengths,
 )
 
 
@@ -77,8 +78,3 @@ def compare(
         settings = own_lengths(sampling.settings())
         tasks = task or ["perplexity"]
         run_measurement(models, method, tasks, running, loading, repeats=repeats, cost=cost, refusals=True, **settings)
-
-
-def own_lengths(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with `auto` meaning the task's own lengths, which are the same for all models."""
-    return settings | {"lengths": None if settings["lengths"] == "auto" else settings["lengths"]}
