@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from farspan.lm import LM
-from farspan.measuring.adaptive import round_one
 from farspan.measuring.arguments import Lengths, Methods, Models, Tasks, check_division, methods_of, models_of, whole
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
@@ -20,7 +19,6 @@ from farspan.measuring.sharding import chosen_shard, sharding
 from farspan.methods import Method
 from farspan.record import Row, Run, Shard, continued, latest, read_header, read_rows
 from farspan.tasks import Example
-from farspan.tasks.curve import BoundCurve
 from farspan.text.documents import Text
 
 
@@ -94,31 +92,13 @@ def measure(
         raise ValueError("a budget in minutes needs --lengths auto: use both, or omit --minutes")
     folder, header = what.run(models, chosen, out)
     if ray is not None:
-        names = [str(model) for model in models]
-        return _measure_there(names, chosen, what, folder, header, ray, gpus_per_model, loader, batch, chunk, watch)
+        from farspan.measuring.cluster import Devices, measure_on_cluster
+        from farspan.measuring.units import Job
+
+        names, written = tuple(map(str, models)), tuple(map(str, chosen))
+        job = Job(folder.absolute(), header, written, what, names, loader, batch, chunk)
+        return Measured(folder, measure_on_cluster(job, Devices(ray, gpus_per_model), watch))
     return _measure_here(models, chosen, what, folder, header, shard, loader, minutes, batch, chunk, watch)
-
-
-def _measure_there(
-    models: Sequence[str],
-    methods: Sequence[Method],
-    what: Grid,
-    folder: Path,
-    header: dict[str, Any],
-    address: str,
-    gpus_per_model: int | None,
-    loader: Load,
-    batch: int | None,
-    chunk: int | None,
-    watch: Watch,
-) -> Measured:
-    """Measure a run on a Ray cluster."""
-    from farspan.measuring.cluster import Devices, measure_on_cluster
-    from farspan.measuring.units import Job
-
-    written = tuple(str(how) for how in methods)
-    job = Job(folder.absolute(), header, written, what, tuple(models), loader, batch, chunk)
-    return Measured(folder, measure_on_cluster(job, Devices(address, gpus_per_model), watch))
 
 
 def _measure_here(
@@ -193,12 +173,11 @@ def plans(
     for model in models:
         lm = loader(model, weights=calibrate)
         for one in what.setups(lm, Watch()):
-            if one.lengths is None and isinstance(one.bound, BoundCurve):
-                lengths, repeats = round_one(one.bound, one.longest, one.repeats)
-                one = replace(one, lengths=lengths, repeats=repeats)
+            one = one.first_round
             possible, reasons = possible_lengths(lm, one, what.seed) if refusals else (one, {})
             # of all lengths, also for the cost of one: they begin at places that depend on the longest
-            examples = _examples(possible, lm, what.seed) if possible.lengths else []
+            lengths, repeats = possible.lengths, possible.repeats or DEFAULT_REPEATS
+            examples = possible.bound.examples(lm, lengths, repeats, what.seed) if lengths else []
             for how in chosen:
                 mine = [row for row in rows if (row.model, row.method) == (lm.name, str(how))]
                 for part in [(n,) for n in one.lengths or ()] if refusals else [one.lengths or ()]:
@@ -210,11 +189,6 @@ def plans(
                             raise
                         cost = str(error)
                     yield Planned(lm.name, str(how), one.what, part[0] if refusals else None, cost)
-
-
-def _examples(one: Setup, lm: LM, seed: int) -> list[Example[Any]]:
-    assert one.lengths is not None
-    return list(one.bound.examples(lm, one.lengths, one.repeats or DEFAULT_REPEATS, seed))
 
 
 def _plan(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from farspan.lengths import check_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM
-from farspan.measuring.adaptive import prepared
+from farspan.measuring.adaptive import prepared, round_one
 from farspan.measuring.arguments import Lengths, Tasks, lengths_of, tasks_of, whole
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
@@ -34,6 +34,14 @@ class Setup:
     lengths: tuple[int, ...] | None  # in the task's unit; None: adaptive
     repeats: int | None
     longest: int = 0  # tokens, of adaptive lengths
+
+    @property
+    def first_round(self) -> "Setup":
+        """Itself, with the lengths and repeats of the first round where they are adaptive."""
+        if self.lengths is not None or not isinstance(self.bound, BoundCurve):
+            return self
+        lengths, repeats = round_one(self.bound, self.longest, self.repeats)
+        return replace(self, lengths=lengths, repeats=repeats)
 
 
 @dataclass(frozen=True)

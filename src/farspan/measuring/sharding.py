@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any
 
 from farspan.lm import LM
-from farspan.measuring.adaptive import round_one
 from farspan.measuring.dealing import LONG, CellCost, Dealing, Unit, deal
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Mine, Watch, within_positions
@@ -25,7 +24,6 @@ from farspan.reader import Reader
 from farspan.record import Row, Shard
 from farspan.tasks import Bound, Example
 from farspan.tasks.base import Work
-from farspan.tasks.curve import BoundCurve
 
 MOST = 100_000  # shards
 Place = tuple[str, int, float]  # of a row in a cell: example, length and depth
@@ -246,9 +244,8 @@ def sharding(
 def _contents(lm: LM, methods: Sequence[Method], one: Setup, what: Grid) -> list[Content]:
     """Return the contents of one task on one model under each method."""
     adaptive = one.lengths is None
-    if isinstance(one.bound, BoundCurve) and adaptive:
-        lengths, repeats = round_one(one.bound, one.longest, one.repeats)
-        one = replace(one, lengths=lengths, repeats=repeats)
+    if adaptive:
+        one = one.first_round
     elif what.compared:
         one, _ = possible_lengths(lm, one, what.seed)
     lengths, repeats = one.lengths or (), one.repeats or DEFAULT_REPEATS
