@@ -32,10 +32,10 @@ farspan.open_run("run").table()
 write_report(["run"], Path("report"))
 assert "torch" not in sys.modules
 import farspan.lm
-from farspan.loading import own_loader
+from farspan.loading import own_module
 assert "farspan.cepe" not in sys.modules  # a model type of its own: imported when the first such model is loaded
-assert own_loader(Config(do_cross_attention=True)) is None
-assert own_loader(Config(do_cross_attention=True, encoder_config={{"model_type": "llama"}})) is not None
+assert own_module(Config(do_cross_attention=True)) is None
+assert own_module(Config(do_cross_attention=True, encoder_config={{"model_type": "llama"}})) is not None
 assert "farspan.cepe" in sys.modules
 for name in farspan.__all__:
     getattr(farspan, name)

@@ -22,7 +22,7 @@ from farspan.loading import (
     load_tokenizer,
     load_weights,
     locating,
-    own_loader,
+    own_module,
     stored_dtype,
     without_weights,
 )
@@ -221,8 +221,8 @@ def load(
     own_options = {"dtype": kind, "attn_implementation": attention, "allow_pickle": allow_pickle}
     options: dict[str, Any] = own_options | common | hub
     left_out: dict[str, int] = {}
-    if (own := own_loader(config)) is not None:
-        network = own(name, **options)
+    if (own := own_module(config)) is not None:
+        network = own.from_pretrained(name, **options)
     else:
         network, left_out = load_weights(AutoModelForCausalLM, name, config, **options)
     tokenizer = load_tokenizer(name, **common)

@@ -11,7 +11,7 @@ Only this package calls `from_pretrained` for models, encoders and tokenizers. S
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -99,13 +99,8 @@ def load_tokenizer(
         )
 
 
-def own_loader(config: PreTrainedConfig) -> Callable[..., Any] | None:
-    """Return the `from_pretrained` of a model unknown to transformers; None for known models."""
-    own = _own_module(config)
-    return None if own is None else own.from_pretrained
-
-
-def _own_module(config: PreTrainedConfig) -> Any:
+def own_module(config: PreTrainedConfig) -> Any:
+    """Return the module that makes a model unknown to transformers; None for known models."""
     for fields, module in LOADERS.items():
         if all(getattr(config, field, None) for field in fields):
             return import_module(module)
@@ -138,7 +133,7 @@ def without_weights(
         dtype = stored_dtype(config) or torch.float32
     options: dict[str, Any] = {"dtype": dtype} | ({"attn_implementation": attention} if attention else {})
     with explained(name, "model", "config.json", trust_remote_code), torch.device("meta"):
-        if (own := _own_module(config)) is not None:
+        if (own := own_module(config)) is not None:
             model = own.class_of(config)._from_config(config, **options)
         else:
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=bool(trust_remote_code), **options)
