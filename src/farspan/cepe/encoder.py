@@ -144,7 +144,6 @@ def load(
     *,
     dtype: torch.dtype,
     layers: int | None = None,
-    revision: str | None = None,
     trust_remote_code: bool | None = None,
     allow_pickle: bool = False,
 ) -> Any:
@@ -154,7 +153,7 @@ def load(
     Args:
         dtype: of the weights.
         layers: the number of layers, the first ones, to keep; default all.
-        revision, trust_remote_code, allow_pickle: as in `farspan.load`.
+        trust_remote_code, allow_pickle: as in `farspan.load`.
 
     Raises:
         ValueError: an encoder that cannot be loaded, has fewer layers, or is not bidirectional.
@@ -162,7 +161,7 @@ def load(
     if isinstance(encoder, PreTrainedConfig):
         model = AutoModel.from_config(encoder_config(encoder.to_dict())).to(dtype)
     elif isinstance(encoder, str | Path):
-        common: dict[str, Any] = {"what": "encoder", "revision": revision, "trust_remote_code": trust_remote_code}
+        common: dict[str, Any] = {"what": "encoder", "trust_remote_code": trust_remote_code}
         config = encoder_config(load_config(encoder, **common).to_dict())
         optional = ("pooler.",)  # never used
         options: dict[str, Any] = {"dtype": dtype, "allow_pickle": allow_pickle, "optional": optional, **common}

@@ -98,7 +98,7 @@ def _areas(one: CurveMember) -> list[Area]:
     return [Area(name, start, end, colour) for colour, start, end, name in ends if end > start]
 
 
-def index_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
+def index_figure(curves: Sequence[CurveMember]) -> Figure:
     """Return the memory index over length, with the two thresholds that define half-life and reach."""
     lines = []
     for index, one in enumerate(curves):
@@ -107,7 +107,7 @@ def index_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
             lines.append(Line.of(one.name, points, "length", "memory_index", index, texts, kind="index"))
     rules = [Rule("half-life", y=stats.HALF_LIFE), Rule("reach", y=stats.REACH)]
     rules += [Rule("", x=rule.x) for rule in _trained(curves)]
-    return Figure(title, LENGTH, "memory index", lines, rules=rules, span=(-0.07, 1.07), num_members=len(curves))
+    return Figure("", LENGTH, "memory index", lines, rules=rules, span=(-0.07, 1.07), num_members=len(curves))
 
 
 def recall_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:

@@ -127,14 +127,9 @@ def _picture_of(axes: Axes) -> Canvas:
     return picture
 
 
-def draw_on(axes: Axes, one: Figure | Heat, loc: Literal["left", "center"] = "center", fontsize: float = 11) -> None:
-    """Draw a figure on some axes, without a legend.
-
-    Args:
-        loc: where its title is.
-        fontsize: of its title, in points.
-    """
-    _add_title(axes, one, _draw(axes, one), loc, fontsize)
+def draw_on(axes: Axes, one: Figure | Heat) -> None:
+    """Draw a figure on some axes, without a legend."""
+    _add_title(axes, one, _draw(axes, one), "center", 11)
 
 
 def _draw(axes: Axes, one: Figure | Heat) -> int:
