@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from farspan.record import Row, latest
 from farspan.stats.intervals import interval, measured_mean
@@ -38,6 +38,11 @@ class MeasuredCurve:
     def measured(self) -> np.ndarray:
         """A mask of the lengths that have at least one good row."""
         return np.isfinite(self.copy).any(0) & np.isfinite(self.control).any(0)
+
+    @property
+    def whole(self) -> Bool[np.ndarray, "repeats lengths"]:
+        """A mask of the repeats and lengths that have both halves."""
+        return np.isfinite(self.copy) & np.isfinite(self.control)
 
     def kept(self, which: np.ndarray) -> "MeasuredCurve":
         """Return the curve at the lengths of this mask."""
@@ -243,7 +248,7 @@ def repeats_at(curve: MeasuredCurve) -> np.ndarray:
 
 def whole_repeats(curve: MeasuredCurve) -> int:
     """Return the number of repeats that have both halves at some length."""
-    return int((np.isfinite(curve.copy) & np.isfinite(curve.control)).any(1).sum())
+    return int(curve.whole.any(1).sum())
 
 
 def repeats_near(curve: MeasuredCurve, length: float) -> int:

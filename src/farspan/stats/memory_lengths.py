@@ -211,7 +211,7 @@ def _unseen_texts(curve: MeasuredCurve) -> dict[str, float]:
     `reach`). With probability (1 - p)^n none of n repeats is such a text, and their spread does not show it. The
     interval is extended by this probability times t · the standard deviation of the repeats' own half-lives.
     """
-    complete = (np.isfinite(curve.copy) & np.isfinite(curve.control)).all(1)
+    complete = curve.whole.all(1)
     copy, control = curve.copy[complete], curve.control[complete]
     if len(copy) < 2:
         return dict.fromkeys(CROSSINGS, 0.0)

@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
 from scipy.special import stdtrit
 
 from farspan.stats.forgetting_curves import MeasuredCurve, whole_repeats
@@ -171,7 +170,7 @@ def _of_shared_targets(a: MeasuredCurve, b: MeasuredCurve) -> tuple[MeasuredCurv
     else:
         shared = [target for target in dict.fromkeys(of_a) if target and target in of_b]
         pair = [_rows(a, [of_a.index(t) for t in shared]), _rows(b, [of_b.index(t) for t in shared])]
-    found = [_whole(one) for one in pair]
+    found = [one.whole for one in pair]
     for i, length in enumerate(pair[0].lengths):
         for j in np.flatnonzero(pair[1].lengths == length):
             both = found[0][:, i] & found[1][:, j]
@@ -206,10 +205,6 @@ def _cell_by_cell(a: MeasuredCurve, b: MeasuredCurve) -> tuple[MeasuredCurve, Me
 
 def _rows(curve: MeasuredCurve, which: list[int]) -> MeasuredCurve:
     return replace(curve, copy=curve.copy[which], control=curve.control[which], targets=curve.targets[which])
-
-
-def _whole(curve: MeasuredCurve) -> Bool[np.ndarray, "repeats lengths"]:
-    return np.isfinite(curve.copy) & np.isfinite(curve.control)
 
 
 def _until(curve: MeasuredCurve, end: int) -> MeasuredCurve:
