@@ -8,6 +8,7 @@ the encoder, no dense mask, and logits of the queried positions only.
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from farspan import hf
 from farspan.cepe.encoder import TOKENS_AT_ONCE
 
 
@@ -25,8 +26,7 @@ class Sizes:
     @classmethod
     def of(cls, config: Any) -> "Sizes":
         config = config.get_text_config(decoder=True)
-        heads = config.num_attention_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        heads, dim = hf.heads_of(config)
         keys = (getattr(config, "num_key_value_heads", None) or heads) * dim
         feed_forward = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         return cls(config.hidden_size, heads * dim, keys, feed_forward, config.num_hidden_layers, config.vocab_size)

@@ -41,12 +41,12 @@ def position_limit(model: Any) -> int | None:
 def key_bytes_per_token(model: Any) -> int:
     """Return the bytes of one token's keys and values over all layers, from the config; an upper bound with windows."""
     config = model.config.get_text_config(decoder=True)
-    heads, dim = _heads(config)
+    heads, dim = heads_of(config)
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
     return 2 * config.num_hidden_layers * key_value_heads * dim * model.dtype.itemsize
 
 
-def _heads(config: Any) -> tuple[int, int]:
+def heads_of(config: Any) -> tuple[int, int]:
     """Return the number of query heads, 0 for a model without attention, and their dimension."""
     heads = getattr(config, "num_attention_heads", None)
     return (heads, getattr(config, "head_dim", None) or config.hidden_size // heads) if heads else (0, 0)
@@ -69,7 +69,7 @@ def flops(model: Any) -> tuple[float, dict[int | None, float], float]:
         for name, p in model.named_parameters()
         if id(p) not in embeddings
     )
-    heads, dim = _heads(config)
+    heads, dim = heads_of(config)
     layers = Counter(_windows(config))
     per_pair = {window: 4.0 * heads * dim * count for window, count in layers.items()}
     return 2.0 * body, per_pair, 2.0 * config.hidden_size * model.get_input_embeddings().num_embeddings

@@ -213,8 +213,7 @@ def _query_key_rows(config: Any, size: int) -> Int[Tensor, "rows"]:
     Raises:
         ValueError: a family whose layout is unknown.
     """
-    heads = config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    heads, dim = hf.heads_of(config)
     rows = torch.arange(size)
     if config.model_type == "gpt_neox":  # head by head: its queries, its keys, its values
         return rows[rows % (3 * dim) < 2 * dim]
