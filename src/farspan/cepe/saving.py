@@ -64,8 +64,7 @@ def weights_hash(model: Any) -> str | None:
 
 def _write_adapter(model: Any, place: Path, state: dict[str, Any] | None) -> None:
     config = deepcopy(model.config)
-    made_for = getattr(config, "cepe_base", None) or {"name": None, "revision": None}
-    config.cepe_base = made_for
+    config.cepe_base = getattr(config, "cepe_base", None) or {"name": None, "revision": None}
     config.cepe_weights = weights_hash(model) or ""
     config.architectures = [type(model).__name__]
     tensors = {name: t.detach().contiguous() for name, t in (state or model.state_dict()).items() if is_added(name)}

@@ -198,14 +198,12 @@ def shape_of(attention: Any, where: str) -> Shape:
     out, hidden = _size(first)
     if kind == "q_proj":
         heads, key_heads = out // dim, _size(attention.k_proj)[0] // dim
+        biased = [getattr(attention, f"{p}_proj").bias is not None for p in "qkv"]
     else:
-        total = out // dim
         named = getattr(attention, "num_heads", None) or getattr(attention, "num_attention_heads", None)
         heads = int(named or attention.config.num_attention_heads)
-        key_heads = (total - heads) // 2
-    biased = [getattr(first, "bias", None) is not None] * 3
-    if kind == "q_proj":
-        biased = [getattr(attention, f"{p}_proj").bias is not None for p in "qkv"]
+        key_heads = (out // dim - heads) // 2
+        biased = [getattr(first, "bias", None) is not None] * 3
     normed = _qk_norms(attention)[1] is not None
     scale = getattr(attention, "scaling", None) or getattr(attention, "inv_norm_factor", None)
     scale = scale or (1 / attention.scale_attn if hasattr(attention, "scale_attn") else dim**-0.5)
