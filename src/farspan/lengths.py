@@ -51,16 +51,16 @@ def parse_lengths(text: str, points: int, spacing: Literal["linear", "log"]) -> 
     """
     try:
         numbers = tuple(int(part) for part in text.split(":" if ":" in text else ","))
+        if ":" in text and len(numbers) != 2:
+            raise ValueError
     except ValueError as error:
         raise ValueError(
             f"lengths: got {text!r}, expected numbers like 512,1024,2048, a range like 512:16384, or auto"
         ) from error
-    if ":" not in text:
-        check_lengths(numbers)
-        return numbers
-    if len(numbers) != 2:
-        raise ValueError(f"lengths: got {text!r}, expected numbers like 512,1024,2048, a range like 512:16384, or auto")
-    return spaced_lengths(*numbers, points, spacing)
+    if ":" in text:
+        return spaced_lengths(numbers[0], numbers[1], points, spacing)
+    check_lengths(numbers)
+    return numbers
 
 
 def check_lengths(lengths: Sequence[int]) -> None:
