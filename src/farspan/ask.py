@@ -58,7 +58,7 @@ class Conversation:
         before, self._between, self._after = template(self.lm)
         if not texts:
             raise ValueError("there is no context: give at least one file with --context")
-        passages = [_ids(self.lm, text.rstrip() + BETWEEN) for text in texts]
+        passages = _passages(self.lm, texts)
         if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
             raise ValueError(f"context {empty[0]} is empty: leave it out, or give a file with text")
         reader.check_answers(passages)  # before they are read, which can take long
@@ -145,7 +145,7 @@ def read_texts(files: Sequence[Path]) -> list[str]:
 
 def num_tokens(lm: LM, texts: Sequence[str]) -> int:
     """Return the number of context tokens that a conversation about these texts reads."""
-    return sum(_ids(lm, text.rstrip() + BETWEEN).shape[1] for text in texts)
+    return sum(passage.shape[1] for passage in _passages(lm, texts))
 
 
 def template(lm: LM) -> tuple[str, str, str]:
@@ -198,8 +198,8 @@ def _bounded(most: int) -> Iterator[None]:
         sys.settrace(before)
 
 
-def _ids(lm: LM, text: str) -> Tensor:
-    return torch.from_numpy(encoded(lm.tokenizer, text))[None]
+def _passages(lm: LM, texts: Sequence[str]) -> list[Tensor]:
+    return [torch.from_numpy(encoded(lm.tokenizer, text.rstrip() + BETWEEN))[None] for text in texts]
 
 
 def _of_template(lm: LM, text: str) -> list[int]:

@@ -250,16 +250,15 @@ def _qmsum(of: ScrollsSet, table: Table) -> Iterator[Item]:
     meeting = table.column("meeting_transcripts")
     kinds = table.column("general_query_list"), table.column("specific_query_list")
     for number, row in enumerate(table.rows):
-
-        def field(one: Any, key: str, column: str, row_number: int = number + 1) -> str:
-            where = f"{table.name}, row {row_number}, column {column!r}"
-            return text_of(inside(one, where, key), f"{where}, {key!r}")
-
-        turns = rows_of(row[meeting], f"{table.name}, row {number + 1}, column {meeting!r}")
-        transcript = "\n".join(
-            f"{field(turn, 'speaker', meeting)}: {field(turn, 'content', meeting)}" for turn in turns
-        )
+        where = f"{table.name}, row {number + 1}, column {meeting!r}"
+        turns = rows_of(row[meeting], where)
+        transcript = "\n".join(f"{_field(one, 'speaker', where)}: {_field(one, 'content', where)}" for one in turns)
         for kind in kinds:
-            for index, query in enumerate(rows_of(row[kind], f"{table.name}, row {number + 1}, column {kind!r}")):
+            where = f"{table.name}, row {number + 1}, column {kind!r}"
+            for index, query in enumerate(rows_of(row[kind], where)):
                 name = f"meeting {number}, {kind.partition('_')[0]} query {index}"
-                yield _item(of, name, transcript, field(query, "query", kind), [field(query, "answer", kind)])
+                yield _item(of, name, transcript, _field(query, "query", where), [_field(query, "answer", where)])
+
+
+def _field(one: Any, key: str, where: str) -> str:
+    return text_of(inside(one, where, key), f"{where}, {key!r}")
