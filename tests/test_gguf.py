@@ -87,14 +87,23 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-@pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function that writes a tiny GGUF file and returns its path and the model."""
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
 
-    def make(kind: str = "F32", architecture: str = "llama", name: str = "tiny.gguf") -> tuple[Path, Any]:
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Any:
+    """A function that writes a tiny GGUF file and returns its path and the model."""
+
+    def make(
+        kind: str = "F32",
+        architecture: str = "llama",
+        name: str = "tiny.gguf",
+        more: Callable[[Any], None] = lambda writer: None,
+    ) -> tuple[Path, Any]:
         model = tiny_model(architecture, vocab_size=320, tie_word_embeddings=False)
-        write_gguf(tmp_path / name, model, tiny_tokenizer(), kind)
+        write_gguf(tmp_path / name, model, tiny_tokenizer(), kind, more=more)
         return tmp_path / name, model
 
     return make
@@ -149,8 +158,7 @@ def divided(model: Any) -> Callable[[Any], None]:
     return add
 
 
-def test_the_divisors_of_llama_3_scale_its_rope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+def test_the_divisors_of_llama_3_scale_its_rope(tmp_path: Path) -> None:
     model = scaled_model("llama", LLAMA3)
     write_gguf(tmp_path / "three.gguf", model, tiny_tokenizer(), more=divided(model))
     lm = farspan.load(tmp_path / "three.gguf")
@@ -161,8 +169,7 @@ def test_the_divisors_of_llama_3_scale_its_rope(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("rope", [YARN, {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}])
-def test_a_scaled_rope_stays_scaled(rope: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
+def test_a_scaled_rope_stays_scaled(rope: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model("qwen2", vocab_size=320, tie_word_embeddings=False, rope_parameters=rope)
     more = scaling(rope["rope_type"], rope["factor"], rope.get("original_max_position_embeddings"))
     write_gguf(tmp_path / "scaled.gguf", model, tiny_tokenizer(), more=more)
@@ -187,7 +194,6 @@ def scaling(kind: str, factor: float, original: int | None = None, **others: flo
 def test_of_gemma_3_only_the_layers_with_full_attention_are_scaled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
     names = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
     names |= {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm"}
     monkeypatch.setattr("test_gguf.NAMES", NAMES | names | {"post_feedforward_layernorm": "post_ffw_norm"})
@@ -208,16 +214,13 @@ def test_of_gemma_3_only_the_layers_with_full_attention_are_scaled(
     torch.testing.assert_close(lm.model(ids).logits, model(ids).logits)
 
 
-def test_the_tokens_that_end_a_turn_stop_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
-    model = tiny_model("llama", vocab_size=320, tie_word_embeddings=False)
-
+def test_the_tokens_that_end_a_turn_stop_an_answer(tiny: Any) -> None:
     def more(writer: Any) -> None:
         writer.add_eot_token_id(9)
         writer.add_eom_token_id(7)
 
-    write_gguf(tmp_path / "chat.gguf", model, tiny_tokenizer(), more=more)
-    lm = farspan.load(tmp_path / "chat.gguf")
+    path, _ = tiny(more=more)
+    lm = farspan.load(path)
     assert lm.stop_tokens == lm.identity["gguf"]["stop_tokens"] == [lm.tokenizer.eos_token_id, 7, 9]
 
 
@@ -238,14 +241,10 @@ def other_divisors(writer: Any) -> None:
         (scaling("yarn", 4.0, yarn_attn_factor=1.5), "the field rope.scaling.yarn_attn_factor = 1.5"),
     ],
 )
-def test_another_scaling_of_rope_is_refused(
-    more: Callable[[Any], None], got: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
-    model = tiny_model("llama", vocab_size=320, tie_word_embeddings=False)
-    write_gguf(tmp_path / "other.gguf", model, tiny_tokenizer(), more=more)
+def test_another_scaling_of_rope_is_refused(more: Callable[[Any], None], got: str, tiny: Any) -> None:
+    path, _ = tiny(more=more)
     with pytest.raises(ValueError, match=rf"the scaling of its RoPE is not known: got {got}, expected linear, yarn or"):
-        farspan.load(tmp_path / "other.gguf")
+        farspan.load(path)
     assert not list((cache_folder() / "models").glob("*"))
 
 
@@ -258,20 +257,18 @@ def test_another_scaling_of_rope_is_refused(
     ],
 )
 def test_a_folder_of_an_older_version_is_kept_if_it_lacks_nothing(
-    more: Callable[[Any], None], again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    more: Callable[[Any], None], again: bool, tiny: Any
 ) -> None:
-    monkeypatch.setenv("FARSPAN_CACHE", str(tmp_path / "cache"))
-    model = tiny_model("llama", vocab_size=320, tie_word_embeddings=False)
-    write_gguf(tmp_path / "tiny.gguf", model, tiny_tokenizer(), more=more)
-    first = farspan.load(tmp_path / "tiny.gguf")
+    path, _ = tiny(more=more)
+    first = farspan.load(path)
     (folder,) = (cache_folder() / "models").iterdir()
     (folder / "version-2").unlink()
     checksums.seal(folder)
     before = (folder / "model.safetensors").stat().st_ino
-    assert farspan.load(tmp_path / "tiny.gguf").identity == first.identity
+    assert farspan.load(path).identity == first.identity
     after = (folder / "model.safetensors").stat().st_ino
     assert (before != after) == again
-    assert farspan.load(tmp_path / "tiny.gguf").identity == first.identity
+    assert farspan.load(path).identity == first.identity
     assert (folder / "model.safetensors").stat().st_ino == after
 
 
