@@ -295,17 +295,15 @@ def test_a_shard_returns_what_the_others_still_have_to_measure(two: list[LM], te
     assert run(two, text, tmp_path / "run", (2, 3)).missing == {}
 
 
-def test_lengths_that_are_refused_are_rows_of_the_shards_too(lm: LM, text: str, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"lengths": (8, 16), "tasks": ["perplexity:target_tokens=8", "curve"], "repeats": 3}
-    whole = run([lm], text, tmp_path / "whole", **asked)
-    assert {row.status for row in whole.rows} == {"ok", "refused"}
-    parts = [run([lm], text, tmp_path / "parts", (number, 2), **asked) for number in (1, 2)]
-    assert contents(parts[-1].rows) == contents(whole.rows)
-    assert parts[-1].missing == {}
-
-
-def test_a_method_that_is_refused_while_it_is_measured_is_not_missing(lm: LM, text: str, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"tasks": ["curve"], "methods": ["full", "sinks:window=600"]}
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"lengths": (8, 16), "tasks": ["perplexity:target_tokens=8", "curve"], "repeats": 3},
+        {"tasks": ["curve"], "methods": ["full", "sinks:window=600"]},  # refused only while it is measured
+    ],
+    ids=["lengths", "method"],
+)
+def test_what_is_refused_is_not_missing_in_the_shards(lm: LM, text: str, tmp_path: Path, asked: dict[str, Any]) -> None:
     whole = run([lm], text, tmp_path / "whole", **asked)
     assert {row.status for row in whole.rows} == {"ok", "refused"}
     parts = [run([lm], text, tmp_path / "parts", (number, 2), **asked) for number in (1, 2)]

@@ -88,32 +88,24 @@ def test_an_unknown_key_in_the_file_is_named(config: Path) -> None:
         read_config(config, LmSettings)
 
 
-def test_a_missing_key_is_named(config: Path) -> None:
-    config.write_text('out = "o"\n[trainer]\nsteps = 1\n')
-    with pytest.raises(ValueError, match="data: missing, expected a value"):
-        read_config(config, LmSettings)
-
-
 def test_a_missing_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"none\.toml does not exist"):
         read_config(tmp_path / "none.toml", LmSettings)
 
 
-def test_a_config_with_an_integer_of_thousands_of_digits_is_named(config: Path) -> None:
-    config.write_text(f"steps = {'9' * 5000}\n")
-    with pytest.raises(ValueError, match=r"a\.toml is not TOML: got an integer of more than 4,300 digits"):
-        read_config(config, LmSettings)
-
-
-def test_a_config_that_is_not_utf8_is_named(config: Path) -> None:
-    config.write_bytes(b"out = '\xff'\n")
-    with pytest.raises(ValueError, match=r"a\.toml is not UTF-8 .*at byte 7"):
-        read_config(config, LmSettings)
-
-
-def test_a_file_that_is_not_toml_is_named(config: Path) -> None:
-    config.write_text("steps: 3\n")
-    with pytest.raises(ValueError, match=r"a\.toml is not TOML: .*line 1"):
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"out = 'o'\n[trainer]\nsteps = 1\n", "data: missing, expected a value"),
+        (b"steps = " + b"9" * 5000, r"a\.toml is not TOML: got an integer of more than 4,300 digits"),
+        (b"out = '\xff'\n", r"a\.toml is not UTF-8 .*at byte 7"),
+        (b"steps: 3\n", r"a\.toml is not TOML: .*line 1"),
+    ],
+    ids=["missing key", "integer of 5,000 digits", "not UTF-8", "not TOML"],
+)
+def test_what_is_wrong_in_a_config_is_named(config: Path, content: bytes, named: str) -> None:
+    config.write_bytes(content)
+    with pytest.raises(ValueError, match=named):
         read_config(config, LmSettings)
 
 
