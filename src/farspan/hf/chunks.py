@@ -18,13 +18,8 @@ CHECK_TEXT = (
     "of the whole arrives: same words, same order, same expectations. Names help to see it: Ada, Grace, Alan, Kurt, "
     "Emmy, Srinivasa; and numbers do as well: 3, 14, 159, 2653, 58979. "
 )
-TROUBLE = (
-    TypeError,
-    ValueError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-)  # of a model that cannot be read this way
+# the errors of a model that cannot be read this way
+TROUBLE = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)
 _BRANCHES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 

@@ -14,11 +14,8 @@ from farspan.hf.cache import BufferLayer, cloned, new_cache, saved, tensors
 from farspan.hf.decoder import forward
 from farspan.hf.prefix import in_two_parts
 
-STATE_NAMES = (
-    "past_key_values",
-    "cache_params",
-    "state",
-)  # arguments of `forward` for a cache or state; the last is RWKV's
+# arguments of `forward` for a cache or state; the last is RWKV's
+STATE_NAMES = ("past_key_values", "cache_params", "state")
 
 
 class Stream:

@@ -27,9 +27,8 @@ from farspan.reader import Reader, attending
 class LambdaMask(Method):
     """The last `window` tokens and the first `sinks`, at most `window` tokens away."""
 
-    window: int | None = (
-        None  # tokens, the current one included; also the largest distance; default: the trained length
-    )
+    # tokens, the current one included; also the largest distance; default: the trained length
+    window: int | None = None
     sinks: int = 10  # tokens at the beginning of the text
 
     name: ClassVar[str] = "lambda_mask"

@@ -21,9 +21,8 @@ EQUAL = 5e-4  # share by which equal costs, or equal qualities, may differ: roun
 INTERVALS = ", 95 % intervals"
 FEW_BANDS = 4  # members whose intervals are bands, at most; with more, error bars, since bands would overlap
 DESCRIBED = 8  # lines that a description names, at most
-Style = Literal[
-    "solid", "dashed", "dotted", "points", "mark"
-]  # mark: one hollow point with an interval of x, such as a half-life
+# mark: one hollow point with an interval of x, such as a half-life
+Style = Literal["solid", "dashed", "dotted", "points", "mark"]
 
 
 @dataclass(frozen=True)
