@@ -12,9 +12,9 @@ from test_train import numbered
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from farspan import hf
+from farspan import hf, reader
 from farspan.cepe.model import cepe_class
-from farspan.train import blocks, distill
+from farspan.train import distill
 from farspan.train.cepe import decoded
 from farspan.train.distill import DistillationSettings, Teacher, divergence, losses, remainder
 from farspan.train.documents import DocumentRows, DocumentSettings
@@ -51,7 +51,7 @@ def both(authors: Any, r: dict[str, Tensor], settings: DistillationSettings) -> 
 def test_losses_are_those_of_the_authors(
     authors: Any, reference: Any, variant: Any, tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(blocks.LOGITS_AT_ONCE, "cpu", tokens_at_once * 97)
+    monkeypatch.setitem(reader.LOGITS_AT_ONCE, "cpu", tokens_at_once * 97)
     ce, kl = both(authors, reference, DistillationSettings(variant=variant, delta=1e-6))
     name = {"drop": "drop", "smooth": "smooth_1e-6"}[variant]
     given = (ce + 2 * kl).detach()
@@ -63,7 +63,7 @@ def test_losses_are_those_of_the_authors(
 def test_gradients_are_those_of_the_authors(
     authors: Any, reference: Any, tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(blocks.LOGITS_AT_ONCE, "cpu", tokens_at_once * 97)
+    monkeypatch.setitem(reader.LOGITS_AT_ONCE, "cpu", tokens_at_once * 97)
     ce, kl = both(authors, reference, DistillationSettings())
     (ce + 2 * kl).backward()
     expected = {key[14:]: value for key, value in reference.items() if key.startswith("mha.grad.drop.")}
@@ -212,7 +212,7 @@ def test_a_teacher_in_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
         "logits",
         lambda model, hidden, output: seen.append(hidden.shape[1]) or original(model, hidden, output),
     )
-    monkeypatch.setitem(blocks.LOGITS_AT_ONCE, "cpu", 5 * 90)
+    monkeypatch.setitem(reader.LOGITS_AT_ONCE, "cpu", 5 * 90)
     for one, other in zip(whole, teacher.of(batch), strict=True):
         assert torch.equal(one, other)
     assert seen == [5, 5, 2]

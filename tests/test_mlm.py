@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
-from farspan import cepe
+from farspan import cepe, reader
 from farspan.cepe.config import encoder_config
-from farspan.train import blocks
 from farspan.train.config import read_config
 from farspan.train.mlm import EncoderSettings, MaskedLM, MaskedRows, MlmSettings, new_encoder, train
 
@@ -50,7 +49,7 @@ def authors(reference: dict[str, Tensor]) -> MaskedLM:
 def test_logits_and_loss_are_those_of_the_authors(
     authors: MaskedLM, reference: Any, tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(blocks.LOGITS_AT_ONCE, "cpu", tokens_at_once * 98)
+    monkeypatch.setitem(reader.LOGITS_AT_ONCE, "cpu", tokens_at_once * 98)
     ids, mask, labels = (reference[f"mlm.in.{name}"] for name in ("ids", "mask", "labels"))
     with torch.no_grad():
         hidden = authors.model(input_ids=ids, attention_mask=mask).last_hidden_state
@@ -66,7 +65,7 @@ def test_gradients_are_those_of_one_cross_entropy_over_all_logits(
     ids, labels = reference["mlm.in.ids"], reference["mlm.in.labels"]
     logits = authors.logits(authors.model(input_ids=ids).last_hidden_state)
     naive = torch.autograd.grad(cross_entropy(logits.flatten(0, 1), labels.flatten()), list(authors.parameters()))
-    monkeypatch.setitem(blocks.LOGITS_AT_ONCE, "cpu", tokens_at_once * 98)
+    monkeypatch.setitem(reader.LOGITS_AT_ONCE, "cpu", tokens_at_once * 98)
     given = torch.autograd.grad(authors(ids, labels), list(authors.parameters()))
     for one, other in zip(given, naive, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

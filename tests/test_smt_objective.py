@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import farspan.train.blocks
 import farspan.train.objective
+from farspan import reader
 from farspan.train.objective import NOT_A_TARGET, decoded, terms
 from farspan.train.preflight import memory_effect, preflight
 
@@ -106,7 +106,7 @@ def test_the_head_in_blocks_is_the_head(family: str, monkeypatch: pytest.MonkeyP
     found = terms(model, model, batch())
     sum(found.values()).backward()
     whole = gradients(model)
-    monkeypatch.setitem(farspan.train.blocks.LOGITS_AT_ONCE, "cpu", 5 * VOCABULARY)
+    monkeypatch.setitem(reader.LOGITS_AT_ONCE, "cpu", 5 * VOCABULARY)
     most: list[int] = []
     head = model.get_output_embeddings()
     head.register_forward_hook(lambda module, given, output: most.append(output[..., 0].numel()))

@@ -79,7 +79,7 @@ def self_check(lm: Any) -> str | None:
             return f"reading in chunks fails: {type(error).__name__}: {error}"
         chunked = torch.cat(parts, 1)
         difference = _Difference()
-        block = max(1, logits_at_once(lm) // (2 * lm.vocabulary))
+        block = max(1, logits_at_once(lm.device) // (2 * lm.vocabulary))
         for first in range(0, length, block):
             here = slice(first, first + block)
             expected = logits(lm.model, whole[:, here], output).float()
@@ -143,6 +143,6 @@ class _Difference:
         return f"{1 - agreement:.1%} of its likeliest tokens differ (KL divergence {divergence:.2g} nats)"
 
 
-def logits_at_once(lm: Any) -> int:
+def logits_at_once(device: torch.device) -> int:
     """Return how many logits to hold at a time, over the rows of a batch."""
-    return LOGITS_AT_ONCE.get(lm.device.type, LOGITS_AT_ONCE_ELSEWHERE)
+    return LOGITS_AT_ONCE.get(device.type, LOGITS_AT_ONCE_ELSEWHERE)

@@ -124,7 +124,7 @@ def plan_examples(
         tokens=sum(w.num_rows * w.num_tokens for w in work),
         flops=flops,
         weight_bytes=lm.num_bytes,
-        extra_bytes=(sum(parts.values()) - parts["weights"] if parts else keys) + 3 * 4 * logits_at_once(lm),
+        extra_bytes=(sum(parts.values()) - parts["weights"] if parts else keys) + 3 * 4 * logits_at_once(lm.device),
         batch=batch,
         seconds=seconds,
         fallback=fallback,

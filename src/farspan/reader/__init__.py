@@ -14,7 +14,7 @@ from torch import Tensor
 
 from farspan import hf
 from farspan.hf.attend import Attend, Eviction, SinkWindow
-from farspan.hf.chunks import CHECK_TEXT, LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE, logits_at_once, self_check
+from farspan.hf.chunks import CHECK_TEXT, LOGITS_AT_ONCE, logits_at_once, self_check
 from farspan.lm import LM
 from farspan.reader.logits import Head, NotFiniteError, Scores, check_sampling
 from farspan.reader.memory import BaseMemory, CachedMemory, EvictingMemory, Ids, Memory, PlainMemory
@@ -23,7 +23,6 @@ __all__ = [
     "CHECK_TEXT",
     "CHUNK",
     "LOGITS_AT_ONCE",
-    "LOGITS_AT_ONCE_ELSEWHERE",
     "BaseMemory",
     "CachedMemory",
     "DenseReader",

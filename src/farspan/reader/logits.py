@@ -54,7 +54,7 @@ def scored(lm: LM, targets: Tensor, head: Head) -> Iterator[Scores]:
     """Yield the scores of targets [batch, time], in blocks of positions."""
     batch, time = targets.shape
     # twice as many as elsewhere: each value is held once, and a block reads the whole output matrix
-    most = max(1, 2 * logits_at_once(lm) // (batch * lm.vocabulary))
+    most = max(1, 2 * logits_at_once(lm.device) // (batch * lm.vocabulary))
     # blocks of equal size: a small last one costs nearly as much
     block = math.ceil(time / math.ceil(time / most)) if time else 1
     for first in range(0, time, block):

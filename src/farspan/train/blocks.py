@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from farspan.reader import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
+from farspan.reader import logits_at_once
 
 NOT_A_TARGET = -100  # the label of a position that is not predicted
 
 
 def block_size(device: torch.device, vocabulary: int) -> int:
     """Return the number of tokens whose logits are held at once, at least 1."""
-    return max(1, LOGITS_AT_ONCE.get(device.type, LOGITS_AT_ONCE_ELSEWHERE) // vocabulary)
+    return max(1, logits_at_once(device) // vocabulary)
 
 
 def summed(of_block: Callable[..., Tensor], vocabulary: int, *rows: Tensor) -> Float[Tensor, "..."]:
