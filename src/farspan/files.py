@@ -201,9 +201,14 @@ def read_json(path: Path) -> Any:
         ValueError: as `parse_json`, naming the file; or no regular file, such as a folder or a pipe.
         FileNotFoundError: no such file.
     """
+    refuse_special(path)
+    return parse_json(path.read_bytes(), str(path))
+
+
+def refuse_special(path: Path) -> None:
+    """Raise ValueError for a folder, pipe or device, which cannot be read as a file."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file: got a folder, pipe or device. Replace it by a file")
-    return parse_json(path.read_bytes(), str(path))
 
 
 def expanded(place: str | Path) -> Path:

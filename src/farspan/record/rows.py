@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from farspan.files import parse_json, read_json
+from farspan.files import parse_json, read_json, refuse_special
 from farspan.schema import FORM, Row, check_example, check_header, check_row
 
 T = TypeVar("T")
@@ -178,8 +178,7 @@ def _lines(path: Path, read: Callable[[Any], T], what: str, repair: str) -> Iter
     """
     if not path.exists():
         return
-    if not path.is_file():
-        raise ValueError(f"{path} is not a regular file: got a folder, pipe or device. Replace it by a file")
+    refuse_special(path)
     end, size = 0, path.stat().st_size
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
