@@ -247,10 +247,3 @@ def test_half_of_a_surrogate_pair_is_refused_by_name(lm: LM) -> None:
         Conversation(reader, ["a text"]).ask("who \ud800?", 3)
     with pytest.raises(ValueError, match=r"the text holds '.ud800' at character 2"):
         diagnose(lm, method("full"), "a \ud800 text " * 300)
-
-
-def test_a_model_beside_a_server_is_refused() -> None:
-    """The name of the model had been asked, and the question dropped."""
-    result = CliRunner().invoke(app, ["ask", "demo", "who?", "--base-url", "http://127.0.0.1:9"])
-    assert result.exit_code == 2, result.output
-    assert "two models: got 'demo' and --base-url, expected one. Give the question as the only" in result.stderr

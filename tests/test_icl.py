@@ -434,7 +434,7 @@ def test_rows_that_are_not_the_sets_are_refused(rows: list[Any], problem: str, t
 def test_numbers_without_names_are_refused(suffix: str, content: str, tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / f"{split}.{suffix}").write_text(content)
-    with pytest.raises(ValueError, match="row 1, column 'label': got '?0'?, expected the name of a class in words"):
+    with pytest.raises(ValueError, match=r"row 1, column 'label': got '?0'?, expected the name of a class in words"):
         load_set("banking77", str(tmp_path))
 
 

@@ -438,7 +438,14 @@ def test_a_single_length_is_drawn(tmp_path: Path) -> None:
 def test_several_curves_stand_in_one_picture_under_their_names(tmp_path: Path) -> None:
     drawn = svg(rows() + rows({100: 1.0, 200: 0.2}, model="org/tiny") + failures(300, model="org/tiny"), tmp_path)
     legend = re.findall("<!-- (.*) -->", drawn)[-6:]
-    assert legend == ["small: half-life 300", "tiny: half-life 150", "tiny: failed: oom", "copy", "control", "half-life"]
+    assert legend == [
+        "small: half-life 300",
+        "tiny: half-life 150",
+        "tiny: failed: oom",
+        "copy",
+        "control",
+        "half-life",
+    ]
     assert "amnesia" not in drawn
 
 

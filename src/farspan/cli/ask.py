@@ -41,14 +41,9 @@ def ask(
         from farspan.methods import method as parsed
         from farspan.reader import check_sampling
 
-        if loading.base_url is not None and model is not None:
-            if question is not None:
-                raise ValueError(
-                    f"two models: got {model!r} and --base-url, expected one. Give the question as the only argument "
-                    "after --base-url URL, or leave out --base-url"
-                )
+        if loading.base_url is not None and question is None:
             model, question = None, model  # the only argument is the question
-        (model,) = loading.models([model] if model else None)
+        model = loading.only_model(model)
         if question is None and not interactive and not plan:
             raise ValueError("no question was given: write it after the model, or use --interactive")
         if question is not None:

@@ -28,7 +28,7 @@ def doctor(
         from farspan.methods import method as parsed
         from farspan.reader.served import ServedLM
 
-        (model,), wanted = loading.models([model] if model else None), parsed(method)
+        model, wanted = loading.only_model(model), parsed(method)
         loader = loading.loader()
         excerpt, console = beginning(text), err if as_json else Terminal()
         with console.status(f"loading {model}") as status:

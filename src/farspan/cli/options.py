@@ -203,6 +203,17 @@ class Loading:
                 )
         return models
 
+    def only_model(self, given: str | None) -> str:
+        """Return the model of a command that takes one.
+
+        Raises:
+            ValueError: as `models`, or a model beside a served one.
+        """
+        (model, *more) = self.models([given] if given else None)
+        if more:
+            raise ValueError(f"two models: got {given!r} and --base-url, expected one: leave out one of them")
+        return model
+
     def loader(self) -> "Load":
         """Return the loader of the models."""
         from farspan.measuring.loader import Load

@@ -80,7 +80,7 @@ def search_rope(
         from farspan.measuring.search import search_rope as search
         from farspan.report.search import draw_search, print_search
 
-        (name,) = loading.models([model] if model else None)
+        name = loading.only_model(model)
         console = err if as_json else Terminal()
         settings = sampling.settings()
         found = search(
