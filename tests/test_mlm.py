@@ -84,6 +84,14 @@ def rows(**changes: Any) -> MaskedRows:
     return MaskedRows(numbered(400, 300, 500), 20, **how)
 
 
+def test_the_head_in_bf16_warns_of_nothing_and_has_nearly_the_same_logits(authors: MaskedLM, reference: Any) -> None:
+    """torch warns of a norm whose input is bf16 beside weights in fp32; warnings are errors here."""
+    hidden = torch.randn(5, authors.model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = authors.logits(hidden)
+    torch.testing.assert_close(found.float(), authors.logits(hidden), rtol=0.05, atol=0.05)
+
+
 def test_masked_tokens_are_those_that_are_asked_and_no_others() -> None:
     for row in map(rows().__getitem__, range(50)):
         masked = row["labels"] != -100

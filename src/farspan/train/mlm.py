@@ -104,7 +104,8 @@ class MaskedLM(nn.Module):
         self.lm_bias = nn.Parameter(torch.zeros(vocabulary))
 
     def logits(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens vocabulary"]:
-        hidden = self.lm_layer_norm(silu(self.lm_dense(hidden)))
+        # in the dtype of the norm's weight, as torch warns of another one, such as bf16 under autocast
+        hidden = self.lm_layer_norm(silu(self.lm_dense(hidden)).to(self.lm_layer_norm.weight.dtype))
         return linear(hidden, self.model.get_input_embeddings().weight, self.lm_bias)
 
     def forward(
