@@ -316,6 +316,24 @@ def recall_map(model: str) -> str:
     return by_length("depth", lines)
 
 
+def needle_nats(model: str) -> dict[float, dict[int, tuple[float, float, float]]]:
+    """Return the nats of a needle's answer by depth and length: mean, low, high over texts."""
+    rows = recorded(model, "needle")[1]
+    found: dict[float, dict[int, tuple[float, float, float]]] = {}
+    for depth, length in sorted({(row.depth, row.length) for row in rows}):
+        each = np.array([[row.scores["nats"]] for row in rows if (row.depth, row.length) == (depth, length)])
+        low, high = interval(each)
+        found.setdefault(depth, {})[length] = float(each.mean()), float(low[0]), float(high[0])
+    return found
+
+
+def needle_depths(model: str) -> str:
+    """Return the table of `needle_nats`."""
+    found = needle_nats(model).items()
+    lines = {f"{depth:g}": {n: "{:.1f} [{:.1f}, {:.1f}]".format(*x) for n, x in line.items()} for depth, line in found}
+    return by_length("nats of the answer, by depth", lines)
+
+
 def rope_gains(model: str) -> dict[str, dict[int, tuple[float, float, float]]]:
     """Return, by RoPE and length, how much more is copied beyond what is guessed than by the model as it is, text by
     text: mean, low, high."""
@@ -350,6 +368,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "topk-nats": topk_nats,
     "ralm": ralm,
     "depths": recall_map,
+    "needle-nats": needle_depths,
     **{
         part: quality_by_method(part)
         for part in ("perplexity", "encoded", "own", "needle", "sst2", "trec", "banking77", "qmsum")
@@ -401,6 +420,7 @@ def claims() -> dict[str, bool]:
     weights = {label(one): one for one in curves(smollm2, "weights")}
     methods = {label(one): one for one in curves(smollm2, "methods")}
     encoded = {label(one): one for one in curves(smollm2, "encoded-curve")}
+    needles = {depth: line[8192] for depth, line in needle_nats(smollm2).items()}
     stretched = "`selfextend:group=8,window=2048`"
     rope = rope_gains(smollm2)
     lost, kept = depths.everywhere.memory_index[-1, :2].tolist()  # at depths 0 and 0.25
@@ -418,6 +438,9 @@ def claims() -> dict[str, bool]:
         ),
         "SmolLM2: at 4,096 tokens both copy less than the model as it is": all(
             rope[f"`rope:type={how},factor=2`"][4096][2] < 0 for how in ("yarn", "ntk")
+        ),
+        "SmolLM2: the first needle in 8,192 tokens takes more than twice the nats of every other": (
+            needles.pop(0.0)[1] > 2 * max(high for _, _, high in needles.values())
         ),
         "SmolLM2: 256 keys cost less than 0.09 nats up to 2,048 tokens": bool(
             np.all(topk_cost(smollm2, 256)[2] < 0.09)
