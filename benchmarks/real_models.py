@@ -125,7 +125,7 @@ PARTS = {
     ),
     "own": Part("own", (1 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
     "needle": Part("needle:kind=single", (1 / 4, 1), text="books-scored"),
-    "cost": Part("perplexity:targets=fixed", (1, 2), 1, text="books-scored", methods=METHODS, cost=True),
+    "cost": Part("perplexity:targets=fixed", (1,), 1, text="books-scored", methods=METHODS, cost=True),
     "topk": Part(
         "perplexity:targets=fixed,target_tokens=64",
         (1 / 16, 1 / 8, 1 / 4),

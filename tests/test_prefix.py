@@ -111,6 +111,27 @@ def test_two_parts_in_bf16_are_as_exact_as_the_whole(parts: list[int]) -> None:
     assert (ours - exact).norm() < 1.5 * (whole - exact).norm()
 
 
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+def test_a_new_token_attends_as_in_transformers(dtype: torch.dtype, error: float, parts: list[int]) -> None:
+    query, key, value = inputs(dtype)
+    query = query[:, :, -1:]
+    with torch.no_grad(), in_two_parts():
+        ours, _ = sdpa(LAYER, query, key, value, None, scaling=0.7)
+        expected, _ = sdpa_attention_forward(LAYER, query, key, value, None, scaling=0.7)
+    assert parts == [BEFORE + TIME]
+    assert (ours.shape, ours.dtype, ours.is_contiguous()) == (expected.shape, dtype, True)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=error)
+
+
+def test_one_query_has_the_output_and_the_log_sum_of_several() -> None:
+    query, key, value = inputs()
+    with torch.no_grad():
+        many, totals = prefix.flash(query, key, value, scale=0.7)
+        one, total = prefix.flash(query[:, :, 4:5], key, value, scale=0.7)
+    torch.testing.assert_close(one, many[:, :, 4:5])
+    torch.testing.assert_close(total, totals[:, :, 4:5])
+
+
 def test_a_gradient_takes_the_whole_mask(parts: list[int]) -> None:
     with in_two_parts():
         query, key, value = (x.requires_grad_() for x in inputs())

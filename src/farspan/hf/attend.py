@@ -276,7 +276,7 @@ def _fused_part(
     call: Call, query: Tensor, key: Tensor, keys: slice, hidden: Tensor | None = None, causal: bool = False
 ) -> Part:
     mask = None if hidden is None else hidden_mask(hidden, query.dtype)[None, None]
-    return flash(query, key, call.value[:, :, keys], 0.0, causal, attn_mask=mask, scale=call.scale)
+    return flash(query, key, call.value[:, :, keys], causal=causal, mask=mask, scale=call.scale)
 
 
 def keeps_to_its_own(layer: Layer, shape: SinkWindow) -> bool:

@@ -77,28 +77,34 @@ def sdpa(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Attend as transformers' SDPA: [batch, heads, time, dim] to [batch, time, heads, dim]."""
-    parts = _parts(query, key, value, attention_mask, options)
+    scale = options.get("scaling")
+    if not _is_plain(query, key, value, options):
+        return _whole(module, query, key, value, attention_mask, **options)
+    if attention_mask is None and query.shape[2] == 1:  # a new token, which sees every key
+        return flash(query, key, value, scale=scale)[0].transpose(1, 2).contiguous(), None
+    parts = _parts(query, key, attention_mask)
     if parts is None:
         return _whole(module, query, key, value, attention_mask, **options)
-    scale = options.get("scaling")
     cut = slice(None, parts.before), slice(parts.before, None)
     both = [
-        flash(query, key[:, :, keys], value[:, :, keys], 0.0, causal, attn_mask=mask, scale=scale)
+        flash(query, key[:, :, keys], value[:, :, keys], causal=causal, mask=mask, scale=scale)
         for keys, causal, mask in zip(cut, (False, parts.own is None), (None, parts.own), strict=True)
     ]
     return joined(both).transpose(1, 2).contiguous(), None
 
 
-def _parts(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
-) -> PrefixMask | None:
-    """Return how to split this call; None: it cannot be split, or comes from another thread."""
-    if _reading.masks is None or mask is None or mask.dim() != 4 or mask.shape[-2] != query.shape[2]:
-        return None
+def _is_plain(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> bool:
+    """Return whether this call comes from this thread's reading, and is one that the kernel computes."""
     others = ("position_bias", "softcap", "cache")
-    if options.get("dropout") or any(options.get(name) is not None for name in others):
-        return None
-    if not takes(query, key, value) or query.shape[0] != key.shape[0] or mask.shape[-1] != key.shape[2]:
+    if _reading.masks is None or options.get("dropout") or any(options.get(name) is not None for name in others):
+        return False
+    return takes(query, key, value) and query.shape[0] == key.shape[0]
+
+
+def _parts(query: Tensor, key: Tensor, mask: Tensor | None) -> PrefixMask | None:
+    """Return how to split a call; None: it cannot be split."""
+    assert _reading.masks is not None
+    if mask is None or mask.dim() != 4 or mask.shape[-2:] != (query.shape[2], key.shape[2]):
         return None
     if id(mask) not in _reading.masks:
         _reading.masks[id(mask)] = mask, PrefixMask.of(mask, query.dtype)

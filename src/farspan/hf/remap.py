@@ -142,5 +142,5 @@ def _fused(call: Call, parts: list[Part]) -> Float[Tensor, "batch heads groups s
     outputs = []
     for query, key, value, hidden, causal in parts:
         mask = None if hidden is None or causal else hidden_mask(hidden, query.dtype)[None, None]
-        outputs.append(flash(query.flatten(1, 2), key, value, 0.0, causal, attn_mask=mask, scale=call.scale))
+        outputs.append(flash(query.flatten(1, 2), key, value, causal=causal, mask=mask, scale=call.scale))
     return joined(outputs).unflatten(1, call.query.shape[1:3])

@@ -118,7 +118,7 @@ def _part(call: Call, block: slice, low: int, high: int, fused: bool, temperatur
     if fused:
         causal = low == call.start + block.start and call.layer.window is None
         mask = hidden_mask(hidden, query.dtype)[None, None] if bool(hidden.any()) and not causal else None
-        return flash(query.flatten(1, 2), key, value, 0.0, causal, attn_mask=mask, scale=call.scale / temperature)
+        return flash(query.flatten(1, 2), key, value, causal=causal, mask=mask, scale=call.scale / temperature)
     scores = call.scores(query, key).float() / temperature
     scores = scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
     out = mixed(scores.softmax(-1).to(value.dtype), value)
