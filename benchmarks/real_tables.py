@@ -335,15 +335,17 @@ def needle_depths(model: str) -> str:
 
 
 def rope_gains(model: str) -> dict[str, dict[int, tuple[float, float, float]]]:
-    """Return, by RoPE and length, how much more is copied beyond what is guessed than by the model as it is, text by
-    text: mean, low, high."""
+    """Return, by RoPE, the `_gains` over the model as it is."""
     first, *others = curves(model, "rope")
-    found = {}
-    for one in others:
-        more = one.curve.copy - one.curve.control - (first.curve.copy - first.curve.control)
-        ends = np.stack([measured_mean(more), *interval(more)], 1)
-        found[label(one)] = dict(zip(one.curve.lengths.tolist(), map(tuple, ends.tolist()), strict=True))
-    return found
+    return {label(one): _gains(first, one) for one in others}
+
+
+def _gains(first: CurveMember, one: CurveMember) -> dict[int, tuple[float, float, float]]:
+    """Return by length how much more one curve copies beyond what is guessed than the first, text by text: mean, low,
+    high."""
+    more = one.curve.copy - one.curve.control - (first.curve.copy - first.curve.control)
+    ends = np.stack([measured_mean(more), *interval(more)], 1)
+    return dict(zip(one.curve.lengths.tolist(), map(tuple, ends.tolist()), strict=True))
 
 
 def rope_gaps(model: str) -> str:
@@ -466,6 +468,13 @@ def claims() -> dict[str, bool]:
         < 0,
         "SMT copies at two windows": _gap(methods["SMT"], 16384)[0] > 0.1,
         "SMT has a longer span than the model as it is": _longer_span(methods[PLAIN], methods["SMT"]),
+        "SMT with decoys has a longer span than SMT, Self-Extend and YaRN by 4": all(
+            _longer_span(methods[how], methods["SMT, decoys"])
+            for how in ("SMT", stretched, "`rope:type=yarn,factor=4`")
+        ),
+        "SMT with decoys copies more than SMT at 4,096 to 16,384 tokens": all(
+            _gains(methods["SMT"], methods["SMT, decoys"])[length][1] > 0 for length in (4096, 6144, 8192, 16384)
+        ),
         "SmolLM2: Self-Extend has a longer span, without training": _longer_span(methods[PLAIN], methods[stretched]),
         "SmolLM2: Self-Extend copies a fifth more than it guesses at two windows": _gap(methods[stretched], 16384)[0]
         > 0.2,
