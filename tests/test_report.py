@@ -449,6 +449,11 @@ def test_several_curves_stand_in_one_picture_under_their_names(tmp_path: Path) -
     assert "amnesia" not in drawn
 
 
+def test_the_legend_has_a_half_life_beyond_the_lengths_measured(tmp_path: Path) -> None:
+    drawn = svg(rows() + rows({100: 1.0, 200: 1.0}, model="org/tiny"), tmp_path)
+    assert re.search("<!-- tiny: half-life &gt;200.* -->", drawn)
+
+
 def test_more_curves_than_colours_are_drawn(tmp_path: Path) -> None:
     measured = [r for i in range(8) for r in rows({100: 1.0, 200: 0.2}, model=f"org/model-{i}")]
     assert "<!-- model-7: half-life 1" in svg(measured, tmp_path)

@@ -26,7 +26,7 @@ def curve_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
     for index, one in enumerate(curves):
         prefix = "" if len(curves) == 1 else f"{one.name}: "
         points, mark = _measured(one), _half_life(index, prefix, one)
-        legend = mark[0].label if prefix and mark else one.name
+        legend = f"{prefix}half-life {one.summary.half_life}" if one.summary else one.name
         lines += _halves(index, prefix, legend, "length", points, [_text(one, point) for point in points])
         marks += mark
         if failures := one.curve.failures:
