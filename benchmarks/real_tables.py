@@ -157,9 +157,9 @@ def written(cell: Cell) -> str:
 
 
 def nats(model: str, method: str, length: int) -> dict[int, float]:
-    """Return the nats per token of the perplexity runs by repeat; the method "SMT" is the model trained by it."""
+    """Return the nats per token of the perplexity runs by repeat; a method of EXTENDED is the model trained by it."""
     rows = [row for end in ("", *EXTENDED) for row in recorded(f"{model}{end}", "perplexity")[1]]
-    wanted = (f"{model}{EXTENDED[0]}", "full") if method == "SMT" else (model, method)
+    wanted = (f"{model} {method}", "full") if f" {method}" in EXTENDED else (model, method)
     return {r.repeat: r.scores["nats"] for r in rows if (r.model, r.method) == wanted and r.length == length}
 
 
@@ -195,11 +195,12 @@ def nats_differences(model: str) -> str:
         *(((yarn, n), ("full", 8192)) for n in (8192, 16384, 32768)),
         *((("SMT", n), (yarn, n)) for n in (8192, 16384, 32768)),
         *((("SMT", n), ("full", 8192)) for n in (8192, 16384, 32768)),
+        *((("SMT, decoys", n), ("SMT", n)) for n in (2048, 8192, 16384)),
     ]
     lines = []
     for one, other in pairs:
         if nats(model, *one):
-            named = (f"{how if how == 'SMT' else member(model, how)} at {n:,}" for how, n in (one, other))
+            named = (f"{how if f' {how}' in EXTENDED else member(model, how)} at {n:,}" for how, n in (one, other))
             lines.append([*named, signed(*more_nats(model, one, other))])
     return table(["", "less", "nats per token"], lines)
 
@@ -471,6 +472,9 @@ def claims() -> dict[str, bool]:
         "SMT with decoys has a longer span than SMT, Self-Extend and YaRN by 4": all(
             _longer_span(methods[how], methods["SMT, decoys"])
             for how in ("SMT", stretched, "`rope:type=yarn,factor=4`")
+        ),
+        "SMT with decoys takes more nats than SMT at one and two windows": all(
+            more_nats(smollm2, ("SMT, decoys", n), ("SMT", n))[1] > 0 for n in (8192, 16384)
         ),
         "SMT with decoys copies more than SMT at 4,096 to 16,384 tokens": all(
             _gains(methods["SMT"], methods["SMT, decoys"])[length][1] > 0 for length in (4096, 6144, 8192, 16384)
