@@ -130,6 +130,11 @@ PRICES = {
     "memory": ("context_bytes", "memory of a context of {:,} tokens (MiB)", 2**20),
     "seconds": ("prefill_seconds", "seconds to the first token after {:,} tokens", 1),
 }
+PICTURES = (  # model, price, file; at one window all methods keep as much of a real model's context
+    ("demo", "memory", "methods_memory"),
+    ("demo", "seconds", "methods_seconds"),
+    ("SmolLM2-135M-Instruct.Q4_1", "seconds", "methods_seconds_smollm2"),
+)
 MARKS = {True: " ▲", False: " ▼"}
 
 
@@ -436,9 +441,8 @@ def main() -> None:
         print(f"{kept.record(options.out, RECORDED):,} bytes in {RECORDED}")
     elif options.write:
         PAGE.write_text(page())
-        for model, name in ((model, name) for model in MODELS for name in PRICES if quality(model, "cost")):
-            drawn = f"methods_{name}" + ("" if model == "demo" else f"_{MODELS[model].lower()}")
-            png, svg = draw_figure(pareto(model, *PRICES[name]), PAGE.parent / "pictures", drawn)
+        for model, name, file in PICTURES:
+            png, svg = draw_figure(pareto(model, *PRICES[name]), PAGE.parent / "pictures", file)
             svg.unlink()
             print(png)
     elif options.check:

@@ -278,17 +278,18 @@ def encoded_differences(model: str) -> str:
 
 
 def costs(found: Sequence[Cell], name: Callable[[Cell], str]) -> str:
-    """Return the cost by length: seconds to the first token, tokens read a second, memory of the context.
+    """Return the cost by length: seconds to the first token, tokens read and generated a second, memory of the context.
 
     Args:
         name: returns the name of a cell's line.
     """
     lines: dict[str, dict[int, str]] = {}
     for cell in found:
-        if cell.prefill_seconds is not None and cell.context_bytes is not None and cell.prefill_rate is not None:
-            text = f"{cell.prefill_seconds:.2f} s / {cell.prefill_rate:,.0f} / {cell.context_bytes / 2**20:.1f} MiB"
+        numbers = (cell.prefill_seconds, cell.prefill_rate, cell.decode_rate, cell.context_bytes)
+        if None not in numbers:
+            text = "{:.2f} s / {:,.0f} / {:,.3g} / {:.1f} MiB".format(*numbers[:3], numbers[3] / 2**20)
             lines.setdefault(name(cell), {})[cell.length] = text
-    return by_length("seconds to the first token / tokens read a second / context", lines)
+    return by_length("seconds to the first token / tokens read, generated a second / context", lines)
 
 
 def attention(model: str) -> str:
