@@ -247,3 +247,26 @@ def test_half_of_a_surrogate_pair_is_refused_by_name(lm: LM) -> None:
         Conversation(reader, ["a text"]).ask("who \ud800?", 3)
     with pytest.raises(ValueError, match=r"the text holds '.ud800' at character 2"):
         diagnose(lm, method("full"), "a \ud800 text " * 300)
+
+
+def test_the_end_of_the_input_ends_the_questions(tmp_path: Path) -> None:
+    (tmp_path / "minutes.txt").write_text("The server is in room 214. " * 4)
+    command = [
+        "ask",
+        "demo",
+        "--interactive",
+        "--context",
+        str(tmp_path / "minutes.txt"),
+        "--max-new-tokens",
+        "2",
+        "--json",
+    ]
+    result = CliRunner().invoke(app, command, input="Where?\nWho?")
+    assert result.exit_code == 0, result.output
+    assert [one["question"] for one in json.loads(result.stdout)["answers"]] == ["Where?", "Who?"]
+
+
+def test_sampling_options_without_a_temperature_are_refused() -> None:
+    for name, value in (("--top-p", "0.5"), ("--seed", "3")):
+        result = CliRunner().invoke(app, ["ask", "demo", "who?", name, value])
+        assert f"error: {name} has no effect without --temperature" in result.stderr

@@ -63,6 +63,13 @@ def test_the_same_model_is_equal(baseline: Path, tmp_path: Path) -> None:
     assert [row.example for row in read_rows(tmp_path / "run")] == [row.example for row in read_rows(baseline)]
 
 
+def test_the_baseline_is_not_written_into(baseline: Path) -> None:
+    before = (baseline / "rows.jsonl").read_bytes()
+    done = farspan("check", baseline, "demo", "--out", baseline, *CPU)
+    assert (done.exit_code, "is the baseline itself: give another folder" in done.stderr) == (2, True)
+    assert (baseline / "rows.jsonl").read_bytes() == before
+
+
 def test_a_damaged_model_is_worse_and_has_its_own_exit_code(baseline: Path, damaged: Path, tmp_path: Path) -> None:
     done = farspan("check", baseline, damaged, "--out", tmp_path / "run", "--json", *CPU)
     assert done.exit_code == 3, done.output

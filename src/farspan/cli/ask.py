@@ -49,6 +49,9 @@ def ask(
         if question is not None:
             refuse_empty(question)  # before the files are read
         check_sampling(temperature, top_p, seed)
+        if temperature == 0 and (top_p != 1 or seed is not None):
+            given = "--top-p" if top_p != 1 else "--seed"
+            raise ValueError(f"{given} has no effect without --temperature: the likeliest token is taken; give both")
         how, texts = parsed(method), read_texts(context or [])
         loader = loading.loader()
         console, lm = err if as_json else Terminal(), loader(model, weights=not plan)
@@ -69,7 +72,10 @@ def ask(
             conversation, answers = _read(reader, texts, tokens), []
             while True:
                 if question is None:
-                    question = err.input("? ") if err.is_terminal else input()
+                    try:
+                        question = err.input("? ") if err.is_terminal else input()
+                    except EOFError:  # ends the questions, as an empty line does
+                        break
                 if not question.strip() and interactive:
                     break
                 answer = conversation.ask(

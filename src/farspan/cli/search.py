@@ -115,7 +115,7 @@ def search_rope(
         else:
             nearest = found.nearest
             line = f"no candidate costs at most {max_nats:+g} nats inside the window: the nearest costs "
-            line += f"{nearest.increase:+.3f}. Raise --max-nats or --evaluations, or lower --factor"
+            line += f"{nearest.increase:+.4f}. Raise --max-nats or --evaluations, or lower --factor"
             err.print_line(line, style="red")
         if as_json:
             print(json.dumps(as_data(found) | {"command": command}))

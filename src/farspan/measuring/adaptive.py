@@ -276,7 +276,7 @@ class _Rounds:
                 return tuple(n for n in grid if n not in missing[end:])
         needed = cost(missing[:1]).flops * seconds / everything.flops / BUDGET_SHARE
         raise BudgetError(
-            f"loading {self.lm.name} and timing it left {max(self.budget.left, 0.0):,.1f} s of its time, too little "
+            f"timing {self.lm.name} left {max(self.budget.left, 0.0):,.1f} s of its time, too little "
             f"for one length: {repeats} repeats of {missing[0]:,} tokens take about {max(needed, 1.0):,.0f} s; give "
             "more --minutes"
         )

@@ -73,9 +73,11 @@ def measure_again(
         out: the run folder; default: one under runs/, the same for the same baseline and model.
 
     Raises:
-        ValueError: the model has another tokenizer, or the tasks another version or text than the baseline's, or
-            lengths that follow from another trained length; and as `farspan.measure`.
+        ValueError: `out` is the baseline's folder; the model has another tokenizer, or the tasks another version or
+            text than the baseline's, or lengths that follow from another trained length; and as `farspan.measure`.
     """
+    if out is not None and Path(out).resolve() == Path(baseline.folder).resolve():
+        raise ValueError(f"{out} is the baseline itself: give another folder for the new rows (--out), or leave it out")
     loader = loader or Load()
     settings = baseline.header["settings"]
     refuse_difference(baseline, loader(model, weights=False), loader)

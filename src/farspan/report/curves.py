@@ -159,10 +159,12 @@ def remarks(one: CurveMember, names: Iterable[str] = HEADLINE) -> list[str]:
         failed = ", ".join(f"{length:,} ({why})" for length, why in sorted(s.failed.items()))
         lines.append(f"lengths with missing rows: {failed}")
     if s.contaminated:
-        without = s.without_contaminated.get("half_life")
         line = f"{counted(len(s.contaminated), 'window')} with a control out of line with the others"
         line += " (text known by heart, or boilerplate)"
-        lines.append(line if without is None else f"{line}; without, half-life is {without:,.0f}")
+        if s.without_contaminated:
+            value, censored = s.without_contaminated["half_life"]
+            line += f"; without, half-life is {'>' * censored}{value:,.0f}"
+        lines.append(line)
     if s.nonmonotone > 0.1:
         lines.append(f"the curve rises by up to {s.nonmonotone:.2f} above its non-rising fit: look at the picture")
     return [f"{one.name}: {line}" for line in lines]

@@ -100,7 +100,8 @@ class Summary:
     cliff: float | None  # tokens from memory index 0.9 to 0.1; None unless it crosses both
     nonmonotone: float  # largest rise of the memory index above the fit, over the lengths judged
     contaminated: list[dict[str, Any]]  # windows with an outlying control
-    without_contaminated: dict[str, float]  # the headline values without these; empty if none or all windows are
+    # the headline values without these, and whether each is censored; empty if none or all windows are contaminated
+    without_contaminated: dict[str, tuple[float, bool]]
     repeats: int
     failed: dict[int, str]
 
@@ -171,11 +172,7 @@ def summarise(curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRA
         cliff=None if steep_over or flat_over or not steep or not flat else flat - steep,
         nonmonotone=float(max(0.0, np.max(m[judged] - isotonic(m[judged], repeats_at(measured)[judged])))),
         contaminated=contaminated,
-        without_contaminated=(
-            {name: value for name, (value, _) in headline(clean).items()}
-            if contaminated and clean.measured.any()
-            else {}
-        ),
+        without_contaminated=headline(clean) if contaminated and clean.measured.any() else {},
         repeats=whole_repeats(measured),
         failed=curve.failures,
     )
