@@ -465,6 +465,11 @@ def test_a_device_map_without_memory_is_refused(folder: Path) -> None:
             load(folder, device_map=wanted)
 
 
+def test_an_option_that_is_unknown_is_named(folder: Path) -> None:
+    with pytest.raises(ValueError, match="has no option 'dtpe', which was given to load: correct its name"):
+        load(str(folder), dtpe="bfloat16")
+
+
 def test_an_option_that_is_wrong_is_not_said_to_be_the_configs(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"^attention 'nope' is unknown, expected one of eager, .*sdpa"):
         load(folder, attention="nope")

@@ -86,6 +86,8 @@ class explained:  # noqa: N801
                 "has a tokenizer that cannot be loaded: tokenizer.json, tokenizer_config.json or "
                 f"special_tokens_map.json have content that transformers does not accept ({said}). Download them again"
             )
+        if option := re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", said):
+            return f"has no option {option[1]!r}, which was given to load: correct its name, or leave it out"
         return f"cannot be built from its {self.part}: {said}. Correct that file, or download it again"
 
 
