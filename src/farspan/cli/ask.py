@@ -72,10 +72,7 @@ def ask(
             conversation, answers = _read(reader, texts, tokens), []
             while True:
                 if question is None:
-                    try:
-                        question = err.input("? ") if err.is_terminal else input()
-                    except EOFError:  # ends the questions, as an empty line does
-                        break
+                    question = _next_question()
                 if not question.strip() and interactive:
                     break
                 answer = conversation.ask(
@@ -96,6 +93,14 @@ def ask(
                 question = None
         if as_json:
             print(json.dumps({"model": model, "method": str(how), "answers": answers}))
+
+
+def _next_question() -> str:
+    """Return the next line of the input; at its end an empty one, which ends the questions."""
+    try:
+        return err.input("? ") if err.is_terminal else input()
+    except EOFError:
+        return ""
 
 
 def _read(reader: "Reader", texts: list[str], tokens: int) -> "Conversation":
