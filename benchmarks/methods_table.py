@@ -43,7 +43,7 @@ RECORDED = kept.BENCHMARKS / "methods_table"
 PAGE = kept.BENCHMARKS.parent / "docs" / "methods_table.md"
 TEXT = "builtin:held-out+tests"  # that the embedded model was not trained on
 MODELS = {"demo": "the embedded model"} | real_tables.MODELS
-IN_REAL_MODELS = {"shuffled": "methods", "perplexity": "perplexity", "cost": "cost"}  # parts, by ours
+IN_REAL_MODELS = {"shuffled": "methods", "perplexity": "perplexity"}  # parts, by ours
 METHODS = (
     "full",
     "sinks:window={window}",
@@ -143,15 +143,19 @@ def rows_of(model: str, part: str) -> tuple[dict[str, Any], list[Row]]:
     rows of docs/real_models.md."""
     if model in real_tables.MODELS:
         return real_tables.recorded(model, IN_REAL_MODELS[part]) if part in IN_REAL_MODELS else ({}, [])
-    return kept.recorded(RECORDED, model, "perplexity" if part == "cost" else part)
+    return kept.recorded(RECORDED, model, part)
 
 
 @cache
 def quality(model: str, part: str) -> list[Cell]:
     """Return the quality of a run by method and length; of a run with costs also these."""
     header, rows = rows_of(model, part)
-    name = "perplexity" if part == "cost" else PARTS[part].name
-    return [cell for cell in cells(rows, header) if cell.task.startswith(name)] if rows else []
+    return [cell for cell in cells(rows, header) if cell.task.startswith(PARTS[part].name)] if rows else []
+
+
+def priced(model: str) -> list[Cell]:
+    """Return the cells that have costs: those of perplexity, of a real model in a run of its own."""
+    return real_tables.quality(model, "cost") if model in real_tables.MODELS else quality(model, "perplexity")
 
 
 @cache
@@ -322,7 +326,7 @@ def predictors(model: str) -> str:
 
 TABLES: dict[str, Callable[[str], str]] = {
     "memory": memory,
-    "costs": lambda model: costs(quality(model, "cost"), lambda cell: f"`{cell.method}`"),
+    "costs": lambda model: costs(priced(model), lambda cell: f"`{cell.method}`"),
     "best": best,
     "correlations": correlations,
     "predictors": predictors,
@@ -349,8 +353,8 @@ def pareto(model: str, price: str, unit: str, scale: float) -> Figure:
         unit: what the axis shows, with a place for the length.
         scale: what a unit of the figure is in that of the field.
     """
-    longest = max(cell.length for cell in quality(model, "cost"))
-    cost = {cell.method: getattr(cell, price) for cell in quality(model, "cost") if cell.length == longest}
+    longest = max(cell.length for cell in priced(model))
+    cost = {cell.method: getattr(cell, price) for cell in priced(model) if cell.length == longest}
     lines = []
     for index, (how, one) in enumerate(curves(model, "shuffled").items()):
         if cost.get(how) and one.summary is not None:

@@ -156,11 +156,16 @@ def written(cell: Cell) -> str:
     return text + {"win": " ▲", "loss": " ▼"}.get(cell.verdict, "")
 
 
-def nats(model: str, method: str, length: int) -> dict[int, float]:
-    """Return the nats per token of the perplexity runs by repeat; a method of EXTENDED is the model trained by it."""
-    rows = [row for end in ("", *EXTENDED) for row in recorded(f"{model}{end}", "perplexity")[1]]
-    wanted = (f"{model} {method}", "full") if f" {method}" in EXTENDED else (model, method)
-    return {r.repeat: r.scores["nats"] for r in rows if (r.model, r.method) == wanted and r.length == length}
+def read_by(model: str, how: str) -> tuple[str, str]:
+    """Return the model and method that `how` names: a method, or a recipe of EXTENDED."""
+    return (f"{model} {how}", "full") if f" {how}" in EXTENDED else (model, how)
+
+
+def nats(model: str, how: str, length: int) -> dict[int, float]:
+    """Return the nats per token of the perplexity runs by repeat; `how` as in `read_by`."""
+    model, method = read_by(model, how)
+    rows = recorded(model, "perplexity")[1]
+    return {row.repeat: row.scores["nats"] for row in rows if (row.method, row.length) == (method, length)}
 
 
 def more_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> tuple[float, float, float]:
@@ -200,7 +205,7 @@ def nats_differences(model: str) -> str:
     lines = []
     for one, other in pairs:
         if nats(model, *one):
-            named = (f"{how if f' {how}' in EXTENDED else member(model, how)} at {n:,}" for how, n in (one, other))
+            named = (f"{member(*read_by(model, how))} at {n:,}" for how, n in (one, other))
             lines.append([*named, signed(*more_nats(model, one, other))])
     return table(["", "less", "nats per token"], lines)
 

@@ -251,17 +251,8 @@ def test_half_of_a_surrogate_pair_is_refused_by_name(lm: LM) -> None:
 
 def test_the_end_of_the_input_ends_the_questions(tmp_path: Path) -> None:
     (tmp_path / "minutes.txt").write_text("The server is in room 214. " * 4)
-    command = [
-        "ask",
-        "demo",
-        "--interactive",
-        "--context",
-        str(tmp_path / "minutes.txt"),
-        "--max-new-tokens",
-        "2",
-        "--json",
-    ]
-    result = CliRunner().invoke(app, command, input="Where?\nWho?")
+    command = ["ask", "demo", "--interactive", "--max-new-tokens", "2", "--json", "--context"]
+    result = CliRunner().invoke(app, [*command, str(tmp_path / "minutes.txt")], input="Where?\nWho?")
     assert result.exit_code == 0, result.output
     assert [one["question"] for one in json.loads(result.stdout)["answers"]] == ["Where?", "Who?"]
 

@@ -76,7 +76,7 @@ def count(panel: str, help: str, least: int = 1, most: int | None = None) -> Any
 
 TEXTS, LENGTHS, TASK = "Texts", "Lengths and examples", "Task"
 MODEL, SERVED, RUN = "Model", "Served model", "Run"
-ONLY_SERVED = ("served_model", "tokenizer", "concurrency", "wait", "insecure")  # options without effect on other models
+ONLY_SERVED = ("--served-model", "--tokenizer", "--concurrency", "--wait", "--insecure")  # no effect on other models
 
 NAMED = "Folder, GGUF file or hub id of a causal model, demo, or http://... of a server."
 IF_NEEDED = f"{NAMED} Not needed with --base-url."
@@ -188,12 +188,7 @@ class Loading:
         models = [*(given or ()), *([self.base_url] if self.base_url else ())]
         if not models:
             raise ValueError("no model: give a folder, a GGUF file, a hub id, demo, or the server of one (--base-url)")
-        unused = [
-            f"--{field.name.replace('_', '-')}"
-            for field in fields(self)
-            if field.name in ONLY_SERVED and getattr(self, field.name) != field.default
-        ]
-        if unused:
+        if unused := [name for name in self.given if name in ONLY_SERVED]:
             from farspan.measuring.loader import is_url
 
             if not any(map(is_url, models)):
@@ -202,6 +197,15 @@ class Loading:
                     f"--base-url URL. Give --base-url, or leave out {', '.join(unused)}"
                 )
         return models
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that differ from their defaults, by name."""
+        return {
+            f"--{field.name.replace('_', '-')}": value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        }
 
     def only_model(self, given: str | None) -> str:
         """Return the model of a command that takes one.

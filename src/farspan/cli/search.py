@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -147,12 +147,8 @@ def compare_command(
     # where no other text is known: other windows of the same
     if text == settings["text"] or target_text not in (None, "shuffled"):
         words += ["--seed", str(settings["seed"] + 1)]
-    for field in fields(loading):
-        value = getattr(loading, field.name)
-        assert field.default is not MISSING
-        if value != field.default:
-            name = f"--{field.name.replace('_', '-')}"
-            words += [name] if value is True else [name, str(value)]
+    for name, value in loading.given.items():
+        words += [name] if value is True else [name, str(value)]
     return shlex.join(words)
 
 

@@ -9,13 +9,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from farspan.hf.flash import flash, hidden_mask, joined, takes
+from farspan.hf.flash import Part, flash, hidden_mask, joined, takes
 
 
 @dataclass(frozen=True)
@@ -77,20 +78,20 @@ def sdpa(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Attend as transformers' SDPA: [batch, heads, time, dim] to [batch, time, heads, dim]."""
-    scale = options.get("scaling")
-    if not _is_plain(query, key, value, options):
+    found: list[Part] = []
+    if _is_plain(query, key, value, options):
+        part = partial(flash, query, scale=options.get("scaling"))
+        if attention_mask is None and query.shape[2] == 1:  # a new token, which sees every key
+            found = [part(key, value)]
+        elif (parts := _parts(query, key, attention_mask)) is not None:
+            read, own = slice(None, parts.before), slice(parts.before, None)
+            found = [
+                part(key[:, :, read], value[:, :, read]),
+                part(key[:, :, own], value[:, :, own], causal=parts.own is None, mask=parts.own),
+            ]
+    if not found:
         return _whole(module, query, key, value, attention_mask, **options)
-    if attention_mask is None and query.shape[2] == 1:  # a new token, which sees every key
-        return flash(query, key, value, scale=scale)[0].transpose(1, 2).contiguous(), None
-    parts = _parts(query, key, attention_mask)
-    if parts is None:
-        return _whole(module, query, key, value, attention_mask, **options)
-    cut = slice(None, parts.before), slice(parts.before, None)
-    both = [
-        flash(query, key[:, :, keys], value[:, :, keys], causal=causal, mask=mask, scale=scale)
-        for keys, causal, mask in zip(cut, (False, parts.own is None), (None, parts.own), strict=True)
-    ]
-    return joined(both).transpose(1, 2).contiguous(), None
+    return joined(found).transpose(1, 2).contiguous(), None
 
 
 def _is_plain(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> bool:

@@ -25,10 +25,10 @@ def curve_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
     failed = []
     for index, one in enumerate(curves):
         prefix = "" if len(curves) == 1 else f"{one.name}: "
-        points, mark = _measured(one), _half_life(index, prefix, one)
+        points = _measured(one)
         legend = f"{prefix}half-life {one.summary.half_life}" if one.summary else one.name
         lines += _halves(index, prefix, legend, "length", points, [_text(one, point) for point in points])
-        marks += mark
+        marks += _half_life(index, prefix, one)
         if failures := one.curve.failures:
             partly = frozenset(point["length"] for point in points)
             missing = [length for length in one.curve.lengths.tolist() if length not in partly]
