@@ -124,7 +124,7 @@ PARTS = {
         methods=("full", "rope:type=yarn,factor=2", "rope:type=truncated", "rope:type=ntk,factor=2"),
     ),
     "own": Part("own", (1 / 4, 1, 2), 8, text="books-scored", methods=METHODS),
-    "needle": Part("needle:kind=single", (1 / 4, 1), text="books-scored"),
+    "needle": Part("needle:kind=single", (1 / 4, 1, 2), text="books-scored", methods=METHODS),
     "cost": Part("perplexity:targets=fixed", (1,), 1, text="books-scored", methods=METHODS, cost=True),
     "topk": Part(
         "perplexity:targets=fixed,target_tokens=64",

@@ -1,0 +1,92 @@
+"""What a new token costs after a long text: farspan's `generate` beside transformers' own.
+
+    python benchmarks/generation_speed.py --model MODEL [--dtypes float32 bfloat16] [--contexts 2048 8192] [--tokens 16]
+                                          [--check]
+    python benchmarks/generation_speed.py --quick
+
+`plain` is `model.generate` of transformers, greedy, with its own cache and SDPA; `farspan` is `reader.generate` under
+`full`. Both read the same text, files of Python's own library, in one process with one thread. The time of a new token
+is the mean from the first new token to the last, in CPU seconds, since others on the machine only add to wall time.
+The tokens are compared one by one. Last line: the figures as JSON. --check fails where farspan takes longer than
+`plain`, or where a token differs in float32.
+"""
+
+import argparse
+import time
+from itertools import pairwise, product
+from typing import Any
+
+import torch
+from common import end
+from reading_speed import TEXT
+
+import farspan
+from farspan.methods import method
+from farspan.text.corpora import Corpus, load
+
+
+class Clock:
+    """Note the CPU seconds at each new token; a streamer of transformers."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def put(self, token: Any) -> None:
+        self.seconds.append(time.process_time())
+
+    def end(self) -> None: ...
+
+    @property
+    def milliseconds(self) -> float:
+        """The mean of all new tokens but the first, whose time contains the reading of the text."""
+        steps = [later - earlier for earlier, later in pairwise(self.seconds)]
+        return 1000 * sum(steps) / len(steps)
+
+
+def plain(lm: farspan.LM, ids: torch.Tensor, tokens: int) -> tuple[float, list[int]]:
+    clock = Clock()
+    new = lm.model.generate(
+        ids, do_sample=False, max_new_tokens=tokens, min_new_tokens=tokens, streamer=clock, pad_token_id=0
+    )
+    clock.seconds = clock.seconds[1:]  # the first call is with the text
+    return clock.milliseconds, new[0, ids.shape[1] :].tolist()
+
+
+def ours(lm: farspan.LM, ids: torch.Tensor, tokens: int) -> tuple[float, list[int]]:
+    clock = Clock()
+    with method("full").on(lm) as reader:
+        reader.capacity = ids.shape[1] + tokens
+        (new,) = reader.read(ids[:, :-1]).generate(ids[:, -1:], tokens, on_token=clock.put)
+    return clock.milliseconds, new.tolist()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo", help="a folder, a hub id or a GGUF file")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--contexts", nargs="+", type=int, default=[2048, 8192], help="tokens before the new ones")
+    parser.add_argument("--tokens", type=int, default=16, help="new ones")
+    parser.add_argument("--quick", action="store_true", help="float32, a context of 256")
+    parser.add_argument("--check", action="store_true", help="fail where farspan is slower or a token differs")
+    options = parser.parse_args()
+    if options.quick:
+        options.dtypes, options.contexts = ["float32"], [256]
+    torch.set_num_threads(1)
+    figures, missed = dict[str, Any](), list[str]()
+    corpus: Corpus | None = None
+    for dtype, context in product(options.dtypes, options.contexts):
+        lm = farspan.load(options.model, dtype=dtype, device="cpu")
+        corpus = corpus or load(TEXT, lm.tokenizer)
+        ids = torch.from_numpy(corpus.windows(context, 1, 0)[0]).long()[None]
+        (theirs, expected), (own, new) = (run(lm, ids, options.tokens) for run in (plain, ours))
+        differ = sum(a != b for a, b in zip(expected, new, strict=True))
+        name = f"{dtype}, {context} tokens"
+        print(f"{name}: plain {theirs:.1f} ms, farspan {own:.1f} ms, {differ} of {len(new)} tokens differ", flush=True)
+        figures |= {f"{name}: plain": theirs, f"{name}: farspan": own, f"{name}: differ": differ}
+        if own > theirs or (dtype == "float32" and differ):
+            missed.append(name)
+    end(figures, missed, options.check)
+
+
+if __name__ == "__main__":
+    main()
