@@ -32,7 +32,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "attention": _entry("tokens", PARETO, PARETO_NAME, None, "sinks", graded=True),
 }
 # the title of a task in a few words, from its settings; other tasks have the task as it is spelled
-LABELS: dict[str, Callable[[dict[str, Any]], str]] = {"curve": label, "perplexity": perplexity_label}
+LABELS: dict[str, Callable[..., str]] = {"curve": label, "perplexity": perplexity_label}
 
 
 def current_header(header: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
@@ -94,8 +94,7 @@ def _specs(row: Row, settings: Mapping[str, Any]) -> Iterator[str]:
     if row.task in LABELS:
         yield LABELS[row.task](row.settings)
         yield LABELS[row.task](row.settings) + version_label(row.version)
-        if row.task == "curve":
-            yield label(row.settings, whole=True)
+        yield LABELS[row.task](row.settings, whole=True)
     else:
         yield recorded if recorded.partition(":")[0] == row.task else row.task
     number = 2

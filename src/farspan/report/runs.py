@@ -13,7 +13,7 @@ import numpy as np
 from farspan.record import Row, latest, read_header, read_rows
 from farspan.report.header import COST, LABELS, current_header, methods_of, rows_of
 from farspan.specs import check_known
-from farspan.stats import short_text, version_label
+from farspan.stats import version_label
 
 RUNS_NAMED = 5  # in an error
 TEXTS = ("text", "target", "prefix")  # in settings, with their hashes
@@ -220,7 +220,7 @@ def grouped(sources: Sequence[Source], kinds: Mapping[str, type[Member]] | None 
             group.members.extend(members)
     every = [one for some in found.values() for one in some]
     titles = [group.title for _, group in every]
-    wholes = [_whole(read, group) if titles.count(group.title) > 1 else group.title for read, group in every]
+    wholes = [_whole(group) if titles.count(group.title) > 1 else group.title for _, group in every]
     groups = []
     for (read, group), whole in zip(every, wholes, strict=True):
         alike = [other for (_, other), title in zip(every, wholes, strict=True) if title == whole]
@@ -260,13 +260,11 @@ def _names(settings: Mapping[str, Any]) -> tuple[str | None, ...]:
     return tuple(settings.get(name if name == "text" else f"{name}_text") for name in TEXTS)
 
 
-def _whole(read: _Texts, group: Group) -> str:
+def _whole(group: Group) -> str:
     """Return the title of a group with the paths of its texts whole."""
-    title = group.title
-    for name in filter(None, read.names):
-        short, escaped = re.escape(short_text(name)), name.replace("\\", "\\\\")
-        title = re.sub(rf"(, | after ){short}(?= after |$)", rf"\g<1>{escaped}", title, count=1)
-    return title
+    settings = next(one.rows[0].settings for one in group.members if one.rows)
+    named = LABELS.get(group.task)
+    return named(settings, whole=True) if named and named(settings) == group.title else group.title
 
 
 def renamed(groups: Sequence[Group]) -> list[Member]:

@@ -192,9 +192,10 @@ def label(settings: dict[str, Any], *, whole: bool = False) -> str:
     return text + (f" after {named(settings['prefix_text'])}" if settings.get("prefix_text") else "")
 
 
-def perplexity_label(settings: dict[str, Any]) -> str:
-    """Return the targets and text of a perplexity in a few words; only numbers with the same label are comparable."""
-    text = short_text(settings["text"])
+def perplexity_label(settings: dict[str, Any], *, whole: bool = False) -> str:
+    """Return the targets and text of a perplexity in a few words; only numbers with the same label are comparable.
+    `whole`: as of `label`."""
+    text = settings["text"] if whole else short_text(settings["text"])
     if settings["targets"] == "all":
         return f"all tokens, {text}"
     return f"last {settings['target_tokens']} tokens{', fixed' if settings['targets'] == 'fixed' else ''}, {text}"
