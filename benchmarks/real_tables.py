@@ -27,7 +27,8 @@ RECORDED = kept.BENCHMARKS / "real_models"
 PAGE = RECORDED.parents[1] / "docs" / "real_models.md"
 PICTURES = PAGE.parent / "pictures"
 MODELS = {"SmolLM2-135M-Instruct.Q4_1": "SmolLM2", "gemma-3-270m-q4_k_m": "Gemma 3"}
-EXTENDED = (" SMT", " SMT, decoys", " CEPE")  # after a model's name: that of a model that a recipe made of it
+# after a model's name: that of a model that a recipe made of it
+EXTENDED = (" SMT", " SMT, decoys", " SMT, decoys, seed 1", " CEPE")
 PLAIN = "as it is"  # how the tables call a model under full attention, in bfloat16
 NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 TEXTS = {"natural": "books", "shuffled": "books, shuffled", "python": "Python", "nested": "books, `nested`"}
@@ -324,13 +325,12 @@ def recall_map(model: str) -> str:
 
 
 def needle_nats(model: str) -> dict[float, dict[int, tuple[float, float, float]]]:
-    """Return the nats of a needle's answer by depth and length: mean, low, high over texts."""
-    rows = recorded(model, "needle")[1]
+    """Return the nats of a needle's answer by depth and length, of the model as it is: mean, low, high over texts."""
+    rows = [row for row in recorded(model, "needle")[1] if row.method == "full"]
     found: dict[float, dict[int, tuple[float, float, float]]] = {}
     for depth, length in sorted({(row.depth, row.length) for row in rows}):
-        each = np.array([[row.scores["nats"]] for row in rows if (row.depth, row.length) == (depth, length)])
-        low, high = interval(each)
-        found.setdefault(depth, {})[length] = float(each.mean()), float(low[0]), float(high[0])
+        each = {row.repeat: row.scores["nats"] for row in rows if (row.depth, row.length) == (depth, length)}
+        found.setdefault(depth, {})[length] = paired(each, dict.fromkeys(each, 0.0))
     return found
 
 
@@ -339,6 +339,32 @@ def needle_depths(model: str) -> str:
     found = needle_nats(model).items()
     lines = {f"{depth:g}": {n: "{:.1f} [{:.1f}, {:.1f}]".format(*x) for n, x in line.items()} for depth, line in found}
     return by_length("nats of the answer, by depth", lines)
+
+
+def answer_nats(model: str, how: str, length: int) -> dict[int, float]:
+    """Return the nats of the needles' answers by repeat, each the mean of all depths; `how` as in `read_by`."""
+    model, method = read_by(model, how)
+    found: dict[int, list[float]] = {}
+    for row in recorded(model, "needle")[1]:
+        if (row.method, row.length) == (method, length):
+            found.setdefault(row.repeat, []).append(row.scores["nats"])
+    return {repeat: sum(each) / len(each) for repeat, each in found.items()}
+
+
+NEEDLES_BY = ("full", "rope:type=yarn,factor=4", "SMT, decoys", "SMT, decoys, seed 1")
+
+
+def needle_methods(model: str) -> str:
+    """Return the nats of the needles' answers by method or recipe, and how many fewer than under YaRN each takes."""
+    yarn, lines = NEEDLES_BY[1], dict[str, dict[int, str]]()
+    for how in NEEDLES_BY:
+        for length in (2048, 8192, 16384):
+            if each := answer_nats(model, how, length):
+                text = "{:.1f} [{:.1f}, {:.1f}]".format(*paired(each, dict.fromkeys(each, 0.0)))
+                if how.startswith("SMT"):
+                    text += "; {:+.1f} [{:+.1f}, {:+.1f}]".format(*paired(each, answer_nats(model, yarn, length)))
+                lines.setdefault(member(*read_by(model, how)), {})[length] = text
+    return by_length("nats of the answer; less than under YaRN", lines)
 
 
 def rope_gains(model: str) -> dict[str, dict[int, tuple[float, float, float]]]:
@@ -378,6 +404,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "ralm": ralm,
     "depths": recall_map,
     "needle-nats": needle_depths,
+    "needle-methods": needle_methods,
     **{
         part: quality_by_method(part)
         for part in ("perplexity", "encoded", "own", "needle", "sst2", "trec", "banking77", "qmsum")
