@@ -165,7 +165,7 @@ class CurveReport(TaskReport):
         names = (*COLUMNS, *PAPER_COLUMNS) if protocol == "paper" else COLUMNS
         return {
             "kind": "curve",
-            "about": PROTOCOLS.get(protocol, ""),
+            "about": "; ".join(filter(None, (PROTOCOLS.get(protocol), _which_depth(curves)))),
             "verdict": longest_memory(curves),
             "columns": names,
             "lines": [_line(one, names) for one in curves],
@@ -201,6 +201,12 @@ def _title(shown: str, curves: Sequence[CurveMember]) -> str:
     return f"{shown} of {names} ({'; '.join(sorted({one.what for one in curves}))})"
 
 
+def _which_depth(curves: Sequence[CurveMember]) -> str:
+    """Return which depth curves and memory lengths are of; "" if no other was measured."""
+    several = any(one.map for one in curves)
+    return "curves and memory lengths are those of the beginning of the texts (depth 0)" if several else ""
+
+
 def _has_recall(one: CurveMember) -> bool:
     """Return whether recall was measured at several depths of one length."""
     return one.map is not None and len(one.map.lengths) == 1
@@ -230,7 +236,7 @@ def print_curves(curves: Sequence[CurveMember], console: Terminal, *, paper: boo
         for length in sorted({length for known in points.values() for length in known})
     ]
     title = "accuracy by length: copy after reading the text, control after reading another (means over repeats)"
-    console.print_table(title, head, lines, num_keys=1)
+    console.print_table("; ".join(filter(None, (title, _which_depth(curves)))), head, lines, num_keys=1)
     if paper:
         _print_lengths("memory lengths of the paper", (*COLUMNS[len(LEADING) :], *PAPER_COLUMNS), curves, console)
 
