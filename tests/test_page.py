@@ -390,7 +390,7 @@ def test_a_file_in_the_place_of_the_report_is_refused(tmp_path: Path) -> None:
 def test_a_run_whose_every_row_failed_is_shown_with_its_failures(tmp_path: Path) -> None:
     failed = [row(length, repeat, None, reason="20 GiB are missing") for length in (300, 100) for repeat in range(2)]
     shown = page(tmp_path / "out", run(tmp_path / "a", failed))
-    assert shown.table(0)[1] == ["● small", "512", "every row failed: oom"]
+    assert shown.table(0)[1] == ["● small", "512", "no row has a result: oom"]
     assert shown.table(1)[1] == ["● small", "512", "oom", "oom"]
     assert failed_lines(shown) == [["org/small", "full", "a", "oom", "20 GiB are missing", "4", "100"]]
     assert drawn(tmp_path / "out")["curve-1"]["data"][-1]["x"] == [100, 300] * 2  # a marker and a cross

@@ -50,8 +50,8 @@ def cost_tables(found: Sequence[Cell]) -> list[tuple[str, Head, Lines]]:
 def _failed(mine: Sequence[Cell]) -> str:
     """Return the status of a member without costs, whose rows failed; "-" of others, such as on a server."""
     whole = all(cell.value is None for cell in mine)
-    statuses = [status for cell in mine if (status := cell.cost_failed or (cell.failed if whole else ""))]
-    return f"failed: {statuses[0]}" if statuses else "-"
+    statuses = [cell.cost_failed or (cell.failed if whole and cell.has_failed else "") for cell in mine]
+    return next((f"failed: {status}" for status in statuses if status), "-")
 
 
 def _names(mine: Sequence[Cell], found: Sequence[Cell]) -> list[str]:
@@ -125,7 +125,7 @@ def print_quality(found: Sequence[Cell], quality: Mapping[str, Any], console: Te
     several = len({one.model for one in found}) > 1, len({one.method for one in found}) > 1
     short = short_names(one.model for one in found)
     details = list(dict.fromkeys(name for one in found for name in one.details))
-    failed = any(one.statuses for one in found)
+    missing = any(one.statuses for one in found)
     lines: list[dict[str, str]] = []
     for one in found:
         if one.n or one.statuses:
@@ -135,7 +135,7 @@ def print_quality(found: Sequence[Cell], quality: Mapping[str, Any], console: Te
             line |= {name.replace("_", " "): number(one.details.get(name)) for name in details}
             rates = {"tokens/s": one.tokens_per_second, "kept": one.kept}
             line |= {"examples": str(one.n), **{name: "" if x is None else _rate(x) for name, x in rates.items()}}
-            line |= {"failed": ", ".join(f"{n} {status}" for status, n in one.statuses.items())} if failed else {}
+            line |= {"missing": ", ".join(f"{n} {status}" for status, n in one.statuses.items())} if missing else {}
             lines.append(line)
     title = f"{found[0].task}: {quality['name']}{direction(quality)}, 95 % interval over examples"
     names = sum(several)
