@@ -19,6 +19,7 @@ COST_TITLES = {  # by the costs in the table
     SERVER_COSTS: "cost on the server: requests and prompt tokens of a row, and how many came from its cache, at "
     "the longest length measured",
 }
+FURTHER = "number of examples with a result, and means of further scores"
 MARKS = {"win": "▲", "loss": "▼", "tie": "=", "": ""}
 Head = list[str]
 Lines = list[list[str]]
@@ -29,6 +30,20 @@ def comparison(found: Sequence[Cell]) -> tuple[Head, Lines]:
     lengths = sorted({cell.length for cell in found})
     head = ["model", "method", *(f"{length:,}" for length in lengths), WINS]
     return head, [[*_names(mine, found), *map(marked, mine), wins(mine, found)] for mine in by_member(found)]
+
+
+def further_scores(found: Sequence[Cell]) -> tuple[Head, Lines]:
+    """Return head and lines of a table of one task: how many examples have a result, and the mean of each further
+    score, by length. No lines if it has no further scores and every row has a result."""
+    head = ["model", "method", "", *(f"{length:,}" for length in sorted({cell.length for cell in found}))]
+    names = list(dict.fromkeys(name for cell in found for name in cell.details))
+    lines = []
+    for mine in by_member(found) if names or any(cell.statuses for cell in found) else ():
+        lines.append([*_names(mine, found), "examples", *(f"{cell.n:,}" for cell in mine)])
+        for name in names:
+            values = [number(cell.details.get(name)) for cell in mine]
+            lines.append([*_names(mine, found), name.replace("_", " "), *values])
+    return head, lines
 
 
 def cost_tables(found: Sequence[Cell]) -> list[tuple[str, Head, Lines]]:
@@ -103,10 +118,13 @@ def legend(found: Sequence[Cell]) -> str:
 
 
 def print_comparison(found: Sequence[Cell], console: Terminal) -> None:
-    """Print a table for each task."""
+    """Print the tables of each task."""
     for group in by_task(found):
         console.print_table(f"{group[0].task}: {group[0].quality} by {group[0].unit}", *comparison(group), num_names=2)
         console.print(legend(group), style="dim", highlight=False)
+        head, lines = further_scores(group)
+        if lines:
+            console.print_table(FURTHER, head, lines, num_names=3)
 
 
 def print_costs(found: Sequence[Cell], console: Terminal) -> None:
@@ -148,6 +166,9 @@ def write_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
     for group in by_task(found):
         text += [f"## {plain(group[0].task)}: {group[0].quality} by {group[0].unit}", ""]
         text += [*markdown_table(*comparison(group)), legend(group), ""]
+        head, lines = further_scores(group)
+        if lines:
+            text += [f"{FURTHER[0].upper()}{FURTHER[1:]}:", "", *markdown_table(head, lines)]
     for title, head, lines in cost_tables(found):
         text += [f"## {plain(title.capitalize())}", "", *markdown_table(head, lines)]
     text += [f"- {plain(line)}" for line in failures(found)]
