@@ -301,7 +301,7 @@ def _difference(one: Difference) -> dict[str, str]:
         "first": one.curves[0],
         "second": one.curves[1],
         "name": one.name.replace("_", "-"),
-        "value": f"{one.value:+,.0f} {'' if one.unit == 'tokens' else one.unit}".strip(),
+        "value": f"{stats.signed_tokens(one.value)} {'' if one.unit == 'tokens' else one.unit}".strip(),
         "interval": one.interval,
         "p": p_value(one.p),
         "pairs": f"{one.pairs:,}" if one.pairs else "unpaired",
