@@ -170,10 +170,17 @@ def test_contaminated_windows_are_counted_in_words(count: int, said: str) -> Non
     assert any(said in line for line in remarks(one))
 
 
+NOISY = [{100: 1.0, 400: 0.2, 800: 0.2}, {100: 0.7, 400: 0.6, 800: 0.2}]  # copy accuracy of two repeats
+
+
 def test_lengths_too_far_apart_for_a_memory_length_are_named_once() -> None:
     (one,) = series(rows({100: 1.0, 400: 0.2, 800: 0.2}, repeats=3), MODELS)
     (line,) = [line for line in remarks(one) if "too far apart" in line]
     assert "half-life is between 100 and 400, reach is between 100 and 400; measure lengths between these" in line
+    noisy = [row(length, repeat, copy) for repeat, copies in enumerate(NOISY) for length, copy in copies.items()]
+    (by_chance,) = series(noisy, MODELS)
+    assert not [line for line in remarks(by_chance) if "too far apart" in line]
+    assert [line for line in remarks(by_chance) if "half-life, reach: the interval is wide by chance; more rep" in line]
     (fine_grid,) = series(rows(repeats=3) + rows({250: 0.8, 275: 0.7, 325: 0.5, 350: 0.4}, repeats=3), MODELS)
     assert not [line for line in remarks(fine_grid) if "too far apart" in line]
 
