@@ -311,6 +311,13 @@ def test_a_logarithmic_axis_has_four_numbers_or_more(ends: tuple[float, float]) 
         assert [float(text.replace(",", "")) for text in axis["ticktext"]] == axis["tickvals"]
 
 
+def test_thousands_have_a_comma_on_both_axes() -> None:
+    axes = Canvas().subplots()
+    draw_on(axes, Figure("", "x", "y", [Line("", [1000.0, 9000.0], [0.0, 9000.0], 0, style="points")], counts=False))
+    for axis in (axes.xaxis, axes.yaxis):
+        assert "8,000" in axis.get_major_formatter().format_ticks(axis.get_majorticklocs())
+
+
 def test_many_lengths_within_two_octaves_have_four_numbers() -> None:
     axes = Canvas().subplots()
     x = np.linspace(512, 1000, 20)
