@@ -162,6 +162,29 @@ def test_a_verdict_is_one_sentence(copies: dict[int, float], said: str) -> None:
     assert re.search(said, verdict(one)), verdict(one)
 
 
+@pytest.mark.parametrize(
+    ("length", "trained", "said"),
+    [
+        (300, 512, "small: a text and its copy exceed the trained length of 512 tokens at 300\n"),
+        (255, 512, ""),  # they fill it
+        (300, None, ""),
+    ],
+)
+def test_recall_beyond_the_trained_length_is_named_as_curves_name_it(
+    length: int, trained: int | None, said: str, tmp_path: Path
+) -> None:
+    near = [replace(one, depth=0.5, scores=one.scores | {"distance": 9}) for one in rows({length: 0.9})]
+    models = {"org/small": {"trained_length": trained}}
+    shown = CurveReport(groups_of_rows([*rows({length: 0.9}), *near], "curve", CurveMember, models), tmp_path)
+    console = Terminal(file=StringIO(), width=80)
+    shown.print(console)
+    assert console.file.getvalue().endswith(said)
+    assert ("trained" in console.file.getvalue()) is bool(said)
+    (one,) = series(rows({length: 0.9, 400: 0.8}), models)
+    assert ("exceed the trained length of 512 tokens at 300)" in verdict(one)) is bool(said)
+    assert shown.section(shown.groups[0], 1)["remarks"][: bool(said)] == said.splitlines()
+
+
 @pytest.mark.parametrize(("count", "said"), [(1, "1 window with"), (2, "2 windows with")])
 def test_contaminated_windows_are_counted_in_words(count: int, said: str) -> None:
     (one,) = series(rows(repeats=12), MODELS)

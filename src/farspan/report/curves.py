@@ -134,10 +134,21 @@ def verdict(one: CurveMember) -> str:
     if reach.value and not half.censored:
         beyond = f"up to {longest:,}, the longest length measured" if reach.censored else f"up to {reach.value:,.0f}"
         text += f", and at least a twentieth of them {beyond}"
-    at = one.trained_at
-    if at is not None and one.measured.lengths[0] <= at <= longest:
-        text += f" (a text and its copy fill the trained length of {one.trained_length:,} tokens at {at:,.0f})"
+    if filled := trained_length_filled(one):
+        text += f" ({filled})"
     return f"{one.name}: {text}"
+
+
+def trained_length_filled(one: CurveMember) -> str:
+    """Return in a few words at which of the lengths measured a text and its copy exceed the trained length; "" if at
+    none, or unknown."""
+    curve, trained = one.measured, one.trained_length
+    if trained is None or curve.context[-1] < trained:
+        return ""
+    if curve.context[0] > trained:
+        return f"a text and its copy exceed the trained length of {trained:,} tokens at {curve.lengths[0]:,}"
+    at = one.trained_at
+    return "" if at is None else f"a text and its copy fill the trained length of {trained:,} tokens at {at:,.0f}"
 
 
 def remarks(one: CurveMember, names: Iterable[str] = HEADLINE) -> list[str]:
