@@ -21,7 +21,7 @@ from farspan.report.curves import CurveMember, series
 from farspan.report.perplexity import PerplexityMember
 from farspan.report.perplexity import series as perplexity_series
 from farspan.report.picture import draw_figure
-from farspan.stats import Difference, MemoryLength, differences, interval, measured_mean
+from farspan.stats import Difference, MemoryLength, differences, interval, measured_mean, signed_tokens
 
 RECORDED = kept.BENCHMARKS / "real_models"
 PAGE = RECORDED.parents[1] / "docs" / "real_models.md"
@@ -127,8 +127,8 @@ def lengths_by_member(part: str) -> Callable[[str], str]:
 
 
 def difference(one: Difference) -> str:
-    low, high = (f"{end:+,.0f}" if end is not None else sign for end, sign in ((one.low, "-∞"), (one.high, "∞")))
-    return f"{one.value:+,.0f} [{low}, {high}]"
+    low, high = (signed_tokens(end) if end is not None else sign for end, sign in ((one.low, "-∞"), (one.high, "∞")))
+    return f"{signed_tokens(one.value)} [{low}, {high}]"
 
 
 def quality_by_method(part: str) -> Callable[[str], str]:

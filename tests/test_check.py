@@ -378,7 +378,7 @@ def test_runs_that_are_no_baseline_are_refused(baseline: Path, tmp_path: Path) -
     rows = [json.loads(line) for line in (baseline / "rows.jsonl").read_text().splitlines()]
     failed = [row | {"status": "oom", "reason": "no memory", "scores": {}} for row in rows]
     (old / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in failed))
-    assert "all 48 rows failed, first: oom: no memory" in refused(farspan("check", old, "demo"))
+    assert "none of the 48 rows has a result, first: oom: no memory" in refused(farspan("check", old, "demo"))
     both = [*rows, *(row | {"model": "second"} for row in rows)]
     (old / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in both))
     assert "holds 2 models (demo, second): name one" in refused(farspan("check", old, "demo"))

@@ -178,6 +178,22 @@ def test_a_cost_that_failed_counts_once_as_a_failure(tmp_path: Path) -> None:
         assert found.num_failed == found.as_data()["failed_cells"] == failed
 
 
+def test_rows_without_key_tokens_or_time_have_not_failed(tmp_path: Path) -> None:
+    how = {"no_keys": "full", "budget": "better", "oom": "worse"}
+    rows = [row(name, "a", 1.0, status=status, reason=f"of {status}") for status, name in how.items()]
+    rows.append(replace(row("worse", "b", 1.0), status="budget", repeat=1))
+    found = Results(rows, HEADER, tmp_path, compared=True)
+    assert (found.num_failed, found.failures) == (1, ["1 of 4 rows failed:", "perplexity: m worse at 8: oom: of oom"])
+    assert found.absent == "3 of 4 rows have no number, first at length 8, repeat 0: of no_keys"
+    assert "no_keys" not in "\n".join(line for line in written(found, tmp_path) if line.startswith("- "))
+
+
+def written(found: Results, folder: Path) -> list[str]:
+    """The lines of compare.md."""
+    path, _ = write_comparison([cell for cells in found.cells for cell in cells], folder)
+    return path.read_text().splitlines()
+
+
 def test_right_and_wrong_answers_have_intervals_within_0_and_1() -> None:
     about = {"unit": "tokens", "quality": {"score": "hit", "name": "accuracy", "higher_is_better": True, "exp": False}}
     header = HEADER | {"settings": {"methods": ["full", "better"], "questions": {"perplexity": about}}}

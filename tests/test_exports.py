@@ -296,7 +296,7 @@ def test_partial_runs_are_exported_with_a_line(changed: Callable[[Change], Path]
     folder = changed(lambda rows: [*failing(rows[:2]), *rows[2:-4]])
     done = farspan("export", folder, "--to", "every-eval-ever", "--json")
     assert done.exit_code == 0, done.output
-    assert "2 of 32 rows failed and are left out, first: oom: no memory" in done.stderr
+    assert "2 of 32 rows have no result and are left out, first: oom: no memory" in done.stderr
     assert "at least 4 rows are missing" in done.stderr
     assert all(Path(path).exists() for path in last_line(done)["written"])
 
@@ -308,7 +308,7 @@ def test_a_whole_run_lacks_nothing(run: Path) -> None:
 @pytest.mark.parametrize("to", [name for name in FORMATS if name not in ("parquet", "csv")])
 def test_a_run_that_failed_is_refused(to: str, changed: Callable[[Change], Path]) -> None:
     said = refused(farspan("export", changed(failing), "--to", to))
-    assert "all 36 rows failed, first: oom: no memory" in said
+    assert "none of the 36 rows has a result, first: oom: no memory" in said
     assert said.count("error:") == 1
 
 

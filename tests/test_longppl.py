@@ -21,6 +21,7 @@ from farspan.methods import method
 from farspan.reader import Scores
 from farspan.record import Row, Run, read_examples, read_rows
 from farspan.report.cells import cells
+from farspan.report.tables import further_scores
 from farspan.tasks import task
 from farspan.tasks.longppl import BoundLongPPL, LongPPL
 from farspan.text.corpora import Corpus
@@ -166,6 +167,9 @@ def test_a_length_with_some_key_tokens_has_not_failed_and_the_others_count_in_th
     assert (cell.n, cell.failed, cell.statuses) == (2, "", {"no_keys": 1})
     assert cell.value == pytest.approx(math.exp(1.5))
     assert cell.details["share"] == pytest.approx(0.1)
+    head, lines = further_scores([cell])
+    assert head == ["model", "method", "", "512"]
+    assert lines == [["m", "full", "examples", "2"], ["m", "full", "share", "0.100"]]
 
 
 # the cost
@@ -370,6 +374,8 @@ def test_without_key_tokens_the_command_has_no_number_says_why_and_succeeds() ->
     )
     assert compared.exit_code == 0, compared.output
     assert {cell["failed"] for cell in last_line(compared)["cells"]} == {"no_keys"}
+    assert "4 of 4 rows have no number, first at length 64" in compared.stderr
+    assert not any(line.startswith("- ") for line in Path("compared/compare.md").read_text().splitlines())
     assert [example["length"] for example in read_examples("compared")] == [64]
 
 

@@ -390,7 +390,7 @@ def test_a_file_in_the_place_of_the_report_is_refused(tmp_path: Path) -> None:
 def test_a_run_whose_every_row_failed_is_shown_with_its_failures(tmp_path: Path) -> None:
     failed = [row(length, repeat, None, reason="20 GiB are missing") for length in (300, 100) for repeat in range(2)]
     shown = page(tmp_path / "out", run(tmp_path / "a", failed))
-    assert shown.table(0)[1] == ["● small", "512", "every row failed: oom"]
+    assert shown.table(0)[1] == ["● small", "512", "no row has a result: oom"]
     assert shown.table(1)[1] == ["● small", "512", "oom", "oom"]
     assert failed_lines(shown) == [["org/small", "full", "a", "oom", "20 GiB are missing", "4", "100"]]
     assert drawn(tmp_path / "out")["curve-1"]["data"][-1]["x"] == [100, 300] * 2  # a marker and a cross
@@ -426,13 +426,14 @@ def test_a_map_has_a_cell_for_each_length_and_depth(tmp_path: Path) -> None:
         for depth in (0.0, 0.5, 1.0)
         for repeat in range(2)
     ]
-    page(tmp_path / "out", run(tmp_path / "a", measured))
+    shown = page(tmp_path / "out", run(tmp_path / "a", measured))
     heat = drawn(tmp_path / "out")["map-1-0"]["data"][0]
     assert (heat["x"], heat["y"]) == (["500", "900"], ["0", "0.5", "1"])
     assert heat["z"][1][1] is None
     assert heat["text"][1][1] == "length 900, depth 0.5: oom"
     assert heat["z"][2] == [pytest.approx((0.495 - 0.2) / 0.8)] * 2
     assert "distance 385 tokens" in heat["text"][2][1]
+    assert "those of the beginning of the texts (depth 0)." in " ".join(shown.texts)
 
 
 def test_depths_have_two_digits_or_as_many_as_keep_them_apart(tmp_path: Path) -> None:

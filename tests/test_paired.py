@@ -1,6 +1,7 @@
 """Curves against curves: against scipy on the raw numbers, against counting by hand, and in simulation."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -583,8 +584,19 @@ def test_the_difference_of_a_curve_from_itself_is_printed_without_an_interval() 
     one = curve(np.clip(1.2 - LENGTHS / 16_000 + 0.1 * RNG.standard_normal((6, 1)), 0, 1), lengths=LENGTHS)
     lines = [difference_line(found) for found in stats.differences(one, one)]
     assert [line.partition(": ")[0] for line in lines] == ["half-life", "reach", "span", "fine"]
-    assert any("+0 tokens, p = 1.000" in line for line in lines)
-    assert not any("[+0, +0]" in line for line in lines)
+    assert any(": 0 tokens, p = 1.000" in line for line in lines)
+    assert not any("[0, 0]" in line for line in lines)
+
+
+@pytest.mark.parametrize("half_lives", [(9000, 9000), (9500, 9000)])
+def test_a_difference_of_0_is_printed_without_a_sign(half_lives: tuple[float, float]) -> None:
+    short = LENGTHS[LENGTHS <= 8000]
+    a, b = (run(one, short) for one in half_lives)
+    found = of(stats.differences(a, b), "half_life")
+    assert (found.value, found.interval) == (0, "[-∞, ∞]")
+    for value in (0.0, -0.0, 0.3, -0.4):
+        assert " >8,000: 0 [-∞, ∞] tokens" in difference_line(replace(found, value=value))
+    assert replace(found, value=1.0, low=-0.4, high=2.0).interval == "[0, +2]"
 
 
 def test_texts_with_equal_scores_are_reported_without_an_interval() -> None:

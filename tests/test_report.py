@@ -162,6 +162,29 @@ def test_a_verdict_is_one_sentence(copies: dict[int, float], said: str) -> None:
     assert re.search(said, verdict(one)), verdict(one)
 
 
+@pytest.mark.parametrize(
+    ("length", "trained", "said"),
+    [
+        (300, 512, "small: a text and its copy exceed the trained length of 512 tokens at 300\n"),
+        (255, 512, ""),  # they fill it
+        (300, None, ""),
+    ],
+)
+def test_recall_beyond_the_trained_length_is_named_as_curves_name_it(
+    length: int, trained: int | None, said: str, tmp_path: Path
+) -> None:
+    near = [replace(one, depth=0.5, scores=one.scores | {"distance": 9}) for one in rows({length: 0.9})]
+    models = {"org/small": {"trained_length": trained}}
+    shown = CurveReport(groups_of_rows([*rows({length: 0.9}), *near], "curve", CurveMember, models), tmp_path)
+    console = Terminal(file=StringIO(), width=80)
+    shown.print(console)
+    assert console.file.getvalue().endswith(said)
+    assert ("trained" in console.file.getvalue()) is bool(said)
+    (one,) = series(rows({length: 0.9, 400: 0.8}), models)
+    assert ("exceed the trained length of 512 tokens at 300)" in verdict(one)) is bool(said)
+    assert shown.section(shown.groups[0], 1)["remarks"][: bool(said)] == said.splitlines()
+
+
 @pytest.mark.parametrize(("count", "said"), [(1, "1 window with"), (2, "2 windows with")])
 def test_contaminated_windows_are_counted_in_words(count: int, said: str) -> None:
     (one,) = series(rows(repeats=12), MODELS)
@@ -170,10 +193,17 @@ def test_contaminated_windows_are_counted_in_words(count: int, said: str) -> Non
     assert any(said in line for line in remarks(one))
 
 
+NOISY = [{100: 1.0, 400: 0.2, 800: 0.2}, {100: 0.7, 400: 0.6, 800: 0.2}]  # copy accuracy of two repeats
+
+
 def test_lengths_too_far_apart_for_a_memory_length_are_named_once() -> None:
     (one,) = series(rows({100: 1.0, 400: 0.2, 800: 0.2}, repeats=3), MODELS)
     (line,) = [line for line in remarks(one) if "too far apart" in line]
     assert "half-life is between 100 and 400, reach is between 100 and 400; measure lengths between these" in line
+    noisy = [row(length, repeat, copy) for repeat, copies in enumerate(NOISY) for length, copy in copies.items()]
+    (by_chance,) = series(noisy, MODELS)
+    assert not [line for line in remarks(by_chance) if "too far apart" in line]
+    assert [line for line in remarks(by_chance) if "half-life, reach: the interval is wide by chance; more rep" in line]
     (fine_grid,) = series(rows(repeats=3) + rows({250: 0.8, 275: 0.7, 325: 0.5, 350: 0.4}, repeats=3), MODELS)
     assert not [line for line in remarks(fine_grid) if "too far apart" in line]
 
@@ -302,6 +332,13 @@ def test_a_logarithmic_axis_has_four_numbers_or_more(ends: tuple[float, float]) 
         assert low < ends[0] <= ends[1] < high
         assert 4 <= len([one for one in axis["tickvals"] if low <= one <= high]) <= 8
         assert [float(text.replace(",", "")) for text in axis["ticktext"]] == axis["tickvals"]
+
+
+def test_thousands_have_a_comma_on_both_axes() -> None:
+    axes = Canvas().subplots()
+    draw_on(axes, Figure("", "x", "y", [Line("", [1000.0, 9000.0], [0.0, 9000.0], 0, style="points")], counts=False))
+    for axis in (axes.xaxis, axes.yaxis):
+        assert "8,000" in axis.get_major_formatter().format_ticks(axis.get_majorticklocs())
 
 
 def test_many_lengths_within_two_octaves_have_four_numbers() -> None:

@@ -51,8 +51,8 @@ def repeatable(source: Source) -> Source:
     if not any(row.status == "ok" for row in source.rows):
         first = source.rows[0]
         raise ValueError(
-            f"{source.folder}: all {len(source.rows):,} rows failed, first: {first.status}: {first.reason}. Measure it "
-            "again"
+            f"{source.folder}: none of the {len(source.rows):,} rows has a result, first: {first.status}: "
+            f"{first.reason}. Measure it again"
         )
     return replace(source, header=source.header | {"models": {models[0]: source.header["models"].get(models[0], {})}})
 

@@ -11,6 +11,7 @@ runs/NAME/examples.jsonl   the first example of each model and task, in readable
 from farspan.record.provenance import environment
 from farspan.record.rows import (
     ABSENT,
+    NOT_FAILED,
     UNFINISHED,
     Shard,
     Tail,
@@ -25,6 +26,7 @@ from farspan.schema import Row
 
 __all__ = [
     "ABSENT",
+    "NOT_FAILED",
     "UNFINISHED",
     "Row",
     "Run",

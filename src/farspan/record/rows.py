@@ -14,6 +14,7 @@ Shard = tuple[int, int]  # the number of a shard, from 1, and of how many
 REPAIR = "Restore it, or choose another folder (--out)"  # of a damaged run.json
 UNFINISHED = ("oom", "budget")  # statuses of measurements that are repeated: more memory or time may be free then
 ABSENT = ("no_keys",)  # statuses of measurements that are complete and have no number
+NOT_FAILED = ("ok", "budget", *ABSENT)  # statuses of rows that did not fail
 WRITER = re.compile(r"rows(?:-([1-9]\d*)-of-([1-9]\d*))?")
 
 

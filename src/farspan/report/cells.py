@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
-from farspan.record import ABSENT, Row
+from farspan.record import ABSENT, NOT_FAILED, Row
 from farspan.report.runs import Group, Member, Source, cost_rows, grouped
 from farspan.stats import LEVEL, bands, holm, interval, student_mean
 
@@ -48,7 +48,7 @@ class Cell:
     p: float | None = None
     p_holm: float | None = None  # corrected over the task's cells
     verdict: str = ""  # win, tie, loss; "" of the baseline and where nothing is paired
-    failed: str = ""  # status of the rows that failed
+    failed: str = ""  # status of the rows without a result
     reason: str = ""
     prefill_rate: float | None = None  # tokens per second
     decode_rate: float | None = None
@@ -73,6 +73,11 @@ class Cell:
     @property
     def whose(self) -> tuple[str, str, str]:
         return self.run, self.model, self.method
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether rows failed: those without key tokens, or without time, did not."""
+        return self.failed not in ("", *NOT_FAILED)
 
     @property
     def memory(self) -> float | None:
@@ -134,6 +139,7 @@ def _numbers(rows: Sequence[Row], entry: Mapping[str, Any]) -> dict[str, Any]:
     good = [row for row in rows if row.status == "ok"]
     bad = [row for row in rows if row.status != "ok"]
     failed = [row for row in bad if row.status not in ("refused", *ABSENT) or not good]
+    failed.sort(key=lambda row: row.status in NOT_FAILED)  # failures first
     context, seconds = _mean(_number(row, "context") for row in good), sum(row.seconds for row in good)
     complete = [row for row in rows if row.status in ("ok", *ABSENT)]
     details = {name: _mean(_number(row, name) for row in complete) for name in entry.get("details", ())}
@@ -296,7 +302,7 @@ def failures(found: Sequence[Cell]) -> list[str]:
     reasons: dict[tuple[str, str, str], dict[str, list[int]]] = {}
     for cell in found:
         key = cell.task, cell.failed, cell.reason
-        if not cell.failed:
+        if not cell.has_failed:
             key = "cost", cell.cost_failed, cell.cost_reason
         if key[1]:
             lengths = reasons.setdefault(key, {}).setdefault(f"{cell.model} {cell.method}", [])

@@ -27,7 +27,18 @@ from farspan.report.curves import CurveMember, spoken
 from farspan.report.export import number
 from farspan.report.kinds import MEMBERS
 from farspan.report.runs import Group, Member, Source, cost_rows, grouped
-from farspan.stats import LEAST_PAIRS, LEVEL, Difference, differences, holm, mean_error, tost, two_sided, welch_freedom
+from farspan.stats import (
+    LEAST_PAIRS,
+    LEVEL,
+    Difference,
+    differences,
+    holm,
+    mean_error,
+    signed_tokens,
+    tost,
+    two_sided,
+    welch_freedom,
+)
 from farspan.stats.intervals import has_no_width
 from farspan.terminal import Terminal
 
@@ -304,7 +315,7 @@ def _line(one: Change, tasks: bool) -> list[str]:
         if value is None:
             return unbounded
         if one.kind == "memory":
-            return f"{value:+,.0f}"
+            return signed_tokens(value)
         if in_nats(one.name):
             return f"{value:+.3g}"
         share = 100 * (value if one.kind == "score" else exp(value) - 1)

@@ -12,6 +12,7 @@ from farspan.stats import (
     differences,
     differences_in_characters,
     holm,
+    signed_tokens,
 )
 from farspan.stats.text_robustness import Half, Robustness, robustness
 
@@ -153,7 +154,7 @@ def difference_line(one: Difference) -> str:
         f"{'>' if name in one.censored else ''}{value:,.0f}" for name, value in zip(one.curves, one.values, strict=True)
     ]
     how = f"{one.pairs} shared targets" if one.pairs else "unpaired"
-    value = " ".join(part for part in (f"{one.value:+,.0f}", one.interval, one.unit) if part)
+    value = " ".join(part for part in (signed_tokens(one.value), one.interval, one.unit) if part)
     name = one.name.replace("_", "-")
     return f"{name}: {one.curves[0]} {shown[0]}, {one.curves[1]} {shown[1]}: {value}, {_p(one.p)}, {how}"
 

@@ -15,7 +15,17 @@ from farspan.report.contrasts import (
     text_tests,
 )
 from farspan.report.curve_figures import curve_figure, half_of, index_figure, map_figure, recall_figure, why_missing
-from farspan.report.curves import HEADLINE, CurveMember, Point, as_data, curves_of, remarks, spoken, verdict
+from farspan.report.curves import (
+    HEADLINE,
+    CurveMember,
+    Point,
+    as_data,
+    curves_of,
+    remarks,
+    spoken,
+    trained_length_filled,
+    verdict,
+)
 from farspan.report.export import WHOSE, CsvTable, number, p_value, whose
 from farspan.report.figure import Figure, Heat
 from farspan.report.figures import depth_names
@@ -97,6 +107,7 @@ class CurveReport(TaskReport):
             for one in self.drawn:
                 title = f"recall by distance: {one.name}, {one.everywhere.lengths[0]:,} tokens"
                 console.print_table(title, RECALL, _recall(one))
+            lines += _filled(self.drawn)
         elif self.drawn:
             print_curves(self.drawn, console, paper=self.paper)
             lines += [line for one in self.drawn for line in remarks(one, HEADLINE if self.paper else LEADING)]
@@ -165,11 +176,11 @@ class CurveReport(TaskReport):
         names = (*COLUMNS, *PAPER_COLUMNS) if protocol == "paper" else COLUMNS
         return {
             "kind": "curve",
-            "about": PROTOCOLS.get(protocol, ""),
+            "about": "; ".join(filter(None, (PROTOCOLS.get(protocol), _which_depth(curves)))),
             "verdict": longest_memory(curves),
             "columns": names,
             "lines": [_line(one, names) for one in curves],
-            "remarks": [line for one in curves if one.summary for line in remarks(one)],
+            "remarks": [*_filled(curves), *(line for one in curves if one.summary for line in remarks(one))],
             "figures": figures,
             "draws_quality": bool(curves),
             "tables": [_recall_table(curves)] if not several and any(one.map for one in curves) else [],
@@ -201,9 +212,21 @@ def _title(shown: str, curves: Sequence[CurveMember]) -> str:
     return f"{shown} of {names} ({'; '.join(sorted({one.what for one in curves}))})"
 
 
+def _which_depth(curves: Sequence[CurveMember]) -> str:
+    """Return which depth curves and memory lengths are of; "" if no other was measured."""
+    several = any(one.map for one in curves)
+    return "curves and memory lengths are those of the beginning of the texts (depth 0)" if several else ""
+
+
 def _has_recall(one: CurveMember) -> bool:
     """Return whether recall was measured at several depths of one length."""
     return one.map is not None and len(one.map.lengths) == 1
+
+
+def _filled(curves: Sequence[CurveMember]) -> list[str]:
+    """Return where the texts of recall and their copies fill the trained length; verdicts of curves name it."""
+    found = {one.name: trained_length_filled(one) for one in curves if one.summary and _has_recall(one)}
+    return [f"{name}: {filled}" for name, filled in found.items() if filled]
 
 
 def draw_curves(curves: Sequence[CurveMember], folder: str | Path, title: str, name: str = "curve") -> list[Path]:
@@ -230,7 +253,7 @@ def print_curves(curves: Sequence[CurveMember], console: Terminal, *, paper: boo
         for length in sorted({length for known in points.values() for length in known})
     ]
     title = "accuracy by length: copy after reading the text, control after reading another (means over repeats)"
-    console.print_table(title, head, lines, num_keys=1)
+    console.print_table("; ".join(filter(None, (title, _which_depth(curves)))), head, lines, num_keys=1)
     if paper:
         _print_lengths("memory lengths of the paper", (*COLUMNS[len(LEADING) :], *PAPER_COLUMNS), curves, console)
 
@@ -295,7 +318,7 @@ def _difference(one: Difference) -> dict[str, str]:
         "first": one.curves[0],
         "second": one.curves[1],
         "name": one.name.replace("_", "-"),
-        "value": f"{one.value:+,.0f} {'' if one.unit == 'tokens' else one.unit}".strip(),
+        "value": f"{stats.signed_tokens(one.value)} {'' if one.unit == 'tokens' else one.unit}".strip(),
         "interval": one.interval,
         "p": p_value(one.p),
         "pairs": f"{one.pairs:,}" if one.pairs else "unpaired",

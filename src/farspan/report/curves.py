@@ -134,10 +134,21 @@ def verdict(one: CurveMember) -> str:
     if reach.value and not half.censored:
         beyond = f"up to {longest:,}, the longest length measured" if reach.censored else f"up to {reach.value:,.0f}"
         text += f", and at least a twentieth of them {beyond}"
-    at = one.trained_at
-    if at is not None and one.measured.lengths[0] <= at <= longest:
-        text += f" (a text and its copy fill the trained length of {one.trained_length:,} tokens at {at:,.0f})"
+    if filled := trained_length_filled(one):
+        text += f" ({filled})"
     return f"{one.name}: {text}"
+
+
+def trained_length_filled(one: CurveMember) -> str:
+    """Return in a few words at which of the lengths measured a text and its copy exceed the trained length; "" if at
+    none, or unknown."""
+    curve, trained = one.measured, one.trained_length
+    if trained is None or curve.context[-1] < trained:
+        return ""
+    if curve.context[0] > trained:
+        return f"a text and its copy exceed the trained length of {trained:,} tokens at {curve.lengths[0]:,}"
+    at = one.trained_at
+    return "" if at is None else f"a text and its copy fill the trained length of {trained:,} tokens at {at:,.0f}"
 
 
 def remarks(one: CurveMember, names: Iterable[str] = HEADLINE) -> list[str]:
@@ -154,7 +165,7 @@ def remarks(one: CurveMember, names: Iterable[str] = HEADLINE) -> list[str]:
         if name != "span" and length.reason and (name in stats.CROSSINGS or length.low is not None):
             reasons.setdefault(length.reason, []).append(spoken(name))
     lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    lines += _too_coarse(one)
+    lines += _how_to_narrow(one)
     if s.failed:
         failed = ", ".join(f"{length:,} ({why})" for length, why in sorted(s.failed.items()))
         lines.append(f"lengths with missing rows: {failed}")
@@ -170,20 +181,28 @@ def remarks(one: CurveMember, names: Iterable[str] = HEADLINE) -> list[str]:
     return [f"{one.name}: {line}" for line in lines]
 
 
-def _too_coarse(one: CurveMember) -> list[str]:
-    """Return which memory lengths are between measured lengths so far apart that this distance, not chance, determines
-    their interval."""
-    apart = []
+def _how_to_narrow(one: CurveMember) -> list[str]:
+    """Return what narrows the intervals of memory lengths between measured lengths that are far apart: more lengths, or
+    more repeats where the interval by chance is as wide as the distance between these lengths."""
+    apart, by_chance = [], []
     for name in ("half_life", "reach"):
         length: stats.MemoryLength = getattr(one.summary, name)
         if length.censored or length.low is None or length.value == 0.0:
             continue
         before, after = stats.between(one.measured, length.value)
         if after - before > APART * length.value:
-            apart.append(f"{spoken(name)} is between {before:,} and {after:,}")
-    if not apart:
-        return []
-    return [f"the lengths are too far apart to locate it better: {', '.join(apart)}; measure lengths between these"]
+            low, high, _ = stats.by_chance(one.measured)[name]
+            if length.reason or high - low >= after - before:  # the reason: no memory was shown
+                by_chance.append(spoken(name))
+            else:
+                apart.append(f"{spoken(name)} is between {before:,} and {after:,}")
+    lines = []
+    if apart:
+        text = "the lengths are too far apart to locate it better"
+        lines.append(f"{text}: {', '.join(apart)}; measure lengths between these")
+    if by_chance:
+        lines.append(f"{', '.join(by_chance)}: the interval is wide by chance; more repeats narrow it (--repeats)")
+    return lines
 
 
 def as_data(curves: Sequence[CurveMember]) -> list[dict[str, Any]]:

@@ -114,9 +114,9 @@ def whose(member: Member) -> dict[str, Any]:
 
 
 def statuses(rows: Iterable[Row]) -> str:
-    """Return the number of failed rows by status, or "ok"."""
-    failed = Counter(row.status for row in rows if row.status != "ok")
-    return "; ".join(f"{count} {status}" for status, count in failed.items()) or "ok"
+    """Return the number of rows without a result by status, or "ok"."""
+    missing = Counter(row.status for row in rows if row.status != "ok")
+    return "; ".join(f"{count} {status}" for status, count in missing.items()) or "ok"
 
 
 def number(value: float | None, sign: str = "") -> str:

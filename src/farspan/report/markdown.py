@@ -57,7 +57,7 @@ def _curves(own: Mapping[str, Any]) -> Iterator[str]:
 def _curve(line: Mapping[str, Any], count: int) -> list[object]:
     about = [line["name"], line["method"], _trained(line)]
     if line["cells"] is None:
-        return [*about, f"every row failed: {line['failed']}", *[""] * count]
+        return [*about, f"no row has a result: {line['failed']}", *[""] * count]
     return [*about, *(f"{cell['value']} {cell['interval']}".strip() for cell in line["cells"]), line["repeats"]]
 
 

@@ -217,6 +217,8 @@ def _scale(axes: Axes, one: Figure) -> None:
     if one.log_y:
         axes.set_yscale("log")
         _number_log_axis(axes.yaxis)
+    elif max(map(abs, axes.get_ylim())) >= 1000:
+        axes.yaxis.set_major_formatter("{x:,.10g}")
 
 
 class _LogNumbers(LogLocator):

@@ -19,6 +19,7 @@ COST_TITLES = {  # by the costs in the table
     SERVER_COSTS: "cost on the server: requests and prompt tokens of a row, and how many came from its cache, at "
     "the longest length measured",
 }
+FURTHER = "number of examples with a result, and means of further scores"
 MARKS = {"win": "▲", "loss": "▼", "tie": "=", "": ""}
 Head = list[str]
 Lines = list[list[str]]
@@ -29,6 +30,20 @@ def comparison(found: Sequence[Cell]) -> tuple[Head, Lines]:
     lengths = sorted({cell.length for cell in found})
     head = ["model", "method", *(f"{length:,}" for length in lengths), WINS]
     return head, [[*_names(mine, found), *map(marked, mine), wins(mine, found)] for mine in by_member(found)]
+
+
+def further_scores(found: Sequence[Cell]) -> tuple[Head, Lines]:
+    """Return head and lines of a table of one task: how many examples have a result, and the mean of each further
+    score, by length. No lines if it has no further scores and every row has a result."""
+    head = ["model", "method", "", *(f"{length:,}" for length in sorted({cell.length for cell in found}))]
+    names = list(dict.fromkeys(name for cell in found for name in cell.details))
+    lines = []
+    for mine in by_member(found) if names or any(cell.statuses for cell in found) else ():
+        lines.append([*_names(mine, found), "examples", *(f"{cell.n:,}" for cell in mine)])
+        for name in names:
+            values = [number(cell.details.get(name)) for cell in mine]
+            lines.append([*_names(mine, found), name.replace("_", " "), *values])
+    return head, lines
 
 
 def cost_tables(found: Sequence[Cell]) -> list[tuple[str, Head, Lines]]:
@@ -50,8 +65,8 @@ def cost_tables(found: Sequence[Cell]) -> list[tuple[str, Head, Lines]]:
 def _failed(mine: Sequence[Cell]) -> str:
     """Return the status of a member without costs, whose rows failed; "-" of others, such as on a server."""
     whole = all(cell.value is None for cell in mine)
-    statuses = [status for cell in mine if (status := cell.cost_failed or (cell.failed if whole else ""))]
-    return f"failed: {statuses[0]}" if statuses else "-"
+    statuses = [cell.cost_failed or (cell.failed if whole and cell.has_failed else "") for cell in mine]
+    return next((f"failed: {status}" for status in statuses if status), "-")
 
 
 def _names(mine: Sequence[Cell], found: Sequence[Cell]) -> list[str]:
@@ -103,10 +118,13 @@ def legend(found: Sequence[Cell]) -> str:
 
 
 def print_comparison(found: Sequence[Cell], console: Terminal) -> None:
-    """Print a table for each task."""
+    """Print the tables of each task."""
     for group in by_task(found):
         console.print_table(f"{group[0].task}: {group[0].quality} by {group[0].unit}", *comparison(group), num_names=2)
         console.print(legend(group), style="dim", highlight=False)
+        head, lines = further_scores(group)
+        if lines:
+            console.print_table(FURTHER, head, lines, num_names=3)
 
 
 def print_costs(found: Sequence[Cell], console: Terminal) -> None:
@@ -125,7 +143,7 @@ def print_quality(found: Sequence[Cell], quality: Mapping[str, Any], console: Te
     several = len({one.model for one in found}) > 1, len({one.method for one in found}) > 1
     short = short_names(one.model for one in found)
     details = list(dict.fromkeys(name for one in found for name in one.details))
-    failed = any(one.statuses for one in found)
+    missing = any(one.statuses for one in found)
     lines: list[dict[str, str]] = []
     for one in found:
         if one.n or one.statuses:
@@ -135,7 +153,7 @@ def print_quality(found: Sequence[Cell], quality: Mapping[str, Any], console: Te
             line |= {name.replace("_", " "): number(one.details.get(name)) for name in details}
             rates = {"tokens/s": one.tokens_per_second, "kept": one.kept}
             line |= {"examples": str(one.n), **{name: "" if x is None else _rate(x) for name, x in rates.items()}}
-            line |= {"failed": ", ".join(f"{n} {status}" for status, n in one.statuses.items())} if failed else {}
+            line |= {"missing": ", ".join(f"{n} {status}" for status, n in one.statuses.items())} if missing else {}
             lines.append(line)
     title = f"{found[0].task}: {quality['name']}{direction(quality)}, 95 % interval over examples"
     names = sum(several)
@@ -148,6 +166,9 @@ def write_comparison(found: Sequence[Cell], folder: str | Path) -> list[Path]:
     for group in by_task(found):
         text += [f"## {plain(group[0].task)}: {group[0].quality} by {group[0].unit}", ""]
         text += [*markdown_table(*comparison(group)), legend(group), ""]
+        head, lines = further_scores(group)
+        if lines:
+            text += [f"{FURTHER[0].upper()}{FURTHER[1:]}:", "", *markdown_table(head, lines)]
     for title, head, lines in cost_tables(found):
         text += [f"## {plain(title.capitalize())}", "", *markdown_table(head, lines)]
     text += [f"- {plain(line)}" for line in failures(found)]

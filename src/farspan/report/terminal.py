@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from farspan.record import ABSENT, Row
+from farspan.record import NOT_FAILED, Row
 from farspan.record.rows import writers_files
 from farspan.report.cells import Cell, as_data, as_plain, cells_of, failures
 from farspan.report.export import CsvTable, quality_table
@@ -18,12 +18,10 @@ from farspan.report.tables import print_comparison, print_costs, write_compariso
 from farspan.report.task_report import TaskReport
 from farspan.terminal import Terminal
 
-LEFT_OUT = ("ok", "budget", *ABSENT)  # statuses of rows that did not fail
-
 
 def failed_rows(rows: Sequence[Row]) -> tuple[int, str]:
     """Return how many rows failed, and a line about them; "" if none did."""
-    failed = [row for row in rows if row.status not in LEFT_OUT]
+    failed = [row for row in rows if row.status not in NOT_FAILED]
     if not failed:
         return 0, ""
     first = f"first: {failed[0].status}: {failed[0].reason}"
@@ -95,8 +93,8 @@ class Results:
 
     @property
     def absent(self) -> str:
-        """How many rows have no number, and why, in a line; "" if all have one."""
-        absent = [row for row in self.source.rows if row.status in ABSENT]
+        """How many rows have no number although they did not fail, and why, in a line; "" if none."""
+        absent = [row for row in self.source.rows if row.status in NOT_FAILED and row.status != "ok"]
         if not absent:
             return ""
         first = f"first at length {absent[0].length:,}, repeat {absent[0].repeat}: {absent[0].reason}"
@@ -138,12 +136,12 @@ class Results:
 
     @property
     def num_failed(self) -> int:
-        """The number of cells (of a comparison), else of rows, without a result. A cost that failed counts as a cell,
-        once for all tasks, unless its cell failed too."""
+        """The number of cells (of a comparison), else of rows, that failed. A cost that failed counts as a cell, once
+        for all tasks, unless its cell failed too."""
         if self.source.is_comparison:
             cells = self._every_cell
-            costs = {(cell.whose, cell.length) for cell in cells if cell.cost_failed and not cell.failed}
-            return len(costs) + sum(cell.failed not in ("", *ABSENT) for cell in cells)
+            costs = {(cell.whose, cell.length) for cell in cells if cell.cost_failed and not cell.has_failed}
+            return len(costs) + sum(cell.has_failed for cell in cells)
         return failed_rows(self.source.rows)[0]
 
     def as_data(self) -> dict[str, Any]:

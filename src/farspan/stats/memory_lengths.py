@@ -183,7 +183,12 @@ def by_chance(
 ) -> dict[str, tuple[float, float, bool]]:
     """Return, by name, both ends of value ± t · s within the lengths, extended for unseen texts, and whether the upper
     end may be beyond the last length: the spread between texts, without the uncertainty of interpolation between
-    lengths. For a curve with a good row at every length; empty under two repeats or without bootstraps."""
+    lengths. For a curve with a good row at every length; empty under two repeats or without bootstraps.
+
+    Ends are cut to the values that are possible, which keeps the coverage: crossings to 0 and the last length, areas to
+    the last length. The lower end of an area is not cut to 0: the area itself is below 0 where a copy is predicted
+    worse than it is guessed.
+    """
     if whole_repeats(curve) < 2 or not bootstraps:
         return {}
     sampled = headlines_sampled(curve, multipliers(len(curve.copy), bootstraps, seed))

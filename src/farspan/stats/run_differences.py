@@ -39,12 +39,18 @@ class Difference:
         """The interval as text; "" if it has no width."""
         if self.low is not None and self.high is not None and has_no_width(self.value, self.low, self.high):
             return ""
-        low = "-∞" if self.low is None else f"{self.low:+,.0f}"
-        high = "∞" if self.high is None else f"{self.high:+,.0f}"
+        low = "-∞" if self.low is None else signed_tokens(self.low)
+        high = "∞" if self.high is None else signed_tokens(self.high)
         return f"[{low}, {high}]"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def signed_tokens(tokens: float) -> str:
+    """Write a difference of lengths as a whole number with its sign, 0 without one."""
+    text = f"{tokens:+,.0f}"
+    return "0" if text in ("+0", "-0") else text
 
 
 def differences(

@@ -42,6 +42,7 @@ RING = 4  # repeats that share their targets; more repeats form new rings, so th
 LONG = 8192  # tokens; curves that go further are probed, and with more tokens
 RUN = 32  # tokens; texts that share so many in a row hold the same passage
 MOST_OVERLAP = 0.5  # share of a target's runs that its control may have read; more is reported
+MEAN_ACCURACY = "copy accuracy (mean over depths)"
 AUTHORS_SEPARATOR = 1  # the authors' script uses id 1 for any model; it puts id 2 last, where it has no effect
 
 
@@ -76,7 +77,6 @@ class Curve(Task):
 
     name: ClassVar[str] = "curve"
     details: ClassVar[tuple[str, ...]] = ("control",)
-    quality: ClassVar[Quality] = Quality("copy", "copy accuracy", higher_is_better=True, graded=True)
 
     def __post_init__(self) -> None:
         if self.protocol is not None:
@@ -92,6 +92,11 @@ class Curve(Task):
         check_names(self.target_text, self.prefix_text)
         if self.protocol is not None:
             check_depths(self.depths, self.protocol, (), 0)
+
+    @property
+    def quality(self) -> Quality:
+        name = "copy accuracy" if self.depths == (0.0,) else MEAN_ACCURACY
+        return Quality("copy", name, higher_is_better=True, graded=True)
 
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
         largest = lengths[-1] if lengths else max(trained)

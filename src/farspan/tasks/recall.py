@@ -12,7 +12,7 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.tasks.base import Quality, Task
-from farspan.tasks.curve import BoundCurve, check_names, named_text, probe_tokens
+from farspan.tasks.curve import MEAN_ACCURACY, BoundCurve, check_names, named_text, probe_tokens
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Recall(Task):
 
     name: ClassVar[str] = "recall"
     details: ClassVar[tuple[str, ...]] = ("control",)
-    quality: ClassVar[Quality] = Quality("copy", "copy accuracy", higher_is_better=True, graded=True)
+    quality: ClassVar[Quality] = Quality("copy", MEAN_ACCURACY, higher_is_better=True, graded=True)
 
     def __post_init__(self) -> None:
         check_names(self.target_text, self.prefix_text)

@@ -53,7 +53,7 @@ def export(
 
     Raises:
         ValueError: an unknown format or model, `out` for a tracker that keeps its own, no run, a run without rows, one
-            of which every row failed (but for formats of rows), a file in the place of one to write, or a missing
+            of which no row has a result (but for formats of rows), a file in the place of one to write, or a missing
             package.
     """
     check_known("format", to, formats)
@@ -82,22 +82,19 @@ def measured_part(source: Source, notice: Notice) -> Source:
     """Return a run that has results; what it lacks is reported in one line each.
 
     Raises:
-        ValueError: every row failed.
+        ValueError: no row has a result.
     """
-    failed = [row for row in source.rows if row.status != "ok"]
-    if len(failed) == len(source.rows):
-        first = failed[0]
-        raise ValueError(
-            f"{source.folder}: all {len(failed):,} rows failed, first: {first.status}: {first.reason}. Measure again, "
-            f"or export the rows themselves: --to {' or '.join(ROWS)}"
-        )
-    if failed:
-        first = failed[0]
-        counts = f"{len(failed):,} of {len(source.rows):,} rows failed"
-        notice(f"{counts} and are left out, first: {first.status}: {first.reason}")
-    if missing := num_missing(source):
+    if missing := [row for row in source.rows if row.status != "ok"]:
+        first = f"first: {missing[0].status}: {missing[0].reason}"
+        if len(missing) == len(source.rows):
+            raise ValueError(
+                f"{source.folder}: none of the {len(missing):,} rows has a result, {first}. Measure again, or export "
+                f"the rows themselves: --to {' or '.join(ROWS)}"
+            )
+        notice(f"{len(missing):,} of {len(source.rows):,} rows have no result and are left out, {first}")
+    if num_left := num_missing(source):
         notice(
-            f"the run is not finished: at least {missing:,} rows are missing. Repeat its command to measure them; the "
+            f"the run is not finished: at least {num_left:,} rows are missing. Repeat its command to measure them; the "
             "numbers are of those measured"
         )
     undirected = [group.spec for group in grouped([source]) if group.entry["quality"]["higher_is_better"] is None]
