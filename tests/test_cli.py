@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from farspan import __version__
 from farspan.cli import app
 from farspan.cli.commands import COMMANDS, SEARCHES, TRAININGS
+from farspan.measuring.setups import grid
 from farspan.methods import METHODS
 from farspan.record import read_header, read_rows
 from farspan.tasks import TASKS
@@ -542,6 +543,30 @@ def test_a_long_name_is_cut_where_it_is_refused() -> None:
 
 def test_an_empty_prefix_text_is_refused(models: Path) -> None:
     assert "a text has no name: got ''" in refused(curve(models / "llama", "--prefix-text", ""))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("task", "passkey"),
+        ("task", "icl:set=copy"),
+        ("curve", "--target-text", "random"),
+        ("recall", "--target-text", "random", "--prefix-text", "shuffled:builtin"),
+        ("compare", "--task", "passkey", "--task", "curve:target_text=random"),
+    ],
+    ids=" ".join,
+)
+def test_a_text_that_nothing_reads_is_refused(command: tuple[str, ...]) -> None:
+    said = refused(farspan(*command, "demo", "--text", "text.txt"))
+    assert said.startswith("error: text 'text.txt' has no effect: got ")
+    assert said.endswith("which read only texts or data of their own. Leave it out (--text)")
+
+
+@pytest.mark.parametrize(
+    "tasks", [("passkey", "own"), ("curve:target_text=shuffled",), ("recall:target_text=random,prefix_text=shuffled",)]
+)
+def test_a_text_that_one_task_reads_is_accepted(tasks: tuple[str, ...]) -> None:
+    assert grid(["demo"], tasks, text="text.txt").text == "text.txt"
 
 
 def test_the_home_of_nobody_is_refused() -> None:

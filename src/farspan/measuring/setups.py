@@ -21,6 +21,7 @@ from farspan.tasks.curve import BoundCurve, Curve
 from farspan.tasks.perplexity import Perplexity
 from farspan.text.documents import Text, named
 
+DEFAULT_TEXT = "builtin"
 DEFAULT_REPEATS = 10
 COST_REPEATS = 3  # of which a table takes the median
 
@@ -153,7 +154,7 @@ def grid(
     models: Sequence[str | LM],
     tasks: Tasks,
     *,
-    text: Text = "builtin",
+    text: Text = DEFAULT_TEXT,
     lengths: Lengths = None,
     repeats: int | None = None,
     seed: int = 0,
@@ -186,9 +187,15 @@ def grid(
     for one in resolved:
         if given is not None and not refusals:
             one.check(given)
+    name = named(text)
+    if name != DEFAULT_TEXT and not any(one.reads_text for one in resolved):
+        raise ValueError(
+            f"text {name!r} has no effect: got {', '.join(map(str, resolved))}, which read only texts or data of their "
+            "own. Leave it out (--text)"
+        )
     if twice := [str(a) for a, b in combinations(resolved, 2) if str(a) == str(b)]:
         raise ValueError(f"task {twice[0]} is given twice: name each once (--task)")
-    return Grid(resolved, named(text), asked, repeats, seed, cost, refusals, trained)
+    return Grid(resolved, name, asked, repeats, seed, cost, refusals, trained)
 
 
 def hashes_of(methods: Sequence[Method]) -> dict[str, dict[str, str]]:

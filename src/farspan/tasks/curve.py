@@ -93,6 +93,10 @@ class Curve(Task):
         if self.protocol is not None:
             check_depths(self.depths, self.protocol, (), 0)
 
+    @property
+    def reads_text(self) -> bool:
+        return uses_text(self.target_text, self.prefix_text)
+
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
         largest = lengths[-1] if lengths else max(trained)
         protocol = self.protocol or ("probe" if self.depths != (0.0,) or largest > LONG else "nested")
@@ -328,6 +332,11 @@ def check_names(*texts: str | None) -> None:
     """Raise ValueError if a text is given without a name."""
     if "" in texts:
         raise ValueError("a text has no name: got '', expected one for target_text or prefix_text, or leave it out")
+
+
+def uses_text(target_text: str | None, prefix_text: str | None) -> bool:
+    """Return whether a curve of these texts reads the text of the measurement."""
+    return target_text is None or "shuffled" in (target_text, prefix_text)
 
 
 def named_text(name: str, text: str, lm: LM) -> Corpus:
