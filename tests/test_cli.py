@@ -332,6 +332,7 @@ def test_runs_become_a_page(models: Path) -> None:
         (("--protocol", "probe", "--warmup", 20, "--scored", 20), "longer than the longest text, 16 tokens"),
         (("--warmup", 20), "belong to protocol=probe"),
         (("--minutes", 1), "needs --lengths auto"),
+        (("--minutes", 1, "--lengths", "auto", "--plan"), "--minutes 1 has no effect on --plan, which measures"),
         (("--test",), "two or more --prefix-text"),
         (("--lengths", "auto", "--minutes", "0.0001", "--trained-length", 64), "give more --minutes"),
     ],
