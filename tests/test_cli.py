@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +29,7 @@ from farspan.methods import METHODS
 from farspan.record import read_header, read_rows
 from farspan.tasks import TASKS
 from farspan.tasks.curve import BoundCurve
+from farspan.train.config import read_config, shipped_configs
 
 from tiny import tiny_model
 
@@ -120,6 +123,16 @@ def test_the_help_of_every_command_ends_with_an_example_that_its_options_take(na
     for part in name.split():
         command = command.commands[part]
     command.make_context(name, words[1 + len(name.split()) :])  # raises for options that the command does not have
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_the_configs_in_the_help_of_a_training_are_read_by_it(name: str) -> None:
+    kind = getattr(import_module(f"farspan.train.{name}"), f"{name.capitalize()}Settings")
+    words = shlex.split(TRAININGS[name][1])
+    read_config(words[0], kind, [after for word, after in pairwise(words) if word == "--set"])
+    for word in re.findall(r"[\w-]+", farspan("train", name, "--help").stdout):
+        if word in shipped_configs():
+            read_config(word, kind)
 
 
 # measuring

@@ -11,7 +11,9 @@ from farspan.cli.options import RUN, AsJson, one_line_errors, option
 from farspan.extras import optional_import
 from farspan.terminal import Terminal
 
-Config = Annotated[Path, typer.Argument(help="TOML file, or the name of a config that comes with farspan: smt-demo.")]
+Config = Annotated[
+    Path, typer.Argument(help="TOML file, or the name of a config that comes with farspan, as in the example below.")
+]
 Overrides = Annotated[
     list[str] | None, option("Config", "Replace a value of the config. Repeatable.", "--set", metavar="TABLE.KEY=VALUE")
 ]
