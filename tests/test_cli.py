@@ -517,6 +517,14 @@ def test_help_names_the_value_of_an_option_and_nothing_after_a_switch(
             "error: --tokenizer without a served model: got 'demo', expected --base-url URL. "
             "Give --base-url, or leave out --tokenizer\n",
         ),
+        *(
+            (
+                [*command, *out],
+                "error: Invalid value for '--out': got '', expected a folder, such as runs/mine. See farspan --help\n",
+            )
+            for command in (["curve", "m"], ["index", "--text", "builtin"], ["report", "run"])
+            for out in (["--out", ""], ["--out="])
+        ),
         (["nope"], "error: No such command 'nope'. See farspan --help\n"),
         (["train", "lm", "a", "b"], "error: Got unexpected extra argument(s) (b). See farspan train lm --help\n"),
         (["curve", "m", "--zzzz"], "error: No such option: --zzzz. See farspan curve --help\n"),
