@@ -154,10 +154,10 @@ PARTS = {
         lengths=tuple(WINDOW << power for power in range(5)),
         encoder=True,
     ),
-    "sst2": Part("icl:set=sst2,data=icl/sst2", repeats=40, lengths=(2, 70, 280)),
-    "trec": Part("icl:set=trec_coarse,data=icl/trec", repeats=40, lengths=(6, 110, 440)),
-    "banking77": Part("icl:set=banking77,data=icl/banking77", repeats=30, lengths=(2, 77, 308)),
-    "qmsum": Part("zeroscrolls:set=qmsum,data=meetings/qmsum_val.jsonl,truncate=middle", (1 / 4, 1), 10),
+    "sst2": Part("icl:set=sst2,data=icl/sst2", text="builtin", repeats=40, lengths=(2, 70, 280)),
+    "trec": Part("icl:set=trec_coarse,data=icl/trec", text="builtin", repeats=40, lengths=(6, 110, 440)),
+    "banking77": Part("icl:set=banking77,data=icl/banking77", text="builtin", repeats=30, lengths=(2, 77, 308)),
+    "qmsum": Part("zeroscrolls:set=qmsum,data=meetings/qmsum_val.jsonl,truncate=middle", (1 / 4, 1), 10, "builtin"),
     "ralm": Part(
         "ralm:index={index}", repeats=8, text="books-scored", methods=("full", "replug"), lengths=(0, 8, 20, 50)
     ),

@@ -168,6 +168,7 @@ def test_interactive_asks_until_an_empty_line(saved: Path) -> None:
     ("arguments", "said"),
     [
         (["who?"], "give at least one file"),
+        (["--plan"], "give at least one file"),
         (["--context", "a.txt"], "no question was given"),
         (["who?", "--context", "nowhere.txt"], "not there"),
         (["who?", "--context", "."], "a folder"),
@@ -179,8 +180,11 @@ def test_interactive_asks_until_an_empty_line(saved: Path) -> None:
         (["who?", "--context", "a.txt", "--method", "sinkz"], "did you mean 'sinks'?"),
     ],
 )
-def test_wrong_input_is_said(arguments: list[str], said: str, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_input_is_refused_before_the_model_is_loaded(
+    arguments: list[str], said: str, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(saved)
+    monkeypatch.setattr("farspan.measuring.loader.load", lambda *_, **__: pytest.fail("loaded"))
     result = CliRunner().invoke(app, ["ask", str(saved / "model"), *arguments])
     assert result.exit_code == 2
     assert said in " ".join(result.stderr.split())

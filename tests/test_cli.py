@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,10 +24,12 @@ from typer.testing import CliRunner
 from farspan import __version__
 from farspan.cli import app
 from farspan.cli.commands import COMMANDS, SEARCHES, TRAININGS
+from farspan.measuring.setups import grid
 from farspan.methods import METHODS
 from farspan.record import read_header, read_rows
 from farspan.tasks import TASKS
 from farspan.tasks.curve import BoundCurve
+from farspan.train.config import read_config, shipped_configs
 
 from tiny import tiny_model
 
@@ -119,6 +123,16 @@ def test_the_help_of_every_command_ends_with_an_example_that_its_options_take(na
     for part in name.split():
         command = command.commands[part]
     command.make_context(name, words[1 + len(name.split()) :])  # raises for options that the command does not have
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_the_configs_in_the_help_of_a_training_are_read_by_it(name: str) -> None:
+    kind = getattr(import_module(f"farspan.train.{name}"), f"{name.capitalize()}Settings")
+    words = shlex.split(TRAININGS[name][1])
+    read_config(words[0], kind, [after for word, after in pairwise(words) if word == "--set"])
+    for word in re.findall(r"[\w-]+", farspan("train", name, "--help").stdout):
+        if word in shipped_configs():
+            read_config(word, kind)
 
 
 # measuring
@@ -335,6 +349,7 @@ def test_runs_become_a_page(models: Path) -> None:
         (("--protocol", "probe", "--warmup", 20, "--scored", 20), "longer than the longest text, 16 tokens"),
         (("--warmup", 20), "belong to protocol=probe"),
         (("--minutes", 1), "needs --lengths auto"),
+        (("--minutes", 1, "--lengths", "auto", "--plan"), "--minutes 1 has no effect on --plan, which measures"),
         (("--test",), "two or more --prefix-text"),
         (("--lengths", "auto", "--minutes", "0.0001", "--trained-length", 64), "give more --minutes"),
     ],
@@ -506,6 +521,14 @@ def test_help_names_the_value_of_an_option_and_nothing_after_a_switch(
             "error: --tokenizer without a served model: got 'demo', expected --base-url URL. "
             "Give --base-url, or leave out --tokenizer\n",
         ),
+        *(
+            (
+                [*command, *out],
+                "error: Invalid value for '--out': got '', expected a folder, such as runs/mine. See farspan --help\n",
+            )
+            for command in (["curve", "m"], ["index", "--text", "builtin"], ["report", "run"])
+            for out in (["--out", ""], ["--out="])
+        ),
         (["nope"], "error: No such command 'nope'. See farspan --help\n"),
         (["train", "lm", "a", "b"], "error: Got unexpected extra argument(s) (b). See farspan train lm --help\n"),
         (["curve", "m", "--zzzz"], "error: No such option: --zzzz. See farspan curve --help\n"),
@@ -546,6 +569,30 @@ def test_a_long_name_is_cut_where_it_is_refused() -> None:
 
 def test_an_empty_prefix_text_is_refused(models: Path) -> None:
     assert "a text has no name: got ''" in refused(curve(models / "llama", "--prefix-text", ""))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("task", "passkey"),
+        ("task", "icl:set=copy"),
+        ("curve", "--target-text", "random"),
+        ("recall", "--target-text", "random", "--prefix-text", "shuffled:builtin"),
+        ("compare", "--task", "passkey", "--task", "curve:target_text=random"),
+    ],
+    ids=" ".join,
+)
+def test_a_text_that_nothing_reads_is_refused(command: tuple[str, ...]) -> None:
+    said = refused(farspan(*command, "demo", "--text", "text.txt"))
+    assert said.startswith("error: text 'text.txt' has no effect: got ")
+    assert said.endswith("which read only texts or data of their own. Leave it out (--text)")
+
+
+@pytest.mark.parametrize(
+    "tasks", [("passkey", "own"), ("curve:target_text=shuffled",), ("recall:target_text=random,prefix_text=shuffled",)]
+)
+def test_a_text_that_one_task_reads_is_accepted(tasks: tuple[str, ...]) -> None:
+    assert grid(["demo"], tasks, text="text.txt").text == "text.txt"
 
 
 def test_the_home_of_nobody_is_refused() -> None:

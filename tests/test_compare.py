@@ -342,6 +342,13 @@ def test_a_method_is_named_once(lm: LM, text: str, tmp_path: Path) -> None:
         compared([lm], text, tmp_path, ["topk:k=4", "full", "topk:k=4"])
 
 
+def test_a_model_is_named_once(lm: LM, text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"model {lm.name} is given twice: name each once"):
+        compared([lm, lm], text, tmp_path, ["full"])
+    with pytest.raises(ValueError, match="model demo is given twice: name each once"):
+        grid(["demo", "gpt2", "demo"], "passkey")
+
+
 def test_a_refused_method_that_is_left_out_is_in_no_table_and_no_failure(lm: LM, text: str, tmp_path: Path) -> None:
     compared([lm], text, tmp_path, ["full", "cepe"], cost=False)
     rows = compare([lm], ["full"], tmp_path, settings(text, cost=False))

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import platform
+import re
 import sysconfig
 import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
@@ -214,8 +215,18 @@ def test_an_empty_text_is_refused(tmp_path: Path) -> None:
         list(read_texts(str(write(tmp_path / "empty.txt", " \n"))))
 
 
-def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no documents"):
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ((), "got no files, expected files that end in .txt, .md, .jsonl, .parquet. Give another folder, or name one"),
+        (("b.py", "sub/LICENSE", ".a.txt"), "got .py, no ending, expected files that end in"),
+        (("a.csv", "b.csv"), "got .csv, expected files that end in .txt, .md, .jsonl, .parquet. Name one file: "),
+    ],
+)
+def test_a_folder_without_texts_is_refused_with_its_endings(files: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    for name in files:
+        write(tmp_path / name, "text")
+    with pytest.raises(ValueError, match=re.escape(said)):
         list(read_texts(str(tmp_path)))
 
 

@@ -521,9 +521,10 @@ def test_a_model_of_the_hub_records_its_commit(tmp_path: Path, tokenizer: PreTra
     assert load(repository / "snapshots" / commit).identity["revision"] == commit
 
 
-def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a folder has no revisions: got revision 'main' for the folder"):
-        load(tmp_path, revision="main")
+def test_a_revision_of_a_model_that_is_not_on_the_hub_is_refused(tmp_path: Path) -> None:
+    for model in (tmp_path, "demo"):
+        with pytest.raises(ValueError, match=f"model '{model}' has no revisions: got revision 'main'"):
+            load(model, revision="main")
 
 
 @pytest.mark.parametrize("weights", [True, False])

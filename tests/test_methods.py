@@ -338,6 +338,8 @@ def test_a_model_called_by_itself_is_refused_what_cannot_be_told_apart(tokenizer
         ("rope:type=ntk,factor=nan", "factor must be at least 1 and at most 1,000,000"),
         ("replug:weights=bm52", r"unknown; .* \(did you mean 'bm25'\?\)"),
         ("replug:piece=0", "piece must be at least 1"),
+        ("replug:encoder=a/b", "encoder=a/b has no effect on replug weights=uniform: use weights=dense"),
+        ("replug:weights=bm25,encoder=a/b", "encoder=a/b has no effect on replug weights=bm25"),
         ("sinks:window=5+topk:k=3", "both change how attention works"),
         ("rope:type=ntk,factor=2+rope:type=yarn,factor=2", "both change how RoPE works"),
         ("replug+replug", "both change how passages works"),

@@ -326,6 +326,7 @@ def test_a_text_without_words_can_only_be_recalled(lm: LM, tmp_path: Path) -> No
         ("own:pairs=0", "pairs: got 0, expected at least 1"),
         ("own:questions=other", "questions = 'other' is unknown"),
         ("own:tests=cloze,questions=paraphrased", "questions=paraphrased has no effect on tests=cloze"),
+        ("own:tests=recall,pairs=7", "pairs=7 has no effect on tests=recall: use tests=pairs or all, or leave it out"),
         ("own:pairs=1,questions=paraphrased", "pairs: got 1, expected at least 2, among which"),
     ],
 )

@@ -107,7 +107,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeniz
 def measured(place: Path, name: str) -> Path:
     if name == "ralm":
         farspan("index", "--text", "text", "--out", "index")
-    arguments = [*RUNS[name][0].split(), "--text", "text", "--repeats", "3", "--out", f"run-{name}"]
+    text = ["--text", "text"] if TASKS[name].reads_text else []
+    arguments = [*RUNS[name][0].split(), *text, "--repeats", "3", "--out", f"run-{name}"]
     assert farspan(*arguments, *(f"--method={how}" for how in METHODS)).exit_code == 0
     return place / f"run-{name}"
 

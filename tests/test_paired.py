@@ -146,7 +146,7 @@ def test_other_targets_are_compared_unpaired() -> None:
     assert (at.pairs, at.paired, found.test) == (0, None, "Kruskal-Wallis")
     assert (at.low, at.high) == pytest.approx((interval.low, interval.high))
     assert found.verdict == "different"
-    assert "share no targets" in " ".join(found.notes)
+    assert "measured with different targets" in " ".join(found.notes)
 
 
 def test_targets_that_no_row_names_are_never_paired() -> None:
@@ -555,13 +555,20 @@ def test_intervals_of_differences_hold_the_truth_19_times_in_20() -> None:
 def test_robustness_is_said_in_a_few_lines() -> None:
     curves = {"books": source(RAW[0]), "code": source(RAW[1]), "random": source(RAW[2] - 0.2)}
     lines = robustness_lines(robustness(curves))
-    assert lines[0] == "control accuracy, books / code / random: the text matters"
-    assert lines[1].startswith("  different at 100; most at 100: random - code ") or "random - books" in lines[1]
-    assert "points [" in lines[1]
-    assert "(Friedman, Holm)" in lines[1]
-    assert "the paper's unpaired tests" in lines[2]
+    assert lines[0] == "control accuracy differs between books, code and random"
+    assert lines[1].startswith("  different at 100 tokens; largest difference at 100: random minus ")
+    assert " points, 90 % interval [" in lines[1]
+    assert lines[1].endswith(", p < 0.001 (Friedman, Holm-corrected)")
+    assert lines[2].startswith(
+        "  unpaired tests of the paper, smallest Holm-corrected p of all lengths: ANOVA p < 0.001"
+    )
     same = {name: source(RAW[0]) for name in ("books", "code")}
-    assert robustness_lines(robustness(same))[0].endswith("the text does not matter, within ±1 points")
+    expected = "control accuracy is the same with books and code: differences are within ±1 points"
+    assert robustness_lines(robustness(same))[0] == expected
+    few = {"books": source(RAW[0][:4]), "code": source(RAW[1][:4])}
+    assert robustness_lines(robustness(few))[0] == (
+        "it is undecided whether control accuracy differs between books and code; more repeats can decide it"
+    )
 
 
 def test_differences_are_said_with_what_they_are_of() -> None:

@@ -212,7 +212,8 @@ def test_documents_are_a_text_as_a_file_of_them_is(lm: LM, measured: Measured) -
     assert [row.scores for row in of_file.rows] == [row.scores for row in measured.rows]
     assert len(farspan.curve(lm, **SMALL, out="run").rows) == 9  # it is the same text, and the run is whole
     assert len(read_header("run")["sessions"]) == 2
-    farspan.curve(lm, **SMALL, target_text=[TEXT[1]], prefix_text=(one for one in [TEXT[2]]), out="targets")
+    own = {"target_text": [TEXT[1]], "prefix_text": (one for one in [TEXT[2]])}
+    farspan.curve(lm, **SMALL | {"text": "builtin"}, **own, out="targets")
     assert list(read_texts(named(["a\nb", "", "ü"]))) == ["a\nb", "ü"]
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -422,6 +422,22 @@ def test_a_damaged_checkpoint_ends_the_command_with_one_line(trained: Trained, b
     assert "Traceback" not in done.stderr
 
 
+def test_a_stopped_training_names_the_checkpoint_from_which_it_continues_if_there_is_one(
+    trained: Trained, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("farspan.train.lm.train", stop)
+    shutil.copytree(trained.folder / "lm", tmp_path / "o")
+    for out, kept in (
+        ("o", "the same command continues from checkpoint-4"),
+        ("new", "no checkpoint was saved yet, and the same command begins again"),
+    ):
+        done = cli("train", "lm", str(base / "lm.toml"), "--set", f"out={tmp_path / out}")
+        assert (done.exit_code, done.stderr.splitlines()[-1]) == (130, f"interrupted: {kept}")
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -434,7 +450,7 @@ def test_a_damaged_checkpoint_ends_the_command_with_one_line(trained: Trained, b
 )
 def test_a_full_disk_is_named_whatever_the_library_raises(error: Exception) -> None:
     with (
-        pytest.raises(ValueError, match=r"^out/checkpoint-2 cannot be written: no space is left on the disk\. Free"),
+        pytest.raises(ValueError, match=r"^out/checkpoint-2 cannot be written: no space is left .* if it has none"),
         writing(Path("out/checkpoint-2")),
     ):
         raise error

@@ -56,8 +56,7 @@ class Conversation:
         """
         self.lm = reader.lm
         before, self._between, self._after = template(self.lm)
-        if not texts:
-            raise ValueError("there is no context: give at least one file with --context")
+        refuse_no_context(texts)
         passages = _passages(self.lm, texts)
         if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
             raise ValueError(f"context {empty[0]} is empty: leave it out, or give a file with text")
@@ -125,12 +124,19 @@ def refuse_empty(question: str) -> None:
         raise ValueError("the question is empty: write one")
 
 
+def refuse_no_context(given: Sequence[Any]) -> None:
+    """Raise ValueError without any file or text."""
+    if not given:
+        raise ValueError("there is no context: give at least one file with --context")
+
+
 def read_texts(files: Sequence[Path]) -> list[str]:
     """Return the files as text.
 
     Raises:
-        ValueError: a missing file, a folder, or a file that is blank or not UTF-8 text.
+        ValueError: no file, a missing file, a folder, or a file that is blank or not UTF-8 text.
     """
+    refuse_no_context(files)
     texts = []
     for file in files:
         if not file.is_file():

@@ -27,7 +27,7 @@ from farspan.loading import (
     without_weights,
 )
 from farspan.loading.gguf import identity, is_gguf
-from farspan.loading.places import gguf_file, place_of
+from farspan.loading.places import folder_of, gguf_file, place_of
 from farspan.text.corpora import tokenizer_hash
 
 logger = logging.getLogger(__name__)
@@ -318,8 +318,11 @@ def fingerprint(model: Any) -> str:
 def _check_options(
     name: str, dtype: str, attention: str | None, trained_length: int | None, revision: str | None
 ) -> None:
-    if revision is not None and expanded(name).is_dir():
-        raise ValueError(f"a folder has no revisions: got revision {revision!r} for the folder {name!r}. Omit it.")
+    if revision is not None and expanded(folder_of(name)).exists():
+        raise ValueError(
+            f"model {name!r} has no revisions: got revision {revision!r}, which only models of the hub have. Omit it "
+            "(--revision)"
+        )
     if expanded(name).is_file() and not is_gguf(expanded(name)):
         raise ValueError(f"model {name!r} is a file: give its folder, or a file that ends with .gguf")
     if dtype not in get_args(Dtype):

@@ -386,7 +386,8 @@ def spellings() -> Iterator[Input]:
                         model = "models/cepe" if name == "cepe" else "models/llama"
                         argv = ("curve", model, *base[2:], f"--method={spelled}")
                     else:
-                        argv = ("task", spelled, *base[2:])
+                        text = base[3:5] if kind.reads_text else ()
+                        argv = ("task", spelled, base[2], *text, *base[5:])
                         if name in ("qa", "icl", "ralm"):  # whose lengths are passages or demonstrations
                             argv = (*argv, "--lengths", "0,2")
                     made = "index" if name == "ralm" else None

@@ -35,9 +35,12 @@ class OneLine(TyperGroup):
     """Refuses wrong options and arguments in one line, like all wrong input. `--ray` needs no value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments; `--ray` without an address is `--ray auto`: typer has no optional values."""
+        """Parse arguments; `--ray` without an address is `--ray auto`: typer has no optional values. An empty `--out`,
+        as of an unset variable of the shell, is refused: as a path it is the current folder."""
         filled: list[str] = []
         for one, after in pairwise([*args, "-"]):
+            if one == "--out=" or (one, after) == ("--out", ""):
+                raise typer.BadParameter("got '', expected a folder, such as runs/mine", ctx, param_hint="'--out'")
             filled += [one, "auto"] if one == "--ray" and after.startswith("-") else [one]
         return super().parse_args(ctx, filled)
 

@@ -55,6 +55,8 @@ def run_measurement(
     settings |= {"refusals": refusals, "loader": loader}
     sizes: dict[str, Any] = {"batch": running.batch, "chunk": running.chunk}
     if running.plan:
+        if minutes is not None:
+            raise ValueError(f"--minutes {minutes:g} has no effect on --plan, which measures nothing: omit one of them")
         planned = grid(models, tasks, **settings)
         timed: dict[str, Any] = {"calibrate": running.calibrate, "tflops": running.tflops}
         found = plans(models, methods, planned, loader=loader, refusals=refusals, out=running.out, **sizes, **timed)

@@ -384,20 +384,19 @@ def print_written(paths: Iterable[Path], as_json: bool) -> None:
 
 
 ROWS_KEPT = "the rows measured so far are kept, and the same command continues from there"
-CHECKPOINT_KEPT = "the same command continues from the last checkpoint"
 
 
 @contextmanager
-def one_line_errors(kept: str = "") -> Iterator[None]:
+def one_line_errors(kept: str | Callable[[], str] = "") -> Iterator[None]:
     """Print an error that a user can correct as one line, and exit with 2.
 
     Args:
-        kept: what remains of the work if a signal stops the command.
+        kept: what remains of the work if a signal stops the command; or a function that returns it.
     """
     try:
         yield
     except KeyboardInterrupt as error:
-        err.print_line(stopping.line(kept))
+        err.print_line(stopping.line(kept() if callable(kept) else kept))
         raise typer.Exit(stopping.exit_code()) from error
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         message = str(error)

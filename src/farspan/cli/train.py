@@ -3,18 +3,21 @@
 import json
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from farspan.cli.options import CHECKPOINT_KEPT, RUN, AsJson, one_line_errors, option
+from farspan.cli.options import RUN, AsJson, one_line_errors, option
 from farspan.extras import optional_import
 from farspan.terminal import Terminal
 
-Config = Annotated[Path, typer.Argument(help="TOML file, or the name of a config that comes with farspan: smt-demo.")]
+Config = Annotated[
+    Path, typer.Argument(help="TOML file, or the name of a config that comes with farspan, as in the example below.")
+]
 Overrides = Annotated[
     list[str] | None, option("Config", "Replace a value of the config. Repeatable.", "--set", metavar="TABLE.KEY=VALUE")
 ]
+NO_CHECKPOINT = "no checkpoint was saved yet, and the same command begins again"
 SIZE = "{parameters:,} parameters, {tokens:,} tokens"
 
 
@@ -70,7 +73,8 @@ def _train(recipe: str, config: Path, overrides: list[str] | None, as_json: bool
         recipe: a module of `farspan.train`, with `train` and the class of its config, such as `LmSettings`.
         result: a format string for the summary.
     """
-    with one_line_errors(CHECKPOINT_KEPT):
+    settings: Any = None
+    with one_line_errors(lambda: _kept(settings)):
         optional_import("accelerate", "train")  # first: without it, torch would be imported in vain
         from farspan.report.progress import Display
         from farspan.train.config import read_config
@@ -88,6 +92,17 @@ def _train(recipe: str, config: Path, overrides: list[str] | None, as_json: bool
         console.print_line(f"{result.format(**summary)}, {loss}, {summary['seconds']:,} s: {settings.out}")
         if as_json and is_first_process():
             print(json.dumps(summary))
+
+
+def _kept(settings: Any) -> str:
+    """Return what remains of a training that is stopped; "" before its settings are read."""
+    if settings is None:
+        return ""
+    from farspan.train.checkpoint import steps
+    from farspan.train.config import CHECKPOINTS
+
+    found = steps(Path(settings.out) / CHECKPOINTS)
+    return f"the same command continues from checkpoint-{found[-1]}" if found else NO_CHECKPOINT
 
 
 def _console(as_json: bool) -> Terminal:

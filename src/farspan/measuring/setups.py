@@ -21,6 +21,7 @@ from farspan.tasks.curve import BoundCurve, Curve
 from farspan.tasks.perplexity import Perplexity
 from farspan.text.documents import Text, named
 
+DEFAULT_TEXT = "builtin"
 DEFAULT_REPEATS = 10
 COST_REPEATS = 3  # of which a table takes the median
 
@@ -86,15 +87,13 @@ class Grid:
             ValueError: the same method twice.
         """
         names = [str(how) for how in methods]
-        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            raise ValueError(f"method {twice[0]} is given twice: name each once (--method)")
+        _refuse_repeats("method", names, " (--method)")
         files = hashes_of(methods)
         settings = self.header | {"methods": names} | ({"files": files} if files else {})
         if out is not None:
             return Path(out), settings
         command = self.tasks[0].name if len(self.tasks) == 1 and not self.cost else "compare"
-        of = [one if isinstance(one, str) else one.name for one in models]
-        return default_folder(command, of, settings), settings
+        return default_folder(command, _names(models), settings), settings
 
     def fitted(self, methods: Sequence[Method]) -> list[Method]:
         """Return the methods with default windows chosen for the smallest trained length of the run."""
@@ -153,7 +152,7 @@ def grid(
     models: Sequence[str | LM],
     tasks: Tasks,
     *,
-    text: Text = "builtin",
+    text: Text = DEFAULT_TEXT,
     lengths: Lengths = None,
     repeats: int | None = None,
     seed: int = 0,
@@ -164,7 +163,8 @@ def grid(
     """Return the grid of `measure` with these arguments and all defaults resolved.
 
     Raises:
-        ValueError: unknown tasks, the same task twice, or another argument that is impossible.
+        ValueError: unknown tasks, the same model or task twice, a text that no task reads, or another argument that is
+            impossible.
     """
     loader = loader or Load()
     repeats = None if repeats is None else whole(repeats, "repeats", least=1)
@@ -181,14 +181,29 @@ def grid(
             control = one.unit != "tokens" and given[:1] == (0,)
             if not control or given[1:]:
                 check_lengths(given[1:] if control else given)
+    _refuse_repeats("model", _names(models))
     trained = tuple(loader.trained(model) or DEFAULT_TRAINED_LENGTH for model in models)
     resolved = tuple(one.resolved(given, trained) for one in chosen)
     for one in resolved:
         if given is not None and not refusals:
             one.check(given)
-    if twice := [str(a) for a, b in combinations(resolved, 2) if str(a) == str(b)]:
-        raise ValueError(f"task {twice[0]} is given twice: name each once (--task)")
-    return Grid(resolved, named(text), asked, repeats, seed, cost, refusals, trained)
+    name = named(text)
+    if name != DEFAULT_TEXT and not any(one.reads_text for one in resolved):
+        raise ValueError(
+            f"text {name!r} has no effect: got {', '.join(map(str, resolved))}, which read only texts or data of their "
+            "own. Leave it out (--text)"
+        )
+    _refuse_repeats("task", list(map(str, resolved)), " (--task)")
+    return Grid(resolved, name, asked, repeats, seed, cost, refusals, trained)
+
+
+def _names(models: Sequence[str | LM]) -> list[str]:
+    return [one if isinstance(one, str) else one.name for one in models]
+
+
+def _refuse_repeats(noun: str, names: Sequence[str], option: str = "") -> None:
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(f"{noun} {twice[0]} is given twice: name each once{option}")
 
 
 def hashes_of(methods: Sequence[Method]) -> dict[str, dict[str, str]]:

@@ -40,7 +40,7 @@ class Replug(Method):
     weights: str = "uniform"  # one of WEIGHTS
     piece: int | None = None  # tokens; longer passages are cut
     tail: int = field(default=0, metadata={"quiet": True})  # tokens at the end of the last passage that all pieces see
-    encoder: str = field(default="facebook/contriever", metadata={"quiet": True})  # for weights=dense
+    encoder: str = field(default=retrieval.ENCODER, metadata={"quiet": True})  # for weights=dense
 
     name: ClassVar[str] = "replug"
     changes: ClassVar[tuple[str, ...]] = (PASSAGES,)
@@ -50,6 +50,11 @@ class Replug(Method):
         check_known("replug weights =", self.weights, WEIGHTS)
         if (self.piece is not None and self.piece < 1) or self.tail < 0:
             raise ValueError(f"{self}: piece must be at least 1 token, tail at least 0")
+        if self.encoder != retrieval.ENCODER and self.weights != "dense":
+            raise ValueError(
+                f"encoder={self.encoder} has no effect on replug weights={self.weights}: use weights=dense, or leave "
+                "encoder out"
+            )
 
     def kept(self, num_tokens: int) -> int:
         return sum(self.passes(num_tokens))

@@ -117,13 +117,15 @@ def text_tests(curves: Sequence[CurveMember]) -> list[TextTest]:
 
 
 def robustness_lines(result: Robustness) -> list[str]:
-    """Return the verdict of a test of several texts in a few lines."""
-    names = {
-        "equivalent": f"does not matter, within ±{100 * result.margin:g} points",
-        "different": "matters",
-        "undecided": "is undecided",
+    """Return the verdict of a test of several texts as a sentence, then its numbers in a few indented lines."""
+    accuracy = f"{result.half} accuracy"
+    texts = f"{', '.join(result.sources[:-1])} and {result.sources[-1]}"
+    sentences = {
+        "equivalent": f"{accuracy} is the same with {texts}: differences are within ±{100 * result.margin:g} points",
+        "different": f"{accuracy} differs between {texts}",
+        "undecided": f"it is undecided whether {accuracy} differs between {texts}; more repeats can decide it",
     }
-    lines = [f"{result.half} accuracy, {' / '.join(result.sources)}: the text {names[result.verdict]}"]
+    lines = [sentences[result.verdict]]
     for verdict in ("equivalent", "different", "undecided"):
         some = [one for one in result.lengths if one.verdict == verdict and not one.reason]
         if not some:
@@ -134,9 +136,9 @@ def robustness_lines(result: Robustness) -> list[str]:
         assert worst.difference is not None
         p = worst.paired_holm if worst.paired is not None else worst.kruskal_holm
         lines.append(
-            f"  {verdict} at {where}; most at {worst.length:,}: {worst.sources[1]} - {worst.sources[0]} "
-            f"{100 * worst.difference:+.1f} points{f' {worst.interval} (90 %)' if worst.interval else ''}, "
-            f"{_p(p)} ({result.test}, Holm)"
+            f"  {verdict} at {where} tokens; largest difference at {worst.length:,}: {worst.sources[1]} minus "
+            f"{worst.sources[0]} is {100 * worst.difference:+.1f} points"
+            f"{f', 90 % interval {worst.interval}' if worst.interval else ''}, {_p(p)} ({result.test}, Holm-corrected)"
         )
     papers = [
         f"{label} {_p(min(known))}"
@@ -144,7 +146,7 @@ def robustness_lines(result: Robustness) -> list[str]:
         if (known := [p for one in result.lengths if (p := getattr(one, name)) is not None])
     ]
     if papers:
-        lines.append(f"  the paper's unpaired tests, smallest over lengths (Holm): {', '.join(papers)}")
+        lines.append(f"  unpaired tests of the paper, smallest Holm-corrected p of all lengths: {', '.join(papers)}")
     return lines + [f"  {note}" for note in result.notes]
 
 

@@ -112,7 +112,8 @@ class CurveReport(TaskReport):
             print_curves(self.drawn, console, paper=self.paper)
             lines += [line for one in self.drawn for line in remarks(one, HEADLINE if self.paper else LEADING)]
         for test in self.tests:
-            lines += [f"{test.model} {test.method}, {test.which}: {line}" for line in robustness_lines(test.result)]
+            verdict, *numbers = robustness_lines(test.result)
+            lines += [f"{test.model} {test.method}, {test.which}: {verdict}", *numbers]
         # a length that is 0 in both shows nothing
         lines += [difference_line(one) for one in self.differences if any(one.values)]
         for line in lines:

@@ -239,11 +239,13 @@ def _notes(found: Sequence[AtLength], test: str, sources: int) -> list[str]:
     if tested and len(tested) * _smallest_p(test, max(tested), sources) >= LEVEL:
         needed = next(n for n in count(LEAST_PAIRS) if len(tested) * _smallest_p(test, n, sources) < LEVEL)
         notes.append(
-            f"with {max(tested)} shared targets at {len(tested)} lengths no difference can be shown, however large: "
-            f"measure {needed} repeats, or fewer lengths"
+            f"{max(tested)} repeats at {len(tested)} lengths are too few to show any difference: measure at least "
+            f"{needed} repeats, or fewer lengths"
         )
     if test == "Kruskal-Wallis":
-        notes.append("the sources share no targets, so differences between targets hide those between sources")
+        notes.append(
+            "the texts were measured with different targets, whose differences can hide those between the texts"
+        )
     return notes
 
 

@@ -105,13 +105,18 @@ class Task(ABC):
         """The task recorded in its rows: tasks that share a measurement share the name."""
         return self.name
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether it reads the text of the measurement, and not only texts or data of its own."""
+        return True
+
     @abstractmethod
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return the default lengths for models trained on these contexts (tokens); the same for all of them."""
 
     @abstractmethod
     def on(self, lm: LM, text: str) -> "Bound[Any]":
-        """Bind the task to a text, tokenised for the model. A task with a data set of its own ignores `text`.
+        """Bind the task to a text, tokenised for the model. It ignores `text` unless `reads_text`.
 
         Raises:
             ValueError: a text or data set that cannot be read.

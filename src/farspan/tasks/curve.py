@@ -98,6 +98,10 @@ class Curve(Task):
         name = "copy accuracy" if self.depths == (0.0,) else MEAN_ACCURACY
         return Quality("copy", name, higher_is_better=True, graded=True)
 
+    @property
+    def reads_text(self) -> bool:
+        return uses_text(self.target_text, self.prefix_text)
+
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
         largest = lengths[-1] if lengths else max(trained)
         protocol = self.protocol or ("probe" if self.depths != (0.0,) or largest > LONG else "nested")
@@ -333,6 +337,11 @@ def check_names(*texts: str | None) -> None:
     """Raise ValueError if a text is given without a name."""
     if "" in texts:
         raise ValueError("a text has no name: got '', expected one for target_text or prefix_text, or leave it out")
+
+
+def uses_text(target_text: str | None, prefix_text: str | None) -> bool:
+    """Return whether a curve of these texts reads the text of the measurement."""
+    return target_text is None or "shuffled" in (target_text, prefix_text)
 
 
 def named_text(name: str, text: str, lm: LM) -> Corpus:

@@ -80,6 +80,7 @@ class Icl(Task):
 
     name: ClassVar[str] = "icl"
     unit: ClassVar[str] = "demonstrations"
+    reads_text: ClassVar[bool] = False
     quality: ClassVar[Quality] = Quality("accuracy", "accuracy", higher_is_better=True)
 
     def __post_init__(self) -> None:

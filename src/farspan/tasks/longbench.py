@@ -171,6 +171,7 @@ class LongBench(Task):
     new_tokens: int | None = None  # at most, for view=answers; None: the benchmark's
 
     name: ClassVar[str] = "longbench"
+    reads_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         known: Sequence[str] = PAPER if self.view == "text" else tuple(SETS)

@@ -56,6 +56,7 @@ class LongBench2(Task):
     new_tokens: int | None = None  # at most, for ask=generated; None: the benchmark's
 
     name: ClassVar[str] = "longbench2"
+    reads_text: ClassVar[bool] = False
     quality: ClassVar[Quality] = Quality("score", "accuracy", higher_is_better=True)
 
     def __post_init__(self) -> None:

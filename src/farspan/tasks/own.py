@@ -118,8 +118,11 @@ class Own(Task):
         if self.pairs < 1:
             raise ValueError(f"pairs: got {self.pairs}, expected at least 1")
         check_known("questions =", self.questions, QUESTIONS)
-        if self.questions != "same" and "pairs" not in self.chosen:
-            raise ValueError(f"questions={self.questions} has no effect on tests={self.tests}: use tests=pairs or all")
+        given = {"pairs": self.pairs != PAIRS, "questions": self.questions != "same"}
+        if "pairs" not in self.chosen and (unused := [f"{key}={getattr(self, key)}" for key in given if given[key]]):
+            raise ValueError(
+                f"{', '.join(unused)} has no effect on tests={self.tests}: use tests=pairs or all, or leave it out"
+            )
         if self.questions != "same" and self.pairs < 2:
             raise ValueError(f"pairs: got {self.pairs}, expected at least 2, among which questions=paraphrased chooses")
 

@@ -64,6 +64,7 @@ class Passkey(Task):
     digits: int = 5  # of the number
 
     name: ClassVar[str] = "passkey"
+    reads_text: ClassVar[bool] = False
     quality: ClassVar[Quality] = Quality("right", "right answers", higher_is_better=True)
     details: ClassVar[tuple[str, ...]] = ("digits",)
 

@@ -96,6 +96,7 @@ class Qa(Task):
     weights: str = field(default="method", metadata={"quiet": True})  # one of passages.WEIGHTS
 
     name: ClassVar[str] = "qa"
+    reads_text: ClassVar[bool] = False
     unit: ClassVar[str] = "passages"
     quality: ClassVar[Quality] = Quality("exact_match", "exact match", higher_is_better=True)
     details: ClassVar[tuple[str, ...]] = ("in_passages",)

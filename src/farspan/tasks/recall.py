@@ -12,7 +12,7 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.tasks.base import Quality, Task
-from farspan.tasks.curve import MEAN_ACCURACY, BoundCurve, check_names, named_text, probe_tokens
+from farspan.tasks.curve import MEAN_ACCURACY, BoundCurve, check_names, named_text, probe_tokens, uses_text
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Recall(Task):
         check_names(self.target_text, self.prefix_text)
         if not 2 <= self.points <= 1000:
             raise ValueError(f"points: got {self.points}, expected 2 to 1,000 depths (--points)")
+
+    @property
+    def reads_text(self) -> bool:
+        return uses_text(self.target_text, self.prefix_text)
 
     def resolved(self, lengths: Sequence[int] | None, trained: Sequence[int]) -> Self:
         context = None if lengths else max(trained)

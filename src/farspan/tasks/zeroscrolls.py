@@ -123,6 +123,7 @@ class ZeroScrolls(Task):
     new_tokens: int | None = None  # at most; None: 50 for questions, 1,024 for summaries
 
     name: ClassVar[str] = "zeroscrolls"
+    reads_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_known("zeroscrolls set", self.set, SETS)

@@ -92,7 +92,8 @@ def documents(name: str) -> Iterator[Document]:
     """Yield the documents of a text in order, also blank ones. The texts `random` and `shuffled:TEXT` have none.
 
     Raises:
-        ValueError: no such text, a column that it does not have or that holds no text, or not UTF-8.
+        ValueError: no such text, a folder without files that are read, a column that it does not have or that holds no
+            text, or not UTF-8.
     """
     if name == "builtin" or name.startswith("builtin:"):
         yield from builtin_texts(name.removeprefix("builtin").removeprefix(":"))
@@ -109,8 +110,8 @@ def documents(name: str) -> Iterator[Document]:
         )
     path = expanded(place)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in FOLDER_SUFFIXES)
-        files = [file for file in files if not _hidden(file.relative_to(path)) and file.is_file()]
+        if not (files := sorted(file for file in _visible(path) if file.suffix.lower() in FOLDER_SUFFIXES)):
+            raise _no_files(path)
         if column and not any(file.suffix.lower() in FORMATS for file in files):
             raise ValueError(f"{path} has no columns: got #{column}, but it holds no .jsonl or .parquet file. Omit it.")
         for file in files:
@@ -123,6 +124,24 @@ def documents(name: str) -> Iterator[Document]:
         yield from _of_hub(hub["id"], hub["config"], hub["split"] or "train", hub["column"])
     else:
         raise _unknown(name)
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder and its folders, without hidden ones."""
+    for file in folder.rglob("*"):
+        if not any(part.startswith(".") for part in file.relative_to(folder).parts) and file.is_file():
+            yield file
+
+
+def _no_files(folder: Path) -> ValueError:
+    found = list(_visible(folder))
+    endings = ", ".join(sorted({file.suffix.lower() or "no ending" for file in found})) or "no files"
+    tables = sorted(str(file) for file in found if file.suffix.lower() in FORMATS)
+    fix = f"Name one file: {tables[0]}#COLUMN" if tables else "Give another folder, or name one file"
+    return ValueError(
+        f"text {str(folder)!r} holds no file that is read: got {endings}, expected files that end in "
+        f"{', '.join(FOLDER_SUFFIXES)}. {fix}"
+    )
 
 
 def check_name(name: str) -> None:
@@ -158,10 +177,6 @@ def blocks(document: Document) -> Iterable[str]:
     if isinstance(document, str) and len(document) > utf8.BLOCK:
         return (document[first : first + utf8.BLOCK] for first in range(0, len(document), utf8.BLOCK))
     return (document,) if isinstance(document, str) else document
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _of_file(path: Path, column: str) -> Iterator[Document]:

@@ -90,7 +90,7 @@ def writing(place: Path) -> Iterator[None]:
         why = "no space is left on the disk" if is_full else str(error).partition("\n")[0]
         raise ValueError(
             f"{place} cannot be written: {why}. Free space there and repeat the command: the training continues from "
-            "its last checkpoint"
+            "its last checkpoint, or begins again if it has none"
         ) from error
 
 
