@@ -376,6 +376,23 @@ def test_a_training_begun_anew_has_a_folder_of_its_own(
     ]
 
 
+def test_a_training_resumed_before_its_first_measurement_keeps_its_folder(
+    trainer: Start, curves: Any, stopped: None, tmp_path: Path
+) -> None:
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # begins a folder, and measures nothing
+        trainer(curves(), Stop(), steps=6, save_strategy="steps", save_steps=3).train()
+    callback = curves()
+    trainer(callback, steps=6, save_strategy="steps", save_steps=3).train(
+        resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3")
+    )
+    assert callback.folder.name == "farspan-2"  # not the rows of another training
+    assert {row.model for row in read_rows(callback.folder)} == {"step-4", "step-6"}
+
+
 def test_a_training_resumed_with_other_settings_is_refused(trainer: Start, curves: Any, stopped: None) -> None:
     with pytest.raises(ValueError, match="made with other settings: seed was 0, now 1"):
         trainer(curves(seed=1), steps=6).train(resume_from_checkpoint=True)

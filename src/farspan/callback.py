@@ -349,7 +349,7 @@ class PerplexityCallback(MeasuringCallback):
 
 def _run_folder(base: Path, *, begins: bool) -> Path:
     """Return `base` for the first training, `base-2`, `base-3` and so on for later ones; the last one for a resumed
-    training."""
+    training, which may have measured nothing yet."""
 
     def numbered(n: int) -> Path:
         return base if n == 1 else base.with_name(f"{base.name}-{n}")
@@ -357,7 +357,8 @@ def _run_folder(base: Path, *, begins: bool) -> Path:
     n = 1
     while (rows := numbered(n) / "rows.jsonl").exists() and rows.stat().st_size:
         n += 1
-    return numbered(n if begins else max(1, n - 1))
+    begun = begins or (numbered(n) / "run.json").exists()
+    return numbered(n if begun else max(1, n - 1))
 
 
 def _unwrapped(model: Any) -> Any:
