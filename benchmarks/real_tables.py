@@ -177,9 +177,13 @@ def more_nats(model: str, one: tuple[str, int], other: tuple[str, int]) -> tuple
 
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> tuple[float, float, float]:
     """Return the mean of the first less the second over the texts of both, and its 95 % interval."""
-    difference = np.array([[first[repeat] - second[repeat]] for repeat in sorted(first.keys() & second.keys())])
-    low, high = interval(difference)
-    return float(difference.mean()), float(low[0]), float(high[0])
+    return over_texts([first[repeat] - second[repeat] for repeat in sorted(first.keys() & second.keys())])
+
+
+def over_texts(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean of one value of each text, and its 95 % interval."""
+    low, high = interval(np.array(values)[:, None])
+    return float(np.mean(values)), float(low[0]), float(high[0])
 
 
 def signed(mean: float, low: float, high: float) -> str:
@@ -337,7 +341,7 @@ def needle_nats(model: str) -> dict[float, dict[int, tuple[float, float, float]]
     found: dict[float, dict[int, tuple[float, float, float]]] = {}
     for depth, length in sorted({(row.depth, row.length) for row in recorded(model, "needle")[1]}):
         each = answer_nats(model, "full", depth, length)
-        found.setdefault(depth, {})[length] = paired(each, dict.fromkeys(each, 0.0))
+        found.setdefault(depth, {})[length] = over_texts(list(each.values()))
     return found
 
 
@@ -361,10 +365,12 @@ def needle_methods(model: str) -> str:
     """Return the nats of a needle's answer by depth, before and after trainings with decoys."""
     lines = []
     for depth in needle_nats(model):
-        each = [answer_nats(model, how, depth, NEEDLE_TOKENS) for how in ("full", *DECOYS)]
-        means = [f"{sum(one.values()) / len(one):.1f}" for one in each]
-        more = ["{:+.1f} [{:+.1f}, {:+.1f}]".format(*needle_decoys(model, how, depth)) for how in DECOYS]
-        lines.append([f"{depth:g}", means[0], *(f"{mean}; {gap}" for mean, gap in zip(means[1:], more, strict=True))])
+        line = [f"{depth:g}"]
+        for how in ("full", *DECOYS):
+            mean = f"{np.mean(list(answer_nats(model, how, depth, NEEDLE_TOKENS).values())):.1f}"
+            more = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*needle_decoys(model, how, depth))
+            line.append(mean if how == "full" else f"{mean}; {more}")
+        lines.append(line)
     return table(["depth", PLAIN, *(f"{how}; more than {PLAIN}" for how in DECOYS)], lines)
 
 

@@ -21,7 +21,6 @@ from farspan.tasks.curve import BoundCurve, Curve
 from farspan.tasks.perplexity import Perplexity
 from farspan.text.documents import Text, named
 
-DEFAULT_TEXT = "builtin"
 DEFAULT_REPEATS = 10
 COST_REPEATS = 3  # of which a table takes the median
 
@@ -152,7 +151,7 @@ def grid(
     models: Sequence[str | LM],
     tasks: Tasks,
     *,
-    text: Text = DEFAULT_TEXT,
+    text: Text = "builtin",
     lengths: Lengths = None,
     repeats: int | None = None,
     seed: int = 0,
@@ -188,7 +187,7 @@ def grid(
         if given is not None and not refusals:
             one.check(given)
     name = named(text)
-    if name != DEFAULT_TEXT and not any(one.reads_text for one in resolved):
+    if name != "builtin" and not any(one.reads_text for one in resolved):
         raise ValueError(
             f"text {name!r} has no effect: got {', '.join(map(str, resolved))}, which read only texts or data of their "
             "own. Leave it out (--text)"

@@ -184,18 +184,22 @@ def remarks(one: CurveMember, names: Iterable[str] = HEADLINE) -> list[str]:
 def _how_to_narrow(one: CurveMember) -> list[str]:
     """Return what narrows the intervals of memory lengths between measured lengths that are far apart: more lengths, or
     more repeats where the interval by chance is as wide as the distance between these lengths."""
-    apart, by_chance = [], []
+    coarse: dict[str, tuple[int, int]] = {}
     for name in ("half_life", "reach"):
         length: stats.MemoryLength = getattr(one.summary, name)
         if length.censored or length.low is None or length.value == 0.0:
             continue
         before, after = stats.between(one.measured, length.value)
         if after - before > APART * length.value:
-            low, high, _ = stats.by_chance(one.measured)[name]
-            if length.reason or high - low >= after - before:  # the reason: no memory was shown
-                by_chance.append(spoken(name))
-            else:
-                apart.append(f"{spoken(name)} is between {before:,} and {after:,}")
+            coarse[name] = before, after
+    chance = stats.by_chance(one.measured) if coarse else {}
+    apart, by_chance = [], []
+    for name, (before, after) in coarse.items():
+        low, high, _ = chance[name]
+        if getattr(one.summary, name).reason or high - low >= after - before:  # the reason: no memory was shown
+            by_chance.append(spoken(name))
+        else:
+            apart.append(f"{spoken(name)} is between {before:,} and {after:,}")
     lines = []
     if apart:
         text = "the lengths are too far apart to locate it better"

@@ -118,8 +118,9 @@ class Own(Task):
         if self.pairs < 1:
             raise ValueError(f"pairs: got {self.pairs}, expected at least 1")
         check_known("questions =", self.questions, QUESTIONS)
-        given = {"pairs": self.pairs != PAIRS, "questions": self.questions != "same"}
-        if "pairs" not in self.chosen and (unused := [f"{key}={getattr(self, key)}" for key in given if given[key]]):
+        unused = [f"pairs={self.pairs}"] if self.pairs != PAIRS else []
+        unused += [f"questions={self.questions}"] if self.questions != "same" else []
+        if unused and "pairs" not in self.chosen:
             raise ValueError(
                 f"{', '.join(unused)} has no effect on tests={self.tests}: use tests=pairs or all, or leave it out"
             )
