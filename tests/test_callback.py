@@ -344,19 +344,21 @@ def stopped(trainer: Start, curves: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         trainer(curves(), Kill(), steps=6, save_strategy="steps", save_steps=3).train()
 
 
-def test_a_resumed_training_measures_no_step_twice(trainer: Start, curves: Any, stopped: None, tmp_path: Path) -> None:
-    folder = tmp_path / "out" / "farspan"
-    header = read_header(folder)
-    header["models"]["step-4"]["fingerprint"] = "as the last bits of the first time"
-    (folder / "run.json").write_text(json.dumps(header))
-    before = (folder / "rows.jsonl").read_bytes()
-    training = trainer(curves(), steps=6, save_strategy="steps", save_steps=3)
+@pytest.mark.parametrize("batch", [2, 4])
+def test_a_resumed_training_has_the_rows_of_its_own_steps(
+    trainer: Start, curves: Any, stopped: None, tmp_path: Path, batch: int
+) -> None:
+    folder, settings = tmp_path / "out" / "farspan", {"steps": 6, "per_device_train_batch_size": batch}
+    before = {row.model: row.scores for row in read_rows(folder)}
+    training = trainer(curves(), **settings, save_strategy="steps", save_steps=3)
     training.train(resume_from_checkpoint=True)
     assert list(logged(training.state.log_history, "farspan/span")) == [2, 4, 6]
-    assert (folder / "rows.jsonl").read_bytes().startswith(before)
-    counts = Counter(row.model for row in read_rows(folder))
-    assert list(counts) == ["step-2", "step-4", "step-6"]
-    assert len(set(counts.values())) == 1
+    rows, models = read_rows(folder), read_header(folder)["models"]
+    assert list(Counter(row.model for row in rows)) == list(models) == ["step-2", "step-4", "step-6"]
+    assert len(set(Counter(row.model for row in rows).values())) == 1
+    now = {row.model: row.scores for row in rows}
+    assert now["step-2"] == before["step-2"]
+    assert (now["step-4"] == before["step-4"]) == (batch == 2)
 
 
 def test_a_training_begun_anew_has_a_folder_of_its_own(

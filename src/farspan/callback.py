@@ -64,8 +64,9 @@ class Common(TypedDict, total=False):
 class MeasuringCallback(TrainerCallback, ABC):
     """Measure a task on the model in training every `every` steps and at the last step; log and record the results.
 
-    Rows are written to the run folder `folder`, each step as a model `step-N`. A resumed training continues its folder;
-    a new training in the same place gets another one (`NAME-2`). With several processes the first one measures.
+    Rows are written to the run folder `folder`, each step as a model `step-N`. A resumed training continues its folder,
+    without the rows of steps after its checkpoint; a new training in the same place gets another one (`NAME-2`). With
+    several processes the first one measures.
 
     Add it to a Trainer with `attach`. Given to the Trainer as `callbacks=[...]` it measures as well, but the values are
     then only in the log history and the run folder: transformers gives a callback no access to the other callbacks,
@@ -151,7 +152,9 @@ class MeasuringCallback(TrainerCallback, ABC):
         grid = Grid((task,), self.text, cost=False, compared=False, trained=(), **self._what)
         autocast = str(self._autocast).removeprefix("torch.") if self._autocast else None
         self._record = grid.header | {"methods": [str(self.method)], "autocast": autocast}
-        Run.open(self.folder, self._record).__exit__(None, None, None)  # raises errors now instead of at a later step
+        with Run.open(self.folder, self._record) as run:  # raises errors now instead of at a later step
+            # steps after the checkpoint are measured again: the training may go on with other settings
+            run.cut(lambda row: step_of(row.model) > state.global_step)
         if self._listeners is None and args.report_to:
             logger.warning(
                 "the values of %s are not reported to %s: add it with .attach(trainer) instead of callbacks=[...]",
@@ -182,9 +185,7 @@ class MeasuringCallback(TrainerCallback, ABC):
         read_alike(lm, self._lm)
         autocast = torch.autocast(lm.device.type, self._autocast) if self._autocast else nullcontext()
         with _set_aside(lm.model), Run.open(self.folder, self._record) as run:
-            # when a resumed training reaches a step again, its weights may differ in their last bits
-            if name not in run.header["models"]:
-                run.add_model(identity)
+            run.add_model(identity)
             with autocast:
                 measure_cell(self._task, self.method, lm, run, **self._what, watch=Watch(notice=logger.warning))
             values = self.summarised(run, state.global_step)
@@ -285,7 +286,7 @@ class CurveCallback(MeasuringCallback):
 
     def summarised(self, run: Run, step: int) -> dict[str, float]:
         for (model, _, _), curve in stats.curves(run.rows).items():
-            measured = int(model.removeprefix("step-"))
+            measured = step_of(model)
             if (measured == step or measured not in self._summaries) and curve.measured.any():
                 self._summaries[measured] = curve, stats.summarise(curve)
         if self._summaries:
@@ -345,6 +346,11 @@ class PerplexityCallback(MeasuringCallback):
                 found[f"perplexity_{length}"] = math.exp(min(sum(s["nats"] for s in rows) / len(rows), MOST_NATS))
                 found[f"accuracy_{length}"] = sum(s["accuracy"] for s in rows) / len(rows)
         return found
+
+
+def step_of(model: str) -> int:
+    """Return the step after which a model with the name `step-N` was measured."""
+    return int(model.removeprefix("step-"))
 
 
 def _run_folder(base: Path, *, begins: bool) -> Path:

@@ -127,8 +127,11 @@ def _cell(row: Row) -> tuple[Any, ...]:
     return row.model, row.method, row.task, json.dumps(row.settings, sort_keys=True), row.length
 
 
-def read_file(path: Path) -> tuple[list[Row], int]:
+def read_file(path: Path, until: Callable[[Row], bool] = lambda row: False) -> tuple[list[Row], int]:
     """Return the rows of one writer and the end of the last whole row in bytes; no rows if there is no file.
+
+    Args:
+        until: whether to stop before this row.
 
     Raises:
         ValueError: a line that is not a row, or no regular file.
@@ -138,6 +141,8 @@ def read_file(path: Path) -> tuple[list[Row], int]:
     end = 0
     repair = "Delete the line to measure it again, or choose another folder (--out)"
     for row, after in _lines(path, lambda values: Row(**check_row(values, known)), "a row", repair):
+        if until(row):
+            break
         rows.append(row)
         end = after
     return rows, end

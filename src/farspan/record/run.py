@@ -120,6 +120,16 @@ class Run:
         for row in rows:
             self._keep(row)
 
+    def cut(self, first: Callable[[Row], bool]) -> None:
+        """Remove the first row that meets a condition and all rows after it, and models that then have no row."""
+        rows, end = read_file(self.folder / f"{writer(self.shard)}.jsonl", first)
+        self._file.truncate(end)
+        self.know(rows)
+        known = {row.model for row in rows}
+        self._change_header(
+            lambda header: header.update(models={name: one for name, one in header["models"].items() if name in known})
+        )
+
     def of(self, model: str, method: str) -> list[Row]:
         """Return the last row of each measurement of one model under one method."""
         return list(self._latest.get((model, method), {}).values())
