@@ -60,6 +60,7 @@ def test_the_same_model_is_equal(baseline: Path, tmp_path: Path) -> None:
     assert {one["verdict"] for one in found["changes"]} == {"equal"}
     assert {one["name"] for one in found["changes"]} >= {"span", "perplexity"}
     assert all(one["difference"]["value"] == 0 for one in found["changes"])
+    assert "+0.0" not in done.stderr
     assert [row.example for row in read_rows(tmp_path / "run")] == [row.example for row in read_rows(baseline)]
 
 
@@ -256,7 +257,7 @@ def test_the_depths_of_a_text_are_one_pair(tmp_path: Path) -> None:
 
 def with_costs(seconds: tuple[float, ...], kept: int) -> list[Row]:
     names = tuple(COSTS)
-    scores = [dict(zip(names, (one, 32 / one, kept), strict=True)) for one in seconds]
+    scores = [dict(zip(names, (one, 32 / one, kept << 20), strict=True)) for one in seconds]
     return [Row("demo", "full", "cost", 1, {}, 64, i, 0, f"c{i}", scores=one) for i, one in enumerate(scores)]
 
 
@@ -277,7 +278,9 @@ def test_costs_are_worse_beyond_the_tolerance(
         replace(before, rows=[*before.rows, *with_costs(*one)]) for one in (((1.0, 1.02, 0.98), 100), (seconds, kept))
     )
     found = compare(first, second)
-    assert [one.verdict for one in found.changes if one.kind == "cost"] == verdicts
+    costs = [one for one in found.changes if one.kind == "cost"]
+    assert [one.verdict for one in costs] == verdicts
+    assert (costs[2].name, costs[2].baseline, costs[2].now) == ("context MiB", 100, kept)
 
 
 def test_costs_of_another_machine_are_not_compared(baseline: Path) -> None:

@@ -349,8 +349,12 @@ def of(found: list[stats.Difference], name: str) -> stats.Difference:
 MIDDLES = np.array([4000, 4400, 4800, 5200, 5600, 6000])
 
 
-def test_a_curve_differs_from_itself_by_nothing() -> None:
-    for one in stats.differences(run(MIDDLES), run(MIDDLES)):
+@pytest.mark.parametrize("longest", [LENGTHS[-1], 5500])  # in some resamples it crosses beyond 5,500 tokens
+def test_a_curve_differs_from_itself_by_nothing(longest: int) -> None:
+    lengths = LENGTHS[longest >= LENGTHS]
+    for one in stats.differences(run(MIDDLES, lengths), run(MIDDLES, lengths)):
+        if one.name == "reach" and longest == 5500:  # beyond the lengths measured of both
+            continue
         assert (one.value, one.low, one.high, one.p, one.pairs) == (0.0, 0.0, 0.0, 1.0, 6)
 
 

@@ -46,10 +46,10 @@ Verdict = Literal["equal", "better", "worse", "undecided"]
 Kind = Literal["memory", "perplexity", "score", "cost"]
 
 MEMORY = ("half_life", "reach", "span")
-COSTS = {
-    "prefill_seconds": ("prefill s", False),
-    "decode_rate": ("tokens/s out", True),
-    "context_bytes": ("context MiB", False),
+COSTS = {  # score: name, whether higher is better, size of the unit
+    "prefill_seconds": ("prefill s", False, 1),
+    "decode_rate": ("tokens/s out", True, 1),
+    "context_bytes": ("context MiB", False, 2**20),
 }
 TOLERANCES: dict[Kind, float] = {"memory": 0.05, "perplexity": 0.02, "score": 0.05, "cost": 0.2}
 MACHINE = ("processor", "cores", "threads", "accelerators")  # of a session; costs are compared where these are equal
@@ -249,7 +249,7 @@ def _costs(baseline: Source, now: Source, margin: float) -> Iterator[Change]:
     """Yield the changes of the costs, as they were measured apart from the tasks."""
     before, after = ({key[1:]: rows for key, rows in cost_rows(one).items()} for one in (baseline, now))
     for method, length in before:
-        for score, (name, higher) in COSTS.items():
+        for score, (name, higher, unit) in COSTS.items():
             first, second = (_logs(rows.get((method, length), ()), score) for rows in (before, after))
             if (count := min(len(first), len(second))) < LEAST_PAIRS:
                 continue
@@ -257,7 +257,8 @@ def _costs(baseline: Source, now: Source, margin: float) -> Iterator[Change]:
             squared = [error**2, other_error**2]
             both = welch_freedom(squared, [freedom, other_freedom])
             found = _tested(other - mean, float(np.sqrt(sum(squared))), both, margin, count)
-            yield Change("cost", name, method, "", length, exp(mean), exp(other), found, margin, higher, count)
+            means = [round(exp(one) / unit, 6) for one in (mean, other)]  # without the residue of the logarithm
+            yield Change("cost", name, method, "", length, means[0], means[1], found, margin, higher, count)
 
 
 def _logs(rows: Sequence[Row], score: str) -> np.ndarray:
@@ -317,15 +318,15 @@ def _line(one: Change, tasks: bool) -> list[str]:
         if one.kind == "memory":
             return signed_tokens(value)
         if in_nats(one.name):
-            return f"{value:+.3g}"
+            return f"{value:+.3g}" if value else "0"
         share = 100 * (value if one.kind == "score" else exp(value) - 1)
-        return f"{share:+.0f}" if abs(share) >= 10 else f"{share:+.1f}"
+        if abs(share) >= 10:
+            return f"{share:+.0f}"
+        return f"{share:+.1f}" if round(share, 1) else "0"
 
     name = one.name if one.length is None else f"{one.name} {one.length:,}"
     name += f", {one.task.partition(':')[0]}" if tasks and one.kind == "score" else ""
-    is_bytes = one.name == COSTS["context_bytes"][0]
-    numbers = [value / 2**20 if is_bytes else value for value in (one.baseline, one.now)]
-    shown = [f"{value:,.0f}" if one.kind == "memory" else number(value) for value in numbers]
+    shown = [f"{value:,.0f}" if one.kind == "memory" else number(value) for value in (one.baseline, one.now)]
     difference = one.difference
     has_interval = (difference.low, difference.high) != (None, None) and difference.low != difference.high
     ends = f" [{write(difference.low, '-∞')}, {write(difference.high, '∞')}]" if has_interval else ""

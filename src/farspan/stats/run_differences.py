@@ -11,6 +11,7 @@ from farspan.stats.headlines import BOOTSTRAPS, headline, headlines_sampled, mul
 from farspan.stats.intervals import LEAST_PAIRS, has_no_width, two_sided, welch_freedom
 
 COMPARED = ("half_life", "reach", "span", "fine")
+MEASURED = ("lengths", "copy", "control")  # what memory lengths follow from
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,8 @@ def _differences(
         numbers if cut is one else (headline(cut), headlines_sampled(cut, g))
         for one, cut, g, numbers in zip((a, b), same_end, multipliers, whole, strict=True)
     ]
+    # the same values at each length, as of an unchanged model: crossings do not differ in any resample
+    same = pairs > 0 and all(np.array_equal(getattr(a, key), getattr(b, key), equal_nan=True) for key in MEASURED)
     result = []
     for name in COMPARED:
         curves, numbers = (same_end, ended) if name == "span" else ([a, b], whole)
@@ -145,8 +148,10 @@ def _differences(
         value = values[1] - values[0]
         half = float(stdtrit(freedom, 0.975)) * error
         # a crossing beyond the lengths measured may be at any longer one; the span ends at a known length
-        is_open = [name != "span" and float(np.mean(beyond)) > 0.025 for _, beyond in sampled]
         censored = [name != "span" and is_censored for _, is_censored in found]
+        is_open = [name != "span" and float(np.mean(beyond)) > 0.025 for _, beyond in sampled]
+        if same and not any(censored):
+            is_open = [False, False]
         sign_unknown = all(censored) or (censored[0] and value > 0) or (censored[1] and value < 0)
         result.append(
             Difference(
