@@ -427,7 +427,7 @@ def test_a_rule_beyond_all_lengths_is_on_the_picture(log_x: bool) -> None:
 
 
 def test_the_picture_shows_lengths_that_failed_and_why(tmp_path: Path) -> None:
-    assert "<!-- failed: oom -->" in svg(rows() + failures(500, 600), tmp_path)
+    assert "<!-- no result: oom -->" in svg(rows() + failures(500, 600), tmp_path)
     assert "failed" not in svg(rows(), tmp_path)
 
 
@@ -478,7 +478,7 @@ def test_several_curves_stand_in_one_picture_under_their_names(tmp_path: Path) -
     assert legend == [
         "small: half-life 300",
         "tiny: half-life 150",
-        "tiny: failed: oom",
+        "tiny: no result: oom",
         "copy",
         "control",
         "half-life",

@@ -33,7 +33,7 @@ def curve_figure(curves: Sequence[CurveMember], title: str = "") -> Figure:
             partly = frozenset(point["length"] for point in points)
             missing = [length for length in one.curve.lengths.tolist() if length not in partly]
             reasons = sorted({failures.get(length, "missing") for length in missing})
-            failed.append(Failed(one.name, f"{prefix}failed: {', '.join(reasons)}", index, dict(failures), partly))
+            failed.append(Failed(one.name, f"{prefix}no result: {', '.join(reasons)}", index, dict(failures), partly))
     return Figure(
         title=title,
         x=LENGTH,

@@ -162,7 +162,7 @@ class CurveReport(TaskReport):
         figures = []
         if curves and (several or not any(one.map for one in curves)):
             # all of them, so that a curve has the colour of its line in the table
-            key = "Solid: copy accuracy. Dashed: control, the same text guessed. Hollow: half-life. Cross: failed."
+            key = "Solid: copy accuracy. Dashed: control, the same text guessed. Hollow: half-life. Cross: no result."
             figures.append(place(f"curve-{number}", "Curve", key, curve_figure(curves)))
             if any(one.summary for one in curves):
                 key = "1: repeats all that it could not have guessed. 0: remembers nothing."

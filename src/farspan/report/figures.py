@@ -43,7 +43,7 @@ def quality_figure(found: Sequence[Cell], title: str, trained: Sequence[int] = (
         if bad:
             partly = frozenset(cell.length for cell in good)
             whole = sorted({status for length, status in bad.items() if length not in partly})
-            failed.append(Failed(name, f"{name}: failed, {', '.join(whole)}" if whole else "", index, bad, partly))
+            failed.append(Failed(name, f"{name}: no result, {', '.join(whole)}" if whole else "", index, bad, partly))
     lengths = sorted({cell.length for cell in found})
     return Figure(
         title=title,
