@@ -226,6 +226,12 @@ def test_a_text_that_the_hub_does_not_have_needs_a_data_set(run: Path) -> None:
     assert "--dataset OWNER/NAME" in said
 
 
+@pytest.mark.parametrize("name", ["my texts", "a/b/c", ""])
+def test_a_data_set_that_the_hub_cannot_have_is_refused(run: Path, name: str) -> None:
+    said = refused(farspan("export", run, "--to", "hf-eval-results", "--dataset", name))
+    assert f"--dataset {name!r} cannot be a data set of the Hub: expected OWNER/NAME" in said
+
+
 # the model card
 
 

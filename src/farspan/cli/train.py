@@ -62,7 +62,8 @@ def train_cepe(config: Config, overrides: Overrides = None, as_json: AsJson = Fa
 
 def train_distill(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Train as `cepe`, main stage, with the decoder as teacher, which reads all tokens in one window (CEPE-Distilled).
-    Repeating the command continues one that was stopped."""
+    Repeating the command continues one that was stopped. The example needs the encoder that `farspan train cepe
+    cepe-warmup-demo` makes."""
     _train("distill", config, overrides, as_json, "distilled, {tokens:,} tokens")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from farspan.files import write
 from farspan.report.export import bounds, counted
@@ -22,8 +23,16 @@ def write_eval_results(source: Source, folder: Path, dataset: str | None = None)
         dataset: id of the data set on the Hub; default: the text, where it is one of the Hub.
 
     Raises:
-        ValueError: results of several models, or a text that is no data set of the Hub.
+        ValueError: results of several models, or a text or id that is no data set of the Hub.
     """
+    if dataset is not None:
+        try:
+            validate_repo_id(dataset)
+        except HFValidationError:
+            raise ValueError(
+                f"--dataset {dataset!r} cannot be a data set of the Hub: expected OWNER/NAME, of letters, digits, "
+                "-, _ and ."
+            ) from None
     numbers = numbers_of(source)
     models = list(dict.fromkeys(number.member.model for number in numbers))
     if len(models) > 1:
