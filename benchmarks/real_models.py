@@ -65,6 +65,10 @@ METHODS = (
     "rope:type=ntk,factor=4",
     "snapkv:capacity={eighth}",
     "rope:type=linear,factor=4",
+    "temperature",
+    "knorm:share=0.25",
+    "tova:share=0.25",
+    "ape:piece={quarter}",
 )
 WINDOW = 512  # tokens that the decoder of a CEPE model may hold
 CEPE = f"cepe:chunk=128,decoder_window={WINDOW}"

@@ -21,18 +21,29 @@ from farspan.report.curves import CurveMember, series
 from farspan.report.perplexity import PerplexityMember
 from farspan.report.perplexity import series as perplexity_series
 from farspan.report.picture import draw_figure
-from farspan.stats import Difference, MemoryLength, differences, interval, measured_mean, signed_tokens
+from farspan.stats import Difference, MemoryLength, differences, interval, measured_mean, signed_tokens, student_mean
 
 RECORDED = kept.BENCHMARKS / "real_models"
 PAGE = RECORDED.parents[1] / "docs" / "real_models.md"
 PICTURES = PAGE.parent / "pictures"
 MODELS = {"SmolLM2-135M-Instruct.Q4_1": "SmolLM2", "gemma-3-270m-q4_k_m": "Gemma 3"}
 # after a model's name: that of a model that a recipe made of it
-EXTENDED = (" SMT", " SMT, decoys", " SMT, decoys, seed 1", " CEPE")
+DECOYS = ("SMT, decoys", "SMT, decoys, seed 1", "SMT, decoys, seed 2")
+EXTENDED = (" SMT", *(f" {how}" for how in DECOYS), " CEPE")
 PLAIN = "as it is"  # how the tables call a model under full attention, in bfloat16
 NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 TEXTS = {"natural": "books", "shuffled": "books, shuffled", "python": "Python", "nested": "books, `nested`"}
 MISSING = "–"
+STRETCHED = "`selfextend:group=8,window=2048`"
+PICTURED = (  # of the methods in the tables: those with most memory, and the models that they are compared with
+    PLAIN,
+    "rope:type=yarn,factor=2",
+    "rope:type=yarn,factor=4",
+    STRETCHED.strip("`"),
+    "dca:chunk=2048",
+    "SMT",
+    "SMT, decoys",
+)
 
 
 def recorded(model: str, part: str) -> tuple[dict[str, Any], list[Row]]:
@@ -352,7 +363,6 @@ def needle_depths(model: str) -> str:
     return by_length("nats of the answer, by depth", lines)
 
 
-DECOYS = ("SMT, decoys", "SMT, decoys, seed 1")
 NEEDLE_TOKENS = 8192
 
 
@@ -372,6 +382,38 @@ def needle_methods(model: str) -> str:
             line.append(mean if how == "full" else f"{mean}; {more}")
         lines.append(line)
     return table(["depth", PLAIN, *(f"{how}; more than {PLAIN}" for how in DECOYS)], lines)
+
+
+def spans_of_seeds(model: str) -> dict[str, list[Difference]]:
+    """Return by how much the span is longer after each training with decoys, by what it is compared with."""
+    found = {label(one): one for one in curves(model, "methods")}
+    return {
+        how: [_span(found[how], found[seed]) for seed in DECOYS]
+        for how in (PLAIN, "`rope:type=yarn,factor=4`", STRETCHED, "SMT")
+    }
+
+
+def over_seeds(found: Sequence[Difference]) -> tuple[float, float, float]:
+    """Return the mean over seeds and its interval."""
+    return student_mean(np.array([one.value for one in found]))[:3]
+
+
+def seeds(model: str) -> str:
+    """Return by how much the span is longer after trainings with decoys: each with its interval over texts, and the
+    mean with its interval over seeds."""
+    lines = []
+    for how, found in spans_of_seeds(model).items():
+        mean, low, high = over_seeds(found)
+        each = [f"{signed_tokens(one.value)} {one.interval}" for one in found]
+        lines.append([how, *each, f"{signed_tokens(mean)} [{signed_tokens(low)}, {signed_tokens(high)}]"])
+    return table(
+        [
+            "span of SMT with decoys, longer than that of",
+            *(f"seed {n}" for n in range(len(DECOYS))),
+            "mean of the seeds",
+        ],
+        lines,
+    )
 
 
 def rope_gains(model: str) -> dict[str, dict[int, tuple[float, float, float]]]:
@@ -412,6 +454,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "depths": recall_map,
     "needle-nats": needle_depths,
     "needle-methods": needle_methods,
+    "seeds": seeds,
     **{
         part: quality_by_method(part)
         for part in ("perplexity", "encoded", "own", "needle", "sst2", "trec", "banking77", "qmsum")
@@ -436,10 +479,12 @@ def draw() -> Iterator[Path]:
     """Draw the pictures of the page."""
     for model, short in MODELS.items():
         name = "real_" + short.lower().replace(" ", "_")
-        if members := curves(model, "natural", "shuffled", "python"):
+        texts = ((curves(model, part), text) for part, text in TEXTS.items() if part != "nested")
+        if members := [replace(one, name=text) for found, text in texts for one in found]:
             yield _png(draw_curves(members, PICTURES, f"Forgetting curves of {short}", name))
         for part, by in (("methods", "method"), ("rope", "RoPE")):
-            if members := [replace(one, name=label(one).strip("`")) for one in curves(model, part)]:
+            members = [replace(one, name=label(one).strip("`")) for one in curves(model, part)]
+            if members := [one for one in members if part != "methods" or one.name in PICTURED]:
                 yield _png(draw_curves(members, PICTURES, f"Forgetting curves of {short} by {by}", f"{name}_{part}"))
         for one in curves(model, "depths"):
             yield _png(draw_figure(map_figure(one, f"Memory index of {short}"), PICTURES, f"{name}_map"))
@@ -464,7 +509,6 @@ def claims() -> dict[str, bool]:
     methods = {label(one): one for one in curves(smollm2, "methods")}
     encoded = {label(one): one for one in curves(smollm2, "encoded-curve")}
     needles = {depth: line[8192] for depth, line in needle_nats(smollm2).items()}
-    stretched = "`selfextend:group=8,window=2048`"
     rope = rope_gains(smollm2)
     lost, kept = depths.everywhere.memory_index[-1, :2].tolist()  # at depths 0 and 0.25
     (attention_of,) = attention_series(recorded(smollm2, "attention")[1])
@@ -509,25 +553,28 @@ def claims() -> dict[str, bool]:
         < 0,
         "SMT copies at two windows": _gap(methods["SMT"], 16384)[0] > 0.1,
         "SMT has a longer span than the model as it is": _longer_span(methods[PLAIN], methods["SMT"]),
-        "SMT with decoys, both seeds, has a longer span than SMT, Self-Extend and YaRN by 4": all(
+        "SMT with decoys, every seed, has a longer span than SMT, Self-Extend and YaRN by 4": all(
             _longer_span(methods[how], methods[seed])
-            for how in ("SMT", stretched, "`rope:type=yarn,factor=4`")
+            for how in ("SMT", STRETCHED, "`rope:type=yarn,factor=4`")
             for seed in DECOYS
         ),
-        "SMT with decoys, both seeds: the first needle in 8,192 tokens takes at least 5 nats less than before": all(
+        "SMT with decoys has a longer span than these and the model as it is, by the interval over seeds": all(
+            over_seeds(found)[1] > 0 for found in spans_of_seeds(smollm2).values()
+        ),
+        "SMT with decoys, every seed: the first needle in 8,192 tokens takes at least 5 nats less than before": all(
             needle_decoys(smollm2, seed, 0.0)[2] < -5 for seed in DECOYS
         ),
         "SMT with decoys takes more nats than SMT at one and two windows": all(
             more_nats(smollm2, ("SMT, decoys", n), ("SMT", n))[1] > 0 for n in (8192, 16384)
         ),
-        "SMT with decoys, both seeds, copies more than SMT at 4,096 to 16,384 tokens": all(
+        "SMT with decoys, every seed, copies more than SMT at 4,096 to 16,384 tokens": all(
             _gains(methods["SMT"], methods[seed])[length][1] > 0
             for length in (4096, 6144, 8192, 16384)
             for seed in DECOYS
         ),
         "Gemma 3 copies more of the books than it guesses, at its whole window": _gap(books, 32768)[0] > 0.1,
-        "SmolLM2: Self-Extend has a longer span, without training": _longer_span(methods[PLAIN], methods[stretched]),
-        "SmolLM2: Self-Extend copies a fifth more than it guesses at two windows": _gap(methods[stretched], 16384)[0]
+        "SmolLM2: Self-Extend has a longer span, without training": _longer_span(methods[PLAIN], methods[STRETCHED]),
+        "SmolLM2: Self-Extend copies a fifth more than it guesses at two windows": _gap(methods[STRETCHED], 16384)[0]
         > 0.2,
         "SmolLM2: of DCA less than a seventh is copied at two windows": _gap(methods["`dca`"], 16384)[1] < 1 / 7,
         "SmolLM2: YaRN by 2 copies nothing at two windows": _gap(methods["`rope:type=yarn,factor=2`"], 16384)[1] < 0.05,
@@ -574,8 +621,14 @@ def _change_of_control(one: CurveMember, short: int, long: int) -> bool:
 
 def _longer_span(first: CurveMember, second: CurveMember) -> bool:
     """Return whether the span of the second is longer, by the interval of the paired difference."""
-    (found,) = (one for one in differences(first.curve, second.curve) if one.name == "span")
+    found = _span(first, second)
     return found.low is not None and found.low > 0
+
+
+def _span(first: CurveMember, second: CurveMember) -> Difference:
+    """Return by how much the span of the second is longer, text by text."""
+    (found,) = (one for one in differences(first.curve, second.curve) if one.name == "span")
+    return found
 
 
 def _same_half_life(first: CurveMember, second: CurveMember) -> bool:

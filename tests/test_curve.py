@@ -115,6 +115,38 @@ def test_hits_at_every_depth_equal_the_naive_twin(tokenizer: PreTrainedTokenizer
     assert_equals_the_naive_twin(rows, lm, task, (26, 60, 101), 3)
 
 
+@pytest.mark.parametrize("tail", [0, 15])
+def test_each_piece_of_the_text_comes_before_the_copy_alone(
+    tail: int, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    lm = wrap(hit_prone(tiny_model()), tokenizer, "tiny")
+    task = curve_of(repetitive_text(), protocol="probe", **PROBES)
+    rows = run_curve(tmp_path, lm, task, method(f"replug:piece=20,tail={tail}"), lengths=(60, 101), repeats=2)
+    examples = {example.id: example for example in task.examples(lm, (60, 101), 2, 0)}
+    separator = task.separator(lm)
+    for row in rows:
+        target = examples[row.example].payload.target
+        text, asked = target[: row.length].tolist(), target[: PROBES["warmup"] + PROBES["scored"]].tolist()
+        rest, end = text[: row.length - tail], text[row.length - tail :]
+        first = len(rest) % 20
+        pieces = [rest[:first]] * (first > 0) + [rest[i : i + 20] for i in range(first, len(rest), 20)]
+        nats = [naive_half(lm.model, separator, piece + end, asked, (), PROBES["scored"])[1] for piece in pieces]
+        mixed = -(torch.stack(nats).neg().exp().mean(0)).log()
+        assert row.scores["copy_nats"] == pytest.approx(float(mixed.mean()), rel=1e-4)
+
+
+def test_ape_cuts_the_text_of_a_curve(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    lm = wrap(hit_prone(tiny_model()), tokenizer, "tiny")
+    task = curve_of(repetitive_text(), protocol="probe", **PROBES)
+    row = run_curve(tmp_path, lm, task, method("ape:piece=20"), lengths=(60,), repeats=2)[0]
+    (example,) = (one for one in task.examples(lm, (60,), 2, 0) if one.id == row.example)
+    head, target = torch.tensor([task.separator(lm)]), torch.from_numpy(example.payload.target).long()[None]
+    asked = torch.cat([head, target[:, : PROBES["warmup"] + PROBES["scored"]]], 1)
+    with method("ape").on(lm) as reader:
+        scores = reader.read(*(target[:, i : i + 20] for i in (0, 20, 40)), head=head).score(asked)
+    assert row.scores["copy_nats"] == pytest.approx(float(scores.nats[0, -PROBES["scored"] :].mean()), rel=1e-4)
+
+
 def test_hits_equal_the_naive_twin_on_a_real_model(shared_data: Path, tmp_path: Path) -> None:
     lm = load(shared_data / "models" / "stories260K", dtype="float32")
     task = curve_of(corpora.load(str(shared_data / "books" / "great_gatsby.txt"), lm.tokenizer))

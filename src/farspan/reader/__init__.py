@@ -67,6 +67,12 @@ class Reader(Protocol):
         return False
 
     @property
+    def in_pieces(self) -> bool:
+        """Whether it may read a passage in several passes: tasks then give it a whole document in one call of `read`,
+        since tokens that are read later follow all passes."""
+        return False
+
+    @property
     def watchable(self) -> bool:
         """Whether the model's own attention reads the text as one sequence, so that its weights can be measured."""
         return False

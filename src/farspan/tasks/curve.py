@@ -281,10 +281,14 @@ class BoundCurve(Curve, Bound[Texts]):
         else:
             read, fed = target, torch.cat([target, rows("other")])
         separator = torch.tensor([self.separator(reader.lm)])
-        memory = reader.read(separator.expand(len(read), -1))
+        head = separator.expand(len(read), -1)
+        memory = reader.read(head)
         done = 0
         for length in batch[0].cuts:
-            memory.read(read[:, done:length])
+            if not reader.in_pieces:
+                memory.read(read[:, done:length])
+            elif length in batch[0].lengths:
+                memory = reader.read(read[:, :length], head=head)
             done = length
             for depth in batch[0].depths if length in batch[0].lengths else ():
                 start, warmup, scored = self.slice_at(length, depth)
