@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from farspan import stats
 from farspan.lm import LM, load, wrap
 from farspan.measuring.loop import measure_cell
-from farspan.methods import method
+from farspan.methods import METHODS, Method, method
 from farspan.record import Row, Run
 from farspan.tasks.curve import BoundCurve, Curve, overlap
 from farspan.text import corpora
@@ -135,16 +135,21 @@ def test_each_piece_of_the_text_comes_before_the_copy_alone(
         assert row.scores["copy_nats"] == pytest.approx(float(mixed.mean()), rel=1e-4)
 
 
-def test_ape_cuts_the_text_of_a_curve(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "how", [how for kind in METHODS.values() if not kind.own_model for how in kind.examples()], ids=str
+)
+def test_every_method_is_given_the_whole_text(how: Method, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     lm = wrap(hit_prone(tiny_model()), tokenizer, "tiny")
     task = curve_of(repetitive_text(), protocol="probe", **PROBES)
-    row = run_curve(tmp_path, lm, task, method("ape:piece=20"), lengths=(60,), repeats=2)[0]
-    (example,) = (one for one in task.examples(lm, (60,), 2, 0) if one.id == row.example)
-    head, target = torch.tensor([task.separator(lm)]), torch.from_numpy(example.payload.target).long()[None]
-    asked = torch.cat([head, target[:, : PROBES["warmup"] + PROBES["scored"]]], 1)
-    with method("ape").on(lm) as reader:
-        scores = reader.read(*(target[:, i : i + 20] for i in (0, 20, 40)), head=head).score(asked)
-    assert row.scores["copy_nats"] == pytest.approx(float(scores.nats[0, -PROBES["scored"] :].mean()), rel=1e-4)
+    rows = run_curve(tmp_path, lm, task, how, lengths=(60, 101), repeats=2)
+    texts = {example.id: example.payload.target for example in task.examples(lm, (60, 101), 2, 0)}
+    head = torch.tensor([task.separator(lm)])
+    for row in rows:
+        target = torch.from_numpy(texts[row.example]).long()[None]
+        asked = torch.cat([head, target[:, : PROBES["warmup"] + PROBES["scored"]]], 1)
+        with how.on(lm) as reader:
+            nats = reader.read(target[:, : row.length], head=head).score(asked).nats[0, -PROBES["scored"] :]
+        assert row.scores["copy_nats"] == pytest.approx(float(nats.mean()), rel=1e-4)
 
 
 def test_hits_equal_the_naive_twin_on_a_real_model(shared_data: Path, tmp_path: Path) -> None:
