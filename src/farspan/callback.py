@@ -154,7 +154,7 @@ class MeasuringCallback(TrainerCallback, ABC):
         self._record = grid.header | {"methods": [str(self.method)], "autocast": autocast}
         with Run.open(self.folder, self._record) as run:  # raises errors now instead of at a later step
             # steps after the checkpoint are measured again: the training may go on with other settings
-            run.cut(lambda row: step_of(row.model) > state.global_step)
+            run.cut(lambda row: _step_of(row.model) > state.global_step)
         if self._listeners is None and args.report_to:
             logger.warning(
                 "the values of %s are not reported to %s: add it with .attach(trainer) instead of callbacks=[...]",
@@ -286,7 +286,7 @@ class CurveCallback(MeasuringCallback):
 
     def summarised(self, run: Run, step: int) -> dict[str, float]:
         for (model, _, _), curve in stats.curves(run.rows).items():
-            measured = step_of(model)
+            measured = _step_of(model)
             if (measured == step or measured not in self._summaries) and curve.measured.any():
                 self._summaries[measured] = curve, stats.summarise(curve)
         if self._summaries:
@@ -348,7 +348,7 @@ class PerplexityCallback(MeasuringCallback):
         return found
 
 
-def step_of(model: str) -> int:
+def _step_of(model: str) -> int:
     """Return the step after which a model with the name `step-N` was measured."""
     return int(model.removeprefix("step-"))
 

@@ -288,6 +288,7 @@ class BoundCurve(Curve, Bound[Texts]):
             if not reader.in_pieces:
                 memory.read(read[:, done:length])
             elif length in batch[0].lengths:
+                del memory  # freed before the next one is read
                 memory = reader.read(read[:, :length], head=head)
             done = length
             for depth in batch[0].depths if length in batch[0].lengths else ():
