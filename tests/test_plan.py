@@ -26,7 +26,7 @@ from farspan.tasks.curve import BoundCurve
 
 from cepe_models import tiny_cepe
 from tiny import configure, tiny_model
-from toys import counting_text, curve_of
+from toys import counting_text, curve_of, perplexity_of
 
 LENGTHS = (20, 50, 110)
 
@@ -36,25 +36,43 @@ def few_words() -> BoundCurve:
     return curve_of(type(text)("few", "few", text.tokens % 250 + 1, text.starts))
 
 
-@pytest.mark.parametrize("protocol", ["nested", "paper"])
+NESTED, PAPER = (curve_of(few_words().target, protocol=protocol) for protocol in ("nested", "paper"))
+PROBE = curve_of(few_words().target, protocol="probe", warmup=4, scored=8)
+LAST, FIXED = (perplexity_of(few_words().target, targets, target_tokens=12) for targets in ("last", "fixed"))
+
+
+@pytest.mark.parametrize(
+    ("what", "how", "separators"),  # those that a curve reads before its texts are left out of a plan
+    [
+        (NESTED, "full", 3),
+        (PAPER, "full", 2 * 3 * len(LENGTHS)),
+        (NESTED, "replug:piece=16", 3),
+        (NESTED, "replug:piece=16,tail=25", 3),
+        (PAPER, "replug", 2 * 3 * len(LENGTHS)),
+        (PROBE, "ape:piece=16", 3),
+        (PROBE, "sinks:window=24+replug:piece=32", 3),
+        (LAST, "full", 0),
+        (LAST, "ape:piece=16", 0),
+        (FIXED, "replug:piece=16", 0),
+    ],
+)
 def test_the_tokens_of_a_plan_are_those_that_are_fed(
-    protocol: Any, lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: Any, how: str, separators: int, lm: LM, tmp_path: Path
 ) -> None:
-    task = curve_of(few_words().target, protocol=protocol)
-    cost = plan(task, method("full"), lm, lengths=LENGTHS, repeats=3, batch=2, calibrate=False)
+    cost = plan(what, method(how), lm, lengths=LENGTHS, repeats=3, batch=2, calibrate=False)
     fed = 0
     decoder = lm.model.get_decoder()
 
     def count(module: Any, args: Any, kwargs: Any) -> None:
         nonlocal fed
-        if "forward" not in vars(module):  # it stands still while the head runs
+        is_probe = kwargs.get("past_key_values") is None  # of the model's attention, before a method replaces it
+        if "forward" not in vars(module) and not is_probe:  # the former stands still while the head runs
             fed += kwargs["input_ids"].numel()
 
-    with method("full").on(lm), Run.open(tmp_path, {}) as run:  # the self-check is not part of the plan
+    with Run.open(tmp_path, {}) as run:  # the self-check ran while planning
         handle = decoder.register_forward_pre_hook(count, with_kwargs=True)
-        measure_cell(task, method("full"), lm, run, lengths=LENGTHS, repeats=3, batch=2)
+        measure_cell(what, method(how), lm, run, lengths=LENGTHS, repeats=3, batch=2)
         handle.remove()
-    separators = 3 if protocol == "nested" else 2 * 3 * len(LENGTHS)  # each memory begins with one
     assert fed - separators == cost.tokens
     assert cost.seconds is None
 
@@ -300,8 +318,9 @@ def test_a_model_of_70_billion_weights_is_planned_in_seconds_without_them(tmp_pa
 # the time
 
 
+@pytest.mark.parametrize("named", ["full", "replug:piece=200", "replug:piece=200,tail=100"])
 def test_a_calibrated_time_is_that_of_the_operations_on_a_machine_where_only_they_take_time(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    named: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     done = 0.0
     step = Stream.step
@@ -312,7 +331,7 @@ def test_a_calibrated_time_is_that_of_the_operations_on_a_machine_where_only_the
         return step(self, ids)
 
     lm = load(folder, device="cpu")
-    text, how = counting_text(4, 1500), method("full")
+    text, how = counting_text(4, 1500), method(named)
     task = curve_of(type(text)("few", "few", text.tokens % 250 + 1, text.starts))
     options: dict[str, Any] = {"lengths": (200, 700, 1400), "repeats": 4, "batch": 2, "chunk": 256}
     plan(task, how, lm, **options)  # the check of chunks is not part of it

@@ -49,7 +49,8 @@ def calibrated(reader: Reader, method: Method, steps: Sequence[Work], batch: int
     """
 
     def operations(num_before: int) -> float:
-        return reader.lm.flops(method.kept(num_before), 1, 0)
+        # at most `num_before`: a forward is of one pass, and `kept` counts all passes
+        return reader.lm.flops(min(num_before, method.kept(num_before)), 1, 0)
 
     largest, far = max(step.num_tokens for step in steps), max(step.num_before for step in steps)
     timer = _Timer(reader, batch, largest)
@@ -105,8 +106,10 @@ class _Timer:
     def _after(self, before: int, rows: int) -> Memory:
         if self.memory is None or self.place != (before, rows):
             self.memory, self.reader.capacity = None, before + self.largest + 1
-            memory = self.reader.read(self.ids[:rows, : 1 if self.skips else before])
+            memory = self.reader.read(self.ids[:rows, :1])
             if self.skips:
                 memory.skip(before - 1)
+            else:
+                memory.read(self.ids[:rows, 1:before])  # not as a passage, which a method may cut
             self.place, self.memory = (before, rows), memory
         return self.memory

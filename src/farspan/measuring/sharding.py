@@ -274,12 +274,15 @@ def _costs(
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
     """Return the operations of each repeat, and of the first repeat at each length alone and up to each length."""
     known: dict[Work, float] = {}
+    head = len(bound.separator(reader.lm))
 
     def flops(example: Example[Any], chosen: Sequence[int]) -> float:
         asked = tuple(length for length in example.lengths if length in chosen)
         stops = tuple(length for length in example.lengths if asked and length <= asked[-1])
+        if not asked:
+            return 0.0
         total = 0.0
-        for work in bound.work(reader.lm, replace(example, lengths=asked, stops=stops)) if asked else ():
+        for work in reader.forwards(bound.work(reader.lm, replace(example, lengths=asked, stops=stops)), head):
             if work not in known:
                 known[work] = work.num_rows * reader.flops(work.num_before, work.num_tokens, work.num_scored)
             total += known[work]

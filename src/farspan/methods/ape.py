@@ -19,7 +19,7 @@ With one passage, temperature = 1 and scale = 1 it is full attention. Keeps ever
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -32,8 +32,8 @@ from farspan.hf.attend import FUSED_QUERIES, Call, dense, mixed, slices
 from farspan.hf.flash import Part, combined, flash, hidden_mask, takes
 from farspan.lm import LM
 from farspan.methods.base import ATTENTION, PASSAGES, TEMPERATURE, Method
-from farspan.methods.replug import pieces
-from farspan.reader import CachedMemory, DenseReader, Ids, Reader, attending
+from farspan.methods.replug import piece_sizes, pieces
+from farspan.reader import CachedMemory, DenseReader, Ids, Reader, Work, attending, in_one_call
 
 
 @dataclass(frozen=True)
@@ -149,13 +149,16 @@ class ApeReader(DenseReader):
         memory.read_passages([part for part in parts if part.shape[1]])
         return memory
 
-    def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
-        """Return the operations as `DenseReader.flops`, with `piece` for each piece alone. Without `piece` they are an
-        upper bound, since the division into passages is not known here."""
-        if num_before or num_scored or self.how.piece is None:
-            return super().flops(num_before, num_tokens, num_scored)
-        whole, rest = divmod(num_tokens, self.how.piece)
-        return whole * super().flops(0, self.how.piece, 0) + super().flops(0, rest, 0)
+    def forwards(self, work: Iterable[Work], head: int) -> Iterator[Work]:
+        """Yield each piece alone. Without `piece`, attention is an upper bound: the work does not say which passages a
+        text has."""
+        for one in in_one_call(work):
+            if one.num_scored:
+                yield one
+            else:
+                yield Work(one.num_rows, 0, head, 0)
+                sizes = piece_sizes(one.num_tokens - head, self.how.piece)
+                yield from (Work(one.num_rows, head, size, 0) for size in sizes)
 
 
 class ApeMemory(CachedMemory):

@@ -13,7 +13,7 @@ shorter, and its last `tail` tokens follow every piece. CEPE's baseline is piece
 `head` comes first in every pass. Keeps every key of each pass. Not trained.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -25,7 +25,18 @@ from torch import Tensor
 
 from farspan.lm import LM
 from farspan.methods.base import PASSAGES, Method
-from farspan.reader import BaseMemory, DenseReader, Head, Ids, Memory, OuterReader, Reader, dense_reader
+from farspan.reader import (
+    BaseMemory,
+    DenseReader,
+    Head,
+    Ids,
+    Memory,
+    OuterReader,
+    Reader,
+    Work,
+    dense_reader,
+    in_one_call,
+)
 from farspan.specs import check_known
 from farspan.text import retrieval
 
@@ -61,9 +72,7 @@ class Replug(Method):
 
     def passes(self, num_tokens: int) -> list[int]:
         tail = min(self.tail, num_tokens)
-        piece = self.piece or max(num_tokens - tail, 1)
-        rest, whole = (num_tokens - tail) % piece, (num_tokens - tail) // piece
-        return [size + tail for size in [rest] * (rest > 0) + [piece] * whole] or [tail]
+        return [size + tail for size in piece_sizes(num_tokens - tail, self.piece)] or [tail]
 
     @classmethod
     def examples(cls) -> tuple["Replug", ...]:
@@ -92,6 +101,19 @@ class MixtureReader(OuterReader):
 
     def inner_capacity(self, num_tokens: int) -> int:
         return num_tokens if self.how.piece is None else 0  # a piece needs only a part of it
+
+    def forwards(self, work: Iterable[Work], head: int) -> Iterable[Work]:
+        return self.inner.forwards(self._passes(work, head), head)
+
+    def _passes(self, work: Iterable[Work], head: int) -> Iterator[Work]:
+        read, sizes = 0, [0]  # tokens of the whole text, and of each pass
+        for one in in_one_call(work):
+            if one.num_scored:
+                yield from (replace(one, num_before=size + one.num_before - read) for size in sizes)
+            else:
+                read = one.num_tokens
+                sizes = [head + size for size in self.how.passes(read - head)]
+                yield from (Work(one.num_rows, 0, size, 0) for size in sizes)
 
     def check_answers(self, passages: Sequence[Ids]) -> None:
         if self.how.weights != "uniform" and not self.how.tail and (count := len(self._cut(passages))) > 1:
@@ -238,8 +260,13 @@ def _mixture(heads: Sequence[Head], log_weights: Float[Tensor, "batch passes"]) 
     return head
 
 
+def piece_sizes(num_tokens: int, size: int | None) -> list[int]:
+    """Return the tokens of the pieces of a text, cut from its end; the first may be shorter. None: it is not cut."""
+    size = size or max(num_tokens, 1)
+    rest, whole = num_tokens % size, num_tokens // size
+    return [rest] * (rest > 0) + [size] * whole
+
+
 def pieces(ids: Ids, size: int) -> list[Ids]:
-    """Return pieces cut from the end; the first may be shorter."""
-    time = ids.shape[1]
-    first = time % size or size
-    return [ids[:, max(0, end - size) : end] for end in range(first, time + 1, size)]
+    """Return the pieces of ids [batch, time]."""
+    return list(ids.split(piece_sizes(ids.shape[1], size), dim=1))

@@ -4,7 +4,7 @@ memory = reader.read(ids)         # once
 memory.score(more)                # any number of times: the memory does not change
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -35,15 +35,27 @@ __all__ = [
     "PlainMemory",
     "Reader",
     "Scores",
+    "Work",
     "attending",
     "check_sampling",
     "dense_reader",
+    "in_one_call",
     "logits_at_once",
     "read_alike",
     "self_check",
 ]
 
 CHUNK = 1024  # tokens of one forward: bounds activations, and attention to [chunk, tokens read]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tokens that rows feed after those already read; a plan adds them up."""
+
+    num_rows: int
+    num_before: int  # tokens each row has read before
+    num_tokens: int  # tokens each row feeds
+    num_scored: int  # positions of these that need the output head
 
 
 @runtime_checkable
@@ -87,6 +99,10 @@ class Reader(Protocol):
         it reports them, and the prefix of the requests' ids."""
         return {}
 
+    def forwards(self, work: Iterable[Work], head: int) -> Iterable[Work]:
+        """Return the work of one example as this reader runs it; the first `head` tokens of a text begin every pass."""
+        return work
+
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
         """Return the multiplications and additions of one row that feeds `num_tokens` after `num_before` others, with
         the output head at `num_scored` positions."""
@@ -121,10 +137,14 @@ class DenseReader(Reader):
     def watchable(self) -> bool:
         return self.attention is None
 
+    def forwards(self, work: Iterable[Work], head: int) -> Iterable[Work]:
+        if self.fallback is None:
+            return work
+        # each score is one forward over all tokens
+        return [Work(w.num_rows, 0, w.num_before + w.num_tokens, w.num_scored) for w in work if w.num_scored]
+
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
         """Return the operations as `Reader.flops`; attention covers all pairs of a chunk and the keys up to its end."""
-        if self.fallback is not None:  # each score is one forward over all tokens
-            return self.lm.flops(0, num_before + num_tokens, num_scored) if num_scored else 0.0
         sizes = [min(self.chunk, num_tokens - first) for first in range(0, num_tokens, self.chunk)]
         fed = (self.lm.flops(num_before + self.chunk * i, size, 0) for i, size in enumerate(sizes))
         return sum(fed) + self.lm.flops(0, 0, min(num_scored, num_tokens))
@@ -192,6 +212,18 @@ class OuterReader(Reader):
 
     def flops(self, num_before: int, num_tokens: int, num_scored: int) -> float:
         return self.inner.flops(num_before, num_tokens, num_scored)
+
+
+def in_one_call(work: Iterable[Work]) -> Iterator[Work]:
+    """Yield the work of one example as readers with `in_pieces` are asked for it: each text is read from its beginning
+    in one call."""
+    rows = 0  # of a text that has been read, and not yet scored
+    for one in work:
+        if one.num_scored and rows:
+            yield Work(rows, 0, one.num_before, 0)
+        if one.num_scored:
+            yield one
+        rows = 0 if one.num_scored else one.num_rows
 
 
 def dense_reader(lm: LM) -> DenseReader:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 
 from farspan.lm import LM
-from farspan.reader import Memory, Reader
+from farspan.reader import Memory, Reader, Work
 from farspan.specs import written
 from farspan.tasks.prompts import token_texts
 from farspan.text.corpora import Corpus, load
@@ -63,16 +63,6 @@ class Result:
         """Return the result of a scored memory; `failed`: the reason if its status is "nan"."""
         status = "nan" if failed else "ok"
         return cls(example, length, depth, scores, status, failed, memory.num_seen, memory.num_kept)
-
-
-@dataclass(frozen=True)
-class Work:
-    """Tokens that rows feed after those already read; a plan adds them up."""
-
-    num_rows: int
-    num_before: int  # tokens each row has read before
-    num_tokens: int  # tokens each row feeds
-    num_scored: int  # positions of these that need the output head
 
 
 @dataclass(frozen=True)
