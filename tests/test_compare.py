@@ -421,7 +421,7 @@ def test_what_cannot_fit_is_a_row_that_says_so_without_being_tried(
 
 def test_a_plan_has_a_line_for_each_cell(tmp_path: Path, text: str, saved: Path) -> None:
     what = grid([str(saved)], TASKS, refusals=True, **settings(text, cost=False))
-    planned = list(plans([str(saved)], ["full", "sinks:window=9000"], what, refusals=True))
+    planned = list(plans([str(saved)], ["full", "sinks:window=9000"], what))
     assert [(one.what, one.length) for one in planned if one.method == "full"] == [
         ("perplexity:targets=fixed,target_tokens=8", 16), ("perplexity:targets=fixed,target_tokens=8", 32),
         ("curve:protocol=nested", 16), ("curve:protocol=nested", 32),
@@ -434,7 +434,7 @@ def test_a_plan_by_length_leaves_out_what_the_run_has(tmp_path: Path, text: str,
     what = grid([str(saved)], TASKS, refusals=True, **asked)
 
     def left() -> dict[tuple[str, int | None], int]:
-        planned = plans([str(saved)], METHODS[:1], what, refusals=True, out=out)
+        planned = plans([str(saved)], METHODS[:1], what, out=out)
         return {(one.what, one.length): one.cost.num_examples for one in planned if not isinstance(one.cost, str)}
 
     names = [*left()]
@@ -447,7 +447,7 @@ def test_a_plan_by_length_leaves_out_what_the_run_has(tmp_path: Path, text: str,
     assert {name: count for name, count in left().items() if count} == {names[0]: 4}
     other = grid([str(saved)], TASKS, refusals=True, **asked, seed=1)
     with pytest.raises(ValueError, match="seed was 0, now 1"):
-        next(plans([str(saved)], METHODS[:1], other, refusals=True, out=out))
+        next(plans([str(saved)], METHODS[:1], other, out=out))
 
 
 @pytest.fixture

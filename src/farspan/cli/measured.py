@@ -57,9 +57,9 @@ def run_measurement(
     if running.plan:
         if minutes is not None:
             raise ValueError(f"--minutes {minutes:g} has no effect on --plan, which measures nothing: omit one of them")
-        planned = grid(models, tasks, **settings)
+        planned = grid(models, tasks, **settings, **sizes)
         timed: dict[str, Any] = {"calibrate": running.calibrate, "tflops": running.tflops}
-        found = plans(models, methods, planned, loader=loader, refusals=refusals, out=running.out, **sizes, **timed)
+        found = plans(models, methods, planned, loader=loader, out=running.out, **timed)
         print_plans(list(found), planned.adaptive, running.as_json)
         if shard is not None:
             err.print_line(

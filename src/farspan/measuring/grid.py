@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from farspan.lm import LM
-from farspan.measuring.arguments import Lengths, Methods, Models, Tasks, check_division, methods_of, models_of, whole
+from farspan.measuring.arguments import Lengths, Methods, Models, Tasks, check_division, methods_of, models_of
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.measuring.one_model import measure_model
@@ -82,9 +82,8 @@ def measure(
     models, given = models_of(models), methods_of(methods)
     check_division(models, shard, ray, gpus_per_model, minutes)
     shard = chosen_shard(shard) if ray is None else None
-    batch, chunk = (one if one is None else whole(one, name, 1) for one, name in ((batch, "batch"), (chunk, "chunk")))
     options: dict[str, Any] = {"text": text, "lengths": lengths, "repeats": repeats, "seed": seed, "cost": cost}
-    what = grid(models, tasks, refusals=refusals, loader=loader, **options)
+    what = grid(models, tasks, refusals=refusals, batch=batch, chunk=chunk, loader=loader, **options)
     chosen = what.fitted(given)
     if minutes is not None and not (isinstance(minutes, Real) and minutes > 0):
         raise ValueError(f"minutes: got {minutes!r}, expected a positive number (--minutes)")
@@ -96,9 +95,9 @@ def measure(
         from farspan.measuring.units import Job
 
         names, written = tuple(map(str, models)), tuple(map(str, chosen))
-        job = Job(folder.absolute(), header, written, what, names, loader, batch, chunk)
+        job = Job(folder.absolute(), header, written, what, names, loader)
         return Measured(folder, measure_on_cluster(job, Devices(ray, gpus_per_model), watch))
-    return _measure_here(models, chosen, what, folder, header, shard, loader, minutes, batch, chunk, watch)
+    return _measure_here(models, chosen, what, folder, header, shard, loader, minutes, watch)
 
 
 def _measure_here(
@@ -110,8 +109,6 @@ def _measure_here(
     shard: Shard | None,
     loader: Load,
     minutes: float | None,
-    batch: int | None,
-    chunk: int | None,
     watch: Watch,
 ) -> Measured:
     """Measure a run, or the part of a shard, in this process."""
@@ -124,7 +121,7 @@ def _measure_here(
         for done, model in enumerate(models):
             share = left / (len(models) - done)
             # a separate call, so that a model is freed before the next is loaded
-            left -= measure_model(loader(model), methods, what, run, part, share, batch, chunk, watch)
+            left -= measure_model(loader(model), methods, what, run, part, share, watch)
     if part is None:
         return Measured(folder, latest(run.rows))
     rows = latest(read_rows(folder))
@@ -136,16 +133,13 @@ def plans(
     methods: Methods,
     what: Grid,
     *,
-    refusals: bool = False,
     loader: Load | None = None,
-    batch: int | None = None,
-    chunk: int | None = None,
     calibrate: bool = False,
     tflops: float | None = None,
     out: str | Path | None = None,
 ) -> Iterator[Planned]:
-    """Yield the cost of `measure` by model, method and task; for adaptive lengths, the cost of the first round. With
-    `refusals`, yield it by length too, or the reason of a refusal in its place.
+    """Yield the cost of `measure` by model, method and task; for adaptive lengths, the cost of the first round. Where
+    refusals are recorded, yield it by length too, or the reason of a refusal in its place.
 
     Args:
         calibrate: load the weights and time a few forwards; otherwise only config and tokenizer are loaded.
@@ -169,26 +163,25 @@ def plans(
     if (folder / "run.json").exists():
         rows = latest(read_rows(folder))
         continued(folder, read_header(folder)["settings"], settings, rows, divided=False)
-    sizes: dict[str, Any] = {"batch": batch, "chunk": chunk, "calibrate": calibrate, "tflops": tflops}
     for model in models:
         lm = loader(model, weights=calibrate)
         for one in what.setups(lm, Watch()):
             one = one.first_round
-            possible, reasons = possible_lengths(lm, one, what.seed) if refusals else (one, {})
+            possible, reasons = possible_lengths(lm, one, what.seed) if what.compared else (one, {})
             # of all lengths, also for the cost of one: they begin at places that depend on the longest
             lengths, repeats = possible.lengths, possible.repeats or DEFAULT_REPEATS
             examples = possible.bound.examples(lm, lengths, repeats, what.seed) if lengths else []
             for how in chosen:
                 mine = [row for row in rows if (row.model, row.method) == (lm.name, str(how))]
-                for part in [(n,) for n in one.lengths or ()] if refusals else [one.lengths or ()]:
+                for part in [(n,) for n in one.lengths or ()] if what.compared else [one.lengths or ()]:
                     cost: Plan | str
                     try:
-                        cost = reasons.get(part[0]) or _plan(possible, examples, part, how, lm, mine, **sizes)
+                        cost = reasons.get(part[0]) or _plan(possible, examples, part, how, lm, mine, calibrate, tflops)
                     except ValueError as error:
-                        if not refusals:
+                        if not what.compared:
                             raise
                         cost = str(error)
-                    yield Planned(lm.name, str(how), one.what, part[0] if refusals else None, cost)
+                    yield Planned(lm.name, str(how), one.what, part[0] if what.compared else None, cost)
 
 
 def _plan(
@@ -198,10 +191,8 @@ def _plan(
     how: Method,
     lm: LM,
     rows: Sequence[Row],
-    *,
-    batch: int | None,
-    chunk: int | None,
-    **options: Any,
+    calibrate: bool,
+    tflops: float | None,
 ) -> Plan:
     """Return the cost of the examples of a setup at a part of its lengths."""
     some = [replace(one, lengths=tuple(n for n in one.lengths if n in part)) for one in examples]
@@ -211,8 +202,8 @@ def _plan(
         lm,
         [example for example in some if example.lengths],
         one.repeats or DEFAULT_REPEATS,
-        batch=batch or one.bound.batch(part[-1]),
-        chunk=chunk or one.bound.chunk(lm, part[-1]),
+        calibrate=calibrate,
+        tflops=tflops,
         rows=rows,
-        **options,
+        **one.sizes(lm),
     )

@@ -24,15 +24,13 @@ def measure_model(
     run: Run,
     part: Sharding | None,
     seconds: float,
-    batch: int | None,
-    chunk: int | None,
     watch: Watch,
 ) -> float:
     """Measure a model in at most `seconds`, counted after it is loaded and its texts are tokenised. Return the seconds
     used."""
     setups = begin_model(lm, what, run, part.models if part is not None else (), watch)
     started = time.monotonic()
-    measure_setups(setups, lm, methods, what, run, part, TimeBudget(seconds), batch, chunk, watch)
+    measure_setups(setups, lm, methods, what, run, part, TimeBudget(seconds), watch)
     return time.monotonic() - started
 
 
@@ -63,8 +61,6 @@ def measure_setups(
     run: Run,
     part: Sharding | None,
     budget: TimeBudget,
-    batch: int | None,
-    chunk: int | None,
     watch: Watch,
 ) -> None:
     """Measure the tasks on a model under each method, or the part of a shard."""
@@ -86,7 +82,7 @@ def measure_setups(
             try:
                 mine = None if part is None else part.mine(lm.name, str(how), one.what)
                 share = TimeBudget(budget.left / (left - done))
-                _measure_setup(one, how, lm, run, what.seed, share, batch, chunk, mine, watch)
+                _measure_setup(one, how, lm, run, what.seed, share, mine, watch)
             except ValueError as error:
                 if not what.compared or isinstance(error, ServerError):
                     raise
@@ -104,8 +100,6 @@ def _measure_setup(
     run: Run,
     seed: int,
     budget: TimeBudget,
-    batch: int | None,
-    chunk: int | None,
     mine: Mine | None,
     watch: Watch,
 ) -> None:
@@ -119,13 +113,12 @@ def _measure_setup(
             longest=one.longest,
             repeats=one.repeats,
             seed=seed,
-            batch=batch,
-            chunk=chunk,
             budget=budget,
             watch=watch,
+            **one.sizes(lm),
         )
         return
-    repeats, longest = one.repeats or DEFAULT_REPEATS, one.lengths[-1]
+    repeats = one.repeats or DEFAULT_REPEATS
     watch.start(f"{lm.name} {how} {one.what}", len(one.lengths) * repeats)
     measure_cell(
         one.bound,
@@ -135,10 +128,9 @@ def _measure_setup(
         lengths=one.lengths,
         repeats=repeats,
         seed=seed,
-        batch=batch or one.bound.batch(longest),
-        chunk=chunk or one.bound.chunk(lm, longest),
         mine=mine,
         watch=watch,
+        **one.sizes(lm),
     )
 
 

@@ -187,7 +187,7 @@ def search_rope(
     chosen = tuple(lengths) if lengths else windows(task, lm, factor)
     task.check(chosen)
     tasks = task, Perplexity("all")
-    what = Grid(tasks, text, chosen, repeats, seed, cost=False, compared=False, trained=(lm.trained_length,))
+    what = Grid(tasks, text, chosen, repeats, seed, False, False, (lm.trained_length,), batch, chunk)
     searched = {"shape": shape, "factor": float(factor), "max_nats": float(max_nats)}
     header = what.header | {"search": searched, "methods": [NAME]}
     folder = Path(out) if out is not None else default_folder("search", [lm.name], header)
@@ -195,7 +195,7 @@ def search_rope(
         memory, nats = begin_model(lm, what, run, (), watch)
         _check_beyond(memory, lm, what)
         setups = memory, replace(nats, lengths=(lm.trained_length,))
-        search = _Search(lm, run, space, setups, float(max_nats), seed, batch, chunk, watch)
+        search = _Search(lm, run, space, setups, float(max_nats), seed, watch)
         return search.results(evaluations)
 
 
@@ -232,8 +232,6 @@ class _Search:
     setups: tuple[Setup, Setup]  # the memory, and the nats inside the window
     max_nats: float
     seed: int
-    batch: int | None
-    chunk: int | None
     watch: Watch
 
     def results(self, evaluations: int) -> Searched:
@@ -325,7 +323,6 @@ class _Search:
     def _rows(self, one: Setup, how: Method) -> list[Row]:
         assert one.lengths is not None
         assert one.repeats is not None
-        longest = one.lengths[-1]
         return measure_cell(
             one.bound,
             how,
@@ -334,9 +331,8 @@ class _Search:
             lengths=one.lengths,
             repeats=one.repeats,
             seed=self.seed,
-            batch=self.batch or one.bound.batch(longest),
-            chunk=self.chunk or one.bound.chunk(self.lm, longest),
             watch=self.watch,
+            **one.sizes(self.lm),
         )
 
 

@@ -34,6 +34,16 @@ class Setup:
     lengths: tuple[int, ...] | None  # in the task's unit; None: adaptive
     repeats: int | None
     longest: int = 0  # tokens, of adaptive lengths
+    batch: int | None = None  # as of `Grid`
+    chunk: int | None = None
+
+    def sizes(self, lm: LM) -> dict[str, Any]:
+        """Return the repeats that are read together, and the tokens of one forward; None: what fits."""
+        longest = self.lengths[-1] if self.lengths else self.longest
+        return {
+            "batch": self.batch or self.bound.batch(longest),
+            "chunk": self.chunk or self.bound.chunk(lm, longest),
+        }
 
     @property
     def first_round(self) -> "Setup":
@@ -56,6 +66,8 @@ class Grid:
     cost: bool
     compared: bool  # lines are compared with the first; refusals are recorded
     trained: tuple[int, ...]  # tokens, of each model
+    batch: int | None = None  # repeats that are read together; None: what fits. Not recorded, as `chunk`
+    chunk: int | None = None  # tokens of one forward
 
     @property
     def adaptive(self) -> bool:
@@ -116,7 +128,7 @@ class Grid:
                         for n in one.lengths or ()}  # fmt: skip
             lengths = tuple(sorted(contexts)) or Perplexity().lengths(self.trained)
             setups.append(Setup(BoundCost(), BoundCost.task, lengths, COST_REPEATS))
-        return setups
+        return [replace(one, batch=self.batch, chunk=self.chunk) for one in setups]
 
     @property
     def _largest(self) -> int | None:
@@ -157,6 +169,8 @@ def grid(
     seed: int = 0,
     cost: bool = False,
     refusals: bool = False,
+    batch: int | None = None,
+    chunk: int | None = None,
     loader: Load | None = None,
 ) -> Grid:
     """Return the grid of `measure` with these arguments and all defaults resolved.
@@ -166,7 +180,8 @@ def grid(
             impossible.
     """
     loader = loader or Load()
-    repeats = None if repeats is None else whole(repeats, "repeats", least=1)
+    sizes = (("repeats", repeats), ("batch", batch), ("chunk", chunk))
+    repeats, batch, chunk = (None if one is None else whole(one, name, least=1) for name, one in sizes)
     seed = whole(seed, "seed", least=0)
     for name, value in (("cost", cost), ("refusals", refusals)):
         if not isinstance(value, bool):
@@ -193,7 +208,7 @@ def grid(
             "own. Leave it out (--text)"
         )
     _refuse_repeats("task", list(map(str, resolved)), " (--task)")
-    return Grid(resolved, name, asked, repeats, seed, cost, refusals, trained)
+    return Grid(resolved, name, asked, repeats, seed, cost, refusals, trained, batch, chunk)
 
 
 def _names(models: Sequence[str | LM]) -> list[str]:

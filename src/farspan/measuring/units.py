@@ -31,8 +31,6 @@ class Job:
     what: Grid
     models: tuple[str, ...]
     loader: Load
-    batch: int | None
-    chunk: int | None
     processes: int = 1  # of each worker; they divide a model among as many GPUs
 
     def open(self, writer: Shard) -> Run:
@@ -82,8 +80,7 @@ class Units:
             self._setups = begin_model(self._lm, self._job.what, self._run, self._order, self._watch)
             self._name = name
         job, methods = self._job, [method(one) for one in self._job.methods]
-        sizes = job.batch, job.chunk
-        measure_setups(self._setups, self._lm, methods, job.what, self._run, part, TimeBudget(), *sizes, self._watch)
+        measure_setups(self._setups, self._lm, methods, job.what, self._run, part, TimeBudget(), self._watch)
         lines = list(self._notices)
         self._notices.clear()
         return lines
