@@ -34,12 +34,15 @@ QUICK = (
     Case("curve:protocol=probe", (128, 256, 512), 4),
     Case("perplexity", (257, 512), 4),
     Case("curve:protocol=nested", (64, 128, 256), 4, "sinks:window=64"),
+    Case("curve:protocol=probe", (512, 1024, 2048), 4, "replug:piece=128"),
+    Case("curve:protocol=probe", (512, 1024, 2048), 4, "ape:piece=128"),
 )
 CASES = (
     Case("curve:protocol=nested", (512, 2048, 4096)),
     Case("curve:protocol=probe", (2048, 4096, 8192)),
     Case("perplexity", (2048, 8192)),
     Case("curve:protocol=nested", (512, 2048), method="sinks:window=1020"),
+    Case("curve:protocol=probe", (2048, 4096), method="replug:piece=1024"),
 )
 
 
