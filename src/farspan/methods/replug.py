@@ -97,7 +97,7 @@ class MixtureReader(OuterReader):
     """Reads each passage in a pass of its own."""
 
     how: Replug
-    in_pieces: ClassVar[bool] = True
+    incremental: ClassVar[bool] = False
 
     def inner_capacity(self, num_tokens: int) -> int:
         return num_tokens if self.how.piece is None else 0  # a piece needs only a part of it

@@ -7,7 +7,7 @@ memory.score(more)                # any number of times: the memory does not cha
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -74,15 +74,10 @@ class Reader(Protocol):
 
     @property
     def incremental(self) -> bool:
-        """Whether extending a scored memory gives the same results as reading the whole text at once. Otherwise tasks
-        read each longer text from its beginning."""
-        return False
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether it may read a passage in several passes: tasks then give it a whole document in one call of `read`,
-        since tokens that are read later follow all passes."""
-        return False
+        """Whether extending a scored memory gives the same results as reading the whole text at once. Not so where
+        a text is cut into passes, which later tokens follow: tasks then read each longer text from its beginning, in
+        one call."""
+        return True
 
     @property
     def watchable(self) -> bool:
@@ -131,7 +126,6 @@ class DenseReader(Reader):
     attention: hf.CustomAttention | None = None  # of a method, instead of full attention
     scope: hf.Scope | None = None  # outside of it, its memories cannot be used
     on_read: Callable[[int], None] | None = None
-    incremental: ClassVar[bool] = True
 
     @property
     def watchable(self) -> bool:
@@ -215,8 +209,8 @@ class OuterReader(Reader):
 
 
 def in_one_call(work: Iterable[Work]) -> Iterator[Work]:
-    """Yield the work of one example as readers with `in_pieces` are asked for it: each text is read from its beginning
-    in one call."""
+    """Yield the work of one example as readers that are not incremental are asked for it: each text is read from its
+    beginning in one call."""
     rows = 0  # of a text that has been read, and not yet scored
     for one in work:
         if one.num_scored and rows:

@@ -285,7 +285,7 @@ class BoundCurve(Curve, Bound[Texts]):
         memory = reader.read(head)
         done = 0
         for length in batch[0].cuts:
-            if not reader.in_pieces:
+            if reader.incremental:
                 memory.read(read[:, done:length])
             elif length in batch[0].lengths:
                 del memory  # freed before the next one is read

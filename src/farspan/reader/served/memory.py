@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ class ServedReader(Reader):
     lm: "ServedLM"
     chunk: int = 1024  # without effect: the server chooses its own
     capacity: int = 0
-    incremental: ClassVar[bool] = True
 
     @property
     def gives_nats(self) -> bool:
