@@ -199,7 +199,7 @@ def over_texts(values: Sequence[float]) -> tuple[float, float, float]:
 
 def signed(mean: float, low: float, high: float) -> str:
     """Return a difference with its interval."""
-    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return f"{mean:+z.3f} [{low:+z.3f}, {high:+z.3f}]"
 
 
 def nats_differences(model: str) -> str:
@@ -378,7 +378,7 @@ def needle_methods(model: str) -> str:
         line = [f"{depth:g}"]
         for how in ("full", *DECOYS):
             mean = f"{np.mean(list(answer_nats(model, how, depth, NEEDLE_TOKENS).values())):.1f}"
-            more = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*needle_decoys(model, how, depth))
+            more = "{:+z.1f} [{:+z.1f}, {:+z.1f}]".format(*needle_decoys(model, how, depth))
             line.append(mean if how == "full" else f"{mean}; {more}")
         lines.append(line)
     return table(["depth", PLAIN, *(f"{how}; more than {PLAIN}" for how in DECOYS)], lines)

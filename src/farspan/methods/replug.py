@@ -117,11 +117,7 @@ class MixtureReader(OuterReader):
 
     def check_answers(self, passages: Sequence[Ids]) -> None:
         if self.how.weights != "uniform" and not self.how.tail and (count := len(self._cut(passages))) > 1:
-            raise ValueError(
-                f"{self.how} compares passages with the text read after them, and here no text follows: got {count} "
-                "passages without a tail. Use weights=uniform, or tail=TOKENS to put the end of the last text after "
-                "every passage"
-            )
+            raise ValueError(_nothing_follows(self.how, count))
 
     def _cut(self, passages: Sequence[Ids]) -> list[Ids]:
         """Return what each pass reads of these passages."""
@@ -220,10 +216,7 @@ class MixtureMemory(BaseMemory):
         if self.how.weights == "uniform" or count == 1:
             return torch.full((self.batch, count), 1 / count).log()
         if self.query.shape[1] == 0:
-            raise ValueError(
-                f"{self.how} needs text after the passages to compare them with: call memory.read(question) first, "
-                "or put the end of a document after every piece with tail=TOKENS"
-            )
+            raise ValueError(f"{_nothing_follows(self.how, count)}; in Python, memory.read(question) reads one")
         if self.fits is None:
             self.fits = torch.stack([self._fit(row) for row in range(self.batch)]).log_softmax(-1)
         return self.fits
@@ -245,6 +238,13 @@ class MixtureMemory(BaseMemory):
         if not bool((weights.sum(-1) > 0).all()):
             raise ValueError("weights of a row are all zero: give at least one above zero")
         return weights / weights.sum(-1, keepdim=True)
+
+
+def _nothing_follows(how: Replug, count: int) -> str:
+    return (
+        f"{how} compares passages with the text read after them, and here no text follows: got {count} passages "
+        "without a tail. Use weights=uniform, or tail=TOKENS to put the end of the last text after every passage"
+    )
 
 
 def _mixture(heads: Sequence[Head], log_weights: Float[Tensor, "batch passes"]) -> Head:
