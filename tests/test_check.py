@@ -398,3 +398,44 @@ def test_runs_that_are_no_baseline_are_refused(baseline: Path, tmp_path: Path) -
 )
 def test_wrong_tolerances_are_refused(given: str, said: str, baseline: Path) -> None:
     assert said in refused(farspan("check", baseline, "demo", "--tolerance", given))
+
+
+def test_the_lengths_of_models_with_other_windows_cannot_be_repeated(baseline: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    shutil.copytree(baseline, folder)
+    header = json.loads((folder / "run.json").read_text())
+    header["settings"]["lengths"] = None
+    header["models"]["short"] = header["models"]["demo"] | {"trained_length": 256}
+    (folder / "run.json").write_text(json.dumps(header))
+    said = refused(farspan("check", folder, "demo"))
+    assert "follow from the trained lengths of all its models (demo: 512, short: 256 tokens)" in said
+
+
+def test_a_search_is_no_baseline(baseline: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "search"
+    shutil.copytree(baseline, folder)
+    header = json.loads((folder / "run.json").read_text())
+    header["settings"]["search"] = {"shape": "yarn"}
+    (folder / "run.json").write_text(json.dumps(header))
+    assert "is a search, which cannot be repeated" in refused(farspan("check", folder, "demo"))
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (lambda row: row.task == "perplexity", "curve:protocol=nested full is not compared: the baseline has no rows"),
+        (lambda row: row.task == "curve", "perplexity:targets=fixed,target_tokens=16 full is not compared"),
+        (lambda row: row.task == "curve" or row.length < 128, "full at 128 tokens is not compared: no example"),
+        (lambda row: row.task == "perplexity" or row.length < 128, "full at 128 tokens is not compared: the baseline"),
+    ],
+)
+def test_what_an_unfinished_baseline_lacks_is_named_and_nothing_is_equal(
+    left: Callable[[Row], bool], said: str, baseline: Path
+) -> None:
+    whole = read_baseline(baseline)
+    part = replace(whole, rows=[row for row in whole.rows if left(row)])
+    found = compare(part, whole)
+    assert found.verdict == "undecided"
+    assert any(said in line for line in found.as_data()["remarks"])
+    assert compare(whole, part).verdict == "undecided" or "128" in said
+    assert compare(whole, whole).verdict == "equal"

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,33 @@ def test_a_model_without_time_for_one_length_has_the_status_budget(lm: LM, text:
     assert rows
     assert {row.status for row in rows} == {"budget"}
     assert all("left 0.0 s of its time" in str(row.reason) for row in rows)
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        ("perplexity:targets=all", "perplexity:targets=all,buckets=4"),
+        ("icl:set=copy,scoring=plain", "icl:set=copy,scoring=calibrated"),
+    ],
+)
+def test_tasks_that_share_their_examples_have_rows_of_their_own(
+    tasks: tuple[str, ...], lm: LM, text: str, tmp_path: Path
+) -> None:
+    how = {"lengths": (2, 4), "repeats": 3}
+    if "perplexity" in tasks[0]:
+        how = settings(text, lengths=(16, 32), cost=False)
+    rows = compare([lm], ["full"], tmp_path, how, tasks)
+    assert set(Counter(row.measurement for row in rows).values()) == {len(rows) / 2}
+    assert rows[0].example == rows[len(rows) // 2].example
+    assert rows == compare([lm], ["full"], tmp_path, how, tasks)  # nothing is measured again
+
+
+def test_a_budget_that_ran_out_is_left_out_once_the_task_was_measured(lm: LM, text: str, tmp_path: Path) -> None:
+    how = settings(text, lengths="auto", repeats=2, minutes=1e-9, cost=False)
+    tasks = ("curve", "curve:target_text=shuffled")
+    assert len({row.measurement for row in compare([lm], ["full"], tmp_path, how, tasks)}) == 2
+    rows = compare([lm], ["full"], tmp_path, how | {"minutes": None}, tasks)
+    assert {row.status for row in rows} == {"ok"}
 
 
 def test_a_cell_holds_the_mean_of_its_rows_and_the_paired_test(lm: LM, text: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from farspan import read_rows
 from farspan.cli import app
 from farspan.cli.commands import COMMANDS, TRAININGS
 from farspan.methods import METHODS
-from farspan.schema import Row
+from farspan.schema.row import Row
 from farspan.stats import curves, summarise
 from farspan.tasks import TASKS
 from farspan.text import library

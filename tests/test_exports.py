@@ -26,13 +26,13 @@ from farspan.loading.places import folder_of
 from farspan.record import Row, read_header, read_rows
 from farspan.report.curves import series
 from farspan.report.export import number as written
-from farspan.report.exports import FORMATS, export, num_missing
-from farspan.report.exports.eval_results import _notes
+from farspan.report.exports import FORMATS, export
+from farspan.report.exports.eval_results import _dataset, _notes
 from farspan.report.exports.every_eval_ever import _result
 from farspan.report.exports.model_card import write_model_card
 from farspan.report.exports.numbers import numbers_of
 from farspan.report.exports.rows import METADATA, rows_table
-from farspan.report.runs import Source, read_run
+from farspan.report.runs import Source, read_run, unfinished
 from farspan.stats import summarise
 
 from tiny import CODE
@@ -220,6 +220,27 @@ def test_a_text_of_the_hub_names_the_data_set(changed: Callable[[Change], Path])
     assert {one["dataset"]["id"] for one in yaml.safe_load(path.read_text())} == {"owner/books"}
 
 
+@pytest.mark.parametrize(
+    ("name", "dataset"),
+    [
+        ("owner/books", "owner/books"),
+        ("owner/books@part-2:test", "owner/books"),
+        ("owner/books:test#body", "owner/books"),
+        ("shuffled:owner/books", None),
+        ("./books", None),
+    ],
+)
+def test_the_data_set_of_a_text_has_no_part_and_no_split(name: str, dataset: str | None, run: Path) -> None:
+    number = numbers_of(read_run(run))[0]
+    for row in number.member.rows:
+        row.settings["target_text"] = row.settings["text"] = name
+    if dataset is None:
+        with pytest.raises(ValueError, match="name one with --dataset OWNER/NAME"):
+            _dataset(number)
+    else:
+        assert _dataset(number) == dataset
+
+
 def test_a_text_that_the_hub_does_not_have_needs_a_data_set(run: Path) -> None:
     said = refused(farspan("export", run, "--to", "hf-eval-results"))
     assert f"'{CODE}' is none of the Hub's" in said
@@ -308,7 +329,7 @@ def test_partial_runs_are_exported_with_a_line(changed: Callable[[Change], Path]
 
 
 def test_a_whole_run_lacks_nothing(run: Path) -> None:
-    assert num_missing(read_run(run)) == 0
+    assert unfinished(read_run(run)) == ""
 
 
 @pytest.mark.parametrize("to", [name for name in FORMATS if name not in ("parquet", "csv")])

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
@@ -613,3 +614,10 @@ def test_the_first_example_is_kept_in_words(lm: LM) -> None:
     assert text.count("\nKind:") == 6
     asked = shown["parts"][-1][1]
     assert "".join(asked[-shown["scored"] :]) == f" {right}"
+
+
+def test_questions_that_are_equal_are_examples_of_their_own(lm: LM, tmp_path: Path) -> None:
+    what = made()
+    asked = (*what.questions[:3], what.questions[0], replace(what.questions[0], label=1))
+    rows = measured(tmp_path, lm, replace(what, questions=asked), lengths=(0,), repeats=5)
+    assert len({row.example for row in rows}) == len(rows) == 5

@@ -22,6 +22,7 @@ from farspan.methods import method
 from farspan.reader import Scores
 from farspan.record import Row, Run, read_rows
 from farspan.report import perplexity as report
+from farspan.tasks.longppl import BoundLongPPL, LongPPL
 from farspan.tasks.perplexity import BoundPerplexity, Perplexity, bucket_ends
 from farspan.text import corpora
 from farspan.text.corpora import Corpus
@@ -493,3 +494,18 @@ def test_two_models_stand_under_their_names(lm: LM, tokenizer: PreTrainedTokeniz
     rows = measure([lm, other], ["full"], tasks, **options).rows
     assert [one.name for one in report.series(rows)] == ["tiny-llama", "tiny-qwen3"]
     assert {row.settings["target_tokens"] for row in rows} == {16}
+
+
+@pytest.mark.parametrize(
+    "how", ["replug:piece=8", "ape:piece=8", "snapkv:capacity=9,window=4", "tova:capacity=9", "knorm:share=0.5"]
+)
+def test_methods_that_would_be_full_attention_are_refused_where_every_token_is_scored(
+    how: str, lm: LM, tmp_path: Path
+) -> None:
+    text = few_tokens(4, 300)
+    for task in (perplexity_of(text, targets="all"), LongPPL(targets="all", short=8, block=8).resolved((64,), (64,))):
+        bound = task if isinstance(task, BoundPerplexity) else BoundLongPPL(how=task, text=text)
+        with pytest.raises(ValueError, match="targets=all scores a text from its first token on"):
+            measured(tmp_path, lm, bound, lengths=(64,), how=how)
+        with pytest.raises(ValueError, match="use targets=fixed or targets=last"):
+            plan(bound, method(how), lm, lengths=(64,), repeats=2)

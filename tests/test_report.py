@@ -16,6 +16,7 @@ import pytest
 from matplotlib.collections import FillBetweenPolyCollection
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure as Canvas
+from scipy.stats import ttest_1samp
 
 from farspan.record import Row
 from farspan.report.cells import Cell, interval_of
@@ -209,10 +210,19 @@ def test_lengths_too_far_apart_for_a_memory_length_are_named_once() -> None:
 
 
 def test_three_rouge_scores_of_0_have_no_interval() -> None:
-    rouge, exact = ({"exp": False, "graded": graded} for graded in (True, False))
+    rouge, exact = ({"name": "ROUGE-L", "exp": False, "graded": graded} for graded in (True, False))
     zeros = np.zeros(3)
     assert interval_of(zeros, rouge) == (None, None)
     assert interval_of(zeros, exact) == (0.0, pytest.approx(0.5615, abs=1e-3))  # Wilson's, of right and wrong answers
+
+
+def test_gains_in_nats_are_no_shares() -> None:
+    gain = {"name": "nats less with the first mention", "exp": False}
+    assert interval_of(np.zeros(4), gain) == (None, None)
+    values = np.array([0.02, 0.0, 0.01, 0.3, 0.0, 0.05])
+    found = ttest_1samp(values, 0).confidence_interval(0.95)
+    assert interval_of(values, gain) == pytest.approx((found.low, found.high))
+    assert found.low < 0
 
 
 def test_the_picture_marks_the_context_the_model_was_trained_on(tmp_path: Path) -> None:

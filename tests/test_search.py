@@ -240,7 +240,8 @@ def test_an_edited_candidate_is_refused(lm: LM) -> None:
         ({"max_nats": -0.1}, "max_nats: got -0.1, expected nats per token, 0 or more"),
         ({"max_nats": math.nan}, "max_nats: got nan"),
         ({"out": "a,b"}, "a method cannot name a file there"),
-        ({"lengths": ()}, "lengths: got none"),
+        ({"lengths": ()}, "must be positive numbers of tokens"),
+        ({"lengths": (100, 60)}, r"lengths \[100, 60\] must ascend, each once: write 60,100"),
         (
             {"lengths": (8, 16)},
             "lengths to 16 tokens are inside the window: .* is 24 of its 48 tokens",

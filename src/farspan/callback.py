@@ -26,7 +26,7 @@ from transformers.trainer_callback import CallbackHandler
 
 from farspan import stats
 from farspan.hf.modes import evaluating
-from farspan.lengths import spaced_lengths
+from farspan.lengths import check_lengths, spaced_lengths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, fingerprint, wrap
 from farspan.measuring import trackers
 from farspan.measuring.adaptive import SHORTEST, prepared
@@ -330,7 +330,8 @@ class PerplexityCallback(MeasuringCallback):
 
     def choose(self, lm: LM) -> tuple[Task, Bound[Any], dict[str, Any]]:
         trained = lm.trained_length or DEFAULT_TRAINED_LENGTH
-        lengths = self.lengths or tuple(max(2, n) for n in (trained // 2, trained, 2 * trained))
+        lengths = self.lengths or tuple(sorted({max(2, n) for n in (trained // 2, trained, 2 * trained)}))
+        check_lengths(lengths)
         perplexity = Perplexity(target_tokens=None).resolved(lengths, (trained,))
         task = perplexity.on(lm, self.text)
         what: dict[str, Any] = {"lengths": lengths, "repeats": self.repeats, "seed": self.seed}

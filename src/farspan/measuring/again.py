@@ -11,7 +11,7 @@ from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.measuring.result import Measured
 from farspan.measuring.setups import grid, hashes_of
-from farspan.record import default_folder, refuse_changed_files
+from farspan.record import default_folder, read_header, refuse_changed_files
 from farspan.report.header import COST
 from farspan.report.runs import Source, read_run
 
@@ -42,11 +42,23 @@ def repeatable(source: Source) -> Source:
             f"{source.folder} does not record how it was measured: it was imported, or measured by an older farspan. "
             "Measure it again"
         )
+    if "search" in source.header["settings"]:
+        raise ValueError(
+            f"{source.folder} is a search, which cannot be repeated on another model: measure a baseline with `farspan "
+            "compare`"
+        )
     models = list(dict.fromkeys(row.model for row in source.rows))
     if len(models) > 1:
         raise ValueError(
             f"{source.folder} holds {len(models)} models ({', '.join(models)}): name one (check: --baseline-model, "
             "export: --model)"
+        )
+    trained = {name: about.get("trained_length") for name, about in read_header(source.folder)["models"].items()}
+    if source.header["settings"]["lengths"] in FROM_CONTEXT and len(set(trained.values())) > 1:
+        lengths = ", ".join(f"{name}: {length}" for name, length in trained.items())
+        raise ValueError(
+            f"the lengths of {source.folder} follow from the trained lengths of all its models ({lengths} tokens), so "
+            "they cannot be repeated on one. Measure the baseline alone, or all models with --lengths"
         )
     if not any(row.status == "ok" for row in source.rows):
         first = source.rows[0]

@@ -28,7 +28,7 @@ from farspan.extras import optional_import
 from farspan.measuring.followers import Followers
 from farspan.measuring.loop import Watch
 from farspan.measuring.queue import UnitQueue
-from farspan.measuring.sharding import Found, Sharding, There, found_at, sharding
+from farspan.measuring.sharding import Found, Sharding, There, sharding
 from farspan.measuring.units import Job, Units
 from farspan.methods import method
 from farspan.record import UNFINISHED, Row, Run, Shard, Tail, latest, read_rows
@@ -190,7 +190,8 @@ class _Driver:
         for number, unit in enumerate(part.dealing.units):
             content = part.contents[unit.cell]
             model, how, _ = content.cell.name
-            rows = {(model, how, *place) for place in content.rows(unit)} if content.cell.divisible else set()
+            cell = model, how, content.measurement
+            rows = {(*cell, *place) for place in content.rows(unit)} if content.cell.divisible else set()
             self._wanted |= rows
             if not content.cell.divisible or part.lacking(unit, there):
                 units.append(number)
@@ -198,7 +199,7 @@ class _Driver:
         self._names = [part.contents[unit.cell].cell.name[0] for unit in self._units]
         self._queue = UnitQueue(self._names, [unit.flops for unit in self._units])
         self._tail = Tail(job.folder)
-        self._got |= {found_at(row) for row in self._tail.new()} & self._wanted
+        self._got |= {row.key for row in self._tail.new()} & self._wanted
         self._workers: dict[int, _Hired] = {}  # by the number of their file
         self._calls: dict[Any, int] = {}  # by Ray's reference: the worker that answers
         self._deaths = Counter[Slot]()  # in a row
@@ -305,7 +306,7 @@ class _Driver:
             self._shown = ready
             self._watch.start(f"{ready} workers", len(self._wanted))
         for row in self._tail.new():
-            self._got.add(found_at(row))
+            self._got.add(row.key)
             self._watch.row(row, len(self._got), max(len(self._got), len(self._wanted)))
 
     def _end_workers(self, error: BaseException | None) -> None:

@@ -18,6 +18,7 @@ from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, grid, possibl
 from farspan.measuring.sharding import chosen_shard, sharding
 from farspan.methods import Method
 from farspan.record import Row, Run, Shard, continued, latest, read_header, read_rows
+from farspan.schema.row import measurement_of
 from farspan.tasks import Example
 from farspan.text.documents import Text
 
@@ -167,12 +168,14 @@ def plans(
         lm = loader(model, weights=calibrate)
         for one in what.setups(lm, Watch()):
             one = one.first_round
+            measurement = measurement_of(one.bound.task, one.bound.settings)
             possible, reasons = possible_lengths(lm, one, what.seed) if what.compared else (one, {})
             # of all lengths, also for the cost of one: they begin at places that depend on the longest
             lengths, repeats = possible.lengths, possible.repeats or DEFAULT_REPEATS
             examples = possible.bound.examples(lm, lengths, repeats, what.seed) if lengths else []
             for how in chosen:
-                mine = [row for row in rows if (row.model, row.method) == (lm.name, str(how))]
+                wanted = lm.name, str(how), measurement
+                mine = [row for row in rows if (row.model, row.method, row.measurement) == wanted]
                 for part in [(n,) for n in one.lengths or ()] if what.compared else [one.lengths or ()]:
                     cost: Plan | str
                     try:

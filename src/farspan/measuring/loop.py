@@ -15,6 +15,7 @@ from farspan.methods import Method
 from farspan.reader import CHUNK, Reader
 from farspan.reader.served.client import TooLongError
 from farspan.record import UNFINISHED, Row, Run
+from farspan.schema.row import measurement_of
 from farspan.tasks.base import Bound, Example, Result, Work
 
 SMALLEST_CHUNK = 64  # tokens; below this the overhead of each forward outweighs the memory saved
@@ -48,6 +49,7 @@ class Ledger:
     ) -> None:
         self.run, self.bound, self.method, self.lm, self.seed, self.watch = run, bound, method, lm, seed, watch
         self.examples = examples
+        self._measurement = measurement_of(bound.task, bound.settings)
         self._wanted = {
             (e.id, length, depth)
             for e in examples
@@ -56,13 +58,14 @@ class Ledger:
             for depth in e.depths
         }
         # rows that ran out of memory or time are measured again: more of it may be free now, or the batch smaller
-        self._done = {place_of(row) for row in self.rows if row.status not in UNFINISHED}
+        self._done = {row.place for row in self.rows if row.status not in UNFINISHED}
         self._end = math.inf  # the largest length still wanted
 
     @property
     def rows(self) -> list[Row]:
         """All wanted rows of these examples, from this and earlier sessions."""
-        return [row for row in self.run.of(self.lm.name, str(self.method)) if place_of(row) in self._wanted]
+        mine = (row for row in self.run.of(self.lm.name, str(self.method)) if row.measurement == self._measurement)
+        return [row for row in mine if row.place in self._wanted]
 
     def missing(self, example: Example[Any]) -> tuple[int, ...]:
         """Return the lengths at which a wanted row of the example is missing."""
@@ -118,11 +121,6 @@ class Ledger:
         """Append a row for each depth of a length that cannot be measured."""
         for depth in example.depths:
             self.write(Result(example, length, depth, status=status, reason=reason))
-
-
-def place_of(row: Row) -> tuple[str, int, float]:
-    """Return what identifies a measurement of a task, a model and a method: example, length and depth."""
-    return row.example, row.length, row.depth
 
 
 def measure_cell(

@@ -12,6 +12,7 @@ from farspan.measuring.sharding import Sharding
 from farspan.methods import Method
 from farspan.reader.served.client import ServerError
 from farspan.record import ABSENT, Row, Run
+from farspan.schema.row import no_example
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING, BoundCurve
 from farspan.text.corpora import UNKNOWN_SHARE, Corpus
@@ -176,7 +177,7 @@ def _refuse(
             length=length,
             repeat=0,
             seed=seed,
-            example=f"{one.bound.task} refused",  # Row.key tells two tasks apart by their settings
+            example=no_example(one.bound.task),
             status=status,
             reason=reason,
         )

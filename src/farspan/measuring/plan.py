@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from farspan.lm import LM
 from farspan.measuring.calibration import calibrated
-from farspan.measuring.loop import batch_that_fits, key_bytes, place_of, within_positions
+from farspan.measuring.loop import batch_that_fits, key_bytes, within_positions
 from farspan.methods import Method
 from farspan.reader import logits_at_once
 from farspan.record import UNFINISHED, Row
@@ -88,7 +88,7 @@ def plan_examples(
 
     Args:
         calibrate, tflops: as of `plan`.
-        rows: of the run, of this model and method; what they hold is not measured again.
+        rows: of the run, of this task, model and method; what they hold is not measured again.
 
     Raises:
         ValueError: as `plan`.
@@ -137,7 +137,7 @@ def plan_examples(
 
 def _missing(examples: Sequence[Example[Any]], rows: Sequence[Row]) -> tuple[list[Example[Any]], int]:
     """Return the examples with the lengths at which they lack a finished row, and the number of finished rows."""
-    done = {place_of(row) for row in rows if row.status not in UNFINISHED}
+    done = {row.place for row in rows if row.status not in UNFINISHED}
     wanted = {e.id: {n: {(e.id, n, depth) for depth in e.depths} for n in e.lengths} for e in examples}
     left = [replace(e, lengths=tuple(n for n in e.lengths if wanted[e.id][n] - done)) for e in examples]
     every = set[tuple[str, int, float]]().union(*(at for by_length in wanted.values() for at in by_length.values()))

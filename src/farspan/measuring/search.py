@@ -37,6 +37,7 @@ from farspan import hf
 from farspan.extras import optional_import
 from farspan.files import read_json, write
 from farspan.hf.attend import frequencies
+from farspan.lengths import check_lengths
 from farspan.lm import LM
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch, measure_cell
@@ -171,8 +172,8 @@ def search_rope(
         raise ValueError(f"max_nats: got {max_nats:g}, expected nats per token, 0 or more (--max-nats)")
     if out is not None and set(BAD_NAME) & set(str(out)):
         raise ValueError(f"{out}: a method cannot name a file there: choose a folder without , and + (--out)")
-    if lengths is not None and not lengths:
-        raise ValueError("lengths: got none, expected one or more (--lengths)")
+    if lengths is not None:
+        check_lengths(lengths)
     optional_import("cma", "search")
     loader, watch = loader or Load(), watch or Watch()
     lm = loader(model)

@@ -4,7 +4,6 @@ Each shard computes the same dealing of the run's work from its arguments (`fars
 part, and writes rows to a file of its own. Shards do not communicate and can start and end at different times.
 """
 
-import json
 import operator
 import os
 import re
@@ -22,12 +21,13 @@ from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, possible_leng
 from farspan.methods import Method
 from farspan.reader import Reader
 from farspan.record import Row, Shard
+from farspan.schema.row import measurement_of
 from farspan.tasks import Bound, Example
 from farspan.tasks.base import Work
 
 MOST = 100_000  # shards
 Place = tuple[str, int, float]  # of a row in a cell: example, length and depth
-Found = tuple[str, str, str, int, float]  # of a row in a run: model, method, and its place
+Found = tuple[str, str, str, str, int, float]  # of a row in a run: model, method, task with settings, and its place
 
 
 def parse_shard(text: str) -> Shard:
@@ -89,7 +89,7 @@ class Content:
     """The content of a cell: its cost and its rows."""
 
     cell: CellCost
-    settings: str  # of its task, as JSON
+    measurement: str  # its task with settings
     places: Sequence[Sequence[tuple[str, tuple[int, ...], tuple[float, ...]]]]  # the examples of each repeat
 
     def rows(self, unit: Unit) -> set[Place]:
@@ -110,22 +110,17 @@ class There:
     """The rows that a run has."""
 
     found: set[Found]
-    refused: set[tuple[str, str, str, int]]  # model, method, settings of the task and length
+    refused: set[tuple[str, str, str, int]]  # model, method, task with settings, and length
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> "There":
         """Return the keys of these rows."""
         found, refused = set[Found](), set[tuple[str, str, str, int]]()
         for row in rows:
-            found.add(found_at(row))
+            found.add(row.key)
             if row.status == "refused":
-                refused.add((row.model, row.method, _as_json(row.settings), row.length))
+                refused.add((row.model, row.method, row.measurement, row.length))
         return cls(found, refused)
-
-
-def found_at(row: Row) -> Found:
-    """Return the key that identifies a row in its run."""
-    return row.model, row.method, row.example, row.length, row.depth
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,12 +181,11 @@ class Sharding:
     def lacking(self, unit: Unit, there: "There") -> set[Found]:
         """Return the rows of a unit that are neither in the run nor refused."""
         content = self.contents[unit.cell]
-        model, method, _ = content.cell.name
+        cell = *content.cell.name[:2], content.measurement
         return {
-            (model, method, *place)
+            (*cell, *place)
             for place in content.rows(unit)
-            if (model, method, *place) not in there.found
-            and (model, method, content.settings, place[1]) not in there.refused
+            if (*cell, *place) not in there.found and (*cell, place[1]) not in there.refused
         }
 
     def missing(self, rows: Sequence[Row], sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -255,7 +249,7 @@ def _contents(lm: LM, methods: Sequence[Method], one: Setup, what: Grid) -> list
     fitting = [within_positions(one.bound, lm, some) for some in by_repeat]
     contents = []
     for how in methods:
-        name, settings = (lm.name, str(how), one.what), _as_json(one.bound.settings)
+        name, measurement = (lm.name, str(how), one.what), measurement_of(one.bound.task, one.bound.settings)
         try:
             with how.on(lm) as reader:
                 costs = _costs(reader, one.bound, fitting, lengths)
@@ -264,7 +258,7 @@ def _contents(lm: LM, methods: Sequence[Method], one: Setup, what: Grid) -> list
                 raise
             costs = (0.0,) * repeats, (), ()  # the shard that measures this cell records the refusal
         contents.append(
-            Content(CellCost(name, costs[0], lengths, *costs[1:], divisible=not adaptive), settings, places)
+            Content(CellCost(name, costs[0], lengths, *costs[1:], divisible=not adaptive), measurement, places)
         )
     return contents
 
@@ -294,7 +288,3 @@ def _costs(
     alone = tuple(sum(flops(example, (length,)) for example in examples[0]) for length in lengths)
     up_to = tuple(sum(flops(example, lengths[: at + 1]) for example in examples[0]) for at in range(len(lengths)))
     return repeats, alone, up_to
-
-
-def _as_json(settings: Mapping[str, Any]) -> str:
-    return json.dumps(settings, sort_keys=True)

@@ -132,6 +132,7 @@ class ApeReader(DenseReader):
     how: Ape
     parallel: Parallel
     incremental: ClassVar[bool] = False
+    changes_only_before: ClassVar[bool] = True
 
     def read(self, *passages: Ids, head: Ids | None = None, weights: Tensor | None = None) -> "ApeMemory":
         """Read `head`, the prefix, and the passages (or their pieces) in parallel. `weights` is ignored.

@@ -98,6 +98,7 @@ class MixtureReader(OuterReader):
 
     how: Replug
     incremental: ClassVar[bool] = False
+    changes_only_before: ClassVar[bool] = True
 
     def inner_capacity(self, num_tokens: int) -> int:
         return num_tokens if self.how.piece is None else 0  # a piece needs only a part of it

@@ -10,8 +10,9 @@ of the model, and averages votes over the query heads that share one before the 
 are kept. A layer with its own sliding window chooses among the keys that it still holds.
 
 The text is read with full attention, in any chunks, and the choice is made at the first call of `score` or `generate`.
-The tokens of the call see the chosen keys and each other. A question votes only if it was read: tasks read their
-question and score the answer, as in the paper. Holds every key while it reads, then `capacity` per head and layer. A
+The tokens of the call see the chosen keys and each other. A question votes only if it was read before, as in
+the paper: `icl`, `qa`, `ralm` and tasks on documents read it; `needle`, `passkey` and `own` give it in the call of the
+answer, where it does not vote. Holds every key while it reads, then `capacity` per head and layer. A
 `read` after that reads the text again. Not trained.
 """
 

@@ -80,6 +80,12 @@ class Reader(Protocol):
         return True
 
     @property
+    def changes_only_before(self) -> bool:
+        """Whether it changes only how the text before the scored tokens is read or kept. A text that is scored from its
+        first token on is then read as under full attention."""
+        return False
+
+    @property
     def watchable(self) -> bool:
         """Whether the model's own attention reads the text as one sequence, so that its weights can be measured."""
         return False
@@ -126,6 +132,10 @@ class DenseReader(Reader):
     attention: hf.CustomAttention | None = None  # of a method, instead of full attention
     scope: hf.Scope | None = None  # outside of it, its memories cannot be used
     on_read: Callable[[int], None] | None = None
+
+    @property
+    def changes_only_before(self) -> bool:
+        return self.attention is not None and self.attention.eviction is not None
 
     @property
     def watchable(self) -> bool:

@@ -1,4 +1,4 @@
-"""Rows (see `farspan.schema.Row`), appended to disk as they are measured; and the folder of the run they belong to.
+"""Rows (see `farspan.schema.row.Row`), appended to disk as they are measured; and the folder of the run they belong to.
 
 runs/NAME/run.json     settings, models, versions, hardware, one entry for each start
 runs/NAME/rows.jsonl   one line per example; a kill loses at most the line being written
@@ -22,7 +22,7 @@ from farspan.record.rows import (
     refuse_file,
 )
 from farspan.record.run import Run, continued, default_folder, refuse_changed_files, refuse_differences
-from farspan.schema import Row
+from farspan.schema.row import Row
 
 __all__ = [
     "ABSENT",

@@ -1,13 +1,13 @@
 """The files of a run, read: run.json, the rows of all its writers, the examples."""
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from farspan.files import parse_json, read_json, refuse_special
-from farspan.schema import FORM, Row, check_example, check_header, check_row
+from farspan.schema import FORM, check_example, check_header, check_row
+from farspan.schema.row import Row
 
 T = TypeVar("T")
 Shard = tuple[int, int]  # the number of a shard, from 1, and of how many
@@ -110,21 +110,21 @@ def read_examples(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """Return the last row of each measurement: one that ran out of memory may have been repeated with more. A refusal
-    is left out if its model, method, task and length were measured after it."""
+    """Return the last row of each measurement: one that ran out of memory may have been repeated with more. A row that
+    stands for all examples is left out if its model, method, task and length were measured after it; where time did
+    not suffice for any length, if another length was."""
     found: dict[tuple[Any, ...], Row] = {}
-    refused: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # by what is refused, the key of its row
+    of_all: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # by model, method, task and length, the key of such a row
     for row in rows:
-        if row.status == "refused":
-            refused[_cell(row)] = row.key
-        elif refused and (key := refused.pop(_cell(row), None)) is not None:
-            del found[key]
+        cell = row.model, row.method, row.measurement
+        if row.of_all:
+            of_all[*cell, None if row.status == "budget" else row.length] = row.key
+        elif of_all:
+            for length in (row.length, None):
+                if (key := of_all.pop((*cell, length), None)) is not None:
+                    del found[key]
         found[row.key] = row
     return list(found.values())
-
-
-def _cell(row: Row) -> tuple[Any, ...]:
-    return row.model, row.method, row.task, json.dumps(row.settings, sort_keys=True), row.length
 
 
 def read_file(path: Path, until: Callable[[Row], bool] = lambda row: False) -> tuple[list[Row], int]:

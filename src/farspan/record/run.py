@@ -27,7 +27,8 @@ from farspan.record.rows import (
     writers_files,
     written_by,
 )
-from farspan.schema import FORM, Row
+from farspan.schema import FORM
+from farspan.schema.row import Row
 
 HEADER_LOCK = "run.lock"
 HEADER_WAIT = 600.0  # seconds: a thousand shards that start together write run.json one after another

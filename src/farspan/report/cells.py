@@ -217,14 +217,16 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def interval_of(values: np.ndarray, quality: Mapping[str, Any]) -> Interval:
     """Return the 95 % interval of a mean over examples: Wilson's where each is right or wrong, else Student's, clipped
-    to 0 to 1 for shares. None under two examples, and where graded scores are all the same: their spread is unknown."""
-    graded = quality.get("graded", False)
+    to 0 to 1 for shares. None under two examples, and where graded scores or nats are all the same: their spread is
+    unknown."""
+    nats = in_nats(quality["name"])
+    graded = nats or quality.get("graded", False)
     if len(values) < 2 or (graded and np.ptp(values) == 0):
         return None, None
     if not graded and np.isin(values, (0.0, 1.0)).all():
         found = binomtest(int(values.sum()), len(values)).proportion_ci(method="wilson")
         return float(found.low), float(found.high)
-    shares = not quality["exp"] and values.min() >= 0 and values.max() <= 1
+    shares = not quality["exp"] and not nats and values.min() >= 0 and values.max() <= 1
     low, high = (side[0] for side in (bands if shares else interval)(values[:, None]))
     return float(low), float(high)
 

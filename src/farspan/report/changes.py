@@ -98,18 +98,21 @@ class Comparison:
 
     changes: list[Change]
     remarks: list[str] = field(default_factory=list)
+    lacking: list[str] = field(default_factory=list)  # numbers of the baseline that have none to compare with
 
     @property
     def verdict(self) -> Verdict:
-        """`worse` if any change is; else `undecided` if one of memory or quality is, since costs are seldom decided;
-        else `better` if any is; else `equal`."""
-        found = {one.verdict for one in self.changes if one.kind != "cost" or one.verdict == "worse"} or {"undecided"}
+        """`worse` if any change is; else `undecided` if one of memory or quality is or has nothing to compare with,
+        since costs are seldom decided; else `better` if any is; else `equal`."""
+        found = {one.verdict for one in self.changes if one.kind != "cost" or one.verdict == "worse"}
+        found |= {"undecided"} if self.lacking or not found else set()
         order: tuple[Verdict, ...] = ("worse", "undecided", "better", "equal")
         return next(one for one in order if one in found)
 
     def as_data(self) -> dict[str, Any]:
         """Return verdict, changes and remarks, ready for JSON."""
-        return {"verdict": self.verdict, "changes": [asdict(one) for one in self.changes], "remarks": self.remarks}
+        changes = [asdict(one) for one in self.changes]
+        return {"verdict": self.verdict, "changes": changes, "remarks": [*self.lacking, *self.remarks]}
 
 
 def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TOLERANCES) -> Comparison:
@@ -120,16 +123,17 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
             five points of accuracy, or 0.05 nats.
     """
     found: list[Change] = []
-    remarks: list[str] = []
-    theirs = {(group.spec, one.method): one for group in grouped([now], MEMBERS) for one in group.members}
+    remarks, lacking = list[str](), list[str]()
+    theirs = {(group.spec, one.method): one for group in grouped([now], MEMBERS) for one in group.members if one.rows}
     for group in grouped([baseline], MEMBERS):
-        for one in group.members:
-            if (other := theirs.get((group.spec, one.method))) is None:
-                remarks.append(f"{group.spec} {one.method}: the model has no rows")
+        for one in (one for one in group.members if one.rows):
+            if (other := theirs.pop((group.spec, one.method), None)) is None:
+                lacking.append(f"{group.spec} {one.method} is not compared: the model has no rows")
             elif _is_curve(one) and _is_curve(other):
-                found += _memory(one, other, group, tolerances["memory"], remarks)
+                found += _memory(one, other, group, tolerances["memory"], remarks, lacking)
             else:
-                found += _quality(one, other, group, tolerances)
+                found += _quality(one, other, group, tolerances, lacking)
+    lacking += [f"{spec} {how} is not compared: the baseline has no rows" for spec, how in theirs]
     about: list[dict[str, Any]] = [next(iter(source.header["models"].values()), {}) for source in (baseline, now)]
     sessions: list[dict[str, Any]] = [
         source.header["sessions"][-1] if source.header["sessions"] else {} for source in (baseline, now)
@@ -150,7 +154,9 @@ def compare(baseline: Source, now: Source, tolerances: Mapping[Kind, float] = TO
     ]
     corrected = holm([None if one.kind == "cost" else one.difference.p for one in found])
     return Comparison(
-        [replace(one, p_holm=p, verdict=_verdict(one, p)) for one, p in zip(found, corrected, strict=True)], remarks
+        [replace(one, p_holm=p, verdict=_verdict(one, p)) for one, p in zip(found, corrected, strict=True)],
+        remarks,
+        lacking,
     )
 
 
@@ -159,19 +165,25 @@ def _is_curve(member: Member) -> bool:
     return isinstance(member, CurveMember) and len({row.length for row in member.good if row.depth == 0}) > 1
 
 
-def _memory(a: Member, b: Member, group: Group, tolerance: float, remarks: list[str]) -> Iterator[Change]:
+def _memory(
+    a: Member, b: Member, group: Group, tolerance: float, remarks: list[str], lacking: list[str]
+) -> Iterator[Change]:
     assert isinstance(a, CurveMember)
     assert isinstance(b, CurveMember)
     try:
         found = differences(a.curve, b.curve, names=("baseline", "model"))
     except ValueError as error:
-        remarks.append(f"{group.spec} {a.method}: {error}")
+        lacking.append(f"{group.spec} {a.method} is not compared: {error}")
         return
+    if further := sorted(set(b.curve.lengths.tolist()) - set(a.curve.lengths.tolist())):
+        at = ", ".join(f"{length:,}" for length in further)
+        lacking.append(f"{group.spec} {a.method} at {at} tokens is not compared: the baseline has no rows there")
     for one in found:
         if one.name not in MEMORY or not any(one.values):  # a length that is 0 in both shows nothing
             continue
         if len(one.censored) == 2:
-            remarks.append(f"{spoken(one.name)} is beyond the lengths measured, of both models: the span compares them")
+            beyond = f"{spoken(one.name)} is beyond the lengths measured, of both models: the span compares them"
+            remarks.append(f"{a.method}: {beyond}")
             continue
         margin, count = tolerance * abs(one.values[0]), round(one.freedom) + 1
         is_bounded = one.low is not None and one.high is not None and not one.censored
@@ -202,16 +214,22 @@ def _beyond(one: Difference) -> str:
     return ""
 
 
-def _quality(a: Member, b: Member, group: Group, tolerances: Mapping[Kind, float]) -> Iterator[Change]:
-    """Yield the change of the quality at each length, over the examples that both have."""
+def _quality(
+    a: Member, b: Member, group: Group, tolerances: Mapping[Kind, float], lacking: list[str]
+) -> Iterator[Change]:
+    """Yield the change of the quality at each length, over the examples that both have; name in `lacking` the lengths
+    where they share none."""
     quality = group.entry["quality"]
     if quality["higher_is_better"] is None:
         return
     kind: Kind = "perplexity" if quality["exp"] else "score"
     margin = log1p(tolerances[kind]) if quality["exp"] else tolerances[kind]
-    for length in a.lengths:
+    for length in sorted({*a.lengths, *b.lengths}):
         before, after = (by_example(one.rows_at.get(length, ()), quality["score"]) for one in (a, b))
         if not (shared := [key for key in before if key in after]):
+            if before or after:
+                what = f"{group.spec} {a.method} at {length:,} {group.entry['unit']}"
+                lacking.append(f"{what} is not compared: no example has a result of both models")
             continue
         first, second = (
             independent(((key[0], values[key]) for key in shared), group.entry) for values in (before, after)
@@ -292,7 +310,7 @@ def print_changes(found: Comparison, console: Terminal) -> None:
         if one.verdict == "undecided" and (reason := one.reason or _without_spread(one)):
             name = one.name if one.length is None else f"{one.name} {one.length:,}"
             console.print_line(f"{one.method} {name}: {reason}", style="dim")
-    for line in found.remarks:
+    for line in (*found.lacking, *found.remarks):
         console.print_line(line, style="dim")
 
 
@@ -332,4 +350,4 @@ def _line(one: Change, tasks: bool) -> list[str]:
     ends = f" [{write(difference.low, '-∞')}, {write(difference.high, '∞')}]" if has_interval else ""
     unit = " nats" if in_nats(one.name) else {"memory": "", "score": " pt"}.get(one.kind, " %")
     margin = write(one.margin).removeprefix("+").removesuffix(".0")
-    return [name, *shown, f"{write(difference.value)}{ends}", f"±{margin}{unit}", one.verdict]
+    return [name, *shown, f"{write(difference.value)}{ends}{unit}", f"±{margin}{unit}", one.verdict]

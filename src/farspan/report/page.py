@@ -20,7 +20,7 @@ from farspan.report.cells import cells_of
 from farspan.report.export import quality_table, write_csv
 from farspan.report.kinds import MEMBERS, reports
 from farspan.report.markdown import markdown_page
-from farspan.report.runs import grouped, read_sources
+from farspan.report.runs import grouped, read_sources, unfinished
 from farspan.report.sections import contents
 from farspan.terminal import shown
 
@@ -34,7 +34,7 @@ def write_report(
     """Write report.html and report.md of some runs into a folder, with quality.csv and the CSV files of the runs'
     tasks; return their paths.
 
-    Runs without rows are left out, each with a notice.
+    Runs without rows are left out, each with a notice; a notice also names runs that are not finished.
 
     Raises:
         ValueError: no run with rows, a folder with something other than a run, an output folder with files of these
@@ -45,6 +45,8 @@ def write_report(
     scripts = [plotly, (Path(__file__).parent / "page.js").read_text("utf-8")]
     assert not any("</script" in script.lower() for script in scripts)
     sources = read_sources(folders, notice)
+    for line in filter(None, map(unfinished, sources)):
+        notice(line)
     groups = grouped(sources, MEMBERS)
     out = Path(out)
     refuse_file(out)

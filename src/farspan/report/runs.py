@@ -383,3 +383,36 @@ def _endings(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
+
+
+def unfinished(source: Source) -> str:
+    """Return a line that says how many rows a run lacks at least; "" if none is known to be missing."""
+    if not (count := num_missing(source)):
+        return ""
+    return (
+        f"the run {source.name} is not finished: at least {count:,} rows are missing. Repeat its command to measure "
+        "them; the numbers are of those measured"
+    )
+
+
+def num_missing(source: Source) -> int:
+    """Return how many rows an unfinished run lacks at least, from the lengths and repeats that it records; 0 where it
+    chose its lengths while it measured, and of a search, which measures some tasks at some lengths."""
+    settings = source.header["settings"]
+    if settings.get("lengths") == "auto" or "search" in settings:
+        return 0
+    missing = 0
+    for group in grouped([source]):
+        every = [member for member in group.members if member.rows]
+        given = settings.get("lengths")
+        lengths = given if isinstance(given, list) else {n for member in every for n in member.lengths}
+        repeats = settings.get("repeats") or max(_repeats(member.rows) for member in every)
+        for member in every:
+            refused = {length for length, status in member.failures.items() if status == "refused"}
+            for length in set(lengths) - refused:
+                missing += max(0, repeats - _repeats(member.rows_at.get(length, [])))
+    return missing
+
+
+def _repeats(rows: Iterable[Row]) -> int:
+    return len({row.repeat for row in rows})

@@ -68,7 +68,8 @@ def search_figure(found: Searched) -> Figure:
     for part in range(PARTS):
         ones = [one for one in shown if part * size < one.number <= (part + 1) * size]
         if ones:
-            label = f"evaluations {part * size + 1:,} to {min(len(found.tried), (part + 1) * size):,}"
+            first, last = part * size + 1, min(len(found.tried), (part + 1) * size)
+            label = f"evaluations {first:,} to {last:,}" if first < last else f"evaluation {first:,}"
             shade = part / (PARTS - 1)
             lines.append(Line(label, _costs(ones), _memories(ones), 0, style="points", shade=shade))
     marked = [("the model's own RoPE", found.own), (f"untrained YaRN: {found.yarn}", found.yarn)]

@@ -135,7 +135,7 @@ class BoundIcl(Bound[IclPrompt]):
     head: int = HEAD
 
     task: ClassVar[str] = "icl"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -179,7 +179,8 @@ class BoundIcl(Bound[IclPrompt]):
         parts = [following(lm.tokenizer, first, before="")] if texts else []
         parts += [following(lm.tokenizer, f"\n\n{text}", before="x") for text in others]
         query, alone = following(lm.tokenizer, f"\n\n{last}", before="x"), following(lm.tokenizer, last, before="")
-        what = [self.version, texts, last, self.options, self.head, *(ids.tolist() for ids in (query, *options))]
+        prompt = [texts, last, question.label, self.options, self.head]
+        what = [self.version, repeat, *prompt, *(ids.tolist() for ids in (query, *options))]
         return Example(
             id=digest(json.dumps(what)),
             repeat=repeat,

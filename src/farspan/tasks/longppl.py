@@ -26,6 +26,7 @@ examples of the mean over their key tokens.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -228,6 +229,9 @@ class BoundLongPPL(BoundText[np.ndarray]):
                 values |= {"context": len(reader.lm.separator.ids) + reading.length, "target": target}
                 counts = reading.num_seen, reading.num_kept
                 yield Result(example, reading.length, 0.0, values, status, reason, *counts)
+
+    def around(self, reader: Reader) -> AbstractContextManager[None]:
+        return self._long.around(reader)
 
     def parts(self, lm: LM, example: Example[np.ndarray], length: int) -> Parts:
         """Return the parts of the long reading."""

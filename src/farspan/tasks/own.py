@@ -110,7 +110,6 @@ class Own(Task):
     questions: str = field(default="same", metadata={"quiet": True})  # of the test `pairs`: one of QUESTIONS
 
     name: ClassVar[str] = "own"
-    quality: ClassVar[Quality] = Quality("right", "right answers", higher_is_better=True)
     details: ClassVar[tuple[str, ...]] = ("control", *TESTS)
 
     def __post_init__(self) -> None:
@@ -126,6 +125,11 @@ class Own(Task):
             )
         if self.questions != "same" and self.pairs < 2:
             raise ValueError(f"pairs: got {self.pairs}, expected at least 2, among which questions=paraphrased chooses")
+
+    @property
+    def quality(self) -> Quality:
+        # recall and a mean over tests are shares; the other tests are right or wrong
+        return Quality("right", "right answers", higher_is_better=True, graded=self.tests in ("all", "recall"))
 
     @property
     def chosen(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ Logits are computed one block at a time. The separator precedes the text and is 
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -146,7 +147,12 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
             read = before
 
     def readings(self, reader: Reader, batch: Sequence[Example[np.ndarray]]) -> Iterator["Reading"]:
-        """Yield the scores of a batch at each of its lengths, shortest first."""
+        """Yield the scores of a batch at each of its lengths, shortest first.
+
+        Raises:
+            ValueError: targets=all under a method that changes only how the text before the targets is read.
+        """
+        self._check(reader)
         text = torch.from_numpy(np.stack([example.payload for example in batch])).long()
         head = torch.tensor([reader.lm.separator.ids]).expand(len(batch), -1)
         # a reader that cuts or mixes its text needs the whole text in one call; an incremental one continues
@@ -169,6 +175,17 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
                 memory, read = None, 0
                 layer = self._not_finite(reader, head, text, length)
             yield Reading(length, scores, *counts, layer)
+
+    def around(self, reader: Reader) -> AbstractContextManager[None]:
+        self._check(reader)
+        return nullcontext()
+
+    def _check(self, reader: Reader) -> None:
+        if self.targets == "all" and reader.changes_only_before:
+            raise ValueError(
+                "targets=all scores a text from its first token on. This method changes only how the text before the "
+                "targets is read or kept, so it would be full attention: use targets=fixed or targets=last"
+            )
 
     def run(self, reader: Reader, batch: Sequence[Example[np.ndarray]]) -> Iterator[Result]:
         """Yield results of a batch, shortest length first."""

@@ -8,7 +8,8 @@ from pydantic import Field, TypeAdapter
 
 from farspan.files import read_json
 from farspan.record import Row
-from farspan.schema import Checked, Positive, Share, check
+from farspan.schema import Checked, Positive, check
+from farspan.schema.row import Share
 from farspan.tasks.curve import BoundCurve
 
 

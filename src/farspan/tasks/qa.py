@@ -128,7 +128,7 @@ class BoundQa(Qa, Bound[QaPrompt]):
 
     task: ClassVar[str] = "qa"
     needs_nats: ClassVar[bool] = False
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class BoundQa(Qa, Bound[QaPrompt]):
         pieces = tuple(passage_ids(lm.tokenizer, str(passage), self.passage_tokens) for passage in passages)
         query = encoded(lm.tokenizer, f"Question: {one.question}\nAnswer:")
         prompt = QaPrompt(np.concatenate(head), pieces, query, one)
-        what = f"{self.task} {self.version} {one.answers} {self.new_tokens} {self.weights}"
+        what = f"{self.task} {self.version} {repeat} {one.answers} {self.new_tokens} {self.weights}"
         return Example(digest(what, prompt.head, *joined(pieces), query), repeat, tuple(lengths), prompt)
 
     @cached_property

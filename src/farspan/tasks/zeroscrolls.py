@@ -133,7 +133,8 @@ class ZeroScrolls(Task):
 
     @property
     def quality(self) -> Quality:
-        return Quality("score", SETS[self.set].quality, higher_is_better=True, graded=True)
+        name = SETS[self.set].quality
+        return Quality("score", name, higher_is_better=True, graded=name != "accuracy")
 
     def on(self, lm: LM, text: str) -> "BoundZeroScrolls":
         of = SETS[self.set]

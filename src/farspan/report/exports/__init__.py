@@ -1,19 +1,19 @@
 """Runs in the formats of other tools. A format is a function of one run that writes files into a folder."""
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from farspan.files import written
-from farspan.record import Row, refuse_file
+from farspan.record import refuse_file
 from farspan.report.exports.eval_results import write_eval_results
 from farspan.report.exports.every_eval_ever import write_every_eval_ever
 from farspan.report.exports.model_card import write_model_card
 from farspan.report.exports.numbers import UNMEASURED
 from farspan.report.exports.rows import write_rows_csv, write_rows_parquet
-from farspan.report.runs import Source, grouped, read_run
+from farspan.report.runs import Source, grouped, read_run, unfinished
 from farspan.specs import check_known
 
 Notice = Callable[[str], None]
@@ -92,35 +92,9 @@ def measured_part(source: Source, notice: Notice) -> Source:
                 f"the rows themselves: --to {' or '.join(ROWS)}"
             )
         notice(f"{len(missing):,} of {len(source.rows):,} rows have no result and are left out, {first}")
-    if num_left := num_missing(source):
-        notice(
-            f"the run is not finished: at least {num_left:,} rows are missing. Repeat its command to measure them; the "
-            "numbers are of those measured"
-        )
+    if line := unfinished(source):
+        notice(line)
     undirected = [group.spec for group in grouped([source]) if group.entry["quality"]["higher_is_better"] is None]
     if undirected:
         notice(f"{', '.join(undirected)}: {UNMEASURED}")
     return source
-
-
-def num_missing(source: Source) -> int:
-    """Return how many rows an unfinished run lacks at least, from the lengths and repeats that it records; 0 where it
-    chose its lengths while it measured."""
-    settings = source.header["settings"]
-    if settings.get("lengths") == "auto":
-        return 0
-    missing = 0
-    for group in grouped([source]):
-        every = [member for member in group.members if member.rows]
-        given = settings.get("lengths")
-        lengths = given if isinstance(given, list) else {n for member in every for n in member.lengths}
-        repeats = settings.get("repeats") or max(_repeats(member.rows) for member in every)
-        for member in every:
-            refused = {length for length, status in member.failures.items() if status == "refused"}
-            for length in set(lengths) - refused:
-                missing += max(0, repeats - _repeats(member.rows_at.get(length, [])))
-    return missing
-
-
-def _repeats(rows: Iterable[Row]) -> int:
-    return len({row.repeat for row in rows})

@@ -14,6 +14,7 @@ from farspan.files import write
 from farspan.report.export import bounds, counted
 from farspan.report.exports.numbers import Number, is_hub_id, numbers_of, slug, text_of
 from farspan.report.runs import Source
+from farspan.text.hub import HUB_ID
 
 
 def write_eval_results(source: Source, folder: Path, dataset: str | None = None) -> list[Path]:
@@ -81,9 +82,9 @@ def _dataset(number: Number) -> str:
     Raises:
         ValueError: it is a file, a folder or a text of farspan.
     """
-    name = text_of(number).partition("#")[0]
-    if is_hub_id(name):
-        return name
+    name = text_of(number)
+    if (found := HUB_ID.fullmatch(name)) and is_hub_id(found["id"]):
+        return found["id"]
     raise ValueError(
         f"the Hub files results under a data set, and the text {name!r} is none of the Hub's: name one with --dataset "
         "OWNER/NAME"
@@ -99,7 +100,7 @@ def _notes(number: Number) -> str:
         number.meaning,
         f"95 % interval {interval}" if interval else "",
         beyond,
-        counted(number.n, "repeat"),
+        counted(number.n, "repeat" if number.length is None else "example"),
         f"method {number.member.method}",
         f"{number.group.spec}, version {number.group.version}",
     ]

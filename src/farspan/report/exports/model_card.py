@@ -60,8 +60,8 @@ def _table(numbers: Sequence[Number], short: dict[str, str]) -> Iterator[str]:
     lines = []
     for model, method in members:
         mine = {one.id: one for one in numbers if (one.member.model, one.member.method) == (model, method)}
-        repeats = counted(max(one.n for one in mine.values()), "repeat")
-        lines.append([short[model], method, *(_cell(mine.get(name)) for name in head), repeats])
+        count = counted(max(one.n for one in mine.values()), "repeat" if first.length is None else "example")
+        lines.append([short[model], method, *(_cell(mine.get(name)) for name in head), count])
     yield from markdown_table(["model", "method", *(what[name] for name in head), ""], lines)
 
 

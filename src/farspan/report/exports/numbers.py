@@ -10,6 +10,7 @@ from farspan.report.curve_section import COLUMNS
 from farspan.report.curves import HEADLINE, CurveMember
 from farspan.report.kinds import MEMBERS
 from farspan.report.runs import Group, Member, Source, grouped
+from farspan.text.hub import HUB_ID
 
 UNMEASURED = "neither direction of its numbers is better, and the format needs one: it is left out"
 
@@ -86,7 +87,8 @@ def slug(name: str) -> str:
 
 def is_hub_id(name: str) -> bool:
     """Return whether a name has the form OWNER/NAME, and is no file or folder here."""
-    return name.count("/") == 1 and name[0] not in "/.~" and name[-1] != "/" and not Path(name).exists()
+    found = HUB_ID.fullmatch(name)
+    return found is not None and found["id"] == name and name[0] != "." and not Path(name).exists()
 
 
 def task_settings(number: Number) -> dict[str, Any]:

@@ -1,30 +1,24 @@
-"""A row, and checks of the files of a run, which may be damaged, edited or written by somebody else. All values that a
+"""Checks of the files of a run, which may be damaged, edited or written by somebody else. All values that a
 report computes with are checked when they are read: types, ranges, and that a measured row has the scores of its task.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints, TypeAdapter, ValidationError
 
 from farspan.lengths import LARGEST
+from farspan.schema.row import Cost, Count, Row, Share, Words
 
-MOST_BYTES = 2**63
 FORM = 2  # of run.json, recorded as its version: tasks by name in the settings
 # instead of pydantic's own messages, which name its types or a pattern
 EXPECTED = {"too_short": "at least one value", "string_pattern_mismatch": "hexadecimal digits in pairs, or base64"}
 
-Count = Annotated[int, Strict(), Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Strict(), Field(ge=1, le=LARGEST)]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
-Cost = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Strict(), Field(ge=0, le=1)]
 Sum = Annotated[float, Strict(), Field(ge=0, le=1.001)]  # of shares, rounded in the model's precision
 Bits = Annotated[str, StringConstraints(pattern=r"\A([0-9a-f]{2})*\z")]
-Words = dict[str, Any]
 
 
 class Checked(BaseModel):
@@ -37,41 +31,6 @@ class RowReading(Checked):
     repeats: Annotated[list[Count], Field(min_length=1)]
     chunk: Positive
     cuts: list[Count]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One example at one length, raw and self-describing; a line of rows.jsonl."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    model: str  # its name in the run
-    method: str  # as `farspan.method` parses it
-    task: str  # the name of the measurement
-    version: Count  # of the task; incremented by changes that affect numbers
-    settings: Words  # of the task, such as protocol and texts
-    length: Count  # in the task's unit
-    repeat: Count  # of the texts or examples, from 0
-    seed: Annotated[int, Strict()]  # random seed of the texts
-    example: str  # hash of the example's tokens and settings
-    depth: Share = 0.0  # position in the text: 0 its beginning, 1 its end
-    status: str = "ok"  # or "oom", "nan", "too_long", "budget", "no_keys": then `scores` is empty or partial
-    reason: str = ""  # of a status other than ok
-    scores: Words = field(default_factory=dict)  # scores of the task, by name
-    num_seen: Count = 0  # tokens the memory had read
-    num_kept: Count = 0  # tokens it still held
-    seconds: Cost = 0.0  # of this row
-    peak_bytes: Annotated[int, Strict(), Field(ge=0, le=MOST_BYTES)] = 0  # of the device so far; of the process on CPUs
-    # how it was read: `repeats` read together, `chunk` tokens of one forward, `cuts` of the text up to this length.
-    # Rows read in the same way are equal in any precision; others in float32, on average in lower ones
-    reading: Words = field(default_factory=dict)
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """The identity of a row's measurement."""
-        # a refused row covers all examples of its settings, which the hash of an example includes
-        settings = json.dumps(self.settings, sort_keys=True) if self.status == "refused" else ""
-        return self.model, self.method, self.example, self.length, self.depth, settings
 
 
 ROW = TypeAdapter(Row)
