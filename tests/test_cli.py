@@ -206,6 +206,8 @@ def test_the_numbers_of_a_plan_are_on_one_line_of_80_columns(models: Path, monke
     command = ("compare", models / "llama", *options, *tasks, "--text", "text.txt", "--repeats", 2)
     costs = last_line(farspan(*command, "--plan", "--json"))["plans"]
     printed = farspan(*command, "--plan").stdout
+    total = sum(cost["tokens"] for cost in costs if "tokens" in cost)
+    assert (f"all: {total:,} tokens, " in printed) == (len([cost for cost in costs if "tokens" in cost]) > 1)
     assert len(costs) > 6
     table = printed.partition(": weights")[0].splitlines()[:-1]
     assert max(map(len, table)) <= 80
@@ -515,6 +517,11 @@ def test_help_names_the_value_of_an_option_and_nothing_after_a_switch(
             ["perplexity", "demo", "--wait", "5", "--insecure"],
             "error: --wait, --insecure without a served model: got 'demo', expected --base-url URL. "
             "Give --base-url, or leave out --wait, --insecure\n",
+        ),
+        (
+            ["curve", "--base-url", "127.0.0.1:8000", "--tokenizer", "demo"],
+            "error: --base-url: got '127.0.0.1:8000', expected the address of a server that begins with http:// or "
+            "https://, such as http://127.0.0.1:8000\n",
         ),
         (
             ["ask", "demo", "who?", "--tokenizer", "demo"],

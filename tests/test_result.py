@@ -225,6 +225,7 @@ def test_documents_are_a_text_as_a_file_of_them_is(lm: LM, measured: Measured) -
             "got a string of 9 characters, expected a name such as 'builtin' or that of a file. Give a document as",
         ),
         ("x" * 5000, "got a string of 5,000 characters, expected a name"),
+        ("a document " * 30, "got a string of 330 characters, expected a name"),
         ([], "got no document with text in it, expected at least one"),
         ([" ", ""], "got no document with text in it"),
         (["a", 3], "got int as document 1, expected a string"),

@@ -85,7 +85,7 @@ def ask(
                 )
                 console.print()
                 seen = f"decoder {answer.num_seen - answer.num_encoded:,} tokens ({answer.num_kept:,} kept)"
-                took = f"{answer.num_tokens} tokens in {answer.seconds:.1f} s"
+                took = f"{answer.num_tokens:,} token{'s' * (answer.num_tokens != 1)} in {answer.seconds:.1f} s"
                 err.print(f"{seen}, encoder {answer.num_encoded:,}; {took}", style="dim", highlight=False)
                 answers.append({"question": question} | asdict(answer))
                 if not interactive:

@@ -149,6 +149,11 @@ def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> No
         later = "later rounds depend on its rows" if begun else "all may take 2 to 4 times as long"
         title += f"; the first round of --lengths auto: {later}"
     console.print_table(title, head, lines, num_names=len(names), num_keys=len(head) - len(numbers))
+    known = [cost for *_, cost in plans if not isinstance(cost, str)]
+    if len(known) > 1:
+        flops, seconds = sum(cost.flops for cost in known), sum(cost.seconds or 0.0 for cost in known)
+        total = f"all: {sum(cost.tokens for cost in known):,} tokens, {flops / 1e12:,.3g} TFLOP"
+        console.print_line(total + (f", {shown_time(seconds)}" if timed else ""))
     weights = {model: cost.weight_bytes for model, _, _, _, cost in plans if not isinstance(cost, str)}
     for model, num_bytes in weights.items():
         size = f"{num_bytes / 2**30:,.3g} GiB"

@@ -185,17 +185,21 @@ class Loading:
         Raises:
             ValueError: none at all, or options of a served model without one.
         """
+        from farspan.measuring.loader import is_url
+
+        if self.base_url and not is_url(self.base_url):
+            raise ValueError(
+                f"--base-url: got {self.base_url!r}, expected the address of a server that begins with http:// or "
+                f"https://, such as http://{self.base_url}"
+            )
         models = [*(given or ()), *([self.base_url] if self.base_url else ())]
         if not models:
             raise ValueError("no model: give a folder, a GGUF file, a hub id, demo, or the server of one (--base-url)")
-        if unused := [name for name in self.given if name in ONLY_SERVED]:
-            from farspan.measuring.loader import is_url
-
-            if not any(map(is_url, models)):
-                raise ValueError(
-                    f"{', '.join(unused)} without a served model: got {', '.join(map(repr, models))}, expected "
-                    f"--base-url URL. Give --base-url, or leave out {', '.join(unused)}"
-                )
+        if (unused := [name for name in self.given if name in ONLY_SERVED]) and not any(map(is_url, models)):
+            raise ValueError(
+                f"{', '.join(unused)} without a served model: got {', '.join(map(repr, models))}, expected "
+                f"--base-url URL. Give --base-url, or leave out {', '.join(unused)}"
+            )
         return models
 
     @property

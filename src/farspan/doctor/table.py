@@ -19,6 +19,6 @@ def print_checks(checks: list[Check], title: str, console: Console) -> int:
     console.print(table)
     failed = sum(check.passed is False for check in checks)
     applied = sum(check.passed is not None for check in checks)
-    summary = f"{applied - failed} of {applied} checks passed, {len(checks) - applied} do not apply"
+    summary = f"{applied - failed} of {applied} checks passed, {len(checks) - applied} not applicable"
     console.print(summary, style="red" if failed else "green", highlight=False)
     return failed

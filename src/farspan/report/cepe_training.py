@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from farspan.report.export import counted
 from farspan.report.figure import Figure
 from farspan.report.picture import draw_grid
 from farspan.report.training import SIZE, Log, base_of, line, measured_figure, measured_table
@@ -36,7 +37,7 @@ library_name: farspan
 # {name} with an encoder of distant context (CEPE{distilled}, {stage})
 
 Made by farspan: an encoder and cross-attention, {trained:,} parameters, were trained beside {name}, which is
-unchanged and not in this folder. {steps:,} steps of {batch:,} windows: {decoder:,} tokens in the decoder after
+unchanged and not in this folder. {steps:,} steps of {batch}: {decoder:,} tokens in the decoder after
 {chunks:,} chunks of {chunk:,}, of the text `{text}`. Open it with `farspan.load(FOLDER)` and read with the method
 `cepe:chunk={chunk},decoder_window={window}`. The licence of the decoder may hold for weights trained beside it, as
 Meta's for Llama does.
@@ -57,7 +58,7 @@ def model_card(summary: Mapping[str, Any], log: Log) -> str:
         stage="warm-up" if summary["stage"] == "warmup" else "main stage",
         trained=summary["trained"],
         steps=steps,
-        batch=summary["rows"] // steps,
+        batch=counted(summary["rows"] // steps, "window"),
         window=data["decoder"] + len(summary["from"]["separator"]["ids"]),
         text=Path(data["text"]).name,
         measured=measured_table(log, settings["watch"]["text"]),

@@ -155,7 +155,9 @@ def _check_run(path: Path) -> None:
         return
     beside = sorted(str(one.parent) for one in path.parent.glob("*/run.json"))
     known = f"; beside it are {', '.join(beside[:RUNS_NAMED])}{', ...' * (len(beside) > RUNS_NAMED)}" if beside else ""
-    found = "a folder without it" if path.is_dir() else "a file" if path.exists() else "a path that does not exist"
+    found = (
+        "a folder without run.json" if path.is_dir() else "a file" if path.exists() else "a path that does not exist"
+    )
     fix = f"the --out of a command such as `farspan curve` or `farspan compare`{known}"
     fix = str(path.parent) if (path.parent / "run.json").exists() else fix
     raise ValueError(f"{path} holds no run: got {found}, expected a run folder, which contains run.json. Give {fix}")

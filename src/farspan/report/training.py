@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from farspan.report.curve_figures import ACCURACY, LENGTH
+from farspan.report.export import counted
 from farspan.report.figure import COLOURS, Figure, Line, Rule
 from farspan.report.picture import draw_grid
 from farspan.stats import MeasuredCurve, Summary, measured_mean
@@ -138,7 +139,7 @@ library_name: transformers
 
 Made by farspan from {name}, which was trained on {before:,} tokens, by Sparse Memory Training: rows of {window:,}
 tokens drawn from documents of up to {target:,}, each token at its own position. {trained:,} of {parameters:,}
-parameters were trained, for {steps:,} steps of {batch:,} rows. It opens in plain transformers.
+parameters were trained, for {steps:,} steps of {batch}. It opens in plain transformers.
 {repeats}{scaled}{measured}
 ![losses](losses.png)
 
@@ -164,7 +165,7 @@ def model_card(summary: Mapping[str, Any], log: Log) -> str:
         before=summary["from"]["trained_length"] or summary["window"],
         target=settings["lengths"]["target"],
         steps=steps,
-        batch=summary["rows"] // steps,
+        batch=counted(summary["rows"] // steps, "row"),
         repeats=REPEATS.format(draw=draw) if REPEATING.search(draw) else "",
         scaled=SCALED.format(how=how) if (how := _scaling(summary)) else "",
         measured=measured_table(log, settings["watch"]["text"]),

@@ -79,9 +79,9 @@ class MemoryLength:
     interval_censored: bool = False  # the upper end of the interval is larger than `high`
 
     def __str__(self) -> str:
-        text = f"{'>' if self.censored else ''}{self.value:,.0f}"
+        text = f"{'>' if self.censored else ''}{self.value:z,.0f}"
         if self.low is not None and self.high is not None:
-            text += f" [{self.low:,.0f}, {'>' if self.interval_censored else ''}{self.high:,.0f}]"
+            text += f" [{self.low:z,.0f}, {'>' if self.interval_censored else ''}{self.high:z,.0f}]"
         return text
 
 
@@ -202,7 +202,8 @@ def by_chance(
             low, high = low - (name == "fine") * unseen[name], high + (name != "fine") * unseen[name]
         if high > curve.lengths[-1]:  # an area can be no larger than recalling everything
             high, over = float(curve.lengths[-1]), over or name in CROSSINGS
-        found[name] = max(0.0, low) if name in CROSSINGS else low, high, over
+        # and no smaller than guessing everything wrong that the model guesses right without the text
+        found[name] = max(0.0 if name in CROSSINGS else -float(curve.lengths[-1]), low), high, over
     return found
 
 

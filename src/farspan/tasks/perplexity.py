@@ -30,6 +30,7 @@ from farspan.specs import check_known
 from farspan.tasks.base import BoundText, Example, Parts, Quality, Result, Task, Work, digest, not_finite
 from farspan.terminal import report
 
+FEWER = "perplexity:target_tokens=N, or target_tokens=auto"
 TARGETS = ("fixed", "last", "all")
 TARGET_TOKENS = 256  # CEPE's
 SHORTEST = 512  # tokens; the shortest default length, or a quarter of the trained length if that is less
@@ -267,7 +268,7 @@ def shortest_length(trained: int) -> int:
     return min(SHORTEST, 1 << (max(1, trained // 4).bit_length() - 1))
 
 
-def check_target_tokens(target_tokens: int, lengths: Sequence[int], how: str = "perplexity:target_tokens=N") -> None:
+def check_target_tokens(target_tokens: int, lengths: Sequence[int], how: str = FEWER) -> None:
     """Raise ValueError if the targets leave no context in the shortest length; `how` names their option."""
     if target_tokens >= lengths[0]:
         raise ValueError(

@@ -32,6 +32,7 @@ FOLDER_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 Document = str | TextFile | None  # None: a row without a text
 Text = str | Path | Sequence[str]  # a name, or documents
 LONGEST_NAME = 4096  # characters; a longer string is a document
+LONGEST_PART = 255  # bytes between two / that file systems allow
 
 
 def named(text: Text) -> str:
@@ -45,7 +46,8 @@ def named(text: Text) -> str:
     if isinstance(text, Path):
         return str(text)
     if isinstance(text, str):
-        if "\n" in text or len(text) > LONGEST_NAME:
+        longest = max(len(part.encode(errors="replace")) for part in text.partition("#")[0].split("/"))
+        if "\n" in text or len(text) > LONGEST_NAME or longest > LONGEST_PART:
             raise ValueError(
                 f"text: got a string of {len(text):,} characters, expected a name such as 'builtin' or that of a file. "
                 "Give a document as a list: text=[document]"

@@ -35,6 +35,8 @@ def write_eval_results(source: Source, folder: Path, dataset: str | None = None)
                 "-, _ and ."
             ) from None
     numbers = numbers_of(source)
+    if not numbers:
+        raise ValueError(f"{source.folder} has no number that is better when it is higher or lower: nothing to export")
     models = list(dict.fromkeys(number.member.model for number in numbers))
     if len(models) > 1:
         raise ValueError(
