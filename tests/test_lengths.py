@@ -68,5 +68,9 @@ def test_default_lengths_end_where_the_positions_of_a_model_end(tokenizer: Any) 
         assert setup.lengths == expected
     what = "perplexity:targets=fixed,target_tokens=256"
     assert lines == [f"tiny-llama takes at most 1,500 tokens: the default lengths of {what} end at 1,024"]
+    (setup,) = grid([lm], ["curve"], text="builtin:held-out").setups(lm, Watch())  # no length fits 100 positions
+    lm = replace(lm, position_limit=1500)
+    (curve,) = grid([lm], ["curve"], text="builtin:held-out").setups(lm, Watch())
+    assert (setup.lengths[-1], curve.lengths[-1]) == (1024, 640)  # a text and its copy
     (setup,) = grid([lm], ["perplexity"], text="builtin:held-out", lengths=[600, 4000]).setups(lm, Watch())
     assert setup.lengths == (600, 4000)

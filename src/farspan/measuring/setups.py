@@ -146,13 +146,16 @@ class Grid:
             return Setup(bound, str(one), None, self.repeats, possible)
         repeats = self.repeats or DEFAULT_REPEATS
         chosen = bound.auto_lengths(lm, repeats) if self.lengths == "auto" else self.lengths
-        lengths = tuple(int(n) for n in chosen or self._default_lengths(one, lm, watch))
+        lengths = tuple(int(n) for n in chosen or self._default_lengths(one, bound, lm, watch))
         return Setup(bound, str(one), lengths, repeats)
 
-    def _default_lengths(self, one: Task, lm: LM, watch: Watch) -> tuple[int, ...]:
+    def _default_lengths(self, one: Task, bound: Bound[Any], lm: LM, watch: Watch) -> tuple[int, ...]:
         """Return the default lengths that fit the model's positions; all of them if none fits."""
         lengths, limit = one.lengths(self.trained), lm.position_limit
-        possible = tuple(n for n in lengths if one.unit != "tokens" or limit is None or n <= limit)
+        if one.unit != "tokens" or limit is None:
+            return lengths
+        longest = bound.largest_length(lm, limit) if isinstance(bound, BoundCurve) else limit
+        possible = tuple(n for n in lengths if n <= longest)
         if not 0 < len(possible) < len(lengths):
             return lengths
         watch.notice(f"{lm.name} takes at most {limit:,} tokens: the default lengths of {one} end at {possible[-1]:,}")

@@ -27,6 +27,7 @@ from farspan.report.export import three_digits
 from farspan.report.figure import FEW_TICKS, RECALL, Failed, Figure, Heat, Line, Rule, colour, log_numbers, shape
 from farspan.terminal import CONTROL
 
+MOST_LONG = 6  # numbers of five digits and more on an x axis
 ROW = 11  # height of a row of labels of rules, in points
 SIDE = 12  # characters of a line of a label beside the axes
 LEGEND_CHARACTERS = 150  # of small print in the width of a picture
@@ -199,7 +200,6 @@ def _scale(axes: Axes, one: Figure) -> None:
     if one.log_x:
         axes.set_xscale("log", base=2 if one.counts else 10)
     else:
-        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=one.counts))
         places = [float(place) for line in one.lines for place in line.x]
         places += [float(length) for failed in one.failed for length in failed.statuses]
         if places:
@@ -207,6 +207,8 @@ def _scale(axes: Axes, one: Figure) -> None:
             if one.span is None:
                 right = 1.05 * max([*places, *(rule.x for rule in one.rules if rule.x is not None)])
             axes.set_xlim(0 if min(places) > 0 else None, right)
+        most: Any = MOST_LONG if places and max(places) >= 10_000 else "auto"
+        axes.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10], integer=one.counts))
     if one.ticks and len(one.ticks) <= FEW_TICKS:
         axes.set_xticks(one.ticks, [f"{tick:,}" for tick in one.ticks])
         axes.minorticks_off()
