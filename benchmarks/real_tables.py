@@ -29,7 +29,8 @@ PICTURES = PAGE.parent / "pictures"
 MODELS = {"SmolLM2-135M-Instruct.Q4_1": "SmolLM2", "gemma-3-270m-q4_k_m": "Gemma 3"}
 # after a model's name: that of a model that a recipe made of it
 DECOYS = ("SMT, decoys", "SMT, decoys, seed 1", "SMT, decoys, seed 2")
-EXTENDED = (" SMT", *(f" {how}" for how in DECOYS), " CEPE")
+EQUAL = "SMT, 120 steps"  # as many as the trainings with decoys
+EXTENDED = (" SMT", f" {EQUAL}", *(f" {how}" for how in DECOYS), " CEPE")
 PLAIN = "as it is"  # how the tables call a model under full attention, in bfloat16
 NUMBERS = {"half_life": "half-life", "reach": "reach", "span": "span"}
 TEXTS = {"natural": "books", "shuffled": "books, shuffled", "python": "Python", "nested": "books, `nested`"}
@@ -40,7 +41,7 @@ PICTURED = (  # of the methods in the tables: those with most memory, and the mo
     "rope:type=yarn,factor=2",
     "rope:type=yarn,factor=4",
     STRETCHED.strip("`"),
-    "dca:chunk=2048",
+    "replug:weights=uniform,piece=2048,tail=4096",
     "SMT",
     "SMT, decoys",
 )
@@ -389,7 +390,7 @@ def spans_of_seeds(model: str) -> dict[str, list[Difference]]:
     found = {label(one): one for one in curves(model, "methods")}
     return {
         how: [_span(found[how], found[seed]) for seed in DECOYS]
-        for how in (PLAIN, "`rope:type=yarn,factor=4`", STRETCHED, "SMT")
+        for how in (PLAIN, "`rope:type=yarn,factor=4`", STRETCHED, "SMT", EQUAL)
     }
 
 
