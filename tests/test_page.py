@@ -304,7 +304,7 @@ def test_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no run")
     expected = "holds no run: got {}, expected a run folder, which contains run.json. Give "
-    with pytest.raises(ValueError, match=f"{tmp_path} {expected.format('a folder without it')}"):
+    with pytest.raises(ValueError, match=f"{tmp_path} {expected.format('a folder without run.json')}"):
         write_report([tmp_path], tmp_path / "out")
     one = run(tmp_path / "one", rows())
     with pytest.raises(
