@@ -175,9 +175,10 @@ def _memory(
     except ValueError as error:
         lacking.append(f"{group.spec} {a.method} is not compared: {error}")
         return
-    if further := sorted(set(b.curve.lengths.tolist()) - set(a.curve.lengths.tolist())):
-        at = ", ".join(f"{length:,}" for length in further)
-        lacking.append(f"{group.spec} {a.method} at {at} tokens is not compared: the baseline has no rows there")
+    alone = set(a.curve.lengths.tolist()) ^ set(b.curve.lengths.tolist())
+    if alone and a.source.header["settings"]["lengths"] != "auto":  # which each curve chooses for itself
+        at = ", ".join(f"{length:,}" for length in sorted(alone))
+        lacking.append(f"{group.spec} {a.method} at {at} tokens is not compared: only one of the models has rows there")
     for one in found:
         if one.name not in MEMORY or not any(one.values):  # a length that is 0 in both shows nothing
             continue
