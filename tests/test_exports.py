@@ -32,7 +32,7 @@ from farspan.report.exports.every_eval_ever import _result
 from farspan.report.exports.model_card import write_model_card
 from farspan.report.exports.numbers import numbers_of
 from farspan.report.exports.rows import METADATA, rows_table
-from farspan.report.runs import Source, read_run, unfinished
+from farspan.report.runs import Source, grouped, read_run, unfinished
 from farspan.stats import summarise
 
 from tiny import CODE
@@ -329,7 +329,8 @@ def test_partial_runs_are_exported_with_a_line(changed: Callable[[Change], Path]
 
 
 def test_a_whole_run_lacks_nothing(run: Path) -> None:
-    assert unfinished(read_run(run)) == ""
+    source = read_run(run)
+    assert unfinished(source, grouped([source])) == ""
 
 
 @pytest.mark.parametrize("to", [name for name in FORMATS if name not in ("parquet", "csv")])

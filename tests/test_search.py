@@ -240,7 +240,7 @@ def test_an_edited_candidate_is_refused(lm: LM) -> None:
         ({"max_nats": -0.1}, "max_nats: got -0.1, expected nats per token, 0 or more"),
         ({"max_nats": math.nan}, "max_nats: got nan"),
         ({"out": "a,b"}, "a method cannot name a file there"),
-        ({"lengths": ()}, "must be positive numbers of tokens"),
+        ({"lengths": ()}, "lengths: got none"),
         ({"lengths": (100, 60)}, r"lengths \[100, 60\] must ascend, each once: write 60,100"),
         (
             {"lengths": (8, 16)},

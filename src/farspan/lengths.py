@@ -65,7 +65,9 @@ def parse_lengths(text: str, points: int, spacing: Literal["linear", "log"]) -> 
 
 def check_lengths(lengths: Sequence[int]) -> None:
     """Raise ValueError unless the lengths are positive and ascend."""
-    if not lengths or any(length <= 0 for length in lengths):
+    if not lengths:
+        raise ValueError("lengths: got none, expected one or more (--lengths)")
+    if any(length <= 0 for length in lengths):
         raise ValueError(f"lengths {list(lengths)} must be positive numbers of tokens")
     if max(lengths) > LARGEST:
         raise ValueError(f"lengths: got {max(lengths)}, expected at most {LARGEST:,} tokens. Give smaller --lengths")

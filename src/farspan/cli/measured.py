@@ -126,7 +126,9 @@ def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> No
 
     from farspan.report.runs import short_names
 
-    timed = any(not isinstance(cost, str) and cost.seconds is not None for *_, cost in plans)
+    known = [(model, cost) for model, *_, cost in plans if not isinstance(cost, str)]
+    costs = [cost for _, cost in known]
+    timed = any(cost.seconds is not None for cost in costs)
     numbers = ["examples", "tokens", "TFLOP", "memory", *(["time"] if timed else [])]
     by_length = any(one.length is not None for one in plans)
     lines: list[list[str]] = []
@@ -143,18 +145,17 @@ def print_plans(plans: "Sequence[Planned]", adaptive: bool, as_json: bool) -> No
     console = err if as_json else Terminal()
     names = [*(["model"] if len(short) > 1 else []), "method", "task"]
     head = [*names, *(["length"] if by_length else []), *numbers]
-    begun = any(not isinstance(cost, str) and cost.num_done for *_, cost in plans)
+    begun = any(cost.num_done for cost in costs)
     title = "plan of what this run still lacks" if begun else "plan: nothing is measured yet"
     if adaptive:
         later = "later rounds depend on its rows" if begun else "all may take 2 to 4 times as long"
         title += f"; the first round of --lengths auto: {later}"
     console.print_table(title, head, lines, num_names=len(names), num_keys=len(head) - len(numbers))
-    known = [cost for *_, cost in plans if not isinstance(cost, str)]
-    if len(known) > 1:
-        flops, seconds = sum(cost.flops for cost in known), sum(cost.seconds or 0.0 for cost in known)
-        total = f"all: {sum(cost.tokens for cost in known):,} tokens, {flops / 1e12:,.3g} TFLOP"
+    if len(costs) > 1:
+        flops, seconds = sum(cost.flops for cost in costs), sum(cost.seconds or 0.0 for cost in costs)
+        total = f"all: {sum(cost.tokens for cost in costs):,} tokens, {flops / 1e12:,.3g} TFLOP"
         console.print_line(total + (f", {shown_time(seconds)}" if timed else ""))
-    weights = {model: cost.weight_bytes for model, _, _, _, cost in plans if not isinstance(cost, str)}
+    weights = {model: cost.weight_bytes for model, cost in known}
     for model, num_bytes in weights.items():
         size = f"{num_bytes / 2**30:,.3g} GiB"
         console.print(f"{model}: weights {size}, beside this memory", markup=False, highlight=False)

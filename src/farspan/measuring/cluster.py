@@ -189,10 +189,7 @@ class _Driver:
         units = list[int]()
         for number, unit in enumerate(part.dealing.units):
             content = part.contents[unit.cell]
-            model, how, _ = content.cell.name
-            cell = model, how, content.measurement
-            rows = {(*cell, *place) for place in content.rows(unit)} if content.cell.divisible else set()
-            self._wanted |= rows
+            self._wanted |= content.rows(unit) if content.cell.divisible else set()
             if not content.cell.divisible or part.lacking(unit, there):
                 units.append(number)
         self._units = [part.dealing.units[number] for number in units]

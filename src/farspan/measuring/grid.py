@@ -18,7 +18,6 @@ from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, grid, possibl
 from farspan.measuring.sharding import chosen_shard, sharding
 from farspan.methods import Method
 from farspan.record import Row, Run, Shard, continued, latest, read_header, read_rows
-from farspan.schema.row import measurement_of
 from farspan.tasks import Example
 from farspan.text.documents import Text
 
@@ -168,7 +167,7 @@ def plans(
         lm = loader(model, weights=calibrate)
         for one in what.setups(lm, Watch()):
             one = one.first_round
-            measurement = measurement_of(one.bound.task, one.bound.settings)
+            measurement = one.bound.measurement
             possible, reasons = possible_lengths(lm, one, what.seed) if what.compared else (one, {})
             # of all lengths, also for the cost of one: they begin at places that depend on the longest
             lengths, repeats = possible.lengths, possible.repeats or DEFAULT_REPEATS

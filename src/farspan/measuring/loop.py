@@ -15,7 +15,6 @@ from farspan.methods import Method
 from farspan.reader import CHUNK, Reader
 from farspan.reader.served.client import TooLongError
 from farspan.record import UNFINISHED, Row, Run
-from farspan.schema.row import measurement_of
 from farspan.tasks.base import Bound, Example, Result, Work
 
 SMALLEST_CHUNK = 64  # tokens; below this the overhead of each forward outweighs the memory saved
@@ -49,7 +48,7 @@ class Ledger:
     ) -> None:
         self.run, self.bound, self.method, self.lm, self.seed, self.watch = run, bound, method, lm, seed, watch
         self.examples = examples
-        self._measurement = measurement_of(bound.task, bound.settings)
+        self._measurement = bound.measurement
         self._wanted = {
             (e.id, length, depth)
             for e in examples

@@ -188,7 +188,8 @@ def search_rope(
     chosen = tuple(lengths) if lengths else windows(task, lm, factor)
     task.check(chosen)
     tasks = task, Perplexity("all")
-    what = Grid(tasks, text, chosen, repeats, seed, False, False, (lm.trained_length,), batch, chunk)
+    how: dict[str, Any] = {"cost": False, "compared": False, "batch": batch, "chunk": chunk}
+    what = Grid(tasks, text, chosen, repeats, seed, trained=(lm.trained_length,), **how)
     searched = {"shape": shape, "factor": float(factor), "max_nats": float(max_nats)}
     header = what.header | {"search": searched, "methods": [NAME]}
     folder = Path(out) if out is not None else default_folder("search", [lm.name], header)

@@ -21,13 +21,11 @@ from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, possible_leng
 from farspan.methods import Method
 from farspan.reader import Reader
 from farspan.record import Row, Shard
-from farspan.schema.row import measurement_of
 from farspan.tasks import Bound, Example
 from farspan.tasks.base import Work
 
 MOST = 100_000  # shards
-Place = tuple[str, int, float]  # of a row in a cell: example, length and depth
-Found = tuple[str, str, str, str, int, float]  # of a row in a run: model, method, task with settings, and its place
+Found = tuple[str, str, str, str, int, float]  # `Row.key`: model, method, task with settings, example, length, depth
 
 
 def parse_shard(text: str) -> Shard:
@@ -92,11 +90,12 @@ class Content:
     measurement: str  # its task with settings
     places: Sequence[Sequence[tuple[str, tuple[int, ...], tuple[float, ...]]]]  # the examples of each repeat
 
-    def rows(self, unit: Unit) -> set[Place]:
-        """Return the rows of a unit."""
+    def rows(self, unit: Unit) -> set[Found]:
+        """Return the keys of the rows of a unit."""
+        model, method, _ = self.cell.name
         wanted = set(self.cell.lengths[slice(*unit.lengths)])
         return {
-            (example, length, depth)
+            (model, method, self.measurement, example, length, depth)
             for examples in self.places[slice(*unit.repeats)]
             for example, lengths, depths in examples
             for length in lengths
@@ -180,12 +179,10 @@ class Sharding:
 
     def lacking(self, unit: Unit, there: "There") -> set[Found]:
         """Return the rows of a unit that are neither in the run nor refused."""
-        content = self.contents[unit.cell]
-        cell = *content.cell.name[:2], content.measurement
         return {
-            (*cell, *place)
-            for place in content.rows(unit)
-            if (*cell, *place) not in there.found and (*cell, place[1]) not in there.refused
+            (model, method, measurement, example, length, depth)
+            for model, method, measurement, example, length, depth in self.contents[unit.cell].rows(unit) - there.found
+            if (model, method, measurement, length) not in there.refused
         }
 
     def missing(self, rows: Sequence[Row], sessions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -249,7 +246,7 @@ def _contents(lm: LM, methods: Sequence[Method], one: Setup, what: Grid) -> list
     fitting = [within_positions(one.bound, lm, some) for some in by_repeat]
     contents = []
     for how in methods:
-        name, measurement = (lm.name, str(how), one.what), measurement_of(one.bound.task, one.bound.settings)
+        name, measurement = (lm.name, str(how), one.what), one.bound.measurement
         try:
             with how.on(lm) as reader:
                 costs = _costs(reader, one.bound, fitting, lengths)

@@ -45,9 +45,10 @@ def write_report(
     scripts = [plotly, (Path(__file__).parent / "page.js").read_text("utf-8")]
     assert not any("</script" in script.lower() for script in scripts)
     sources = read_sources(folders, notice)
-    for line in filter(None, map(unfinished, sources)):
-        notice(line)
     groups = grouped(sources, MEMBERS)
+    for source in sources:
+        if line := unfinished(source, groups):
+            notice(line)
     out = Path(out)
     refuse_file(out)
     _refuse_others(out)

@@ -387,9 +387,10 @@ def _endings(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def unfinished(source: Source) -> str:
-    """Return a line that says how many rows a run lacks at least; "" if none is known to be missing."""
-    if not (count := num_missing(source)):
+def unfinished(source: Source, groups: Sequence[Group]) -> str:
+    """Return a line that says how many rows a run, one of those in `groups`, lacks at least; "" if none is known to be
+    missing."""
+    if not (count := _num_missing(source, groups)):
         return ""
     return (
         f"the run {source.name} is not finished: at least {count:,} rows are missing. Repeat its command to measure "
@@ -397,15 +398,16 @@ def unfinished(source: Source) -> str:
     )
 
 
-def num_missing(source: Source) -> int:
+def _num_missing(source: Source, groups: Sequence[Group]) -> int:
     """Return how many rows an unfinished run lacks at least, from the lengths and repeats that it records; 0 where it
     chose its lengths while it measured, and of a search, which measures some tasks at some lengths."""
     settings = source.header["settings"]
     if settings.get("lengths") == "auto" or "search" in settings:
         return 0
     missing = 0
-    for group in grouped([source]):
-        every = [member for member in group.members if member.rows]
+    for group in groups:
+        if not (every := [member for member in group.members if member.source is source and member.rows]):
+            continue
         given = settings.get("lengths")
         lengths = given if isinstance(given, list) else {n for member in every for n in member.lengths}
         repeats = settings.get("repeats") or max(_repeats(member.rows) for member in every)

@@ -202,7 +202,7 @@ def by_chance(
             low, high = low - (name == "fine") * unseen[name], high + (name != "fine") * unseen[name]
         if high > curve.lengths[-1]:  # an area can be no larger than recalling everything
             high, over = float(curve.lengths[-1]), over or name in CROSSINGS
-        # and no smaller than guessing everything wrong that the model guesses right without the text
+        # nor smaller than minus the longest length
         found[name] = max(0.0 if name in CROSSINGS else -float(curve.lengths[-1]), low), high, over
     return found
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.reader import Memory, Reader, Work
+from farspan.schema.row import measurement_of
 from farspan.specs import written
 from farspan.tasks.prompts import token_texts
 from farspan.text.corpora import Corpus, load
@@ -136,6 +137,11 @@ class Bound(ABC, Generic[P]):
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """All settings that affect the scores, for the record."""
+
+    @property
+    def measurement(self) -> str:
+        """The task with its settings, as `Row.measurement`."""
+        return measurement_of(self.task, self.settings)
 
     @property
     def texts(self) -> tuple[Corpus, ...]:

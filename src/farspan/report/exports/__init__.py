@@ -92,9 +92,10 @@ def measured_part(source: Source, notice: Notice) -> Source:
                 f"the rows themselves: --to {' or '.join(ROWS)}"
             )
         notice(f"{len(missing):,} of {len(source.rows):,} rows have no result and are left out, {first}")
-    if line := unfinished(source):
+    groups = grouped([source])
+    if line := unfinished(source, groups):
         notice(line)
-    undirected = [group.spec for group in grouped([source]) if group.entry["quality"]["higher_is_better"] is None]
+    undirected = [group.spec for group in groups if group.entry["quality"]["higher_is_better"] is None]
     if undirected:
         notice(f"{', '.join(undirected)}: {UNMEASURED}")
     return source
