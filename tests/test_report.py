@@ -460,6 +460,21 @@ def test_crosses_of_members_differ_in_shape_and_place(of_three_that_failed: Figu
     assert min(y for _, y in places) == crosses[0].get_ydata()[0]
 
 
+@pytest.mark.parametrize("look", [{}, {"span": (0.0, 3.0)}, {"log_y": True}], ids=["free", "span", "log"])
+def test_crosses_are_below_all_values_and_their_numbers(of_three_that_failed: Figure, look: dict[str, Any]) -> None:
+    canvas = Canvas()
+    axes = canvas.subplots()
+    lowest = Line("line", [64.0, 512.0], [3.0, 0.01], 0, [2.9, 0.001], [3.0, 0.1])
+    draw_on(axes, replace(of_three_that_failed, lines=[lowest], exp="e", **look))
+    canvas.draw_without_rendering()
+    line = next(line for line in axes.lines if line.get_label() == "line")
+    floor = axes.transData.transform(np.stack(line.get_data(), 1))[:, 1].min()
+    for place in (axes, *axes.child_axes):
+        floor = min(floor, *(axes.transData.transform((64, tick))[1] for tick in place.get_yticks()))
+    crosses = (one for one in axes.lines if str(one.get_label()).startswith("m"))
+    assert all(one.get_transform().transform(np.stack(one.get_data(), 1))[:, 1].max() < floor for one in crosses)
+
+
 def test_crosses_on_the_page_differ_in_shape_and_place(of_three_that_failed: Figure) -> None:
     crosses = [trace for trace in as_plotly(of_three_that_failed)["data"] if trace["meta"]["kind"] == "failed"]
     assert len({one["marker"]["symbol"][0] for one in crosses}) == 3

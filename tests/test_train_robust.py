@@ -8,6 +8,7 @@ import pickle
 import re
 import resource
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from farspan.callback import CurveCallback, PerplexityCallback
 from farspan.files import locked
 from farspan.report.training import measured_table, model_card
 from farspan.stats import MemoryLength
-from farspan.train import cepe, distill, lm, mlm, smt
+from farspan.train import cepe, distill, interrupts, lm, mlm, smt
 from farspan.train.checkpoint import writing
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
@@ -436,6 +437,49 @@ def test_a_stopped_training_names_the_checkpoint_from_which_it_continues_if_ther
     ):
         done = cli("train", "lm", str(base / "lm.toml"), "--set", f"out={tmp_path / out}")
         assert (done.exit_code, done.stderr.splitlines()[-1]) == (130, f"interrupted: {kept}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by", interrupts.SIGNALS)
+def test_a_training_that_is_interrupted_saves_its_step_and_continues_as_if_it_was_not(
+    trained: Trained, settings: Make, tmp_path: Path, handlers: None, kind: str, by: signal.Signals
+) -> None:
+    chosen, notices = settings(kind), list[str]()
+    watch = TrainingWatch(step=lambda done, total, state: done == 3 and signal.raise_signal(by), notice=notices.append)
+    with pytest.raises(KeyboardInterrupt):
+        KINDS[kind][1](chosen, watch)
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").glob("checkpoint-*")] == ["checkpoint-3"]
+    assert results(tmp_path / "out") == []
+    assert any("a second signal (Ctrl-C) ends at once" in line for line in notices)
+    assert [signal.getsignal(number) for number in interrupts.SIGNALS] == [signal.default_int_handler] * 2
+    train(kind, chosen)
+    name = "cepe_adapter.safetensors" if kind in ("cepe", "distill") else "model.safetensors"
+    now, whole = (load_file(folder / name) for folder in (tmp_path / "out", trained.folder / kind))
+    assert now.keys() == whole.keys()
+    assert all(torch.equal(now[key], whole[key]) for key in whole)
+
+
+def test_a_second_signal_ends_a_training_at_once(
+    settings: Make, tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupts, "PAUSE", -1.0)
+
+    def twice(done: int, total: int, state: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        smt.train(settings("smt"), TrainingWatch(step=twice))
+    assert not list((tmp_path / "out" / "checkpoints").glob("checkpoint-*"))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, as under the command line."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize(

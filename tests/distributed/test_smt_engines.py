@@ -31,6 +31,7 @@ def training_step(trainer, *others, **named):
 TermsTrainer.training_step = training_step
 main()
 """
+TERMINATED_IN_ONE = KILLER.replace("== 6", '== 4 and os.environ["RANK"] == "1"').replace("SIGKILL", "SIGTERM")
 
 pytestmark = pytest.mark.timeout(2 * TIMEOUT)
 
@@ -44,6 +45,7 @@ def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
         (tmp_path / "text" / f"{number}.txt").write_text("".join(SENTENCE.format(number * i) for i in range(12)))
     (tmp_path / "a.toml").write_text(LINES)
     (tmp_path / "killer.py").write_text(KILLER)
+    (tmp_path / "terminator.py").write_text(TERMINATED_IN_ONE)
     return tmp_path
 
 
@@ -127,6 +129,18 @@ def test_two_processes_that_were_killed_continue_to_the_same_losses(folder: Path
     assert losses(folder, "killed") == losses(folder, "whole")
     for name, weight in weights(folder, "whole").items():
         testing.assert_close(weights(folder, "killed")[name], weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_both_processes_save_when_one_is_terminated(folder: Path, engine: str) -> None:
+    run(folder, "whole", f"trainer.engine={engine}")
+    done = run(folder, "stopped", f"trainer.engine={engine}", script=str(folder / "terminator.py"))
+    assert done.returncode != 0
+    assert [path.name for path in (folder / "stopped" / "checkpoints").glob("checkpoint-*")] == ["checkpoint-5"]
+    done = run(folder, "stopped", f"trainer.engine={engine}")
+    assert done.returncode == 0, done.stderr
+    for name, weight in weights(folder, "whole").items():
+        testing.assert_close(weights(folder, "stopped")[name], weight, rtol=0, atol=0)
 
 
 def test_what_accelerate_launches_is_a_training_on_two_processes(folder: Path) -> None:

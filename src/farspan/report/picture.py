@@ -162,7 +162,9 @@ def _draw_lines(axes: Axes, one: Figure) -> int:
         axes.plot(*one.front.T, color=NEUTRAL, linestyle="--", linewidth=1, zorder=1, label=FRONT)
     for area in one.areas:
         axes.axvspan(area.start, area.end, color=area.colour, zorder=0, label=area.label)
-    for height, failed in zip(one.failed_heights, one.failed, strict=True):
+    failures = [(failed, height) for failed, height in zip(one.failed, one.failed_heights, strict=True)
+                if failed.statuses.keys() - failed.partly]  # fmt: skip
+    for failed, height in failures:
         _draw_failed(axes, failed, height)
     for rule in one.rules:
         _draw_rule(axes, rule)
@@ -170,10 +172,12 @@ def _draw_lines(axes: Axes, one: Figure) -> int:
     _scale(axes, one)
     if one.span is not None:
         axes.set_ylim(one.span)
+    floor = _lay_strip(axes, max((height for _, height in failures), default=0.0))
     rows = _label_rules(axes, one.rules)
     if one.exp:
         right = axes.secondary_yaxis("right", functions=(lambda y: y, lambda y: y))  # the same height in another unit
-        right.yaxis.set_major_locator(MaxNLocator(8))
+        ends = floor, axes.get_ylim()[1]
+        right.set_yticks([tick for tick in MaxNLocator(8).tick_values(*ends) if ends[0] <= tick <= ends[1]])
         right.yaxis.set_major_formatter(FuncFormatter(lambda nats, _: three_digits(float(np.exp(nats)))))
         right.set_ylabel(one.exp)
     axes.grid(alpha=0.25)
@@ -288,13 +292,30 @@ def _look(line: Line) -> dict[str, Any]:
 
 def _draw_failed(axes: Axes, failed: Failed, height: float) -> None:
     """Draw a cross within the marker of the member at each length without a result."""
-    lengths = [length for length in sorted(failed.statuses) if length not in failed.partly]
-    if lengths:
-        axes.plot(
-            lengths, [height] * len(lengths), marker=_crossed(shape(failed.index)[2]), markersize=9,
-            linestyle="", color=colour(failed.index), markerfacecolor="none",
-            transform=axes.get_xaxis_transform(), clip_on=False, label=failed.label,
-        )  # fmt: skip
+    lengths = sorted(failed.statuses.keys() - failed.partly)
+    axes.plot(
+        lengths, [height] * len(lengths), marker=_crossed(shape(failed.index)[2]), markersize=9,
+        linestyle="", color=colour(failed.index), markerfacecolor="none",
+        transform=axes.get_xaxis_transform(), clip_on=False, label=failed.label,
+    )  # fmt: skip
+
+
+def _lay_strip(axes: Axes, height: float) -> float:
+    """Lay a grey strip without numbers below the values, for crosses up to a height: they have no value. Return the
+    lowest y above it.
+
+    Args:
+        height: of the highest crosses, as a share of the axes; 0: no strip.
+    """
+    lowest, highest = axes.get_ylim()
+    if height:
+        share, scale = height + 0.025, axes.yaxis.get_transform()
+        low, high = scale.transform([lowest, highest])
+        bottom = float(scale.inverted().transform([low - share / (1 - share) * (high - low)])[0])
+        axes.axhspan(bottom, lowest, color="#eeeeee", linewidth=0, zorder=1.5)  # above the grid
+        axes.set_ylim(bottom, highest)
+        axes.set_yticks([tick for tick in axes.get_yticks() if lowest <= tick <= highest])
+    return lowest
 
 
 def _crossed(marker: str) -> Path2D:

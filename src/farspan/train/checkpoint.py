@@ -28,7 +28,7 @@ from farspan import files
 from farspan.files import parse_json
 from farspan.hf.device import is_out_of_memory
 from farspan.text.corpora import Corpus
-from farspan.train.engines import is_first_process
+from farspan.train.engines import in_any_process, is_first_process
 
 TEXT = "text"  # the file with the hash of the text
 BASE = "base"  # the file with the fingerprint of the model that the training started from
@@ -304,8 +304,7 @@ class CheckpointTrainer(Trainer):
     def _weight_not_finite(self) -> str | None:
         """Return the name of a trained weight that is not finite in any process; None, in all processes, if all are."""
         found = not_finite((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
-        flag = torch.tensor([found is not None], device=self.args.device)
-        return (found or "of another process") if bool(self.accelerator.gather(flag).any()) else None
+        return (found or "of another process") if in_any_process(found is not None) else None
 
     def restore(self, checkpoint: Path, state: TrainerState) -> None:
         """Load the weights and set the state of a finished training. (`train` would take one more step.)

@@ -31,6 +31,15 @@ def num_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def in_any_process(flag: bool) -> bool:
+    """Return, in all processes of a training, whether a flag is set in one of them."""
+    if num_processes() == 1:
+        return flag
+    from accelerate.utils import gather
+
+    return bool(gather(torch.tensor([flag], device=processes().device)).any())
+
+
 def refuse_unfit(engine: str, optimizer: str) -> None:
     """Refuse an engine that cannot work with this optimizer and these processes.
 

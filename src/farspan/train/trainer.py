@@ -21,6 +21,7 @@ from farspan.measuring import trackers
 from farspan.train import checkpoint as checkpoints
 from farspan.train import engines
 from farspan.train.config import CHECKPOINTS, SETTINGS, Out, Settings, only_one_in, refuse_other_settings
+from farspan.train.interrupts import SavesWhenInterrupted
 from farspan.train.optimizer import OptimizerSettings, build, rates, warmup_and_decay
 from farspan.train.progress import Notice, Steps, TrainingWatch, parts_of
 from farspan.train.schedule import Schedule
@@ -45,7 +46,7 @@ class RunSettings(Settings):
     workers: int = Field(0, ge=0)  # processes that prepare batches
     report_to: tuple[str, ...] = ()  # trackers, such as tensorboard, wandb
     log_every: int = Field(50, gt=0)  # steps
-    save_every: int = Field(500, gt=0)  # steps; a kill loses at most this number
+    save_every: int = Field(500, gt=0)  # steps; a kill loses at most this number, Ctrl-C none
 
     @property
     def uses_bf16(self) -> bool:
@@ -256,13 +257,14 @@ def run(
 
     out, how = Path(settings.out), settings.trainer
     checkpoint, before = continued(settings, watch.notice)
+    interrupts = SavesWhenInterrupted(watch.notice)
     dtype = base_dtype if how.dtype == "auto" else getattr(torch, how.dtype)
     trainer: checkpoints.CheckpointTrainer = (TermsTrainer if options else checkpoints.CheckpointTrainer)(
         model=model,
         args=_arguments(settings, engines.sharded(model), evaluates=held_out is not None),
         train_dataset=rows,
         eval_dataset=held_out,
-        callbacks=[LogFile(out / "log.jsonl"), Steps(watch), checkpoints.Clock(before)],
+        callbacks=[LogFile(out / "log.jsonl"), Steps(watch), checkpoints.Clock(before), interrupts],
         optimizer_and_schedule=build(model, settings.optimizer, how.steps),
         **options,
     )
@@ -275,7 +277,8 @@ def run(
         trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
         for callback in callbacks:
             callback.attach(trainer)
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with interrupts.active():
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     state = engines.whole_state(model) if engines.sharded(model) else None
     parameters = sum(p.numel() for p in model.parameters())
     if trainer.is_world_process_zero():

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from farspan.files import write
-from farspan.report.curves import spoken
+from farspan.report.curves import HEADLINE, spoken
 from farspan.report.export import counted, markdown_table, plain, with_interval
 from farspan.report.exports.numbers import Number, numbers_of
 from farspan.report.kinds import MEMBERS, reports
@@ -51,7 +51,11 @@ def _table(numbers: Sequence[Number], short: dict[str, str]) -> Iterator[str]:
     first = numbers[0]
     what = {one.id: spoken(one.name) if one.length is None else f"{one.length:,}" for one in numbers}
     if first.length is None:
-        yield from ("Tokens of text that the model remembers; `>`: beyond the lengths measured.", "")
+        meanings = "; ".join(f"{spoken(name)}: {HEADLINE[name]}" for name in head)
+        yield from (
+            f"Lengths in tokens from the forgetting curve (arXiv 2410.04727). {meanings}; `>`: more than was measured.",
+            "",
+        )
     else:
         better = "higher" if first.higher_is_better else "lower"
         unit = first.group.entry["unit"]
