@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 import farspan
 from farspan import reader
 from farspan.files import cache_folder
+from farspan.loading import gguf
 from farspan.text import checksums
 
 from tiny import tiny_model, tiny_tokenizer
@@ -248,28 +249,59 @@ def test_another_scaling_of_rope_is_refused(more: Callable[[Any], None], got: st
     assert not list((cache_folder() / "models").glob("*"))
 
 
-@pytest.mark.parametrize(
-    ("more", "again"),
-    [
-        (scaling("none", 1.0), False),
-        (scaling("linear", 8.0), True),
-        (lambda writer: writer.add_eot_token_id(9), True),
-    ],
-)
-def test_a_folder_of_an_older_version_is_kept_if_it_lacks_nothing(
-    more: Callable[[Any], None], again: bool, tiny: Any
-) -> None:
-    path, _ = tiny(more=more)
+def test_a_folder_of_an_older_version_is_made_again(tiny: Any) -> None:
+    path, _ = tiny()
     first = farspan.load(path)
     (folder,) = (cache_folder() / "models").iterdir()
-    (folder / "version-2").unlink()
+    (folder / gguf.VERSION).unlink()
     checksums.seal(folder)
-    before = (folder / "model.safetensors").stat().st_ino
-    assert farspan.load(path).identity == first.identity
-    after = (folder / "model.safetensors").stat().st_ino
-    assert (before != after) == again
-    assert farspan.load(path).identity == first.identity
-    assert (folder / "model.safetensors").stat().st_ino == after
+    numbers = [(folder / "model.safetensors").stat().st_ino]
+    for _ in range(2):
+        assert farspan.load(path).identity == first.identity
+        numbers.append((folder / "model.safetensors").stat().st_ino)
+    assert numbers[0] != numbers[1] == numbers[2]
+
+
+class WithoutLastLayer(library.GGUFWriter):
+    def add_tensor(self, name: str, *others: Any, **more: Any) -> None:
+        if not name.startswith("blk.1."):
+            super().add_tensor(name, *others, **more)
+
+
+def test_a_file_that_lacks_weights_is_refused(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "GGUFWriter", WithoutLastLayer)
+    path, _ = tiny()
+    with pytest.raises(ValueError, match=r"it lacks 9 weights of the model, such as 'model.layers.1.input_layernorm"):
+        farspan.load(path)
+    assert not list((cache_folder() / "models").glob("*"))
+
+
+def test_a_file_with_weights_that_transformers_drops_is_refused(tiny: Any) -> None:
+    path, _ = tiny(more=lambda writer: writer.add_tensor("blk.0.attn_q.bias", np.ones(32, np.float32)))
+    with pytest.raises(ValueError, match=r"it holds 39,104 weights, but the model that transformers .* has 39,072\."):
+        farspan.load(path)
+    assert not list((cache_folder() / "models").glob("*"))
+
+
+def test_a_part_of_a_model_is_refused(tiny: Any) -> None:
+    path, _ = tiny(more=lambda writer: writer.add_uint16("split.count", 2))
+    with pytest.raises(ValueError, match="it is one of 2 parts of a model: join them first"):
+        farspan.load(path)
+
+
+@pytest.mark.parametrize(("name", "spaces"), [("gpt-2", [1, 1]), ("smollm", [2])])
+def test_text_is_split_as_the_file_says(name: str, spaces: list[int], tiny: Any) -> None:
+    path, _ = tiny(more=lambda writer: writer.add_tokenizer_pre(name))
+    split = farspan.load(path).tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a  12")
+    assert [part.count("Ġ") for part, _ in split if "Ġ" in part] == spaces
+    assert [part for part, _ in split][-1] == ("2" if name == "smollm" else "Ġ12")
+
+
+def test_a_way_to_split_text_that_is_not_known_is_refused(tiny: Any) -> None:
+    path, _ = tiny(more=lambda writer: writer.add_tokenizer_pre("bloom"))
+    with pytest.raises(ValueError, match="its tokenizer splits text as 'bloom', which is not known"):
+        farspan.load(path)
+    assert not list((cache_folder() / "models").glob("*"))
 
 
 def test_text_becomes_the_same_tokens(tiny: Any) -> None:

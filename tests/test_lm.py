@@ -320,11 +320,36 @@ def test_a_model_has_the_same_fingerprint_each_time(folder: Path) -> None:
     assert load(folder, device="cpu").identity["fingerprint"] == fingerprint(tiny_model())
 
 
-def test_two_models_of_one_shape_have_different_fingerprints() -> None:
-    other = tiny_model()
-    with torch.no_grad():
-        other.get_output_embeddings().weight[-1, -1] += 1e-3
-    assert fingerprint(other) != fingerprint(tiny_model())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_any_value_of_any_weight_changes_the_fingerprint(dtype: torch.dtype) -> None:
+    model = tiny_model().to(dtype)
+    found = {fingerprint(model)}
+    for weight in model.parameters():
+        middle = weight.detach().view(-1)[weight.numel() // 2 : weight.numel() // 2 + 1]
+        before = middle.clone()
+        middle += 0.01
+        found.add(fingerprint(model))
+        middle.copy_(before)
+    assert len(found) == 1 + len(list(model.parameters()))
+    assert fingerprint(model) in found
+
+
+def test_rows_that_change_places_change_the_fingerprint() -> None:
+    model = tiny_model()
+    weight = model.model.layers[0].mlp.up_proj.weight.data
+    before = fingerprint(model)
+    weight[:2] = weight[[1, 0]]
+    assert fingerprint(model) != before
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 5), (2, 8), (2, 3, 4)])
+def test_weights_of_any_shape_and_place_in_memory_have_a_fingerprint(shape: tuple[int, ...]) -> None:
+    several = torch.arange(1 + torch.Size(shape).numel(), dtype=torch.bfloat16)
+    module = torch.nn.Module()
+    module.register_buffer("weight", several[1:].view(shape))
+    found = fingerprint(module)
+    module.weight = module.weight.clone()
+    assert fingerprint(module) == found
 
 
 def test_another_dtype_is_another_fingerprint() -> None:

@@ -7,14 +7,16 @@ every safetensors reader accepts. transformers dequantises them and translates t
 it has a converter for. The folder needs 4 bytes for each parameter.
 
 transformers leaves the scaling of RoPE out. It is read here as llama.cpp stores it: fields `rope.scaling.*` (linear,
-YaRN), or the tensor `rope_freqs` with a divisor of each frequency (Llama 3). Any other scaling is refused.
+YaRN), or the tensor `rope_freqs` with a divisor of each frequency (Llama 3). Any other scaling is refused. So is a way
+to split text before byte-pair encoding (`tokenizer.ggml.pre`) that neither transformers nor this module knows, and a
+file whose weights are not all those of the model.
 """
 
 import hashlib
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +25,7 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from farspan.extras import optional_import
@@ -33,8 +36,11 @@ from farspan.terminal import report
 from farspan.text import checksums
 
 ABOUT = "gguf.json"  # in the folder: the source of its weights
-VERSION = "version-2"  # an empty file in the folder; folders without it lack the scaling of RoPE and some stop tokens
+VERSION = "version-3"  # an empty file in the folder; folders without it can lack weights, or have other tokens
 ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+# Ways to split text (`tokenizer.ggml.pre`), by llama.cpp's names: those of GPT-2, and those that first split off digits.
+LIKE_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais")
+DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 # The parameters of YaRN: of GGUF, and of transformers.
 YARN = {
     "original_context_length": "original_max_position_embeddings",
@@ -55,6 +61,7 @@ class FileHeader:
     scaling: dict[str, Any]  # of RoPE, as `rope_parameters` of transformers; empty: none
     divisors: torch.Tensor | None  # of RoPE's frequencies
     ends: set[int]  # tokens that end a turn or a message; transformers reads only the one that ends a text
+    split: str | None  # how the tokenizer splits text before byte-pair encoding
 
 
 def is_gguf(place: str | Path) -> bool:
@@ -73,7 +80,6 @@ def converted(file: Path) -> Path:
     status = file.stat()
     digest = _digest(file, status.st_size, status.st_mtime_ns)
     folder = cache_folder() / "models" / f"{file.stem}-{digest[:16]}"
-    header: FileHeader | None = None
     if checksums.is_sealed(folder):
         try:
             checksums.verify(folder, ABOUT, "config.json")
@@ -82,17 +88,15 @@ def converted(file: Path) -> Path:
         else:
             if (folder / VERSION).exists():
                 return folder
-            header = _header(file)
-            if not header.scaling and header.divisors is None and not header.ends:
-                (folder / VERSION).touch()
-                return folder
-    header = header or _header(file)
+    header = _header(file)
     about = {"file": file.name, "sha256": digest, **header.about}
     report(f"{file.name}: dequantising {about['num_weights']:,} weights once, into {folder}")
     options = {"gguf_file": file.name, "trust_remote_code": False}
     try:
         with _alone(file) as place:
-            model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                place, dtype=torch.float32, output_loading_info=True, **options
+            )
             tokenizer = AutoTokenizer.from_pretrained(place, **options)
     except ValueError as error:
         if "not supported" not in str(error):
@@ -101,6 +105,8 @@ def converted(file: Path) -> Path:
             f"its architecture is {about['architecture']!r}, which transformers {transformers.__version__} cannot read "
             f"from GGUF files: expected one of {', '.join(known_architectures())}. Load its safetensors weights instead"
         ) from error
+    _refuse_other_weights(model, header, loaded["missing_keys"])
+    _split(tokenizer, header.split)
     if _scale(model, header):
         about["rope_parameters"] = model.config.rope_parameters
     if header.ends:
@@ -167,12 +173,16 @@ def _header(file: Path) -> FileHeader:
         rope = {key: field.contents() for key, field in fields.items() if key.startswith("rope.")}
         trained = fields["context_length"].contents() if "context_length" in fields else None
         ends = {fields[key].contents() for key in ENDS if key in fields}
+        split = fields["tokenizer.ggml.pre"].contents() if "tokenizer.ggml.pre" in fields else None
+        parts = int(fields["split.count"].contents()) if "split.count" in fields else 1
         divisors = None
         for tensor in reader.tensors:
             if "rope_freqs" in tensor.name:
                 divisors = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
     except (ValueError, AttributeError, IndexError, KeyError, OSError, UnicodeDecodeError) as error:
         raise RefusedError("it is not a GGUF file, or is damaged: download it again") from error
+    if parts > 1:
+        raise RefusedError(f"it is one of {parts} parts of a model: join them first, with `llama-gguf-split --merge`")
     if factors := [tensor.name for tensor in reader.tensors if "rope_factors" in tensor.name]:
         raise _unknown_scaling(f"the tensor {factors[0]}")
     about = {
@@ -180,7 +190,45 @@ def _header(file: Path) -> FileHeader:
         "num_weights": sum(int(tensor.n_elements) for tensor in reader.tensors),
         "tensors": dict(Counter(tensor.tensor_type.name for tensor in reader.tensors).most_common()),
     }
-    return FileHeader(about, _scaling(rope, trained), divisors, ends)
+    return FileHeader(about, _scaling(rope, trained), divisors, ends, split)
+
+
+def _refuse_other_weights(model: Any, header: FileHeader, missing: Collection[str]) -> None:
+    """Refuse a model whose weights are not those of the file: transformers fills missing ones with random numbers, and
+    drops those that it does not know.
+
+    Raises:
+        RefusedError: weights are missing, or the numbers of weights differ.
+    """
+    if missing:
+        raise RefusedError(f"it lacks {len(missing):,} weights of the model, such as {min(missing)!r}: download it again")
+    held = header.about["num_weights"] - (0 if header.divisors is None else header.divisors.numel())
+    own = sum(one.numel() for one in {one.data_ptr(): one for one in model.state_dict().values()}.values())
+    if own != held:
+        raise RefusedError(
+            f"it holds {held:,} weights, but the model that transformers {transformers.__version__} makes of it has "
+            f"{own:,}. Load its safetensors weights instead"
+        )
+
+
+def _split(tokenizer: Any, name: str | None) -> None:
+    """Have a tokenizer of byte-pair encoding split text as its GGUF file says; transformers knows few ways.
+
+    Raises:
+        RefusedError: a way that neither transformers nor farspan knows.
+    """
+    backend = tokenizer.backend_tokenizer
+    # what transformers falls back to
+    is_default = isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel) and backend.pre_tokenizer.use_regex
+    if name is None or name in LIKE_GPT2 or not is_default:
+        return
+    if name not in DIGITS:
+        raise RefusedError(
+            f"its tokenizer splits text as {name!r}, which is not known, so that tokens would differ from the model's "
+            "own. Load its safetensors weights instead"
+        )
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
 
 
 def _unknown_scaling(got: str) -> RefusedError:
