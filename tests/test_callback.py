@@ -467,3 +467,10 @@ def test_only_the_first_process_measures(curves: Any, tmp_path: Path) -> None:
     callback.on_step_end(args, state, control, model=model)
     assert state.log_history == []
     assert not (tmp_path / "farspan").exists()
+
+
+def test_trained_tokens_before_each_text_are_not_left_out() -> None:
+    peft = pytest.importorskip("peft")
+    tuned = peft.get_peft_model(tiny_model(), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
+    with pytest.raises(ValueError, match="PeftModelForCausalLM puts trained tokens before each text"):
+        farspan.callback._unwrapped(tuned)

@@ -302,7 +302,7 @@ def test_depths_make_a_map(models: Path, drawn: None) -> None:
         f"{name}.{ending}" for name in ("map", "curve") for ending in ("png", "svg")
     }
     assert "are those of the beginning of the texts (depth 0)" in " ".join(result.output.split())
-    assert last_line(result)["quality"] == "copy accuracy (mean over depths)"
+    assert last_line(result)["quality"] == "copied beyond guessing (mean over depths)"
     copies = [row.scores["copy"] for row in rows if row.length == 16]
     assert last_line(result)["results"][0]["value"] == pytest.approx(sum(copies) / len(copies), abs=1e-6)
 

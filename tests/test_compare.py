@@ -532,7 +532,7 @@ def test_the_page_shows_the_table_and_why_cells_failed(lm: LM, tokenizer: Any, t
     write_report([tmp_path / "run"], tmp_path / "page")
     page = (tmp_path / "page" / "report.html").read_text()
     assert "Forgetting curve, nested, " in page
-    assert "Copy accuracy (higher is better), by length in tokens" in page
+    assert "Copied beyond guessing (higher is better), by length in tokens" in page
     assert 'title="&lt;b&gt;gpt2&lt;/b&gt;, full, run run"' in page
     assert "<b>gpt2" not in page
     assert "seconds to the first token" in page

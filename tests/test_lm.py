@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan import cepe, hf
 from farspan.lm import LM, choose_separator, fingerprint, load, wrap
+from farspan.loading import places
 from farspan.measuring.loader import Load
 
 from tiny import VOCABULARY, configure, tiny_config, tiny_model
@@ -602,3 +603,16 @@ def test_the_stop_tokens_are_those_of_generation_and_of_the_tokenizer(lm: LM) ->
     assert lm.stop_tokens == [0, 7]
     lm.model.generation_config.eos_token_id = [9, 8]
     assert lm.stop_tokens == [8, 9]
+
+
+def test_a_folder_with_the_name_of_the_embedded_model_is_mentioned_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places._say_which.cache_clear()
+    places.folder_of("demo")
+    assert capsys.readouterr().err == ""
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "config.json").write_text("{}")
+    assert places.folder_of("demo") == places.folder_of("demo") != "demo"
+    assert capsys.readouterr().err.count("for the folder demo here, write ./demo") == 1

@@ -12,6 +12,7 @@ from torch import Tensor
 from farspan import doctor
 from farspan.lm import LM
 from farspan.methods import method
+from farspan.methods.rope import Rope
 
 from naive import by_pairs
 from tiny import nats_by, nats_of, open_lm, same, some_ids, tiny_model
@@ -98,6 +99,23 @@ def test_factors_of_another_model_and_files_without_any_are_refused(
 ) -> None:
     (tmp_path / "f.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=reason), method(f"rope:type=factors,file={tmp_path}/f.json").on(lm):
+        pass
+
+
+def test_the_factor_is_that_of_the_file(lm: LM, tmp_path: Path) -> None:
+    (tmp_path / "f.json").write_text(json.dumps({"long_factor": FACTORS, "factor": 4.0}))
+    own, given = (method(f"rope:type=factors,{more}file={tmp_path}/f.json") for more in ("", "factor=4,"))
+    assert isinstance(own, Rope)
+    assert isinstance(given, Rope)
+    found, expected = own.frequencies(lm), given.frequencies(lm)
+    assert found is not None
+    assert expected is not None
+    assert found[1] == expected[1] > 1
+    assert own.extended(512) == given.extended(512) == 2048
+    with (
+        pytest.raises(ValueError, match="another model: got factor = 4, expected 2"),
+        method(f"rope:type=factors,factor=2,file={tmp_path}/f.json").on(lm),
+    ):
         pass
 
 

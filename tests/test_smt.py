@@ -24,7 +24,7 @@ from farspan.methods.rope import scaled, truncated
 from farspan.report.training import draw_losses, last_of_each_length
 from farspan.train import engines
 from farspan.train.config import read_config
-from farspan.train.smt import SmtSettings, opened, rows_of, train
+from farspan.train.smt import SmtSettings, opened, plan, rows_of, train
 from farspan.train.temperature import scale_queries
 from farspan.train.terms_trainer import TermsTrainer
 
@@ -414,6 +414,27 @@ def test_a_plan_says_what_would_be_trained_and_trains_nothing(settings: Make, tm
     warm = ["--set", "optimizer.warmup_steps=13", "--plan"]
     done = CliRunner().invoke(app, ["train", "smt", str(tmp_path / "a.toml"), *options, *warm])
     assert (done.exit_code, "optimizer.warmup_steps = 13 and a decay" in done.output) == (2, True)
+
+
+def test_a_plan_counts_the_tokens_of_all_lengths(settings: Make) -> None:
+    chosen = settings("a", "smt.draw=full")
+    samples = rows_of(opened(chosen), chosen)
+    read = sum(len(row["input_ids"]) for number in range(len(samples)) for row in samples[number].values())
+    assert f"about {read:,} in all" in list(plan(chosen))[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (("trainer.batch=3", "trainer.micro_batch=2"), "is not a multiple of trainer.micro_batch"),
+        (("trainer.report_to=['nonsense']",), "trainer.report_to"),
+        (("watch.text=no-such-text.txt", "watch.every=2"), "no-such-text"),
+    ],
+)
+def test_a_plan_refuses_what_the_training_refuses(settings: Make, change: tuple[str, ...], error: str) -> None:
+    for begun in (lambda chosen: list(plan(chosen)), train):
+        with pytest.raises(ValueError, match=error):
+            begun(settings("a", *change))
 
 
 @pytest.mark.parametrize(

@@ -500,6 +500,37 @@ def test_a_full_disk_is_named_whatever_the_library_raises(error: Exception) -> N
         raise error
 
 
+@pytest.mark.parametrize("kind", ["smt", "cepe"])
+def test_a_finished_training_is_not_saved_again_from_another_base(
+    trained: Trained, base: Path, tmp_path: Path, kind: str
+) -> None:
+    changed = poisoned(base, "model", tmp_path / "changed", 0.5)
+    shutil.copytree(trained.folder / kind, tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.is_file()}
+    chosen = read_config(base / f"{kind}.toml", KINDS[kind][0], [f"out={tmp_path / 'out'}"])
+    shutil.copytree(base / "model", tmp_path / "kept")
+    try:
+        shutil.copytree(changed, base / "model", dirs_exist_ok=True)
+        with pytest.raises(ValueError, match="the model that is trained has changed since the training"):
+            train(kind, chosen)
+    finally:
+        shutil.copytree(tmp_path / "kept", base / "model", dirs_exist_ok=True)
+    now = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.is_file()}
+    assert {name for name in before if now[name] != before[name]} <= {"settings.json"}
+
+
+def test_another_number_of_processes_does_not_change_the_batch(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings("smt")
+    without = chosen.model_copy(update={"trainer": chosen.trainer.model_copy(update={"batch": None})})
+    smt.train(without)
+    assert json.loads((tmp_path / "out" / "settings.json").read_text())["trainer"]["batch"] == 1
+    monkeypatch.setattr("farspan.train.engines.num_processes", lambda: 2)
+    with pytest.raises(ValueError, match=r"trainer\.batch was 1, now 2"):
+        smt.train(without)
+
+
 # the folder
 
 
@@ -517,13 +548,12 @@ def test_of_two_trainings_in_one_folder_the_second_is_refused(settings: Make, tm
 @pytest.mark.parametrize("kind", ["lm", "smt", "cepe"])
 def test_a_training_writes_nothing_through_links(settings: Make, tmp_path: Path, kind: str) -> None:
     out, mine = tmp_path / "out", tmp_path / "mine"
-    out.mkdir()
     mine.write_text("mine")
-    names = ("model.safetensors", "cepe_adapter.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json",
-             "generation_config.json", "log.jsonl", "training.json", "README.md", "losses.png")  # fmt: skip
-    for name in names:
-        if kind != "lm" or name != "tokenizer.json":  # one that is there is used
-            (out / name).symlink_to(mine)
+    train(kind, settings(kind))
+    for file in out.iterdir():
+        if file.is_file() and file.name not in ("settings.json", "log.jsonl", "tokenizer.json"):  # these are read
+            file.unlink()
+            file.symlink_to(mine)
     train(kind, settings(kind))
     assert mine.read_text() == "mine"
     assert not list(out.glob(".farspan-part-*"))
@@ -736,16 +766,20 @@ def test_the_reading_of_a_text_and_the_first_step_are_announced(settings: Make, 
 
 
 @pytest.mark.parametrize("lost", [("oom", {}), ("nan", {"nats": None, "accuracy": 1.0})])
-def test_perplexity_and_accuracy_are_of_the_same_rows(lost: tuple[str, dict[str, Any]]) -> None:
-    watch = PerplexityCallback(lengths=(8,))
-    watch._what = {"lengths": (8,)}
-    rows = [("ok", {"nats": 1.0, "accuracy": 0.5}), ("ok", {"nats": 3.0, "accuracy": 0.1}), lost]
+def test_a_mean_over_fewer_windows_than_at_other_steps_is_not_logged(
+    lost: tuple[str, dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = PerplexityCallback(lengths=(8, 16))
+    watch._what = {"lengths": (8, 16)}
+    good = [(8, "ok", {"nats": 1.0, "accuracy": 0.5}), (8, "ok", {"nats": 3.0, "accuracy": 0.1})]
+    rows = [*good, (16, *good[0][1:]), (16, *lost)]
+    named = ("length", "status", "scores")
     run = SimpleNamespace(
-        rows=[SimpleNamespace(model="step-2", length=8, status=status, scores=scores) for status, scores in rows]
+        rows=[SimpleNamespace(model="step-2", reason="why", **dict(zip(named, row, strict=True))) for row in rows]
     )
     found = watch.summarised(run, 2)
     assert found == {"perplexity_8": pytest.approx(math.exp(2.0)), "accuracy_8": pytest.approx(0.3)}
-    assert watch.summarised(SimpleNamespace(rows=run.rows[2:]), 2) == {}
+    assert "step 2: no perplexity at 16 tokens, since 1 of 2 windows have none: why" in caplog.text
 
 
 def test_a_card_has_no_number_where_a_step_has_none() -> None:
@@ -812,3 +846,13 @@ def test_a_tokenizer_whose_training_was_killed_is_trained_again(
     monkeypatch.undo()
     assert not (tmp_path / "out" / "tokenizer.json").exists()
     assert train("lm", chosen)["loss"] > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_model_that_no_training_made_is_not_replaced(settings: Make, tmp_path: Path, kind: str, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("{}")
+    with pytest.raises(ValueError, match=rf"out = .*out' holds another model \({name}\).* choose another folder"):
+        train(kind, settings(kind))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]

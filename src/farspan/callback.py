@@ -343,7 +343,13 @@ class PerplexityCallback(MeasuringCallback):
         for length in self._what["lengths"]:
             measured = [row for row in run.rows if (row.model, row.length) == (f"step-{step}", length)]
             rows = [row.scores for row in measured if row.status == "ok"]  # other rows lack some or all scores
-            if rows:
+            if failed := len(measured) - len(rows):  # a mean of the others would be of other windows than before
+                logger.warning(
+                    "step %d: no perplexity at %s tokens, since %d of %d windows have none: %s",
+                    step, f"{length:,}", failed, len(measured),
+                    next(row.reason or row.status for row in measured if row.status != "ok"),
+                )  # fmt: skip
+            elif rows:
                 found[f"perplexity_{length}"] = math.exp(min(sum(s["nats"] for s in rows) / len(rows), MOST_NATS))
                 found[f"accuracy_{length}"] = sum(s["accuracy"] for s in rows) / len(rows)
         return found
@@ -372,7 +378,7 @@ def _unwrapped(model: Any) -> Any:
     """Return the model without the wrappers of data parallelism, torch.compile and PEFT.
 
     Raises:
-        ValueError: the model's parameters are sharded.
+        ValueError: the model's parameters are sharded, or PEFT puts trained tokens before each text.
     """
     from accelerate.utils import extract_model_from_parallel
 
@@ -390,7 +396,14 @@ def _unwrapped(model: Any) -> Any:
             "train with DDP or ZeRO-2"
         )
     model = extract_model_from_parallel(model, keep_torch_compile=False)
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not hasattr(model, "get_base_model"):
+        return model
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise ValueError(
+            f"{type(model).__name__} puts trained tokens before each text, which this callback would leave out: train "
+            "LoRA or the weights themselves, or train without the callback"
+        )
+    return model.get_base_model()
 
 
 @contextmanager

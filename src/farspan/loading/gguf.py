@@ -38,7 +38,7 @@ from farspan.text import checksums
 ABOUT = "gguf.json"  # in the folder: the source of its weights
 VERSION = "version-3"  # an empty file in the folder; folders without it can lack weights, or have other tokens
 ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-# Ways to split text (`tokenizer.ggml.pre`), by llama.cpp's names: those of GPT-2, and those that first split off digits.
+# Ways to split text (`tokenizer.ggml.pre`), by llama.cpp's names: GPT-2's, and GPT-2's after single digits.
 LIKE_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais")
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 # The parameters of YaRN: of GGUF, and of transformers.
@@ -201,7 +201,9 @@ def _refuse_other_weights(model: Any, header: FileHeader, missing: Collection[st
         RefusedError: weights are missing, or the numbers of weights differ.
     """
     if missing:
-        raise RefusedError(f"it lacks {len(missing):,} weights of the model, such as {min(missing)!r}: download it again")
+        raise RefusedError(
+            f"it lacks {len(missing):,} weights of the model, such as {min(missing)!r}: download it again"
+        )
     held = header.about["num_weights"] - (0 if header.divisors is None else header.divisors.numel())
     own = sum(one.numel() for one in {one.data_ptr(): one for one in model.state_dict().values()}.values())
     if own != held:

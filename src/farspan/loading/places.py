@@ -1,5 +1,6 @@
 """Where a model is: the embedded model, a folder, a GGUF file or a hub id."""
 
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,23 @@ from transformers.utils import cached_file
 from farspan.files import expanded
 from farspan.loading import gguf
 from farspan.loading.errors import explained
+from farspan.terminal import report
 
 DEMO = "demo"  # the embedded model
 
 
 def folder_of(name: str) -> str:
     """Return the folder of the embedded model for `demo`, and any other name as it is."""
-    return str(files("farspan") / "assets" / "demo") if name == DEMO else name
+    if name != DEMO:
+        return name
+    if (Path(DEMO) / "config.json").is_file():
+        _say_which()
+    return str(files("farspan") / "assets" / DEMO)
+
+
+@cache
+def _say_which() -> None:
+    report(f"model {DEMO!r} is the embedded model: for the folder {DEMO} here, write ./{DEMO}")
 
 
 def place_of(name: str | Path) -> str:

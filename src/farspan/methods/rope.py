@@ -72,16 +72,16 @@ class Rope(Method):
             raise ValueError(f"{self}: turns belongs to rope:type=truncated")
         if not 0.0 <= self.turns < math.inf:
             raise ValueError(f"{self}: turns must be at least 0")
-        if self.factor is None and self.type in ("dynamic", "factors"):
+        if self.factor is None and self.type == "dynamic":
             object.__setattr__(self, "factor", 1.0)
         if self.type == "truncated" and self.factor is not None:
             raise ValueError(f"{self}: truncated RoPE has no factor: leave it out")
-        if self.type != "truncated" and not self.factor:
+        if self.type not in ("truncated", "factors") and not self.factor:
             raise ValueError(
                 f"rope:type={self.type} needs a factor, without which it changes nothing: write for example "
                 f"rope:type={self.type},factor=4 for texts 4 times as long as the model was trained on"
             )
-        if not 1.0 <= self._factor <= LARGEST_FACTOR:
+        if self.factor is not None and not 1.0 <= self.factor <= LARGEST_FACTOR:
             raise ValueError(f"{self}: factor must be at least 1 and at most {LARGEST_FACTOR:,}")
 
     @property
@@ -113,9 +113,9 @@ class Rope(Method):
 
     def extended(self, trained_length: int | None) -> int | None:
         original = self.original or trained_length
-        if self.type == "dynamic" or self.factor is None or original is None:
+        if self.type in ("dynamic", "truncated") or original is None:
             return trained_length
-        return int(original * self.factor)
+        return int(original * self._factor)
 
     def neutral_limit(self, trained_length: int | None) -> int | None:
         limits = trained_length, self.original if self.type != "dynamic" else None
@@ -153,6 +153,9 @@ class Rope(Method):
 
     @property
     def _factor(self) -> float:
+        """The factor, of `rope:type=factors` by default that of the file."""
+        if self.factor is None and self.file is not None:
+            return float(read_factors(self.file).get("factor") or 1.0)
         return 1.0 if self.factor is None else self.factor
 
     def _original(self, lm: LM) -> int:
@@ -173,6 +176,7 @@ class Rope(Method):
             (len(factors), pairs, "factors"),
             (found.get("rope_theta", theta), theta, "rope_theta"),
             (found.get("original_max_position_embeddings", original), original, "original length"),
+            (found.get("factor", self._factor), self._factor, "factor"),
         )
         for given, own, what in of_another:
             if given != own:

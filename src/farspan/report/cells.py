@@ -195,8 +195,11 @@ def _number(row: Row, name: str) -> float | None:
     """Return a score of a row, or its mean if it is a list by layer and head; None if it is no number.
 
     Args:
-        name: its key, or a path of keys separated by dots.
+        name: its key, a path of keys separated by dots, or two of these with " - " between them: their difference.
     """
+    if " - " in name:
+        first, second = (_number(row, part) for part in name.split(" - "))
+        return None if first is None or second is None else first - second
     value: Any = row.scores
     for key in name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -27,7 +27,7 @@ def _entry(
 
 # for runs that record neither quality nor the spelling of a task
 ENTRIES: dict[str, dict[str, Any]] = {
-    "curve": _entry("tokens", "copy", "copy accuracy", True, "control", graded=True),
+    "curve": _entry("tokens", "copy - control", "copied beyond guessing", True, "copy", "control", graded=True),
     "perplexity": _entry("tokens", "nats", "perplexity", False, "accuracy", exp=True),
     "attention": _entry("tokens", PARETO, PARETO_NAME, None, "sinks", graded=True),
 }

@@ -42,7 +42,8 @@ RING = 4  # repeats that share their targets; more repeats form new rings, so th
 LONG = 8192  # tokens; curves that go further are probed, and with more tokens
 RUN = 32  # tokens; texts that share so many in a row hold the same passage
 MOST_OVERLAP = 0.5  # share of a target's runs that its control may have read; more is reported
-MEAN_ACCURACY = "copy accuracy (mean over depths)"
+RECALLED = "copied beyond guessing"  # copy accuracy minus control; without it, better guesses would pass for memory
+MEAN_RECALLED = f"{RECALLED} (mean over depths)"
 AUTHORS_SEPARATOR = 1  # the authors' script uses id 1 for any model; it puts id 2 last, where it has no effect
 
 
@@ -76,7 +77,7 @@ class Curve(Task):
     compat: bool = field(default=False, metadata={"quiet": True})  # the authors' token ids
 
     name: ClassVar[str] = "curve"
-    details: ClassVar[tuple[str, ...]] = ("control",)
+    details: ClassVar[tuple[str, ...]] = ("copy", "control")
 
     def __post_init__(self) -> None:
         if self.protocol is not None:
@@ -95,8 +96,8 @@ class Curve(Task):
 
     @property
     def quality(self) -> Quality:
-        name = "copy accuracy" if self.depths == (0.0,) else MEAN_ACCURACY
-        return Quality("copy", name, higher_is_better=True, graded=True)
+        name = RECALLED if self.depths == (0.0,) else MEAN_RECALLED
+        return Quality("copy - control", name, higher_is_better=True, graded=True)
 
     @property
     def reads_text(self) -> bool:

@@ -12,12 +12,12 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.tasks.base import Quality, Task
-from farspan.tasks.curve import MEAN_ACCURACY, BoundCurve, check_names, named_text, probe_tokens, uses_text
+from farspan.tasks.curve import MEAN_RECALLED, BoundCurve, check_names, named_text, probe_tokens, uses_text
 
 
 @dataclass(frozen=True)
 class Recall(Task):
-    """Copy accuracy by depth in texts of one length."""
+    """Copy accuracy and control by depth in texts of one length."""
 
     points: int = 16  # depths, evenly spaced from the beginning of the text to its end
     warmup: int | None = field(default=None, metadata={"quiet": True})  # tokens of a probe before `scored`, as in curve
@@ -26,8 +26,8 @@ class Recall(Task):
     prefix_text: str | None = None  # the irrelevant text of the control, as in curve
 
     name: ClassVar[str] = "recall"
-    details: ClassVar[tuple[str, ...]] = ("control",)
-    quality: ClassVar[Quality] = Quality("copy", MEAN_ACCURACY, higher_is_better=True, graded=True)
+    details: ClassVar[tuple[str, ...]] = ("copy", "control")
+    quality: ClassVar[Quality] = Quality("copy - control", MEAN_RECALLED, higher_is_better=True, graded=True)
 
     def __post_init__(self) -> None:
         check_names(self.target_text, self.prefix_text)

@@ -108,6 +108,7 @@ SETTINGS = "settings.json"
 BEGUN = "log.jsonl"  # exists in the folder of a training that has logged a step
 TOKENIZER = "tokenizer.json"  # may exist before: a training can train its tokenizer first
 MAY_CHANGE = ("out", "trainer.steps", "trainer.log_every", "trainer.save_every", "trainer.evaluate_every")
+MODEL_FILES = ("config.json", "adapter_config.json", "*.safetensors", "*.bin", "*.gguf")  # of a model, as patterns
 CHECKPOINTS = "checkpoints"  # the folder in a training's folder that holds them, and its lock
 
 
@@ -161,11 +162,19 @@ def only_one_in(out: Path) -> Iterator[None]:
     folders that were created.
 
     Raises:
-        ValueError: another process trains there, `out` is a file, or its `checkpoints` is a symbolic link.
+        ValueError: another process trains there, `out` is a file or holds a model that no training made, or its
+            `checkpoints` is a symbolic link.
     """
     working = out / CHECKPOINTS
     if working.is_symlink():
         raise ValueError(f"{working} is a symbolic link: got {working.readlink()}, expected a folder. Delete the link")
+    if not (out / SETTINGS).exists():
+        for pattern in MODEL_FILES:
+            if found := next(out.glob(pattern), None):
+                raise ValueError(
+                    f"out = {str(out)!r} holds another model ({found.name}), which the training would replace: choose "
+                    "another folder"
+                )
     made = [folder for folder in (working, *working.parents) if not folder.exists()]
     try:
         working.mkdir(parents=True, exist_ok=True)

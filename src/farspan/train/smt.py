@@ -41,7 +41,16 @@ from farspan.train.progress import Notice, TrainingWatch
 from farspan.train.schedule import LengthSettings, Schedule, schedule
 from farspan.train.temperature import save_scales, scale_queries
 from farspan.train.trained import Count, TrainedSettings, choose, plain
-from farspan.train.trainer import RunSettings, load_finite, record_settings, run, save_whole, training, write_up
+from farspan.train.trainer import (
+    RunSettings,
+    load_finite,
+    record_settings,
+    refuse_impossible,
+    run,
+    save_whole,
+    training,
+    write_up,
+)
 from farspan.train.watching import WatchedSettings, measuring
 from farspan.train.windows import FirstTarget, Mixed, Short, SparseRows, collated
 
@@ -166,16 +175,25 @@ def plan(settings: SmtSettings) -> Iterator[str]:
     Raises:
         ValueError: as `train`.
     """
+    refuse_impossible(settings.trainer, settings.optimizer)
     lm = opened(settings)
     rows = rows_of(lm, settings)
+    for callback in watching(lm, settings):
+        callback.choose(lm)
     model, count = prepared(lm, settings)
     build(model, settings.optimizer, settings.trainer.steps)
     stages, steps = rows.schedule.stages, settings.trainer.steps
     yield f"{lm.name}, window {rows.row:,} tokens: {count}"
     yield from notes_on(rows)
     yield f"{len(stages)} lengths from {stages[0]:,} to {stages[-1]:,} tokens in {steps:,} steps"
-    fed = sum(len(row["input_ids"]) for row in rows[len(rows) - 1].values()) * rows.batch
-    yield f"{fed:,} tokens a step are read at the last length, about {fed * steps:,} in all"
+    lengths = [rows.schedule.at(step) for step in range(steps)]
+    examples = {length: rows[step * rows.batch] for step, length in enumerate(lengths)}
+    fed = {
+        length: rows.batch * sum(len(row["input_ids"]) for row in example.values())
+        for length, example in examples.items()
+    }
+    whole = sum(fed[length] for length in lengths)
+    yield f"{fed[max(fed)]:,} tokens a step are read at the last length, about {whole:,} in all"
 
 
 def opened(settings: SmtSettings, device: str | None = None) -> LM:

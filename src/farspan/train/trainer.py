@@ -106,7 +106,10 @@ def training(train: Train[S]) -> Train[S]:
         first = engines.is_first_process()
         with only_one_in(Path(settings.out)) if first else nullcontext():
             engines.processes()
-            refuse_impossible(settings.trainer, settings.optimizer)
+            # recorded, so that another number of processes does not change the training
+            how = settings.trainer.model_copy(update={"batch": settings.trainer.rows_per_step})
+            settings = settings.model_copy(update={"trainer": how})
+            refuse_impossible(how, settings.optimizer)
             set_seed(settings.trainer.seed)
             return train(settings, watch if first else NOBODY)
 
@@ -269,11 +272,11 @@ def run(
         **options,
     )
     trainer.remove_callback(PrinterCallback)  # which prints each entry of the log as a dict
+    checkpoints.refuse_other_text_or_base(out / CHECKPOINTS, rows.corpus, base, continues=checkpoint is not None)
     if checkpoint and before.global_step == how.steps:
         trainer.restore(checkpoint, before)
         watch.notice(f"already finished: {how.steps:,} steps. Nothing is trained; the model is saved again in {out}")
     else:
-        checkpoints.refuse_other_text_or_base(out / CHECKPOINTS, rows.corpus, base, continues=checkpoint is not None)
         trainer.add_callback(AtBegin(partial(_refuse_begin, trainer, settings, dtype, checkpoint)))
         for callback in callbacks:
             callback.attach(trainer)
