@@ -63,7 +63,6 @@ class Cepe(Method):
     name: ClassVar[str] = "cepe"
     in_model: ClassVar[bool] = False
     scores_as_it_reads: ClassVar[bool] = False
-    own_model: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_known("cepe mode", self.mode, MODES)
@@ -75,10 +74,6 @@ class Cepe(Method):
 
     def kept(self, num_tokens: int) -> int:
         return min(num_tokens, self.decoder_window or DECODER_WINDOW)
-
-    @classmethod
-    def examples(cls) -> tuple["Cepe", ...]:
-        return (cls(chunk=8, decoder_window=32),)
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
