@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from farspan import report
 from farspan.record import Row
 from farspan.report.cells import cells
 from farspan.report.header import current_header
+from farspan.report.terminal import Results
 from farspan.schema import check_header
 
 CURVE = {"protocol": "nested", "compat": False, "target_text": "books", "target_hash": "aa", "prefix_text": None}
@@ -92,16 +92,17 @@ def test_what_older_headers_do_not_record_comes_from_the_rows(
 def test_a_row_without_the_score_of_its_task_is_named(tmp_path: Any) -> None:
     header = now(own=("own", RIGHT, OWN))
     with pytest.raises(ValueError, match=r"length 8, repeat 0 has no score 'right': delete it from rows\*\.jsonl"):
-        report.results(rows("own", OWN, {"wrong": 1.0}), header, tmp_path)
+        Results(rows("own", OWN, {"wrong": 1.0}), header, tmp_path)
 
 
 def test_results_hold_what_each_command_prints_as_json(tmp_path: Any, drawn: None) -> None:
     header = now(own=("own", RIGHT, OWN))
     measured = rows("own", OWN, {"right": 1.0}) + rows("own", OWN, {"right": 0.0}, "topk:k=4")
-    one = report.results(measured, header, tmp_path)
+    one = Results(measured, header, tmp_path)
     assert {"run", "task", "quality", "unit", "results", "failed_rows", "pictures"} == one.as_data().keys()
     assert [path.name for path in one.draw()] == ["quality.png", "quality.svg"]
-    compared = report.results(measured, header, tmp_path, compared=True).as_data()
+    header["settings"]["compared"] = True
+    compared = Results(measured, header, tmp_path).as_data()
     assert {"run", "cells", "failed_cells", "pictures"} == compared.keys()
     assert [cell["verdict"] for cell in compared["cells"]] == ["", "tie"]
 
