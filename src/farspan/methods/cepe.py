@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -131,7 +131,7 @@ class CepeReader(OuterReader):
 
     def bytes_needed(self, num_rows: int, num_tokens: int) -> dict[str, int]:
         model, in_decoder = self.lm.model, min(num_tokens, self.window)
-        needed = memory(
+        parts = memory(
             Sizes.of(model.config),
             Sizes.of(model.encoder.config),
             weights=sum(p.nbytes for p in model.parameters()),
@@ -142,7 +142,6 @@ class CepeReader(OuterReader):
             kept=0,
             itemsize=model.dtype.itemsize,
         )
-        parts = asdict(needed)
         if self.order is not None:
             parts["context_states"] *= 2  # held without order (for longer documents) and with it
         return parts

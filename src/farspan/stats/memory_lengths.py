@@ -27,7 +27,7 @@ To allow for texts unlike all repeats, the outer ends of `fine`, `coarse`, `half
 1 (`_unseen_texts`). The interval of an area uses step 1 only.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -104,9 +104,6 @@ class Summary:
     without_contaminated: dict[str, tuple[float, bool]]
     repeats: int
     failed: dict[int, str]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def summarise(curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> Summary:

@@ -11,7 +11,7 @@ over sources of the irrelevant text, where "not significant" is read as "equal".
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import combinations, count
 from typing import Any, Literal
 
@@ -79,9 +79,6 @@ class Robustness:
     lengths: tuple[AtLength, ...]
     verdict: Verdict
     notes: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def robustness(
