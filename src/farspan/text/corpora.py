@@ -45,6 +45,11 @@ class Corpus:
     unknown: float = 0.0  # share of tokens that are the tokenizer's unknown token
 
     @property
+    def named(self) -> dict[str, str]:
+        """What the settings of a task record of its text; their order is part of the hashes of examples."""
+        return {"text": self.name, "text_hash": self.hash}
+
+    @property
     def source(self) -> str:
         """The hash of the text in its original order, the same for a text and its shuffled form."""
         return self.ordered_hash or self.hash
