@@ -397,7 +397,7 @@ def refuse_differences(
     folder: Path, what: str, before: dict[str, Any], now: dict[str, Any], may_change: Sequence[str] = ()
 ) -> None:
     """Raise ValueError, with both values, if two nested settings differ in a key that must not change."""
-    old, new = dict(_flat(before)), dict(_flat(_plain(now)))
+    old, new = dict(flat(before)), dict(flat(_plain(now)))
     found = [
         f"{name} was {old.get(name)!r}, now {new.get(name)!r}"
         for name in sorted(old.keys() | new.keys())
@@ -416,9 +416,10 @@ def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
     return kept | ({"tasks": ", ".join(kept["tasks"])} if isinstance(kept.get("tasks"), dict) else {})
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the single values of nested settings, each with its keys, joined by dots."""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _flat(item, f"{name}.{key}" if name else key)
+            yield from flat(item, f"{name}.{key}" if name else key)
     else:
         yield name, value

@@ -414,8 +414,9 @@ def write_up(
                 tokenizer.save_pretrained(new)
             files.write(out / "training.json", json.dumps(summary, indent=2) + "\n")
             if card is not None:
-                draw(read_log(out), out)
-                files.write(out / "README.md", card(summary, read_log(out)))
+                log = read_log(out)
+                draw(log, out)
+                files.write(out / "README.md", card(summary, log))
     return summary
 
 
