@@ -237,7 +237,7 @@ class _Content:
 
 def _cached(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]] | None:
     """Return tokens, starts and statistics of a text in the cache; None if they are missing or damaged."""
-    if not checksums.is_sealed(folder):  # missing, or written by a version without checksums
+    if not checksums.is_sealed(folder):  # the folder, or its checksums alone, are missing
         return None
     try:
         checksums.verify(folder, "tokens.npy", "starts.npy", "about.json")
