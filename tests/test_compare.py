@@ -155,17 +155,14 @@ def row(method: str, example: str, nats: float, model: str = "m", **more: Any) -
     return Row(model, method, "perplexity", 1, SETTINGS, 8, 0, 0, example, scores={"nats": nats}, **more)
 
 
+NATS = {"score": "nats", "name": "perplexity", "higher_is_better": False, "exp": True, "graded": False}
+ENTRY = {"task": "perplexity", "unit": "tokens", "quality": NATS, "details": []}
 HEADER = {
-    "models": {"m": {"questions": {"perplexity": SETTINGS}}},
+    "models": {"m": {"tasks": {"perplexity": SETTINGS}}},
     "settings": {
         "compared": True,
         "methods": ["full", "better", "worse", "same"],
-        "questions": {
-            "perplexity": {
-                "unit": "tokens",
-                "quality": {"score": "nats", "name": "perplexity", "higher_is_better": False, "exp": True},
-            }
-        },
+        "tasks": {"perplexity": ENTRY},
     },
 }
 
@@ -195,8 +192,7 @@ def test_a_cell_whose_cost_failed_has_its_reason() -> None:
 
 
 def test_a_cost_that_failed_counts_once_as_a_failure(tmp_path: Path) -> None:
-    tasks = {f"perplexity:target_tokens={n}": HEADER["settings"]["questions"]["perplexity"] for n in (4, 8)}
-    tasks = {spec: {**about, "task": "perplexity"} for spec, about in tasks.items()}
+    tasks = {f"perplexity:target_tokens={n}": ENTRY for n in (4, 8)}
     known = {spec: SETTINGS | {"target_tokens": n} for spec, n in zip(tasks, (4, 8), strict=True)}
     header = HEADER | {
         "models": {"m": {"tasks": known}},
@@ -227,8 +223,8 @@ def written(found: Results, folder: Path) -> list[str]:
 
 
 def test_right_and_wrong_answers_have_intervals_within_0_and_1() -> None:
-    about = {"unit": "tokens", "quality": {"score": "hit", "name": "accuracy", "higher_is_better": True, "exp": False}}
-    header = HEADER | {"settings": {"methods": ["full", "better"], "questions": {"perplexity": about}}}
+    entry = ENTRY | {"quality": NATS | {"score": "hit", "name": "accuracy", "higher_is_better": True, "exp": False}}
+    header = HEADER | {"settings": {"methods": ["full", "better"], "tasks": {"perplexity": entry}}}
     right = {"full": [1.0] * 6, "better": [1.0] * 5 + [0.0]}
     rows = [
         Row("m", how, "perplexity", 1, SETTINGS, 8, 0, 0, str(i), scores={"hit": hit})

@@ -27,6 +27,8 @@ EXAMPLE = {
     "repeat": 0,
     "parts": [["separator", ["<s>"]], ["asked", ["a", "b"]]],
     "scored": 1,
+    "task": "curve",
+    "settings": {},
 }
 APPENDS_FOREVER = """
 import itertools, sys
@@ -240,20 +242,13 @@ def test_other_settings_are_refused_with_both_values(tmp_path: Path) -> None:
         Run.open(tmp_path / "run", SETTINGS | {"seed": 1})
 
 
-def test_a_run_of_an_older_form_is_read_but_not_continued(tmp_path: Path) -> None:
+def test_a_run_whose_form_has_no_version_is_continued(tmp_path: Path) -> None:
     path = made(tmp_path / "run").with_name("run.json")
     header = json.loads(path.read_text())
     assert header.pop("version") == FORM
     path.write_text(json.dumps(header))
-    before = path.read_bytes(), (tmp_path / "run" / "rows.jsonl").read_bytes()
-    with pytest.raises(
-        ValueError,
-        match=r"run of an older farspan, which can be reported but not continued: choose another folder \(--out\)",
-    ):
-        Run.open(tmp_path / "run", {"tasks": {"curve": {"task": "curve"}}, "seed": 0})
-    assert (path.read_bytes(), (tmp_path / "run" / "rows.jsonl").read_bytes()) == before
     assert len(read_rows(tmp_path / "run")) == 3
-    made(tmp_path / "run")  # the same settings: a run of an older version in the same form is continued
+    made(tmp_path / "run")
 
 
 def test_a_run_of_a_newer_form_is_refused(tmp_path: Path) -> None:
@@ -446,7 +441,6 @@ def test_a_wrong_value_in_a_row_is_named_with_file_line_and_field(
         ({"sessions": {}}, "sessions: got {}"),
         ({"sessions": [{"command": 5}]}, "sessions.0.command: got 5"),
         ({"settings": None}, "settings: got None"),
-        ({"settings": {"task": "compare"}}, "settings.questions: is missing"),
     ],
 )
 def test_a_wrong_value_in_run_json_is_named(tmp_path: Path, change: dict[str, object], said: str) -> None:

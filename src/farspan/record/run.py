@@ -293,7 +293,7 @@ def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None, rows: Se
         rows: of all writers of the run.
 
     Raises:
-        ValueError: run.json is damaged or of an older form; as `continued`, if the run has rows or other shards write.
+        ValueError: run.json is damaged; as `continued`, if the run has rows or other shards write.
     """
     header: dict[str, Any] = {"version": FORM, "settings": settings, "models": {}, "sessions": []}
     if not (folder / "run.json").exists():
@@ -305,12 +305,6 @@ def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None, rows: Se
         or (shard is not None and _others_write(folder, shard))
     ):
         return header
-    forms = [isinstance(one.get("tasks"), dict) for one in (before["settings"], settings)]
-    if "version" not in before and forms == [False, True]:
-        raise ValueError(
-            f"{folder} holds a run of an older farspan, which can be reported but not continued: choose "
-            "another folder (--out)"
-        )
     now = continued(folder, before["settings"], settings, rows, divided=shard is not None)
     if now.get("methods") != before["settings"].get("methods"):
         for session in before["sessions"]:

@@ -219,7 +219,7 @@ def _provenance(source: Source) -> dict[str, Any]:
     models = {
         name: {key: value for key, value in of.items() if key != "tasks"} for name, of in header["models"].items()
     }
-    settings = {name: value for name, value in header["settings"].items() if name not in ("tasks", "questions")}
+    settings = {name: value for name, value in header["settings"].items() if name != "tasks"}
     return {
         "name": source.name,
         "folder": str(source.folder),
