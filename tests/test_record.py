@@ -183,7 +183,9 @@ def test_a_killed_process_leaves_a_run_that_can_be_read_and_continued(tmp_path: 
 
 def test_a_start_that_ended_before_run_json_does_not_block_the_next(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").touch()
-    (tmp_path / "run.json.part").write_text('{"settings"')
+    (tmp_path / ".farspan-part-12345678").mkdir()
+    (tmp_path / ".farspan-part-12345678" / "lock").touch()
+    (tmp_path / ".farspan-part-12345678" / "run.json").write_text('{"settings"')
     made(tmp_path)
     assert len(read_rows(tmp_path)) == 3
 
@@ -467,8 +469,7 @@ def test_bytes_that_are_no_values_are_a_value_error_that_names_the_file(
 def test_files_that_farspan_writes_are_not_written_through_links(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("years of work")
     made(tmp_path / "run")
-    for name in ("run.json.part", "examples.jsonl"):
-        (tmp_path / "run" / name).symlink_to(tmp_path / "mine")
+    (tmp_path / "run" / "examples.jsonl").symlink_to(tmp_path / "mine")
     (tmp_path / "mine").write_text("")
     with Run.open(tmp_path / "run", SETTINGS) as run:
         run.add_example(EXAMPLE)

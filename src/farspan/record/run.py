@@ -361,7 +361,7 @@ def refuse_changed_files(
 def _only_begun(folder: Path) -> bool:
     """Return whether a folder holds only the files of a run that ended before its run.json was written."""
     remove_leftovers(folder)
-    locks = {"run.json.part", HEADER_LOCK, *(file.name for file in writers_files(folder, ".lock"))}
+    locks = {HEADER_LOCK, *(file.name for file in writers_files(folder, ".lock"))}
     empty = {file.name for file in writers_files(folder, ".jsonl") if file.stat().st_size == 0}
     return all(file.name in locks | empty for file in folder.iterdir())
 
