@@ -37,8 +37,8 @@ def build() -> tuple[Any, Any]:
     import torch
     from transformers import AutoTokenizer
 
+    from farspan.hf.chunks import CHECK_TEXT
     from farspan.lm import wrap
-    from farspan.reader import CHECK_TEXT
     from farspan.text.corpora import Corpus
     from farspan.train.batches import train_tokenizer
 

@@ -29,6 +29,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 SHOWN = 40  # differences that are printed
 SIZED = ("full", "sinks:window=252", "lambda_mask:window=256", "rope:type=yarn,factor=4", "topk:k=16")
 MIXED = ("full", "replug", "sinks:window=252")
+EVERY = (
+    "full", "sinks:window=20,sinks=3", "sinks:window=20,sinks=3,stride=8", "lambda_mask:window=20,sinks=3",
+    "selfextend:group=3,window=14", "dca:chunk=13,local=3", "rope:type=linear,factor=4", "rope:type=ntk,factor=4",
+    "rope:type=yarn,factor=4,original=128", "rope:type=truncated,original=64", "rope:type=dynamic,original=40",
+    "topk:k=6", "snapkv:capacity=20,window=6,kernel=3", "snapkv:capacity=20,window=6,kernel=5,pool=mean",
+    "tova:capacity=12", "tova:share=0.2", "knorm:capacity=12", "knorm:share=0.2", "temperature:original=10",
+    "replug:piece=16", "ape:temperature=0.5,scale=0.8", "ape:piece=16",
+)  # fmt: skip
 UNCOMPARED = ("model", "seconds", "peak_bytes")  # of a row
 LABELS = {"good": ("a fine day", "I like this", "well made", "what a joy", "pure delight", "it works"),
           "bad": ("a dull day", "I hate this", "badly made", "what a bore", "pure misery", "it fails"),
@@ -37,10 +45,7 @@ LABELS = {"good": ("a fine day", "I like this", "well made", "what a joy", "pure
 
 def commands(text: str, data: Path) -> dict[str, list[str]]:
     """The measurements by name: the command line of each after the model's folder."""
-    from farspan.methods import METHODS
-
-    every = [one for kind in METHODS.values() if not kind.own_model for one in kind.examples()]
-    methods = [part for one in every for part in ("--method", str(one))]
+    methods = [part for how in EVERY for part in ("--method", how)]
     icl, answers = data / "icl", ["--lengths", "480", "--repeats", "2"]
     curve = ["curve", "--repeats", "6", "--text", text, "--lengths"]
     perplexity = ["perplexity", "--repeats", "6", "--text", text, "--lengths", "256,512,1024", "--target-tokens", "64"]

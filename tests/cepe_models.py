@@ -1,5 +1,6 @@
 """Tiny CEPE models of random weights, whose contexts change what they say."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -7,10 +8,16 @@ import transformers
 from torch import Tensor
 
 from farspan import cepe
+from farspan.cepe.saving import is_added
 
 from tiny import VOCABULARY, tiny_model
 
 ENCODER_WINDOW = 16  # tokens
+
+
+def added_parameters(model: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Names and parameters of encoder, cross-attention and order."""
+    return ((name, parameter) for name, parameter in model.named_parameters() if is_added(name))
 
 
 def tiny_encoder(**changes: Any) -> torch.nn.Module:

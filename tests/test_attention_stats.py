@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan import hf
 from farspan.hf import attend as maths
+from farspan.hf.probe import See
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, load, wrap
 from farspan.measuring.grid import measure
 from farspan.measuring.loop import measure_cell
@@ -145,7 +146,7 @@ def test_numbers_do_not_depend_on_chunk_batch_or_the_size_of_blocks(
     monkeypatch.setattr(maths, "SCORES_AT_ONCE", {"cpu": 1})
     watch = hf.watch_attention
 
-    def counted(lm: LM, layers: Any, queries: Any, see: hf.See) -> Any:
+    def counted(lm: LM, layers: Any, queries: Any, see: See) -> Any:
         def noting(layer: int, queries: Tensor, keys: Tensor, scores: Tensor) -> None:
             rows_at_once.append(scores.shape[2])
             see(layer, queries, keys, scores)

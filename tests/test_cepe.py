@@ -16,7 +16,7 @@ from farspan import cepe
 from farspan.cepe import surgery
 from farspan.cepe.model import cepe_class, is_added
 
-from cepe_models import mixtral, some_ids, tiny_cepe, tiny_encoder
+from cepe_models import added_parameters, mixtral, some_ids, tiny_cepe, tiny_encoder
 from tiny import tiny_model
 
 DATA = Path(__file__).parent / "data"
@@ -270,7 +270,7 @@ def test_a_context_without_a_token_adds_exactly_zero(family: str) -> None:
     ).loss  # with gradients of zero, so that a step of training goes on
     loss.backward()
     assert apart(loss, model(input_ids=ids, labels=ids).loss) == 0
-    assert all(float(p.grad.abs().max()) == 0 for _, p in model.added_parameters() if p.grad is not None)
+    assert all(float(p.grad.abs().max()) == 0 for _, p in added_parameters(model) if p.grad is not None)
 
 
 def test_masked_tokens_are_dropped_and_chunks_have_no_order() -> None:
@@ -418,7 +418,7 @@ def test_a_base_in_bfloat16_takes_additions_in_float32() -> None:
     with torch.no_grad():
         expected = base(input_ids=ids).logits
     model = cepe.from_base(base, tiny_encoder(), dtype=torch.float32)
-    assert {p.dtype for _, p in model.added_parameters()} == {torch.float32}
+    assert {p.dtype for _, p in added_parameters(model)} == {torch.float32}
     out = model.train()(input_ids=ids, context_input_ids=context, labels=ids)
     assert torch.equal(out.logits, expected)
     out.loss.backward()

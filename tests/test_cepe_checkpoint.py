@@ -12,9 +12,10 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, PreTrainedTok
 
 import farspan
 from farspan import cepe
+from farspan.cepe.config import is_cepe
 from farspan.cepe.saving import is_added
 
-from cepe_models import some_ids, tiny_cepe, tiny_encoder, train_a_little
+from cepe_models import added_parameters, some_ids, tiny_cepe, tiny_encoder, train_a_little
 from tiny import tiny_model
 
 DATA = Path(__file__).parent / "data"
@@ -64,7 +65,7 @@ def test_the_authors_checkpoints_load(kind: str, tmp_path: Path, reference: dict
     with torch.no_grad():
         given = model(input_ids=reference["in.x"], context_input_ids=reference["in.e"]).logits
     assert float((given - reference["mha.full.logits"]).abs().max()) < 2e-5
-    assert {name for name, p in model.named_parameters() if p.requires_grad} == {n for n, _ in model.added_parameters()}
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {n for n, _ in added_parameters(model)}
     model.save_pretrained(tmp_path / "again")
     saved = load_file(tmp_path / "again" / "model.safetensors")
     assert saved.keys() == {key[7:] for key in reference if key.startswith("mha.sd.")}
@@ -111,7 +112,7 @@ def test_an_adapter_holds_what_was_added_and_finds_its_base(tmp_path: Path) -> N
     model = train_a_little(cepe.from_base(base, tiny_encoder()))
     model.save_pretrained(tmp_path / "adapter", adapter_only=True)
     tensors = load_file(tmp_path / "adapter" / "cepe_adapter.safetensors")
-    assert tensors.keys() == {name for name, _ in model.added_parameters()}
+    assert tensors.keys() == {name for name, _ in added_parameters(model)}
     assert all(is_added(name) for name in tensors)
     again = cepe.from_pretrained(tmp_path / "adapter")
     below = cepe.from_pretrained(tmp_path, subfolder="adapter").state_dict()
@@ -289,7 +290,7 @@ def test_a_base_that_is_refused_is_what_it_was() -> None:
         cepe.from_base(base, tiny_encoder())
     assert type(base) is kind
     assert list(base.state_dict()) == names
-    assert not cepe.is_cepe(base.config)
+    assert not is_cepe(base.config)
 
 
 def test_contexts_that_cannot_be_read_say_why() -> None:

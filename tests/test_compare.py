@@ -155,16 +155,14 @@ def row(method: str, example: str, nats: float, model: str = "m", **more: Any) -
     return Row(model, method, "perplexity", 1, SETTINGS, 8, 0, 0, example, scores={"nats": nats}, **more)
 
 
+NATS = {"score": "nats", "name": "perplexity", "higher_is_better": False, "exp": True, "graded": False}
+ENTRY = {"task": "perplexity", "unit": "tokens", "quality": NATS, "details": []}
 HEADER = {
-    "models": {"m": {"questions": {"perplexity": SETTINGS}}},
+    "models": {"m": {"tasks": {"perplexity": SETTINGS}}},
     "settings": {
+        "compared": True,
         "methods": ["full", "better", "worse", "same"],
-        "questions": {
-            "perplexity": {
-                "unit": "tokens",
-                "quality": {"score": "nats", "name": "perplexity", "higher_is_better": False, "exp": True},
-            }
-        },
+        "tasks": {"perplexity": ENTRY},
     },
 }
 
@@ -194,14 +192,16 @@ def test_a_cell_whose_cost_failed_has_its_reason() -> None:
 
 
 def test_a_cost_that_failed_counts_once_as_a_failure(tmp_path: Path) -> None:
-    tasks = {f"perplexity:target_tokens={n}": HEADER["settings"]["questions"]["perplexity"] for n in (4, 8)}
-    tasks = {spec: {**about, "task": "perplexity"} for spec, about in tasks.items()}
+    tasks = {f"perplexity:target_tokens={n}": ENTRY for n in (4, 8)}
     known = {spec: SETTINGS | {"target_tokens": n} for spec, n in zip(tasks, (4, 8), strict=True)}
-    header = HEADER | {"models": {"m": {"tasks": known}}, "settings": {"methods": ["full"], "tasks": tasks}}
+    header = HEADER | {
+        "models": {"m": {"tasks": known}},
+        "settings": {"compared": True, "methods": ["full"], "tasks": tasks},
+    }
     rows = [replace(row("full", spec, 1.0), settings=one) for spec, one in known.items()]
     costs = [Row("m", "full", "cost", 1, {}, 8, i, 0, f"c{i}", status="oom", reason="8 GiB") for i in range(2)]
     for some, failed in (([], 0), (costs, 1)):
-        found = Results(rows + some, header, tmp_path, compared=True)
+        found = Results(rows + some, header, tmp_path)
         assert len([cell for cells in found.cells for cell in cells]) == 2
         assert found.num_failed == found.as_data()["failed_cells"] == failed
 
@@ -210,7 +210,7 @@ def test_rows_without_key_tokens_or_time_have_not_failed(tmp_path: Path) -> None
     how = {"no_keys": "full", "budget": "better", "oom": "worse"}
     rows = [row(name, "a", 1.0, status=status, reason=f"of {status}") for status, name in how.items()]
     rows.append(replace(row("worse", "b", 1.0), status="budget", repeat=1))
-    found = Results(rows, HEADER, tmp_path, compared=True)
+    found = Results(rows, HEADER, tmp_path)
     assert (found.num_failed, found.failures) == (1, ["1 of 4 rows failed:", "perplexity: m worse at 8: oom: of oom"])
     assert found.absent == "3 of 4 rows have no number, first at length 8, repeat 0: of no_keys"
     assert "no_keys" not in "\n".join(line for line in written(found, tmp_path) if line.startswith("- "))
@@ -223,8 +223,8 @@ def written(found: Results, folder: Path) -> list[str]:
 
 
 def test_right_and_wrong_answers_have_intervals_within_0_and_1() -> None:
-    about = {"unit": "tokens", "quality": {"score": "hit", "name": "accuracy", "higher_is_better": True, "exp": False}}
-    header = HEADER | {"settings": {"methods": ["full", "better"], "questions": {"perplexity": about}}}
+    entry = ENTRY | {"quality": NATS | {"score": "hit", "name": "accuracy", "higher_is_better": True, "exp": False}}
+    header = HEADER | {"settings": {"methods": ["full", "better"], "tasks": {"perplexity": entry}}}
     right = {"full": [1.0] * 6, "better": [1.0] * 5 + [0.0]}
     rows = [
         Row("m", how, "perplexity", 1, SETTINGS, 8, 0, 0, str(i), scores={"hit": hit})
@@ -510,7 +510,7 @@ def test_the_picture_shows_quality_by_length_with_and_without_cost(
     for cost in (False, True):
         folder = tmp_path / str(cost)
         rows = compare([lm], METHODS[:2], folder, settings(text, cost=cost), TASKS[:1])
-        results = Results(rows, read_header(folder / "run"), folder, compared=True)
+        results = Results(rows, read_header(folder / "run"), folder)
         (picture,) = (path.read_text() for path in results.draw() if path.name == "compare.svg")
         assert "<!-- length (tokens) -->" in picture
         assert "<!-- nats per token -->" in picture

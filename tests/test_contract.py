@@ -13,7 +13,7 @@ from farspan.lm import LM, wrap
 from farspan.methods import METHODS, Composed, Method, method
 from farspan.methods.base import ATTENTION, PASSAGES, ROPE, TEMPERATURE
 
-from tiny import VOCABULARY, tiny_model
+from tiny import EXAMPLES, VOCABULARY, examples, tiny_model
 
 ARCHITECTURES = ["llama", "mistral", "gpt_neox", "smollm3", "gemma2"]  # plain; own window; partial; without RoPE; both
 OTHERS = ["qwen2", "qwen3", "phi3", "gemma", "olmo2", "stablelm"]
@@ -21,15 +21,15 @@ READ, ASKED = 52, 18  # tokens
 FULL = method("full")
 
 
-EXAMPLES = [one for kind in METHODS.values() if not kind.own_model for one in kind.examples()]
-FEW = list({type(one): one for one in reversed(EXAMPLES) if {*one.changes} & {ATTENTION, TEMPERATURE}}.values())
+SETTINGS = examples()
+FEW = list({type(one): one for one in reversed(SETTINGS) if {*one.changes} & {ATTENTION, TEMPERATURE}}.values())
 
 
 def composed() -> Iterator[Method]:
     """Each method of attention with one of RoPE and one of temperature, every other one with one of passages as well;
     and each of temperature with one of RoPE."""
     ropes, attentions, temperatures, passages = (
-        [one for one in EXAMPLES if one.changes == (what,)] for what in (ROPE, ATTENTION, TEMPERATURE, PASSAGES)
+        [one for one in SETTINGS if one.changes == (what,)] for what in (ROPE, ATTENTION, TEMPERATURE, PASSAGES)
     )
     for number, one in enumerate(one for one in FEW if one in attentions):
         yield Composed((ropes[number % len(ropes)], one, *temperatures[: number // 2 % 2], *passages[: number % 2]))
@@ -38,7 +38,7 @@ def composed() -> Iterator[Method]:
 
 
 COMPOSED = list(composed())
-ALL = EXAMPLES + COMPOSED
+ALL = SETTINGS + COMPOSED
 NEUTRAL = list(dict.fromkeys(one for how in ALL if (one := how.neutral(100)) not in (None, how)))
 EVERYWHERE = [(how, a) for a in ARCHITECTURES for how in {"llama": ALL, "gemma2": FEW + COMPOSED}.get(a, FEW)]
 SOME = len(OTHERS) // 2  # each method on two of the others, each of them with several methods
@@ -295,6 +295,6 @@ def test_it_prints_itself_so_that_it_parses_back(how: Method) -> None:
 
 
 def test_every_method_is_in_the_contract() -> None:
-    # those with a model of their own have tests of their own, such as test_cepe_method.py
-    assert {type(one) for one in EXAMPLES} == {kind for kind in METHODS.values() if not kind.own_model}
-    assert all(kind.examples() for kind in METHODS.values())
+    # cepe, which needs a model of its own, has tests of its own: test_cepe_method.py
+    assert EXAMPLES.keys() | {"cepe"} == set(METHODS)
+    assert all(texts and {type(method(text)) for text in texts} == {METHODS[name]} for name, texts in EXAMPLES.items())

@@ -12,14 +12,14 @@ from transformers import PreTrainedTokenizerFast
 from farspan import stats
 from farspan.lm import LM, load, wrap
 from farspan.measuring.loop import measure_cell
-from farspan.methods import METHODS, Method, method
+from farspan.methods import Method, method
 from farspan.record import Row, Run
 from farspan.tasks.curve import BoundCurve, Curve, overlap
 from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
 from naive import naive_half
-from tiny import tiny_model
+from tiny import examples, tiny_model
 from toys import ToyMethod, copier, counting_text, curve_of, every, toy_lm
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma2", "mamba2", "rwkv", "falcon_h1", "mamba"]
@@ -135,9 +135,7 @@ def test_each_piece_of_the_text_comes_before_the_copy_alone(
         assert row.scores["copy_nats"] == pytest.approx(float(mixed.mean()), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "how", [how for kind in METHODS.values() if not kind.own_model for how in kind.examples()], ids=str
-)
+@pytest.mark.parametrize("how", examples(), ids=str)
 def test_every_method_is_given_the_whole_text(how: Method, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     lm = wrap(hit_prone(tiny_model()), tokenizer, "tiny")
     task = curve_of(repetitive_text(), protocol="probe", **PROBES)

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from farspan import report
 from farspan.record import Row
 from farspan.report.cells import cells
 from farspan.report.header import current_header
+from farspan.report.terminal import Results
 from farspan.schema import check_header
 
 CURVE = {"protocol": "nested", "compat": False, "target_text": "books", "target_hash": "aa", "prefix_text": None}
@@ -70,38 +70,45 @@ def test_a_score_may_be_nested_and_neither_direction_better() -> None:
     assert (second.difference, second.verdict) == (0.25, "")
 
 
+UNRECORDED = {"settings": {"imported": "file"}, "models": {}, "sessions": []}
+
+
 @pytest.mark.parametrize(
-    ("settings", "task", "asked", "scores", "quality"),
+    ("task", "asked", "scores", "quality"),
     [
-        ({"task": "own:tests=recall"}, "own", OWN, {"right": 1.0}, "right answers"),
-        ({"text": "books"}, "own", OWN, {"right": 1.0}, "right answers"),
-        ({"task": "curve"}, "curve", CURVE, {"copy": 1.0}, "copy accuracy"),
-        ({"imported": "file"}, "mine", {}, {"hits": 1.0}, "hits"),
+        ("curve", CURVE, {"copy": 1.0}, "copy accuracy"),
+        ("perplexity", {"targets": "all", "text": "books"}, {"nats": 1.0}, "perplexity"),
     ],
 )
-def test_what_older_headers_do_not_record_comes_from_the_rows(
-    settings: dict[str, Any], task: str, asked: dict[str, Any], scores: dict[str, Any], quality: str
+def test_tasks_that_a_header_does_not_record_come_from_the_rows(
+    task: str, asked: dict[str, Any], scores: dict[str, Any], quality: str
 ) -> None:
-    header = current_header({"settings": settings, "models": {}, "sessions": []}, rows(task, asked, scores))
+    header = current_header(UNRECORDED, rows(task, asked, scores))
     ((spec, entry),) = header["settings"]["tasks"].items()
     assert entry["quality"]["name"] == quality
     assert header["models"]["m"]["tasks"] == {spec: asked}
     check_header(header)
 
 
+def test_an_unrecorded_task_whose_score_is_not_known_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"does not record its tasks .*, and the score of 'own' is not known"):
+        current_header(UNRECORDED, rows("own", OWN, {"right": 1.0}))
+
+
 def test_a_row_without_the_score_of_its_task_is_named(tmp_path: Any) -> None:
     header = now(own=("own", RIGHT, OWN))
     with pytest.raises(ValueError, match=r"length 8, repeat 0 has no score 'right': delete it from rows\*\.jsonl"):
-        report.results(rows("own", OWN, {"wrong": 1.0}), header, tmp_path)
+        Results(rows("own", OWN, {"wrong": 1.0}), header, tmp_path)
 
 
 def test_results_hold_what_each_command_prints_as_json(tmp_path: Any, drawn: None) -> None:
     header = now(own=("own", RIGHT, OWN))
     measured = rows("own", OWN, {"right": 1.0}) + rows("own", OWN, {"right": 0.0}, "topk:k=4")
-    one = report.results(measured, header, tmp_path)
+    one = Results(measured, header, tmp_path)
     assert {"run", "task", "quality", "unit", "results", "failed_rows", "pictures"} == one.as_data().keys()
     assert [path.name for path in one.draw()] == ["quality.png", "quality.svg"]
-    compared = report.results(measured, header, tmp_path, compared=True).as_data()
+    header["settings"]["compared"] = True
+    compared = Results(measured, header, tmp_path).as_data()
     assert {"run", "cells", "failed_cells", "pictures"} == compared.keys()
     assert [cell["verdict"] for cell in compared["cells"]] == ["", "tie"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 import torch
 import transformers
@@ -26,7 +27,7 @@ from tiny import VOCABULARY, configure, tiny_config, tiny_model
 pytestmark = pytest.mark.usefixtures("hub_offline")
 
 
-def raising(error: Exception, cause: Exception | None = None) -> Callable[..., None]:
+def raising(error: BaseException, cause: Exception | None = None) -> Callable[..., None]:
     def raise_it(*_: object, **__: object) -> None:
         raise error from cause
 
@@ -167,11 +168,17 @@ def test_a_gated_model_is_refused_with_the_way_in(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_model_the_hub_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     error = raising(OSError("not a valid model identifier"), hub_error(RepositoryNotFoundError))
     monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", error)
     with pytest.raises(ValueError, match=r"'org/none' is neither a folder nor on the hub"):
         load("org/none")
+
+
+def test_an_interrupt_while_a_model_loads_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", raising(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        load("org/model")
 
 
 def test_a_file_is_no_model(folder: Path) -> None:

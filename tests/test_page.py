@@ -104,6 +104,8 @@ def example_file(folder: Path, asked: list[str], scored: int, **changes: Any) ->
         "repeat": 0,
         "parts": parts,
         "scored": scored,
+        "task": "curve",
+        "settings": row(100).settings,
     }
     (folder / "examples.jsonl").write_text(json.dumps(values | changes) + "\n")
 
@@ -776,8 +778,7 @@ def test_an_example_without_its_row_is_shown_without_hits(tmp_path: Path) -> Non
 def test_an_example_with_the_settings_of_its_task_finds_their_rows(tmp_path: Path) -> None:
     measured = [row(100, 0, scored=4, copy_hits=hits(1, 1, 0, 0), text=text) for text in ("code", "books")]
     folder = run(tmp_path / "a", measured)
-    about = {"what": "curve:protocol=nested", "task": "curve", "settings": measured[1].settings}
-    example_file(folder, ["one ", "two ", "three ", "four ", "five"], 4, **about)
+    example_file(folder, ["one ", "two ", "three ", "four ", "five"], 4, settings=measured[1].settings)
     (found,) = examples(read_sources([folder])[0])
     assert (found.num_hits, found.method) == (2, "full")
 

@@ -1,7 +1,7 @@
 """Curves against curves: against scipy on the raw numbers, against counting by hand, and in simulation."""
 
 import itertools
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -583,9 +583,9 @@ def test_differences_are_said_with_what_they_are_of() -> None:
 
 
 def test_results_are_data() -> None:
-    found = robustness({"a": source(RAW[0]), "b": source(RAW[1])}).as_dict()
+    found = asdict(robustness({"a": source(RAW[0]), "b": source(RAW[1])}))
     assert found["lengths"][0]["means"]["a"] == pytest.approx(RAW[0].mean())
-    assert stats.differences(run(5000), run(6000))[0].as_dict()["name"] == "half_life"
+    assert asdict(stats.differences(run(5000), run(6000))[0])["name"] == "half_life"
 
 
 # intervals without width

@@ -12,7 +12,7 @@ def test_units_of_the_loaded_model_come_first_and_the_longest_of_them() -> None:
         queue.done(0)
         order.append(unit)
     assert order == [1, 3, 2, 4, 0]  # b has more work than a; then all of a
-    assert queue.left == queue.waiting == 0
+    assert queue.left == 0
 
 
 def test_workers_are_spread_over_the_models_by_their_work() -> None:
@@ -20,7 +20,8 @@ def test_workers_are_spread_over_the_models_by_their_work() -> None:
     assert [queue.take(worker) for worker in range(4)] == [0, 6, 1, 2]  # 6 of a: 6 alone, 3 for a second worker
     queue.done(1)
     assert queue.take(1) == 7  # the model that the worker has loaded
-    assert (queue.left, queue.waiting) == (8, 4)
+    assert queue.left == 8
+    assert [queue.take(4) is None for _ in range(5)] == [False] * 4 + [True]  # four waited
 
 
 def test_a_worker_whose_model_is_done_helps_with_another() -> None:

@@ -1,6 +1,7 @@
 """Retrieval-augmented perplexity: against one forward over everything, mixtures by hand, and what the command says."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from farspan.methods import method
 from farspan.record import Row, Run, read_examples
 from farspan.report.cells import cells
 from farspan.tasks import task
-from farspan.tasks.ralm import BoundRalm
+from farspan.tasks.ralm import BoundRalm, Ralm
 from farspan.text.corpora import load
 from farspan.text.retrieval import build
 
@@ -275,7 +276,9 @@ def test_the_first_example_is_kept_whole(documents: Path, lm: LM) -> None:
 
 def test_cells_are_means_with_intervals(documents: Path, lm: LM) -> None:
     rows = measured(documents / "run", lm, ralm(documents, lm))
-    (none, one, three) = cells(rows, {"settings": {"task": "ralm:index=x"}, "models": {}})
+    entry = {"task": "ralm", "unit": "passages", "quality": asdict(Ralm.quality), "details": list(Ralm.details)}
+    header = {"settings": {"tasks": {"ralm": entry}}, "models": {lm.name: {"tasks": {"ralm": rows[0].settings}}}}
+    (none, one, three) = cells(rows, header)
     nats = [row.scores["nats"] for row in rows if row.length == 3]
     assert three.value == pytest.approx(np.exp(np.mean(nats)))
     half = 4.302653 * np.std(nats, ddof=1) / np.sqrt(3)  # Student's, two degrees of freedom

@@ -10,9 +10,11 @@ from torch import Tensor
 from transformers import BertConfig, BertLMHeadModel
 
 from farspan import hf, reader
+from farspan.hf.cache import BufferLayer
 from farspan.lm import LM, wrap
 from farspan.methods import method
-from farspan.reader import CachedMemory, DenseReader, NotFiniteError, PlainMemory, dense_reader, self_check
+from farspan.reader import CachedMemory, DenseReader, NotFiniteError, dense_reader, self_check
+from farspan.reader.memory import PlainMemory
 
 from cepe_models import tiny_cepe
 from naive import naive_greedy
@@ -92,7 +94,7 @@ def test_models_that_chunks_mislead_are_read_with_plain_forwards(architecture: s
 
 
 def test_the_self_check_catches_a_cache_that_forgets(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf.BufferLayer, "get_seq_length", lambda self: max(0, self.length - 1))
+    monkeypatch.setattr(BufferLayer, "get_seq_length", lambda self: max(0, self.length - 1))
     assert self_check(lm) is not None
 
 
@@ -252,15 +254,15 @@ def test_a_recurrent_memory_does_not_grow(tokenizer: Any) -> None:
 
 def test_reading_copies_each_key_a_bounded_number_of_times(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = 0
-    original = hf.BufferLayer._write
+    original = BufferLayer._write
 
-    def counting(self: hf.BufferLayer, buffer: Tensor | None, states: Tensor, end: int) -> Tensor:
+    def counting(self: BufferLayer, buffer: Tensor | None, states: Tensor, end: int) -> Tensor:
         nonlocal moved
         grown = original(self, buffer, states, end)
         moved += states.shape[-2] + (self.length if grown is not buffer else 0)
         return grown
 
-    monkeypatch.setattr(hf.BufferLayer, "_write", counting)
+    monkeypatch.setattr(BufferLayer, "_write", counting)
     DenseReader(lm, chunk=1).read(some_ids(1, 500))
     layers_and_kinds = 4
     assert moved <= 7 * 500 * layers_and_kinds  # concatenation would move 250 times 500

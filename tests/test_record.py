@@ -27,6 +27,8 @@ EXAMPLE = {
     "repeat": 0,
     "parts": [["separator", ["<s>"]], ["asked", ["a", "b"]]],
     "scored": 1,
+    "task": "curve",
+    "settings": {},
 }
 APPENDS_FOREVER = """
 import itertools, sys
@@ -181,7 +183,9 @@ def test_a_killed_process_leaves_a_run_that_can_be_read_and_continued(tmp_path: 
 
 def test_a_start_that_ended_before_run_json_does_not_block_the_next(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").touch()
-    (tmp_path / "run.json.part").write_text('{"settings"')
+    (tmp_path / ".farspan-part-12345678").mkdir()
+    (tmp_path / ".farspan-part-12345678" / "lock").touch()
+    (tmp_path / ".farspan-part-12345678" / "run.json").write_text('{"settings"')
     made(tmp_path)
     assert len(read_rows(tmp_path)) == 3
 
@@ -240,20 +244,13 @@ def test_other_settings_are_refused_with_both_values(tmp_path: Path) -> None:
         Run.open(tmp_path / "run", SETTINGS | {"seed": 1})
 
 
-def test_a_run_of_an_older_form_is_read_but_not_continued(tmp_path: Path) -> None:
+def test_a_run_whose_form_has_no_version_is_continued(tmp_path: Path) -> None:
     path = made(tmp_path / "run").with_name("run.json")
     header = json.loads(path.read_text())
     assert header.pop("version") == FORM
     path.write_text(json.dumps(header))
-    before = path.read_bytes(), (tmp_path / "run" / "rows.jsonl").read_bytes()
-    with pytest.raises(
-        ValueError,
-        match=r"run of an older farspan, which can be reported but not continued: choose another folder \(--out\)",
-    ):
-        Run.open(tmp_path / "run", {"tasks": {"curve": {"task": "curve"}}, "seed": 0})
-    assert (path.read_bytes(), (tmp_path / "run" / "rows.jsonl").read_bytes()) == before
     assert len(read_rows(tmp_path / "run")) == 3
-    made(tmp_path / "run")  # the same settings: a run of an older version in the same form is continued
+    made(tmp_path / "run")
 
 
 def test_a_run_of_a_newer_form_is_refused(tmp_path: Path) -> None:
@@ -446,7 +443,6 @@ def test_a_wrong_value_in_a_row_is_named_with_file_line_and_field(
         ({"sessions": {}}, "sessions: got {}"),
         ({"sessions": [{"command": 5}]}, "sessions.0.command: got 5"),
         ({"settings": None}, "settings: got None"),
-        ({"settings": {"task": "compare"}}, "settings.questions: is missing"),
     ],
 )
 def test_a_wrong_value_in_run_json_is_named(tmp_path: Path, change: dict[str, object], said: str) -> None:
@@ -473,8 +469,7 @@ def test_bytes_that_are_no_values_are_a_value_error_that_names_the_file(
 def test_files_that_farspan_writes_are_not_written_through_links(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("years of work")
     made(tmp_path / "run")
-    for name in ("run.json.part", "examples.jsonl"):
-        (tmp_path / "run" / name).symlink_to(tmp_path / "mine")
+    (tmp_path / "run" / "examples.jsonl").symlink_to(tmp_path / "mine")
     (tmp_path / "mine").write_text("")
     with Run.open(tmp_path / "run", SETTINGS) as run:
         run.add_example(EXAMPLE)

@@ -436,6 +436,7 @@ def test_a_shard_that_fails_before_its_first_row_leaves_the_files_of_the_others(
 
 def test_models_and_examples_of_shards_are_kept_beside_each_other(tmp_path: Path) -> None:
     example = {"what": "q", "length": 8, "repeat": 0, "parts": [["asked", ["a", "b"]]], "scored": 1}
+    example |= {"task": "curve", "settings": {}}
     with Run.open(tmp_path / "run", SETTINGS, (1, 2)) as one, Run.open(tmp_path / "run", SETTINGS, (2, 2)) as other:
         for run, name in ((one, "b"), (other, "a"), (one, "c")):
             run.add_model({"name": name}, ["a", "b", "c"])

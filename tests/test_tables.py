@@ -39,6 +39,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     root = tmp_path / "hub"
     root.mkdir()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(root))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
     datasets.disable_progress_bars()
 
@@ -281,7 +282,7 @@ def test_online_the_hub_is_asked_for_the_name_itself(monkeypatch: pytest.MonkeyP
         asked.append((given, named))
         return SimpleNamespace(features={}, to_list=lambda: [{"text": "a"}])
 
-    monkeypatch.setattr(hub_module, "offline", lambda: False)
+    monkeypatch.setattr(hub_module, "is_offline_mode", lambda: False)
     monkeypatch.setattr(hub_module, "optional_import", lambda module, extra: SimpleNamespace(load_dataset=load_dataset))
     hub_table("a/b", "c", "d")
     hub_table("a/b", None, "d", converted=True)
@@ -310,7 +311,6 @@ def test_tasks_take_their_data_from_the_hub(hub: Any, lm: LM, tmp_path: Path, mo
     assert "CogComp/trec@default:train cannot be read" in refused(farspan("task", "icl:set=trec_fine", "tiny"))
 
 
-def test_documents_too_come_from_the_hubs_cache(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_documents_too_come_from_the_hubs_cache(hub: Any) -> None:
     hub.put("org/books", {"train-00000-of-00001.parquet": [{"text": "one"}, {"text": "two"}]})
     assert list(read_texts("org/books")) == ["one", "two"]

@@ -715,23 +715,6 @@ def test_seconds_are_those_of_all_sessions(
     assert train(stopped)["seconds"] == seconds  # nothing is left to train
 
 
-def test_seconds_that_a_checkpoint_of_an_older_version_does_not_hold_are_kept(
-    settings: Callable[..., LmSettings],
-) -> None:
-    chosen = settings("a", "trainer.steps=4")
-    train(chosen)
-    state = Path(chosen.out) / "checkpoints" / "checkpoint-4" / "trainer_state.json"
-    older = json.loads(state.read_text())
-    del older["stateful_callbacks"]["Clock"]
-    state.write_text(json.dumps(older))
-    summary = Path(chosen.out) / "training.json"
-    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"seconds": 123.4}))
-    assert train(chosen)["seconds"] == 123.4
-    assert json.loads(summary.read_text())["seconds"] == 123.4
-    summary.write_text("{")
-    assert train(chosen)["seconds"] == 0
-
-
 def test_another_seed_gives_other_weights(settings: Callable[..., LmSettings]) -> None:
     one, other = settings("a", "trainer.steps=1"), settings("b", "trainer.steps=1", "trainer.seed=1")
     train(one)

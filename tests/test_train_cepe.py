@@ -34,7 +34,7 @@ from farspan.train.distill import train as distil
 from farspan.train.documents import DocumentRows, DocumentSettings, NoiseSettings, noise
 from farspan.train.progress import TrainingWatch
 
-from cepe_models import tiny_encoder
+from cepe_models import added_parameters, tiny_encoder
 from tiny import tiny_model
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu"]
@@ -381,7 +381,7 @@ def test_checkpoints_hold_only_what_is_trained(settings: Callable[..., Any]) -> 
         train(chosen)
         kept = load_file(Path(chosen.out) / "checkpoints" / "checkpoint-4" / "model.safetensors")
         model = opened(chosen).model
-        expected = {name for name, _ in model.added_parameters() if out == "a" or "cross_attn" in name}
+        expected = {name for name, _ in added_parameters(model) if out == "a" or "cross_attn" in name}
         assert kept.keys() == expected
 
 
@@ -389,14 +389,14 @@ def test_trained_weights_are_fp32_over_a_decoder_in_bf16(settings: Callable[...,
     chosen = settings("a", "trainer.steps=2", "model.dtype=bfloat16")
     train(chosen)
     lm = opened(chosen)
-    assert {p.dtype for _, p in lm.model.added_parameters()} == {torch.float32}
+    assert {p.dtype for _, p in added_parameters(lm.model)} == {torch.float32}
     assert lm.model.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
     assert {weight.dtype for weight in added(chosen).values()} == {torch.float32}
     rounded = settings("b", "trainer.steps=2", "trainer.dtype=bfloat16")
     train(rounded)
     assert {weight.dtype for weight in added(rounded).values()} == {torch.bfloat16}
     main = opened(settings("main", f"model.warmed_up={rounded.out}")).model
-    assert {p.dtype for _, p in main.added_parameters()} == {torch.float32}
+    assert {p.dtype for _, p in added_parameters(main)} == {torch.float32}
 
 
 def test_the_main_stage_begins_with_what_the_warm_up_left(settings: Callable[..., Any]) -> None:
@@ -466,7 +466,7 @@ def test_zero_queries_keys_and_values_never_learn(settings: Callable[..., Any]) 
     )[0]  # fmt: skip
     loss = terms(lm.model, lm.model, {name: tensor[None] for name, tensor in row.items()})["nats"]
     loss.backward()
-    assert all(p.grad is None or not p.grad.any() for _, p in lm.model.added_parameters())
+    assert all(p.grad is None or not p.grad.any() for _, p in added_parameters(lm.model))
 
 
 def test_without_a_chunk_in_sight_a_batch_is_read_as_by_the_decoder(settings: Callable[..., Any]) -> None:
@@ -477,7 +477,7 @@ def test_without_a_chunk_in_sight_a_batch_is_read_as_by_the_decoder(settings: Ca
     hidden, _ = decoded(lm.model, lm.model, batch)
     assert torch.equal(hidden, lm.model.model(input_ids=ids).last_hidden_state)
     hidden.sum().backward()  # all that is trained has a gradient, or data parallelism would wait for it
-    assert all(p.grad is not None for name, p in lm.model.added_parameters() if "embed" not in name)
+    assert all(p.grad is not None for name, p in added_parameters(lm.model) if "embed" not in name)
 
 
 def test_a_training_killed_and_repeated_has_the_same_losses_and_weights(

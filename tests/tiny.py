@@ -11,10 +11,33 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from farspan.lm import LM, wrap
-from farspan.methods import method
+from farspan.methods import Method, method
 
 VOCABULARY = 300
 CODE = argparse.__file__  # a text such as the embedded model has learned, which takes no time to read
+# settings of every method that needs no model made for it; each but a neutral one changes the scores after a text of 50
+# tokens
+EXAMPLES = {
+    "full": ("full",),
+    "sinks": ("sinks:window=20,sinks=3", "sinks:window=20,sinks=3,stride=8"),
+    "lambda_mask": ("lambda_mask:window=20,sinks=3",),
+    "selfextend": ("selfextend:group=3,window=14",),
+    "dca": ("dca:chunk=13,local=3",),
+    "rope": (
+        "rope:type=linear,factor=4",
+        "rope:type=ntk,factor=4",
+        "rope:type=yarn,factor=4,original=128",
+        "rope:type=truncated,original=64",
+        "rope:type=dynamic,original=40",
+    ),
+    "topk": ("topk:k=6",),
+    "snapkv": ("snapkv:capacity=20,window=6,kernel=3", "snapkv:capacity=20,window=6,kernel=5,pool=mean"),
+    "tova": ("tova:capacity=12", "tova:share=0.2"),
+    "knorm": ("knorm:capacity=12", "knorm:share=0.2"),
+    "temperature": ("temperature:original=10",),
+    "replug": ("replug:piece=16",),
+    "ape": ("ape:temperature=0.5,scale=0.8", "ape:piece=16"),
+}
 
 
 def tiny_model(architecture: str = "llama", **changes: object) -> torch.nn.Module:
@@ -30,6 +53,11 @@ def tiny_model(architecture: str = "llama", **changes: object) -> torch.nn.Modul
             if name.endswith("k_norm.weight"):  # with equal weights all keys have one norm
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
     return model
+
+
+def examples() -> list[Method]:
+    """The methods of EXAMPLES."""
+    return [method(text) for texts in EXAMPLES.values() for text in texts]
 
 
 def open_lm(architecture: str, tokenizer: Any, **changes: object) -> LM:

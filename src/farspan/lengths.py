@@ -12,6 +12,7 @@ AUTHORS_SHORTEST = 8
 DEFAULT_POINTS = 16
 LARGEST = 10**12  # tokens
 MOST_DEPTHS = 1000
+Spacing = Literal["linear", "log"]
 
 
 def authors_lengths(longest: int) -> tuple[int, ...]:
@@ -19,9 +20,7 @@ def authors_lengths(longest: int) -> tuple[int, ...]:
     return spaced_lengths(AUTHORS_SHORTEST, longest, AUTHORS_POINTS)
 
 
-def spaced_lengths(
-    shortest: int, longest: int, points: int, spacing: Literal["linear", "log"] = "linear"
-) -> tuple[int, ...]:
+def spaced_lengths(shortest: int, longest: int, points: int, spacing: Spacing = "linear") -> tuple[int, ...]:
     """Return `points` lengths from the shortest to the longest, rounded down, without repetitions.
 
     Raises:
@@ -43,7 +42,7 @@ def doubled_lengths(first: int, trained: Sequence[int]) -> tuple[int, ...]:
     return tuple(first << i for i in range(max(1, (2 * max(trained) // first).bit_length())))
 
 
-def parse_lengths(text: str, points: int, spacing: Literal["linear", "log"]) -> tuple[int, ...]:
+def parse_lengths(text: str, points: int, spacing: Spacing) -> tuple[int, ...]:
     """Return lengths from the text of an option: `512,1024,2048`, or `512:16384` with points and spacing.
 
     Raises:

@@ -708,7 +708,7 @@ def runs() -> Iterator[Input]:
             expected = "any" if command == "resume" else expect
             damage = partial(edit_examples, edit=edit_example)
             yield Input("runs", f"examples {name}, {command}", argv, expected, ("examples.jsonl",), damage, "curve")
-    for file in ("curve.png", "run.json.part", "examples.jsonl", "rows.jsonl", "run.json", "curves.csv"):
+    for file in ("curve.png", "examples.jsonl", "rows.jsonl", "run.json", "curves.csv"):
         yield Input("links", f"{file}, resume", CURVE, "any", (), partial(linked, file=file), "curve")
     for file in ("../report/report.html", "../report/curves.csv", "../report/report.md"):
         damage = partial(linked, file=file)

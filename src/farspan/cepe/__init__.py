@@ -12,8 +12,7 @@ set: the model sees neither the order of its chunks nor their distance, unless `
 """
 
 from farspan.cepe.checkpoint import class_of, from_base, from_pretrained
-from farspan.cepe.config import is_cepe
 from farspan.cepe.context import MODES, Context
 from farspan.cepe.model import CepeModel
 
-__all__ = ["MODES", "CepeModel", "Context", "class_of", "from_base", "from_pretrained", "is_cepe"]
+__all__ = ["MODES", "CepeModel", "Context", "class_of", "from_base", "from_pretrained"]

@@ -33,7 +33,6 @@ def from_base(
     encoder_layers: int | None = None,
     dtype: torch.dtype | None = None,
     tokenizer: Any = None,
-    encoder_tokenizer: Any = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
@@ -50,7 +49,8 @@ def from_base(
             of them reads the states of a different encoder layer.
         encoder_layers: the number of encoder layers, the first ones, to keep; default all.
         dtype: of the added weights; default the base's. To train over a base in bfloat16, use torch.float32.
-        tokenizer, encoder_tokenizer: compared if both are known; default those in the folders of base and encoder.
+        tokenizer: of the base; default that in its folder. It is compared with the one in the encoder's folder, if both
+            are known.
         revision, hub: of the base, as in transformers' `from_pretrained`.
         trust_remote_code, allow_pickle: of base and encoder, as in `farspan.load`.
 
@@ -60,10 +60,9 @@ def from_base(
     """
     if isinstance(base, str | Path):
         tokenizer = tokenizer or _tokenizer(base, revision, trust_remote_code, **locating(hub))
-    if isinstance(encoder, str | Path):
-        encoder_tokenizer = encoder_tokenizer or _tokenizer(encoder, None, trust_remote_code)
-    if tokenizer is not None and encoder_tokenizer is not None:
-        check_tokenizers(tokenizer, encoder_tokenizer)
+    of_encoder = _tokenizer(encoder, None, trust_remote_code) if isinstance(encoder, str | Path) else None
+    if tokenizer is not None and of_encoder is not None:
+        check_tokenizers(tokenizer, of_encoder)
     base = _base(base, revision, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle, **hub)
     if isinstance(base, CepeModel):
         raise ValueError(f"{_name(base)} is a CEPE model already: give the decoder it was made from")

@@ -5,7 +5,7 @@ pass. Table 1 of Yen et al. 2024, arXiv 2402.16617, has the measured sum. Ours i
 the encoder, no dense mask, and logits of the queried positions only.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from farspan import hf
@@ -41,20 +41,6 @@ class Sizes:
         return tokens * (2 * self.hidden + 3 * self.feed_forward)
 
 
-@dataclass(frozen=True)
-class MemoryCost:
-    """Memory of reading a context and the tokens after it, in bytes."""
-
-    weights: int
-    context_states: int
-    keys_and_values: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        return sum(asdict(self).values())
-
-
 def memory(
     decoder: Sizes,
     encoder: Sizes | None,
@@ -66,8 +52,9 @@ def memory(
     at_once: int | None = None,
     kept: int = 1,
     itemsize: int = 2,
-) -> MemoryCost:
-    """Return the memory of `context` tokens in the encoder and `tokens` in the decoder, in each of `rows` rows.
+) -> dict[str, int]:
+    """Return the bytes of `context` tokens in the encoder and `tokens` in the decoder, in each of `rows` rows, by part
+    of memory.
 
     Args:
         encoder: None: the decoder reads without an encoder.
@@ -82,12 +69,12 @@ def memory(
         states = rows * context * encoder.hidden * itemsize
         encoding = encoder.activations(min(rows * context, TOKENS_AT_ONCE)) * itemsize
         reading += rows * context * 2 * decoder.keys * itemsize  # of one layer, freed after it
-    return MemoryCost(
-        weights=weights,
-        context_states=states,
-        keys_and_values=rows * tokens * decoder.layers * 2 * decoder.keys * itemsize,
-        activations=max(reading, encoding) + rows * kept * decoder.vocabulary * 4,
-    )
+    return {
+        "weights": weights,
+        "context_states": states,
+        "keys_and_values": rows * tokens * decoder.layers * 2 * decoder.keys * itemsize,
+        "activations": max(reading, encoding) + rows * kept * decoder.vocabulary * 4,
+    }
 
 
 def prefill_flops(

@@ -1,7 +1,6 @@
 """The CEPE model: a causal model of transformers that also takes a context."""
 
 import inspect
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -78,10 +77,6 @@ class CepeModel:
         self.context_order = made.to(like.device, like.dtype)
 
     # added and frozen parameters
-
-    def added_parameters(self: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return names and parameters of encoder, cross-attention and order."""
-        return ((name, p) for name, p in self.named_parameters() if is_added(name))
 
     def added_modules(self: Any) -> list[nn.Module]:
         """Return the encoder, the cross-attention of each layer, and the order if there is one."""

@@ -8,14 +8,13 @@ import typer
 
 from farspan.cli.options import (
     ROWS_KEPT,
-    RUN,
     TASK,
     AsJson,
+    Batch,
     Chunk,
     Loading,
     Model,
     Out,
-    count,
     err,
     one_line_errors,
     option,
@@ -49,7 +48,7 @@ def check(
     ] = None,
     loading: Loading,
     out: Out = None,
-    batch: Annotated[int | None, count(RUN, "Examples read at once; default: as many as memory allows.")] = None,
+    batch: Batch = None,
     chunk: Chunk = None,
     as_json: AsJson = False,
 ) -> None:

@@ -83,9 +83,9 @@ def run_measurement(
 def print_results(rows: "list[Row]", folder: Path, console: Terminal, as_json: bool, **options: Any) -> int:
     """Print and draw the results of a run, also as JSON if `as_json`; return how many cells or rows failed."""
     from farspan.record import read_header
-    from farspan.report import results
+    from farspan.report.terminal import Results  # rich and matplotlib take a while
 
-    found = results(rows, read_header(folder), folder, **options)
+    found = Results(rows, read_header(folder), folder, **options)
     found.print(console)
     if as_json:
         print(json.dumps(found.as_data()))

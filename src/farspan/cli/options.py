@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 err = Terminal(stderr=True)
 LONGEST = 1000  # characters of an error
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]  # as in farspan.lm, which imports torch
-Spacing = Literal["linear", "log"]
+Spacing = Literal["linear", "log"]  # as in farspan.lengths, which imports numpy
 
 
 def checked(check: Callable[[str], None]) -> Callable[[Any], Any]:
@@ -136,6 +136,7 @@ Out = Annotated[
     Path | None,
     option(RUN, "Run folder; default: one under runs/. An unfinished run is continued.", metavar="FOLDER"),
 ]
+Batch = Annotated[int | None, count(RUN, "Examples read at once; default: as many as memory allows.")]
 Chunk = Annotated[int | None, count(RUN, "Tokens of one forward pass; default 1,024.")]
 AsJson = Annotated[bool, option(RUN, "Print the results as one line of JSON at the end.", "--json")]
 
@@ -298,7 +299,7 @@ class Running:
     """Options: how a measurement is carried out, and where its rows are stored."""
 
     out: Out = None
-    batch: Annotated[int | None, count(RUN, "Examples read at once; default: as many as memory allows.")] = None
+    batch: Batch = None
     chunk: Chunk = None
     shard: Annotated[
         str | None,

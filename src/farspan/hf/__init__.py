@@ -1,7 +1,6 @@
 """All access to transformers' internals: caches, attention, RoPE, the output head, masks, limits."""
 
 from farspan.hf.attention import CustomAttention, attention_names, replaced_attention
-from farspan.hf.cache import BufferLayer
 from farspan.hf.decoder import decoder_of, head_at, logits, plain_hidden, watched_decoder
 from farspan.hf.device import free_bytes, has_instructions
 from farspan.hf.facts import (
@@ -15,7 +14,7 @@ from farspan.hf.facts import (
 )
 from farspan.hf.masks import causal_mask, gapped_mask, sliding_windows
 from farspan.hf.parallel import bytes_here, check_divides, least, num_parts, refuse_divided
-from farspan.hf.probe import See, attention_layers, watch_attention
+from farspan.hf.probe import attention_layers, watch_attention
 from farspan.hf.rotary import (
     length_dependent_rope,
     plain_rope,
@@ -29,10 +28,8 @@ from farspan.hf.scope import Scope, alone, check_scope
 from farspan.hf.stream import Stream
 
 __all__ = [
-    "BufferLayer",
     "CustomAttention",
     "Scope",
-    "See",
     "Stream",
     "alone",
     "attention_layers",

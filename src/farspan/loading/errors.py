@@ -1,9 +1,12 @@
 """Errors of loading a model, in one line each."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import transformers
+from huggingface_hub import is_offline_mode
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
@@ -16,7 +19,6 @@ from safetensors import SafetensorError
 
 from farspan.files import expanded, parse_json
 from farspan.hf.device import is_out_of_memory
-from farspan.text.hub import offline
 
 # Errors of transformers for impossible values in a config, a tokenizer's files or an index of weights: it checks types
 # of fields (StrictDataclassError), but computes with any values. The values are the user's, so each is reported as an
@@ -32,63 +34,75 @@ class RefusedError(ValueError):
     """Raised for input that farspan itself refuses; `explained` adds the name before the message."""
 
 
-class explained:  # noqa: N801
-    """A context manager that turns errors of loading into ValueErrors of one line."""
+@contextmanager
+def explained(name: str | Path, what: str, part: str, trust_remote_code: bool | None) -> Iterator[None]:
+    """Turn errors of loading in the block into ValueErrors of one line. Others, such as too little memory, stay.
 
-    def __init__(self, name: str | Path, what: str, part: str, trust_remote_code: bool | None) -> None:
-        self.name, self.what, self.part, self.trust = str(name), what, part, trust_remote_code
+    Args:
+        name: what is loaded: a folder, a file or a hub id.
+        what: its kind, such as "model" or "encoder".
+        part: what is read of it, such as "config.json" or "tokenizer".
+        trust_remote_code: whether its own Python code may run; None: there is no way to allow it.
+    """
+    try:
+        yield
+    except Exception as error:  # `tokenizers` raises plain Exceptions
+        if (line := _explained(error, str(name), what, part, trust_remote_code)) is None:
+            raise
+        raise ValueError(line) from error
 
-    def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        if error is None or is_out_of_memory(error):
-            return
-        of = f"{self.what} {self.name!r}"
-        if isinstance(error, RefusedError):
-            raise ValueError(f"{of} cannot be loaded: {error}") from error
-        if isinstance(error, SafetensorError):
-            raise ValueError(f"the weights of {of} are damaged or incomplete ({error}): download them again") from error
-        if isinstance(error, RuntimeError) and "mismatched" in str(error):
-            raise ValueError(
-                f"the weights of {of} have other shapes than its config.json defines. Correct that file, or download "
-                "both again"
-            ) from error
-        if isinstance(error, ValueError) and isinstance(error.__cause__, OSError):
-            error = error.__cause__
-        if isinstance(error, OSError | HFValidationError | ImportError):
-            raise ValueError(_not_found(self.name, self.what, self.part, error)) from error
-        # `tokenizers` raises plain Exceptions
-        if isinstance(error, BROKEN) or type(error) is Exception:
-            raise ValueError(f"{of} {self._broken(error)}") from error
+def _explained(error: BaseException, name: str, what: str, part: str, trust: bool | None) -> str | None:
+    """Return a line about an error of loading; None for an error of another kind."""
+    if is_out_of_memory(error):
+        return None
+    of = f"{what} {name!r}"
+    if isinstance(error, RefusedError):
+        return f"{of} cannot be loaded: {error}"
+    if isinstance(error, SafetensorError):
+        return f"the weights of {of} are damaged or incomplete ({error}): download them again"
+    if isinstance(error, RuntimeError) and "mismatched" in str(error):
+        return (
+            f"the weights of {of} have other shapes than its config.json defines. Correct that file, or download "
+            "both again"
+        )
+    if isinstance(error, ValueError) and isinstance(error.__cause__, OSError):
+        error = error.__cause__
+    if isinstance(error, OSError | HFValidationError | ImportError):
+        return _not_found(name, what, part, error)
+    if isinstance(error, BROKEN) or type(error) is Exception:
+        return f"{of} {_broken(error, name, part, trust)}"
+    return None
 
-    def _broken(self, error: BaseException) -> str:
-        said = one_line(error)
-        if "trust_remote_code" in str(error):
-            if self.trust is None:
-                return "comes with Python code of its own, which is not run here: choose one without code of its own"
+
+def _broken(error: BaseException, name: str, part: str, trust: bool | None) -> str:
+    said = one_line(error)
+    if "trust_remote_code" in str(error):
+        if trust is None:
+            return "comes with Python code of its own, which is not run here: choose one without code of its own"
+        return (
+            "comes with Python code of its own, which is not run unless you allow it: read that code, then give "
+            "--trust-remote-code (trust_remote_code=True)"
+        )
+    if "Unrecognized" in str(error) or "does not recognize" in str(error):
+        said = said.partition(" Model type should be one of")[0].partition(" Should have a")[0]
+        said = said.partition(" This could be because")[0].partition(" for this kind of ")[0].rstrip(".")
+        return f"is not a causal language model known to transformers {transformers.__version__}: {said}"
+    if damaged := damaged_json(str(expanded(name))):
+        return f"cannot be loaded: {damaged}. Download it again"
+    if part == "tokenizer":
+        if "backend tokenizer" in said:
             return (
-                "comes with Python code of its own, which is not run unless you allow it: read that code, then give "
-                "--trust-remote-code (trust_remote_code=True)"
+                "comes without a tokenizer that transformers can load: expected tokenizer.json, or a "
+                "sentencepiece or tiktoken file and that package"
             )
-        if "Unrecognized" in str(error) or "does not recognize" in str(error):
-            said = said.partition(" Model type should be one of")[0].partition(" Should have a")[0]
-            said = said.partition(" This could be because")[0].partition(" for this kind of ")[0].rstrip(".")
-            return f"is not a causal language model known to transformers {transformers.__version__}: {said}"
-        if damaged := damaged_json(str(expanded(self.name))):
-            return f"cannot be loaded: {damaged}. Download it again"
-        if self.part == "tokenizer":
-            if "backend tokenizer" in said:
-                return (
-                    "comes without a tokenizer that transformers can load: expected tokenizer.json, or a "
-                    "sentencepiece or tiktoken file and that package"
-                )
-            return (
-                "has a tokenizer that cannot be loaded: tokenizer.json, tokenizer_config.json or "
-                f"special_tokens_map.json have content that transformers does not accept ({said}). Download them again"
-            )
-        if option := re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", said):
-            return f"has no option {option[1]!r}, which was given to load: correct its name, or leave it out"
-        return f"cannot be built from its {self.part}: {said}. Correct that file, or download it again"
+        return (
+            "has a tokenizer that cannot be loaded: tokenizer.json, tokenizer_config.json or "
+            f"special_tokens_map.json have content that transformers does not accept ({said}). Download them again"
+        )
+    if option := re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", said):
+        return f"has no option {option[1]!r}, which was given to load: correct its name, or leave it out"
+    return f"cannot be built from its {part}: {said}. Correct that file, or download it again"
 
 
 def one_line(error: BaseException) -> str:
@@ -145,7 +159,7 @@ def _not_found(name: str, what: str, part: str, error: BaseException) -> str:
         return f"folder {name} cannot be loaded: {said.rstrip('.')}. Download it again"
     if name.startswith((".", "/", "~")) or caused_by(HFValidationError):
         return f"{what} {name!r} is neither a folder nor a hub id such as org/name"
-    if offline() or caused_by(OfflineModeIsEnabled):
+    if is_offline_mode() or caused_by(OfflineModeIsEnabled):
         return f"{what} {name!r} is neither a folder nor cached, and HF_HUB_OFFLINE is set: unset it to download"
     if caused_by(RepositoryNotFoundError):
         return f"{what} {name!r} is neither a folder nor on the hub (a private one needs `hf auth login`)"

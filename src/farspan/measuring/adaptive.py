@@ -233,11 +233,8 @@ class _Rounds:
 
     @property
     def rows(self) -> list[Row]:
-        return [
-            row
-            for row in self.run.of(self.lm.name, str(self.method))
-            if row.task == self.task.task and row.settings == self.task.settings
-        ]
+        measurement = self.task.measurement
+        return [row for row in self.run.of(self.lm.name, str(self.method)) if row.measurement == measurement]
 
     def curve(self, lengths: set[int], repeats: int) -> stats.MeasuredCurve:
         """Return the curve at these lengths, of the first repeats only."""
@@ -322,21 +319,9 @@ class _Rounds:
         done = {row.length for row in self.rows}
         example = self.task.examples(self.lm, (self.longest,), self.task.pool or RING, self.seed)[0]
         for length in (length for length in lengths if length not in done and length <= end):
-            self.run.append(
-                Row(
-                    model=self.lm.name,
-                    method=str(self.method),
-                    task=self.task.task,
-                    version=self.task.version,
-                    settings=self.task.settings,
-                    length=length,
-                    repeat=0,
-                    seed=self.seed,
-                    example=example.id,
-                    status="budget",
-                    reason=f"no time for it in {self.budget.seconds:,.0f} s",
-                )
-            )
+            lost = {"status": "budget", "reason": f"no time for it in {self.budget.seconds:,.0f} s"}
+            place = {"length": length, "repeat": 0, "example": example.id}
+            self.run.append(self.task.row(self.lm, str(self.method), self.seed, **place, **lost))
 
     def _missing_tokens(self, task: BoundCurve, lengths: tuple[int, ...], repeats: int) -> int:
         done = {(row.example, row.length, row.depth) for row in self.rows if row.status == "ok"}

@@ -7,6 +7,7 @@ evenly spaced in it (`acc`, whether each is the model's most likely token).
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from farspan.measuring.again import SETTINGS, refuse_difference, repeatable
 from farspan.measuring.loader import Load
 from farspan.measuring.loop import Watch
 from farspan.measuring.setups import DEFAULT_REPEATS, grid
-from farspan.record import Row
 from farspan.report.runs import Source
 from farspan.tasks.base import Example, digest
 from farspan.tasks.curve import BoundCurve, Texts
@@ -107,7 +107,8 @@ def write_lm_eval(source: Source, folder: Path) -> list[Path]:
     lengths = sorted({one["length"] for one in asked})
     contexts = [bound.num_tokens(lm, one, length) for one in examples for length in one.lengths]
     exact = [one.pop("exact") for one in asked]
-    data = {"separator": _decoded(lm, bound.separator(lm)), "texts": _texts(lm, examples), "requests": asked}
+    texts = {name: _decoded(lm, tokens) for one in examples for name, tokens in _names(one).values()}
+    data = {"separator": _decoded(lm, bound.separator(lm)), "texts": texts, "requests": asked}
     files = {"texts.json": json.dumps(data), "farspan_curve.py": CODE}
     tasks = {f"{GROUP}_{half}_{length}": (half, length) for half in HALVES for length in lengths}
     files[f"{GROUP}.yaml"] = "\n".join([f"group: {GROUP}", "task:", *(f"  - {task}" for task in tasks), ""])
@@ -152,37 +153,27 @@ def _measured(baseline: Source, lm: LM, loader: Load) -> tuple[BoundCurve, list[
     lengths = setup.lengths or tuple(sorted({row.length for row in rows}))
     repeats = max(row.repeat for row in rows) + 1 if setup.lengths is None else setup.repeats or DEFAULT_REPEATS
     examples = setup.bound.examples(lm, lengths, repeats, settings["seed"])
-    found = {(one.repeat, length): (number, one) for number, one in enumerate(examples) for length in one.lengths}
+    made: dict[tuple[int, int], tuple[int, str, int]] = {}  # number, text and control of an example
+    for number, one in enumerate(examples):
+        other = one.repeat if one.payload.other_repeat is None else one.payload.other_repeat
+        made |= {(one.repeat, length): (number, digest(one.payload.target), other) for length in one.lengths}
     wanted: dict[int, set[int]] = {}
     for row in rows:
-        number, one = found.get((row.repeat, row.length), (-1, None))
-        if one is None or digest(one.payload.target) != row.scores.get("target") or not _same_control(one, row):
+        number, *same = made.get((row.repeat, row.length), (-1,))
+        if same != [row.scores.get("target"), row.scores["control_repeat"]]:
             raise ValueError(
                 f"{baseline.folder}: the text of repeat {row.repeat} at {row.length:,} tokens is not made again from "
                 "its settings. Measure the curve again"
             )
         wanted.setdefault(number, set()).add(row.length)
-    return setup.bound, [_at(examples[number], lengths) for number, lengths in sorted(wanted.items())]
-
-
-def _same_control(example: Example[Texts], row: Row) -> bool:
-    other = example.payload.other_repeat
-    return bool(row.scores["control_repeat"] == (example.repeat if other is None else other))
-
-
-def _at(example: Example[Texts], lengths: set[int]) -> Example[Texts]:
-    return Example(example.id, example.repeat, tuple(sorted(lengths)), example.payload)
+    kept = [replace(examples[number], lengths=tuple(sorted(lengths))) for number, lengths in sorted(wanted.items())]
+    return setup.bound, kept
 
 
 def _names(example: Example[Texts]) -> dict[str, tuple[str, np.ndarray]]:
     """Return the names and tokens of an example's texts, by part; each is written once."""
     ids = {name: tokens for name, tokens in example.payload.named if name != "other_repeat"}
     return {name: (digest(tokens), tokens) for name, tokens in ids.items()}
-
-
-def _texts(lm: LM, examples: Sequence[Example[Texts]]) -> dict[str, str]:
-    named = dict(one for example in examples for one in _names(example).values())
-    return {name: _decoded(lm, tokens) for name, tokens in named.items()}
 
 
 def _requests(lm: LM, bound: BoundCurve, example: Example[Texts]) -> Iterator[dict[str, Any]]:

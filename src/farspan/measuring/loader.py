@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farspan.lm import LM, load, trained_length_of
+from farspan.reader.served import served
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,6 @@ class Load:
             return model
         if is_url(model):
             if model not in self._served:
-                from farspan.reader.served import served  # imports httpx, which only servers need
-
                 self._served[model] = served(model, trained_length=self.trained_length, **self.served)
             return self._served[model]
         return load(

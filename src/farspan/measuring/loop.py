@@ -92,15 +92,12 @@ class Ledger:
         place = result.example.id, result.length, result.depth
         if place in self._done or place not in self._wanted:
             return
-        row = Row(
-            model=self.lm.name,
-            method=str(self.method),
-            task=self.bound.task,
-            version=self.bound.version,
-            settings=self.bound.settings,
+        row = self.bound.row(
+            self.lm,
+            str(self.method),
+            self.seed,
             length=result.length,
             repeat=result.example.repeat,
-            seed=self.seed,
             example=result.example.id,
             depth=result.depth,
             status=result.status,

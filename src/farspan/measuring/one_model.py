@@ -11,7 +11,7 @@ from farspan.measuring.setups import DEFAULT_REPEATS, Grid, Setup, possible_leng
 from farspan.measuring.sharding import Sharding
 from farspan.methods import Method
 from farspan.reader.served.client import ServerError
-from farspan.record import ABSENT, Row, Run
+from farspan.record import ABSENT, Run
 from farspan.schema.row import no_example
 from farspan.tasks.cost import BoundCost
 from farspan.tasks.curve import RING, BoundCurve
@@ -150,7 +150,8 @@ def keep_first(run: Run, lm: LM, one: Setup, seed: int) -> None:
     if one.lengths is None:
         assert isinstance(bound, BoundCurve)
         repeats = bound.pool or RING
-    of_task = [row for row in run.rows if (row.model, row.settings) == (lm.name, bound.settings)]
+    measured = lm.name, bound.measurement
+    of_task = [row for row in run.rows if (row.model, row.measurement) == measured]
     mine = [row for row in of_task if row.status in ("ok", *ABSENT)]
     if not mine:
         return
@@ -168,18 +169,7 @@ def _refuse(
     """Record the refused lengths, each once: one row of that status in place of the rows of its examples."""
     known = {(row.key, row.reason) for row in run.rows if row.status == status}
     for length, reason in reasons.items():
-        row = Row(
-            model=lm.name,
-            method=str(how),
-            task=one.bound.task,
-            version=one.bound.version,
-            settings=one.bound.settings,
-            length=length,
-            repeat=0,
-            seed=seed,
-            example=no_example(one.bound.task),
-            status=status,
-            reason=reason,
-        )
+        place = {"length": length, "repeat": 0, "example": no_example(one.bound.task)}
+        row = one.bound.row(lm, str(how), seed, **place, status=status, reason=reason)
         if (row.key, row.reason) not in known:
             run.append(row)

@@ -28,11 +28,6 @@ class UnitQueue:
         """The number of units that are not done."""
         return len(self._models) - self.num_done
 
-    @property
-    def waiting(self) -> int:
-        """The number of units that no worker has."""
-        return sum(map(len, self._waiting.values()))
-
     def take(self, worker: int) -> int | None:
         """Return the number of the unit that a worker should measure next; None if none waits."""
         model = self._loaded.get(worker, "")

@@ -118,7 +118,7 @@ class Grid:
         """
         setups = [self._setup(one, lm, watch) for one in self.tasks]
         for a, b in combinations(setups, 2):
-            if (a.bound.task, a.bound.settings) == (b.bound.task, b.bound.settings):
+            if a.bound.measurement == b.bound.measurement:
                 raise ValueError(
                     f"{a.what} and {b.what} measure the same rows of the task {a.bound.task}: measure them in two runs"
                 )

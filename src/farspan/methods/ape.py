@@ -54,10 +54,6 @@ class Ape(Method):
         if self.piece is not None and self.piece < 1:
             raise ValueError(f"{self}: piece must be at least 1 token")
 
-    @classmethod
-    def examples(cls) -> tuple["Ape", ...]:
-        return cls(temperature=0.5, scale=0.8), cls(piece=16)
-
     def small(self, num_tokens: int) -> "Ape":
         return replace(self, piece=min(self.piece or num_tokens, num_tokens // 5))
 

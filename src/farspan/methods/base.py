@@ -26,7 +26,6 @@ class Method(Protocol):
     name: ClassVar[str] = ""
     in_model: ClassVar[bool] = True  # the model, called directly inside `on`, gives the same scores
     scores_as_it_reads: ClassVar[bool] = True  # a scored token sees the text as if it were read
-    own_model: ClassVar[bool] = False  # it needs a model made for it
 
     def __str__(self) -> str:
         return written(self.name, self)
@@ -67,11 +66,6 @@ class Method(Protocol):
     def around(self, reader: DenseReader) -> AbstractContextManager[Reader]:
         """Apply it to the reader of the methods composed inside it."""
         return self.on(reader.lm)
-
-    @classmethod
-    def examples(cls) -> tuple["Method", ...]:
-        """Return settings for tests; each but a neutral one changes the scores after a text of 50 tokens."""
-        return ()
 
     def small(self, num_tokens: int) -> "Method":
         """Return it with settings small enough to change the scores after a text of `num_tokens`: windows of at most a

@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -63,7 +63,6 @@ class Cepe(Method):
     name: ClassVar[str] = "cepe"
     in_model: ClassVar[bool] = False
     scores_as_it_reads: ClassVar[bool] = False
-    own_model: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_known("cepe mode", self.mode, MODES)
@@ -75,10 +74,6 @@ class Cepe(Method):
 
     def kept(self, num_tokens: int) -> int:
         return min(num_tokens, self.decoder_window or DECODER_WINDOW)
-
-    @classmethod
-    def examples(cls) -> tuple["Cepe", ...]:
-        return (cls(chunk=8, decoder_window=32),)
 
     @contextmanager
     def on(self, lm: LM) -> Iterator[Reader]:
@@ -136,7 +131,7 @@ class CepeReader(OuterReader):
 
     def bytes_needed(self, num_rows: int, num_tokens: int) -> dict[str, int]:
         model, in_decoder = self.lm.model, min(num_tokens, self.window)
-        needed = memory(
+        parts = memory(
             Sizes.of(model.config),
             Sizes.of(model.encoder.config),
             weights=sum(p.nbytes for p in model.parameters()),
@@ -147,7 +142,6 @@ class CepeReader(OuterReader):
             kept=0,
             itemsize=model.dtype.itemsize,
         )
-        parts = asdict(needed)
         if self.order is not None:
             parts["context_states"] *= 2  # held without order (for longer documents) and with it
         return parts

@@ -44,10 +44,6 @@ class Dca(Method):
         if self.local is not None and not 0 <= self.local < (self.chunk or self.local + 1):
             raise ValueError(f"{self}: local must be at least 0 tokens and less than chunk")
 
-    @classmethod
-    def examples(cls) -> tuple["Dca", ...]:
-        return (cls(chunk=13, local=3),)
-
     def small(self, num_tokens: int) -> "Dca":
         chunk = min(self.chunk or num_tokens, num_tokens // 5)
         return replace(self, chunk=chunk, local=min(chunk // 6 if self.local is None else self.local, num_tokens // 16))

@@ -20,10 +20,6 @@ class Full(Method):
 
     name: ClassVar[str] = "full"
 
-    @classmethod
-    def examples(cls) -> tuple["Full", ...]:
-        return (cls(),)
-
     def neutral(self, num_tokens: int) -> "Full":
         return self
 

@@ -31,10 +31,6 @@ class Knorm(Budget):
 
     name: ClassVar[str] = "knorm"
 
-    @classmethod
-    def examples(cls) -> tuple["Knorm", ...]:
-        return cls(capacity=12), cls(share=0.2)
-
     def votes(self, call: Call) -> Float[Tensor, "batch heads keys"]:
         norms = torch.linalg.vector_norm(call.key, dim=-1, dtype=torch.float32)
         return -(STEPS * norms.log2()).round()

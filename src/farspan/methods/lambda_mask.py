@@ -44,10 +44,6 @@ class LambdaMask(Method):
     def kept(self, num_tokens: int) -> int:
         return min(num_tokens, (self.window or num_tokens) + self.sinks - 1)
 
-    @classmethod
-    def examples(cls) -> tuple["LambdaMask", ...]:
-        return (cls(window=20, sinks=3),)
-
     def small(self, num_tokens: int) -> "LambdaMask":
         return replace(
             self, window=min(self.window or num_tokens, num_tokens // 5), sinks=min(self.sinks, num_tokens // 16)

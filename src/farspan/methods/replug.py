@@ -74,10 +74,6 @@ class Replug(Method):
         tail = min(self.tail, num_tokens)
         return [size + tail for size in piece_sizes(num_tokens - tail, self.piece)] or [tail]
 
-    @classmethod
-    def examples(cls) -> tuple["Replug", ...]:
-        return (cls(piece=16),)
-
     def small(self, num_tokens: int) -> "Replug":
         piece = min(self.piece or num_tokens, num_tokens // 5)
         return replace(self, piece=piece, tail=min(self.tail, num_tokens // 16))

@@ -92,11 +92,6 @@ class Rope(Method):
     def files(self) -> tuple[Path, ...]:
         return (expanded(self.file),) if self.file is not None else ()
 
-    @classmethod
-    def examples(cls) -> tuple["Rope", ...]:
-        static = cls("linear", 4.0), cls("ntk", 4.0), cls("yarn", 4.0, original=128), cls("truncated", original=64)
-        return *static, cls("dynamic", original=40)
-
     def small(self, num_tokens: int) -> "Rope":
         if self.type != "dynamic":
             return self

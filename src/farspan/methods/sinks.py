@@ -54,10 +54,6 @@ class Sinks(Method):
     def kept(self, num_tokens: int) -> int:
         return min(num_tokens, (self.window or num_tokens) + self.sinks + self.stride - 2)
 
-    @classmethod
-    def examples(cls) -> tuple["Sinks", ...]:
-        return cls(window=20, sinks=3), cls(window=20, sinks=3, stride=8)
-
     def small(self, num_tokens: int) -> "Sinks":
         few = num_tokens // 16
         window = min(self.window or num_tokens, num_tokens // 5)

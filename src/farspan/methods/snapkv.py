@@ -52,10 +52,6 @@ class SnapKV(Evicting):
     def kept_to_answer(self, num_tokens: int) -> int:
         return min(num_tokens, self.capacity)
 
-    @classmethod
-    def examples(cls) -> tuple["SnapKV", ...]:
-        return cls(capacity=20, window=6, kernel=3), cls(capacity=20, window=6, kernel=5, pool="mean")
-
     def small(self, num_tokens: int) -> "SnapKV":
         return replace(self, capacity=min(self.capacity, num_tokens // 5), window=min(self.window, num_tokens // 16))
 

@@ -56,10 +56,6 @@ class Temperature(Method):
     def files(self) -> tuple[Path, ...]:
         return (_scales_file(self.scales),) if self.scales is not None else ()
 
-    @classmethod
-    def examples(cls) -> tuple["Temperature", ...]:
-        return (cls(original=10),)
-
     def small(self, num_tokens: int) -> "Temperature":
         return replace(self, original=min(self.original or num_tokens, max(2, num_tokens // 16)))
 

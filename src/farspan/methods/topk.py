@@ -36,10 +36,6 @@ class TopK(Method):
         if self.k < 1:
             raise ValueError(f"{self}: k must be at least 1")
 
-    @classmethod
-    def examples(cls) -> tuple["TopK", ...]:
-        return (cls(k=6),)
-
     def small(self, num_tokens: int) -> "TopK":
         return replace(self, k=min(self.k, num_tokens // 16))
 

@@ -37,10 +37,6 @@ class Tova(Budget):
         refuse_divided(lm.model, str(self))
         return super().on(lm)
 
-    @classmethod
-    def examples(cls) -> tuple["Tova", ...]:
-        return cls(capacity=12), cls(share=0.2)
-
     def votes(self, call: Call) -> Float[Tensor, "batch heads keys"]:
         keys = call.key.shape[2]
         scores = call.scores(call.query, call.key).masked_fill_(call.hidden(slice(0, 1), slice(0, keys)), -torch.inf)

@@ -14,25 +14,22 @@ from torch import Tensor
 
 from farspan import hf
 from farspan.hf.attend import Attend, Eviction, SinkWindow
-from farspan.hf.chunks import CHECK_TEXT, LOGITS_AT_ONCE, logits_at_once, self_check
+from farspan.hf.chunks import LOGITS_AT_ONCE, logits_at_once, self_check
 from farspan.lm import LM
 from farspan.reader.logits import Head, NotFiniteError, Scores, check_sampling
 from farspan.reader.memory import BaseMemory, CachedMemory, EvictingMemory, Ids, Memory, PlainMemory
 
 __all__ = [
-    "CHECK_TEXT",
     "CHUNK",
     "LOGITS_AT_ONCE",
     "BaseMemory",
     "CachedMemory",
     "DenseReader",
-    "EvictingMemory",
     "Head",
     "Ids",
     "Memory",
     "NotFiniteError",
     "OuterReader",
-    "PlainMemory",
     "Reader",
     "Scores",
     "Work",

@@ -6,7 +6,7 @@ memory.score(ids) and memory.generate(ids) do not change the memory and can be c
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -17,6 +17,9 @@ from farspan.hf.chunks import can_branch
 from farspan.lm import LM
 from farspan.reader.checks import check_ids, check_new_tokens, check_positions
 from farspan.reader.logits import Head, NotFiniteError, Scores, check_sampling, head_of, joined, next_token, scored
+
+if TYPE_CHECKING:
+    from farspan.reader import DenseReader
 
 Ids = Int[Tensor, "batch _"]  # rows of one length (`_`: any); -1 marks right padding, if a method allows it
 FEWEST_BRANCHES = 3  # two are as fast one after the other, and need no check
@@ -61,16 +64,6 @@ class Memory(Protocol):
         temperature: float = 0.0,
         top_p: float = 1.0,
     ) -> list[Tensor]: ...
-
-
-@runtime_checkable
-class ReadsInChunks(Protocol):
-    """The settings of a reader that a memory uses; they may change between two calls."""
-
-    chunk: int  # tokens of one forward
-    capacity: int  # tokens to allocate for at once
-    attention: hf.CustomAttention | None  # replaces the model's own
-    on_read: Callable[[int], None] | None  # called after each forward of `read` with its number of tokens
 
 
 class BaseMemory(ABC):
@@ -253,9 +246,9 @@ class BaseMemory(ABC):
 class CachedMemory(BaseMemory):
     """Keys and values, or a recurrent state, of the tokens read."""
 
-    def __init__(self, lm: LM, reader: ReadsInChunks) -> None:
+    def __init__(self, lm: LM, reader: "DenseReader") -> None:
         super().__init__(lm)
-        self.reader = reader
+        self.reader = reader  # its settings may change between two calls
         self.stream = hf.Stream(lm.model, reader.capacity, reader.attention)
         self.last: Tensor | None = None  # [batch, 1, hidden]: predicts the next token
 
@@ -371,7 +364,7 @@ class EvictingMemory(CachedMemory):
     never on earlier calls.
     """
 
-    def __init__(self, lm: LM, reader: ReadsInChunks) -> None:
+    def __init__(self, lm: LM, reader: "DenseReader") -> None:
         super().__init__(lm, reader)
         self.text: Tensor | None = None  # [batch, time], int32
 

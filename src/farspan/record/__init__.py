@@ -21,7 +21,7 @@ from farspan.record.rows import (
     read_rows,
     refuse_file,
 )
-from farspan.record.run import Run, continued, default_folder, refuse_changed_files, refuse_differences
+from farspan.record.run import Run, continued, default_folder, flat, refuse_changed_files, refuse_differences
 from farspan.schema.row import Row
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "continued",
     "default_folder",
     "environment",
+    "flat",
     "latest",
     "read_examples",
     "read_header",

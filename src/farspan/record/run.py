@@ -293,7 +293,7 @@ def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None, rows: Se
         rows: of all writers of the run.
 
     Raises:
-        ValueError: run.json is damaged or of an older form; as `continued`, if the run has rows or other shards write.
+        ValueError: run.json is damaged; as `continued`, if the run has rows or other shards write.
     """
     header: dict[str, Any] = {"version": FORM, "settings": settings, "models": {}, "sessions": []}
     if not (folder / "run.json").exists():
@@ -305,12 +305,6 @@ def _begun(folder: Path, settings: dict[str, Any], shard: Shard | None, rows: Se
         or (shard is not None and _others_write(folder, shard))
     ):
         return header
-    forms = [isinstance(one.get("tasks"), dict) for one in (before["settings"], settings)]
-    if "version" not in before and forms == [False, True]:
-        raise ValueError(
-            f"{folder} holds a run of an older farspan, which can be reported but not continued: choose "
-            "another folder (--out)"
-        )
     now = continued(folder, before["settings"], settings, rows, divided=shard is not None)
     if now.get("methods") != before["settings"].get("methods"):
         for session in before["sessions"]:
@@ -367,7 +361,7 @@ def refuse_changed_files(
 def _only_begun(folder: Path) -> bool:
     """Return whether a folder holds only the files of a run that ended before its run.json was written."""
     remove_leftovers(folder)
-    locks = {"run.json.part", HEADER_LOCK, *(file.name for file in writers_files(folder, ".lock"))}
+    locks = {HEADER_LOCK, *(file.name for file in writers_files(folder, ".lock"))}
     empty = {file.name for file in writers_files(folder, ".jsonl") if file.stat().st_size == 0}
     return all(file.name in locks | empty for file in folder.iterdir())
 
@@ -397,7 +391,7 @@ def refuse_differences(
     folder: Path, what: str, before: dict[str, Any], now: dict[str, Any], may_change: Sequence[str] = ()
 ) -> None:
     """Raise ValueError, with both values, if two nested settings differ in a key that must not change."""
-    old, new = dict(_flat(before)), dict(_flat(_plain(now)))
+    old, new = dict(flat(before)), dict(flat(_plain(now)))
     found = [
         f"{name} was {old.get(name)!r}, now {new.get(name)!r}"
         for name in sorted(old.keys() | new.keys())
@@ -416,9 +410,10 @@ def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
     return kept | ({"tasks": ", ".join(kept["tasks"])} if isinstance(kept.get("tasks"), dict) else {})
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the single values of nested settings, each with its keys, joined by dots."""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _flat(item, f"{name}.{key}" if name else key)
+            yield from flat(item, f"{name}.{key}" if name else key)
     else:
         yield name, value

@@ -37,7 +37,7 @@ from farspan.stats import (
     signed_tokens,
     tost,
     two_sided,
-    welch_freedom,
+    welch_error,
 )
 from farspan.stats.intervals import has_no_width
 from farspan.terminal import Terminal
@@ -272,11 +272,9 @@ def _costs(baseline: Source, now: Source, margin: float) -> Iterator[Change]:
             first, second = (_logs(rows.get((method, length), ()), score) for rows in (before, after))
             if (count := min(len(first), len(second))) < LEAST_PAIRS:
                 continue
-            (mean, error, freedom), (other, other_error, other_freedom) = mean_error(first), mean_error(second)
-            squared = [error**2, other_error**2]
-            both = welch_freedom(squared, [freedom, other_freedom])
-            found = _tested(other - mean, float(np.sqrt(sum(squared))), both, margin, count)
-            means = [round(exp(one) / unit, 6) for one in (mean, other)]  # without the residue of the logarithm
+            found = _tested(*welch_error(first, second), margin, count)
+            # without the residue of the logarithm
+            means = [round(exp(one.mean()) / unit, 6) for one in (first, second)]
             yield Change("cost", name, method, "", length, means[0], means[1], found, margin, higher, count)
 
 

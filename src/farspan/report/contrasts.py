@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from farspan.report.curves import CurveMember, spoken
+from farspan.report.export import p_value
 from farspan.stats import (
     LEVEL,
     Difference,
@@ -162,4 +163,5 @@ def difference_line(one: Difference) -> str:
 
 
 def _p(p: float | None) -> str:
-    return "p unknown" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+    text = p_value(p)
+    return f"p {'= ' if text[0].isdigit() else ''}{text}"

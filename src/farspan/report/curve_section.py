@@ -1,6 +1,7 @@
 """The report of forgetting curves: memory lengths, curves, maps, and paired tests."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -148,12 +149,12 @@ class CurveReport(TaskReport):
 
     def as_data(self) -> dict[str, Any]:
         tests = [
-            {"model": one.model, "method": one.method, "texts": one.which} | one.result.as_dict() for one in self.tests
+            {"model": one.model, "method": one.method, "texts": one.which} | asdict(one.result) for one in self.tests
         ]
         return {
             "curves": as_data(self.curves),
             "tests": tests,
-            "differences": [one.as_dict() for one in self.differences],
+            "differences": [asdict(one) for one in self.differences],
         }
 
     def section(self, group: Group, number: int) -> dict[str, Any]:

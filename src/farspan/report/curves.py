@@ -1,7 +1,7 @@
 """Forgetting curves with their numbers, for pictures, tables and JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -219,6 +219,6 @@ def as_data(curves: Sequence[CurveMember]) -> list[dict[str, Any]]:
             entry["lengths"] = one.measured.lengths.tolist()
             for half in ("copy", "control"):
                 entry[half] = stats.measured_mean(getattr(one.measured, half)).round(6).tolist()
-            entry["summary"] = one.summary.as_dict()
+            entry["summary"] = asdict(one.summary)
         found.append(entry)
     return found

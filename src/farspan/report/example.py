@@ -3,7 +3,7 @@
 {"model", "what", "length", "repeat", "parts": [["separator", [tokens]], ["read", [tokens]], ["separator", [tokens]],
  ["asked", [tokens]]], "scored": k, "task", "settings"}     one JSON object per line
 
-Tokens are text; the last k of "asked" are scored. `task` and `settings` are those of the rows; older files lack them.
+Tokens are text; the last k of "asked" are scored. `task` and `settings` are those of the rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +15,8 @@ import numpy as np
 
 from farspan import stats
 from farspan.record import ABSENT, Row, read_examples
-from farspan.report.header import LABELS
 from farspan.report.runs import Source
+from farspan.schema.row import measurement_of
 
 HITS = ("copy_hits", "hits")  # scores with a bit for each scored token
 
@@ -86,15 +86,10 @@ def _example(source: Source, values: Mapping[str, Any]) -> ShownExample:
 
 def _rows(source: Source, values: Mapping[str, Any]) -> list[Row]:
     """Return the rows of an example's model, task, length and depth, under the first method that has any."""
-
-    def same_task(row: Row) -> bool:
-        if "settings" in values:
-            return (row.task, row.settings) == (values.get("task"), values["settings"])
-        return row.task in LABELS and LABELS[row.task](row.settings) == values["what"]
-
     place = values["model"], values["length"], 0.0
-    rows = [row for row in source.rows if (row.model, row.length, row.depth) == place and same_task(row)]
-    rows = [row for row in rows if row.status in ("ok", *ABSENT)]
+    measurement = measurement_of(values["task"], values["settings"])
+    rows = [row for row in source.rows if (row.model, row.length, row.depth) == place]
+    rows = [row for row in rows if row.measurement == measurement and row.status in ("ok", *ABSENT)]
     return [row for row in rows if row.method == rows[0].method]
 
 

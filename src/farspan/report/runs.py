@@ -40,8 +40,7 @@ class Source:
     @property
     def is_comparison(self) -> bool:
         """Whether `farspan compare` measured the run: its lines are compared with the first."""
-        settings = self.header["settings"]
-        return bool(settings.get("compared", settings.get("task") == "compare" or settings.get("cost")))
+        return bool(self.header["settings"].get("compared"))
 
 
 @dataclass(frozen=True)
@@ -285,8 +284,8 @@ def groups_of_rows(
         kind: the class of their members.
         models: as run.json records them.
     """
-    source = Source.of("", "", {"settings": {}, "models": models or {}}, rows)
-    return [group for group in grouped([source], {task: kind}) if group.task == task]
+    mine = (row for row in rows if row.task == task)
+    return grouped([Source.of("", "", {"settings": {}, "models": models or {}}, mine)], {task: kind})
 
 
 def _label(

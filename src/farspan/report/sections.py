@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from farspan.record import flat
 from farspan.report.cells import Cell, by_member, cells_of
 from farspan.report.example import ShownExample, examples
 from farspan.report.export import bounds, counted, number, p_value, three_digits
@@ -211,28 +212,27 @@ def _provenance(source: Source) -> dict[str, Any]:
     sessions = [
         {
             "command": shlex.join(str(part) for part in session.get("command", [])),
-            "details": list(_flat({name: value for name, value in session.items() if name != "command"})),
+            "details": list(_in_words({name: value for name, value in session.items() if name != "command"})),
         }
         for session in header["sessions"]
     ]
     models = {
         name: {key: value for key, value in of.items() if key != "tasks"} for name, of in header["models"].items()
     }
-    settings = {name: value for name, value in header["settings"].items() if name not in ("tasks", "questions")}
+    settings = {name: value for name, value in header["settings"].items() if name != "tasks"}
     return {
         "name": source.name,
         "folder": str(source.folder),
         "rows": len(source.rows),
-        "settings": [("tasks", ", ".join(header["settings"]["tasks"])), *_flat(settings)],
-        "models": [(name, list(_flat(identity))) for name, identity in models.items()],
+        "settings": [("tasks", ", ".join(header["settings"]["tasks"])), *_in_words(settings)],
+        "models": [(name, list(_in_words(identity))) for name, identity in models.items()],
         "texts": list(texts.items()),
         "sessions": sessions,
     }
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _flat(item, f"{name}.{key}" if name else str(key))
-    elif value not in (None, [], ""):
-        yield name, ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)
+def _in_words(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the single values of nested settings as texts, each with its name, without empty ones."""
+    for name, value in flat(values):
+        if value not in (None, [], ""):
+            yield name, ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)

@@ -36,7 +36,6 @@ class Results:
         folder: where pictures and tables go.
         test: test whether several texts give the same forgetting curve.
         paper: also print the memory lengths of the Forgetting Curve's paper.
-        compared: whether `farspan compare` measured the run; default: as its header records.
     """
 
     def __init__(
@@ -47,11 +46,8 @@ class Results:
         *,
         test: bool = False,
         paper: bool = False,
-        compared: bool | None = None,
     ) -> None:
         self.folder = Path(folder)
-        if compared is not None:
-            header = {**header, "settings": {**header["settings"], "compared": compared}}
         self.source = Source.of(self.folder.resolve().name, folder, header, rows)
         self.groups = grouped([self.source], MEMBERS)
         self.cells = [cells_of(group) for group in self.groups]

@@ -17,7 +17,7 @@ from farspan.stats import MeasuredCurve, Summary, measured_mean
 
 TERMS = {"loss_sparse": "target after sampled memory", "loss_window": "ordinary window"}
 REPEATING = re.compile(r"\brepeat=(?!0*\.?0*(,|$))")  # a share above 0
-MEASURED = re.compile(r"farspan/perplexity_(\d+)")
+PERPLEXITY = re.compile(r"farspan/perplexity_(\d+)")  # logged by PerplexityCallback, with a length in tokens
 SHOWN = 5  # curves of a training in one picture
 SIZE = (6.0, 5.0)  # of a figure in inches
 Log = Sequence[Mapping[str, Any]]
@@ -80,7 +80,7 @@ def measured_figure(log: Log, window: int, dashed: str) -> Figure | None:
 
 
 def _measured_lengths(log: Log) -> list[int]:
-    return sorted({int(match[1]) for entry in log for name in entry if (match := MEASURED.fullmatch(name))})
+    return sorted({int(match[1]) for entry in log for name in entry if (match := PERPLEXITY.fullmatch(name))})
 
 
 def last_of_each_length(log: Log, term: str) -> dict[int, float]:

@@ -188,7 +188,6 @@ class Identity(Checked):
     texts: list[str] = []  # hashes of the texts read
     # by hash of the text
     characters_per_token: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = {}
-    questions: dict[str, Words] = {}  # of comparisons, in older versions
     tasks: dict[str, Words] = {}  # settings of each, for this model
 
 
@@ -215,20 +214,10 @@ class Score(Checked):
     graded: bool = False
 
 
-class ComparedQuestion(Checked):
-    quality: Score
-    unit: str
-
-
-class ComparisonSettings(Checked):
-    """The settings in run.json of a comparison, in older versions."""
-
-    questions: dict[str, ComparedQuestion]
-    methods: list[str]
-
-
-class MeasuredTask(ComparedQuestion):
+class MeasuredTask(Checked):
     task: str
+    unit: str
+    quality: Score
     version: Count | None = None
     details: list[str] = []
 
@@ -250,6 +239,8 @@ class ExampleLine(Checked):
     # kind and tokens of each; a part is a list in JSON
     parts: list[Annotated[tuple[Literal["separator", "read", "asked"], list[str]], Field(strict=False)]]
     scored: Positive  # tokens of the last part
+    task: str  # of its rows
+    settings: Words  # of its rows
 
 
 class IndexAbout(Checked):
@@ -307,8 +298,6 @@ def check_header(header: Any) -> None:
     check(Header, header)
     if isinstance(header["settings"].get("tasks"), dict):
         check(HeaderSettings, header["settings"], "settings")
-    elif header["settings"].get("task") == "compare":
-        check(ComparisonSettings, header["settings"], "settings")
 
 
 def check_index(about: Any) -> None:

@@ -34,7 +34,8 @@ class Row:
     seed: Annotated[int, Strict()]  # random seed of the texts
     example: str  # hash of the example's tokens and settings
     depth: Share = 0.0  # position in the text: 0 its beginning, 1 its end
-    status: str = "ok"  # or "oom", "nan", "too_long", "budget", "no_keys": then `scores` is empty or partial
+    # or "oom", "nan", "too_long", "budget", "refused", "no_keys", "no_reference": then `scores` is empty or partial
+    status: str = "ok"
     reason: str = ""  # of a status other than ok
     scores: Words = field(default_factory=dict)  # scores of the task, by name
     num_seen: Count = 0  # tokens the memory had read

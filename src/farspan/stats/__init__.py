@@ -42,7 +42,7 @@ from farspan.stats.intervals import (
     student_mean,
     tost,
     two_sided,
-    welch_freedom,
+    welch_error,
 )
 from farspan.stats.joint_test import established
 from farspan.stats.memory_lengths import JOINT_LEVEL, MemoryLength, Summary, by_chance, summarise

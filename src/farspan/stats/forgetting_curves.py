@@ -212,9 +212,14 @@ def gap(curve: MeasuredCurve) -> Float[np.ndarray, "lengths"]:
 
 
 def memory_index(curve: MeasuredCurve) -> Float[np.ndarray, "lengths"]:
+    """Return the memory index of the mean accuracies."""
+    return index_of(measured_mean(curve.copy), measured_mean(curve.control))
+
+
+def index_of(copy: Float[np.ndarray, "*cells"], control: Float[np.ndarray, "*cells"]) -> Float[np.ndarray, "*cells"]:
     """Return (C - M) / (1 - M); 0 where the control is perfect and leaves nothing to remember."""
-    left = 1.0 - measured_mean(curve.control)
-    return np.divide(gap(curve), left, out=np.zeros_like(left), where=left > 0)
+    left = 1.0 - control
+    return np.divide(copy - control, left, out=np.zeros_like(left), where=left > 0)
 
 
 def index_upper(curve: MeasuredCurve) -> Float[np.ndarray, "lengths"]:

@@ -5,7 +5,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import stdtrit
 
-from farspan.stats.forgetting_curves import MeasuredCurve, is_judged, repeats_at, repeats_near, whole_repeats
+from farspan.stats.forgetting_curves import MeasuredCurve, index_of, is_judged, repeats_at, repeats_near, whole_repeats
 from farspan.stats.intervals import measured_mean
 
 FINE = 0.99  # copy accuracy
@@ -51,8 +51,7 @@ def _headlines(
     curve: MeasuredCurve, copy: Float[np.ndarray, "samples lengths"], control: Float[np.ndarray, "samples lengths"]
 ) -> dict[str, tuple[Float[np.ndarray, "samples"], np.ndarray]]:
     """Return the numbers of many pairs of mean curves at the lengths of `curve`."""
-    G, left = copy - control, 1.0 - control
-    m = np.divide(G, left, out=np.zeros_like(left), where=left > 0)
+    G, m = copy - control, index_of(copy, control)
     judged = is_judged(curve)
     L, w = curve.lengths[judged], repeats_at(curve)[judged]
     beyond = m[:, -1] > REACH

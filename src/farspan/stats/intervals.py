@@ -86,6 +86,14 @@ def mean_error(differences: np.ndarray) -> tuple[float, float, float]:
     return float(differences.mean()), error, n - 1.0
 
 
+def welch_error(first: np.ndarray, second: np.ndarray) -> tuple[float, float, float]:
+    """Return the difference of two means of unpaired values, second minus first, its standard error and its degrees of
+    freedom (Welch 1947)."""
+    squared = [mean_error(values)[1] ** 2 for values in (first, second)]
+    freedom = welch_freedom(squared, [len(first) - 1.0, len(second) - 1.0])
+    return float(second.mean() - first.mean()), float(np.sqrt(sum(squared))), freedom
+
+
 def welch_freedom(squared_errors: Sequence[float], freedoms: Sequence[float]) -> float:
     """Return the degrees of freedom of a difference of two means (Welch 1947)."""
     parts = sum(e**2 / n for e, n in zip(squared_errors, freedoms, strict=True))

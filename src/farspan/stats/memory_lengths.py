@@ -27,7 +27,7 @@ To allow for texts unlike all repeats, the outer ends of `fine`, `coarse`, `half
 1 (`_unseen_texts`). The interval of an area uses step 1 only.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from farspan.stats.forgetting_curves import (
     MeasuredCurve,
     contaminated_windows,
     gap,
+    index_of,
     is_judged,
     memory_index,
     repeats_at,
@@ -104,9 +105,6 @@ class Summary:
     without_contaminated: dict[str, tuple[float, bool]]
     repeats: int
     failed: dict[int, str]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def summarise(curve: MeasuredCurve, *, seed: int = 0, bootstraps: int = BOOTSTRAPS) -> Summary:
@@ -219,7 +217,7 @@ def _unseen_texts(curve: MeasuredCurve) -> dict[str, float]:
     if len(copy) < 2:
         return dict.fromkeys(CROSSINGS, 0.0)
     judged = is_judged(curve)
-    index = np.divide(copy - control, 1.0 - control, out=np.zeros_like(copy), where=control < 1)[:, judged]
+    index = index_of(copy, control)[:, judged]
     ends, _ = crossings(curve.lengths[judged], index, HALF_LIFE, np.ones(index.shape[1]))
     spread = float(stdtrit(len(ends) - 1, 0.95)) * float(np.std(ends, ddof=1))
     left = max(1e-3, 1.0 - float(measured_mean(curve.control)[judged].mean()))

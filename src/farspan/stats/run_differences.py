@@ -1,7 +1,6 @@
 """Differences between the numbers of two runs, on the same targets, or in characters of the text."""
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import stdtrit
@@ -43,9 +42,6 @@ class Difference:
         low = "-∞" if self.low is None else signed_tokens(self.low)
         high = "∞" if self.high is None else signed_tokens(self.high)
         return f"[{low}, {high}]"
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def signed_tokens(tokens: float) -> str:

@@ -11,7 +11,7 @@ over sources of the irrelevant text, where "not significant" is read as "equal".
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import combinations, count
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from scipy.special import stdtrit
 from scipy.stats import chi2, f_oneway, friedmanchisquare, kruskal, mannwhitneyu, permutation_test
 
 from farspan.stats.forgetting_curves import MeasuredCurve
-from farspan.stats.intervals import LEAST_PAIRS, LEVEL, has_no_width, holm, mean_error, tost, welch_freedom
+from farspan.stats.intervals import LEAST_PAIRS, LEVEL, has_no_width, holm, mean_error, tost, welch_error
 
 Half = Literal["copy", "control"]
 Verdict = Literal["equivalent", "different", "undecided"]
@@ -79,9 +79,6 @@ class Robustness:
     lengths: tuple[AtLength, ...]
     verdict: Verdict
     notes: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def robustness(
@@ -176,7 +173,7 @@ def _at_length(
     intervals = {}
     for pair in combinations(compared, 2):
         first, second = compared[pair[0]], compared[pair[1]]
-        mean, error, freedom = mean_error(second - first) if is_paired else _welch_error(first, second)
+        mean, error, freedom = mean_error(second - first) if is_paired else welch_error(first, second)
         half = float(stdtrit(freedom, 0.95)) * error
         equivalent = tost(mean, error, freedom, margin, min(len(first), len(second)))
         intervals[pair] = mean, mean - half, mean + half, equivalent
@@ -221,13 +218,6 @@ def _paired(values: Float[np.ndarray, "sources targets"], seed: int) -> float:
             random_state=np.random.default_rng(seed),
         ).pvalue
     )
-
-
-def _welch_error(first: np.ndarray, second: np.ndarray) -> tuple[float, float, float]:
-    """Return difference, standard error and degrees of freedom of two means of different targets (Welch 1947)."""
-    squared = [mean_error(values)[1] ** 2 for values in (first, second)]
-    freedom = welch_freedom(squared, [len(first) - 1.0, len(second) - 1.0])
-    return float(second.mean() - first.mean()), float(np.sqrt(sum(squared))), freedom
 
 
 def _notes(found: Sequence[AtLength], test: str, sources: int) -> list[str]:

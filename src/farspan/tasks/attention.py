@@ -94,8 +94,7 @@ class BoundAttention(Attention, BoundText[np.ndarray]):
             "sinks": self.sinks,
             "layers": list(self.layers) if self.layers is not None else None,
             "map_bins": self.map_bins,
-            "text": self.text.name,
-            "text_hash": self.text.hash,
+            **self.text.named,
         }
 
     def batch(self, longest: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from farspan.lm import LM
 from farspan.reader import Memory, Reader, Work
-from farspan.schema.row import measurement_of
+from farspan.schema.row import Row, measurement_of
 from farspan.specs import written
 from farspan.tasks.prompts import token_texts
 from farspan.text.corpora import Corpus, load
@@ -142,6 +142,15 @@ class Bound(ABC, Generic[P]):
     def measurement(self) -> str:
         """The task with its settings, as `Row.measurement`."""
         return measurement_of(self.task, self.settings)
+
+    def row(self, lm: LM, method: str, seed: int, **fields: Any) -> Row:
+        """Return a row of this task on a model under a method.
+
+        Args:
+            method: as `farspan.method` parses it.
+            fields: the other fields of the row.
+        """
+        return Row(lm.name, method, self.task, self.version, self.settings, seed=seed, **fields)
 
     @property
     def texts(self) -> tuple[Corpus, ...]:

@@ -73,10 +73,6 @@ class BoundDocuments(Bound[DocumentPrompt]):
     truncate: str = "none"  # one of TRUNCATE
     omitted: str = ""  # replaces the end of a document that was left out
 
-    def __post_init__(self) -> None:
-        check_known("truncate =", self.truncate, TRUNCATE)
-        check_new_tokens(self.answering.new_tokens)
-
     def judged(self, prediction: str, item: Item) -> dict[str, float]:
         """Return the scores of an answer, including "score"."""
         raise NotImplementedError
@@ -218,7 +214,20 @@ class BoundDocuments(Bound[DocumentPrompt]):
         return f"{need}: nothing of the document fits into {length:,}"
 
 
-def check_new_tokens(new_tokens: int) -> None:
-    """Raise ValueError unless an answer may have at least one token."""
-    if new_tokens < 1:
+def check_answering(truncate: str, new_tokens: int | None) -> None:
+    """Check the settings of a set.
+
+    Args:
+        new_tokens: at most, of an answer; None: the set's own.
+
+    Raises:
+        ValueError: an unknown part of a document to leave out, or answers without a token.
+    """
+    check_known("truncate =", truncate, TRUNCATE)
+    if new_tokens is not None and new_tokens < 1:
         raise ValueError(f"new_tokens = {new_tokens}; at least 1 is needed")
+
+
+def default_lengths(trained: Sequence[int]) -> tuple[int, ...]:
+    """Return the trained lengths, each for prompt and answer together."""
+    return tuple(sorted(set(trained)))

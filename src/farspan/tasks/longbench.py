@@ -18,7 +18,7 @@ from farspan.lm import LM
 from farspan.specs import check_known, closest
 from farspan.tasks import scoring
 from farspan.tasks.base import Bound, Quality, Task
-from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, Item, check_new_tokens
+from farspan.tasks.documents import Answering, BoundDocuments, Item, check_answering, default_lengths
 from farspan.tasks.perplexity import BoundPerplexity, Perplexity
 from farspan.tasks.values import text_of, texts_of
 from farspan.text import corpora
@@ -179,9 +179,7 @@ class LongBench(Task):
         if self.set not in known:
             hint = " to view=text (view=answers has it)" if self.set in SETS else closest(self.set, known)
             raise ValueError(f"longbench set {self.set!r} is unknown{hint}; view={self.view} has {', '.join(known)}")
-        check_known("truncate =", self.truncate, TRUNCATE)
-        if self.new_tokens is not None:
-            check_new_tokens(self.new_tokens)
+        check_answering(self.truncate, self.new_tokens)
         if self.view == "text" and (self.truncate != "none" or self.new_tokens is not None):
             raise ValueError("truncate and new_tokens belong to view=answers; view=text reads windows of the texts")
 
@@ -217,7 +215,7 @@ class LongBench(Task):
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
         """Return, for view=text, powers of two to twice the largest trained length; else the trained lengths."""
         if self.view == "answers":
-            return tuple(sorted(set(trained)))
+            return default_lengths(trained)
         return Perplexity(targets="all").lengths(trained)
 
 

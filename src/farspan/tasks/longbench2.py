@@ -23,7 +23,7 @@ from farspan.lm import LM
 from farspan.reader import Memory, NotFiniteError
 from farspan.specs import check_known
 from farspan.tasks.base import Example, Quality, Task, Work
-from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, DocumentPrompt, Item, check_new_tokens
+from farspan.tasks.documents import Answering, BoundDocuments, DocumentPrompt, Item, check_answering, default_lengths
 from farspan.tasks.icl import nats_of_options
 from farspan.tasks.prompts import following
 from farspan.tasks.values import text_of
@@ -61,15 +61,13 @@ class LongBench2(Task):
 
     def __post_init__(self) -> None:
         check_known("ask =", self.ask, ASK)
-        check_known("truncate =", self.truncate, TRUNCATE)
+        check_answering(self.truncate, self.new_tokens)
         if self.difficulty is not None:
             check_known("difficulty =", self.difficulty, DIFFICULTIES)
         if self.size is not None:
             check_known("size =", self.size, SIZES)
-        if self.new_tokens is not None:
-            check_new_tokens(self.new_tokens)
-            if self.ask == "likelihood":
-                raise ValueError("new_tokens belongs to ask=generated; ask=likelihood generates nothing: leave it out")
+        if self.new_tokens is not None and self.ask == "likelihood":
+            raise ValueError("new_tokens belongs to ask=generated; ask=likelihood generates nothing: leave it out")
 
     def on(self, lm: LM, text: str) -> "BoundLongBench2":
         items = tuple(load_items(self.data, self.difficulty, self.size, begun=self.ask == "likelihood"))
@@ -81,8 +79,7 @@ class LongBench2(Task):
         return ByLikelihood(named, items, how, self.truncate, choices=choices)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Return the trained lengths, each for prompt and answer together."""
-        return tuple(sorted(set(trained)))
+        return default_lengths(trained)
 
 
 class BoundLongBench2(BoundDocuments):

@@ -147,7 +147,7 @@ class BoundLongPPL(BoundText[np.ndarray]):
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        what = vars(self.how) | {"text": self.text.name, "text_hash": self.text.hash}
+        what = vars(self.how) | self.text.named
         if self.chosen is None:
             return what
         return what | {"keys": self.chosen.by, "keys_hash": digest(json.dumps(sorted(self.chosen.bits.items())))}

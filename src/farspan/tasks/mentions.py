@@ -146,8 +146,7 @@ class BoundMentions(Mentions, BoundText[MentionText]):
 
     @property
     def settings(self) -> dict[str, Any]:
-        how = {"distance": self.distance, "target_tokens": self.target_tokens}
-        return {**how, "text": self.text.name, "text_hash": self.text.hash}
+        return {"distance": self.distance, "target_tokens": self.target_tokens, **self.text.named}
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[MentionText]]:
         """Return a window of the largest length for each repeat.

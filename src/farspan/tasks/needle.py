@@ -192,7 +192,7 @@ class BoundNeedle(Needle, BoundText[NeedlePrompt]):
         used = {name: value for name in USED if (value := self.used(name)) is not None}
         used |= {"digits": self.num_digits, "depths": list(self.depths), "together": self.together}
         used |= {"new_tokens": self.num_new} if self.ask == "generated" else {}
-        return {"kind": self.kind, "ask": self.ask, **used, "text": self.text.name, "text_hash": self.text.hash}
+        return {"kind": self.kind, "ask": self.ask, **used, **self.text.named}
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[NeedlePrompt]]:
         """Return a window of the text for each repeat, with the needles and question of each depth.

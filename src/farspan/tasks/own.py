@@ -152,9 +152,8 @@ class BoundOwn(Own, BoundText[Hidden]):
 
     @property
     def settings(self) -> dict[str, Any]:
-        text = {"text": self.text.name, "text_hash": self.text.hash}
         how = {} if self.questions == "same" else {"questions": self.questions}
-        return {"tests": list(self.chosen), "pairs": self.pairs, **how, **text}
+        return {"tests": list(self.chosen), "pairs": self.pairs, **how, **self.text.named}
 
     def examples(self, lm: LM, lengths: Sequence[int], repeats: int, seed: int) -> list[Example[Hidden]]:
         """Return a window of the text for each repeat, with its facts and queries. Windows with too few words are left

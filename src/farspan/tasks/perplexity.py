@@ -113,7 +113,7 @@ class BoundPerplexity(Perplexity, BoundText[np.ndarray]):
     @property
     def settings(self) -> dict[str, Any]:
         what = {"buckets": self.buckets} if self.targets == "all" else {"target_tokens": self._num_targets}
-        return {"targets": self.targets, **what, "text": self.text.name, "text_hash": self.text.hash}
+        return {"targets": self.targets, **what, **self.text.named}
 
     def span(self, window: int, length: int) -> tuple[int, int, int]:
         """Return the beginning of the context, that of the targets, and the end of both, in a window of tokens."""

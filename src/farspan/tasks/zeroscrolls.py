@@ -24,7 +24,7 @@ from farspan.lm import LM
 from farspan.specs import check_known
 from farspan.tasks import scoring
 from farspan.tasks.base import Quality, Task
-from farspan.tasks.documents import TRUNCATE, Answering, BoundDocuments, Item, check_new_tokens
+from farspan.tasks.documents import Answering, BoundDocuments, Item, check_answering, default_lengths
 from farspan.tasks.values import inside, rows_of, text_of, texts_of
 from farspan.text.tables import Table, hub_table, read_table
 
@@ -127,9 +127,7 @@ class ZeroScrolls(Task):
 
     def __post_init__(self) -> None:
         check_known("zeroscrolls set", self.set, SETS)
-        check_known("truncate =", self.truncate, TRUNCATE)
-        if self.new_tokens is not None:
-            check_new_tokens(self.new_tokens)
+        check_answering(self.truncate, self.new_tokens)
 
     @property
     def quality(self) -> Quality:
@@ -143,8 +141,7 @@ class ZeroScrolls(Task):
         return BoundZeroScrolls(self.set, tuple(load_items(self.set, self.data)), how, self.truncate, omitted)
 
     def lengths(self, trained: Sequence[int]) -> tuple[int, ...]:
-        """Return the trained lengths; a length is the prompt and its answer together."""
-        return tuple(sorted(set(trained)))
+        return default_lengths(trained)
 
 
 class BoundZeroScrolls(BoundDocuments):

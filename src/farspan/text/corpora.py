@@ -45,6 +45,11 @@ class Corpus:
     unknown: float = 0.0  # share of tokens that are the tokenizer's unknown token
 
     @property
+    def named(self) -> dict[str, str]:
+        """What the settings of a task record of its text; their order is part of the hashes of examples."""
+        return {"text": self.name, "text_hash": self.hash}
+
+    @property
     def source(self) -> str:
         """The hash of the text in its original order, the same for a text and its shuffled form."""
         return self.ordered_hash or self.hash
@@ -232,7 +237,7 @@ class _Content:
 
 def _cached(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]] | None:
     """Return tokens, starts and statistics of a text in the cache; None if they are missing or damaged."""
-    if not checksums.is_sealed(folder):  # missing, or written by a version without checksums
+    if not checksums.is_sealed(folder):  # the folder, or its checksums alone, are missing
         return None
     try:
         checksums.verify(folder, "tokens.npy", "starts.npy", "about.json")

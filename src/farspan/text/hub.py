@@ -1,9 +1,10 @@
 """Data sets on the Hugging Face hub, and in its cache when offline."""
 
-import os
 import re
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import is_offline_mode
 
 from farspan.extras import optional_import
 
@@ -17,16 +18,11 @@ MIRRORS = {
 }
 
 
-def offline() -> bool:
-    """Return whether HF_HUB_OFFLINE is set, which keeps the hub's libraries off the network."""
-    return os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
-
-
 def cached_snapshot(id: str, branch: str = "main") -> Path | None:
     """Return the folder of a data set's files in the hub's cache; None if online, or if the cache lacks them.
 
     Needed offline because `datasets` finds only data sets that it has prepared before."""
-    if not offline():
+    if not is_offline_mode():
         return None
     try:
         hub = optional_import("huggingface_hub", "data")
@@ -70,7 +66,9 @@ def hub_rows(id: str, config: str | None, split: str, *, converted: bool = False
                 f"{name} exists only as a script, which is not run; the hub keeps it as parquet in "
                 f"hf://datasets/{id}@{CONVERTED}/{files}: download that and give the folder as data{mirror(id)}"
             )
-        raise ValueError(why + ("; HF_HUB_OFFLINE is set: unset it to download" if offline() else "")) from error
+        if is_offline_mode():
+            why += "; HF_HUB_OFFLINE is set: unset it to download"
+        raise ValueError(why) from error
     except datasets.exceptions.DatasetGenerationError as error:  # a file that is damaged, or has other columns
         why = " ".join(str(error.__cause__).split())
         raise ValueError(f"{name} cannot be read: {why}. Correct its files") from error

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from huggingface_hub import is_offline_mode
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
 
@@ -46,7 +47,6 @@ from farspan.specs import check_known
 from farspan.text import checksums
 from farspan.text.corpora import tokenizer_hash
 from farspan.text.documents import read_texts
-from farspan.text.hub import offline
 
 KINDS = ("bm25", "dense", "faiss")
 ENCODER = "facebook/contriever"
@@ -361,5 +361,5 @@ def _encoder(name: str) -> Any:
         why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ValueError(
             f"encoder {name!r} is neither a folder nor a model that can be loaded: {why}"
-            + (" HF_HUB_OFFLINE is set: unset it to download." if offline() else "")
+            + (" HF_HUB_OFFLINE is set: unset it to download." if is_offline_mode() else "")
         ) from error

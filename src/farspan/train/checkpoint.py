@@ -243,7 +243,7 @@ class Clock(TrainerCallback, ExportableState):
 
     @classmethod
     def stored(cls, state: TrainerState) -> float:
-        """Return the seconds up to a checkpoint; 0 for one of a version of farspan that did not store them."""
+        """Return the seconds up to a checkpoint; 0 for the state of a training that begins."""
         its = state.stateful_callbacks.get(cls.__name__)
         return float(its["attributes"]["seconds"]) if its else 0.0
 

@@ -1,15 +1,13 @@
 """Report the progress of a training: steps, losses, and measurements of the model in training, as text."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import TrainerCallback
 
-from farspan.report.training import memory_length
+from farspan.report.training import PERPLEXITY, memory_length
 
-PERPLEXITY = re.compile(r"farspan/perplexity_(\d+)")  # logged by PerplexityCallback, with a length in tokens
 Notice = Callable[[str], None]
 
 

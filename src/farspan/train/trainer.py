@@ -292,10 +292,10 @@ def run(
         with checkpoints.writing(out), files.added(out, last="config.json") as new:
             save(model, dtype, new)
     read = _rows_read(len(rows), how.rows_per_step, how.steps)
-    return {"parameters": parameters, "rows": read} | _results(trainer.state, how, out)
+    return {"parameters": parameters, "rows": read} | _results(trainer.state, how)
 
 
-def _results(state: TrainerState, how: RunSettings, out: Path) -> dict[str, Any]:
+def _results(state: TrainerState, how: RunSettings) -> dict[str, Any]:
     """Return the losses and seconds of a training that has finished."""
     logged = [entry for entry in state.log_history if "loss" in entry][-1]
     # the Trainer also evaluates at the last step
@@ -305,17 +305,8 @@ def _results(state: TrainerState, how: RunSettings, out: Path) -> dict[str, Any]
         "loss": logged["loss"],
         "losses": parts_of(logged),  # the parts by name, such as `sparse` and `window`, each in nats per token
         **({"held_out_loss": (held_out_losses or [None])[-1]} if isinstance(how, PretrainingSettings) else {}),
-        # up to the last checkpoint, of all sessions; a finished training of an older farspan keeps what it wrote
-        "seconds": checkpoints.Clock.stored(state) or _seconds_written(out),
+        "seconds": checkpoints.Clock.stored(state),  # up to the last checkpoint, of all sessions
     }
-
-
-def _seconds_written(out: Path) -> float:
-    """Return the seconds in the training.json of a folder; 0 if there are none."""
-    try:
-        return float(files.read_json(out / "training.json")["seconds"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return 0.0
 
 
 def continued(settings: TrainingSettings, notice: Notice = lambda line: None) -> tuple[Path | None, TrainerState]:
@@ -417,8 +408,9 @@ def write_up(
                 tokenizer.save_pretrained(new)
             files.write(out / "training.json", json.dumps(summary, indent=2) + "\n")
             if card is not None:
-                draw(read_log(out), out)
-                files.write(out / "README.md", card(summary, read_log(out)))
+                log = read_log(out)
+                draw(log, out)
+                files.write(out / "README.md", card(summary, log))
     return summary
 
 

@@ -12,12 +12,12 @@ import torch
 from farspan.files import expanded
 from farspan.lm import LM, choose_separator
 from farspan.loading import load_tokenizer
-from farspan.reader.served.client import Client, NotServedError, ServerError, TooLongError
+from farspan.reader.served.client import Client, NotServedError, ServerError
 from farspan.reader.served.memory import Elsewhere, ServedReader
 from farspan.reader.served.transports import PROBED, UNREADABLE, Completions, Sampling, Transport, probe
 from farspan.text.corpora import tokenizer_hash
 
-__all__ = ["Client", "NotServedError", "ServedLM", "ServedReader", "ServerError", "TooLongError", "served"]
+__all__ = ["ServedLM", "ServerError", "served"]
 
 HOW_ASKED = {
     "prompt_logprobs": "one request scores all tokens of a text",
