@@ -1,6 +1,7 @@
 """Attention statistics: against transformers' own weights, against numbers made by hand, and what the command says."""
 
 import json
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,16 +18,16 @@ from farspan import hf
 from farspan.hf import attend as maths
 from farspan.lm import DEFAULT_TRAINED_LENGTH, LM, load, wrap
 from farspan.measuring.grid import measure
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.measuring.setups import grid
 from farspan.methods import method
-from farspan.record import Row, Run, read_rows
+from farspan.record import Row, read_rows
 from farspan.report import attention as report
 from farspan.tasks.attention import Attention, BoundAttention, packed, powers, shares, spread
 from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
+import tiny
 from tiny import tiny_model
 from toys import attention_of
 
@@ -40,12 +41,7 @@ def some_text(documents: int = 4, length: int = 150) -> Corpus:
     return Corpus("some", "some", tokens, np.arange(documents + 1) * length)
 
 
-def looked_at(
-    folder: Path, lm: LM, task: BoundAttention, lengths: tuple[int, ...] = LENGTHS, repeats: int = 2, **more: Any
-) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        how = method(more.pop("how", "full"))
-        return measure_cell(task, how, lm, run, lengths=lengths, repeats=repeats, **({"batch": 2, "chunk": 23} | more))
+looked_at = partial(tiny.measured, lengths=LENGTHS, repeats=2, batch=2, chunk=23)
 
 
 def eager(lm: LM, ids: list[int]) -> Tensor:
@@ -138,7 +134,7 @@ def test_numbers_do_not_depend_on_chunk_batch_or_the_size_of_blocks(
 ) -> None:
     task = attention_of(some_text(), BIN, SINKS, map_bins=7)
     (first, second), *others = (
-        looked_at(tmp_path / str(i), lm, task, (40,), **way)
+        looked_at(tmp_path / str(i), lm, task, lengths=(40,), **way)
         for i, way in enumerate([{"chunk": 1024, "batch": 1}, {"chunk": 7, "batch": 2}, {"chunk": 1, "batch": 1}])
     )
     rows_at_once: list[int] = []
@@ -153,7 +149,7 @@ def test_numbers_do_not_depend_on_chunk_batch_or_the_size_of_blocks(
         return watch(lm, layers, queries, noting)
 
     monkeypatch.setattr(hf, "watch_attention", counted)
-    others.append(looked_at(tmp_path / "blocks", lm, task, (40,), chunk=1024))
+    others.append(looked_at(tmp_path / "blocks", lm, task, lengths=(40,), chunk=1024))
     assert set(rows_at_once) == {16, 40 % 16}  # never [time, time]
     for rows in others:
         for one, other in zip((first, second), sorted(rows, key=lambda row: row.repeat), strict=True):

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,16 +16,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from farspan import hf
 from farspan.lm import LM, load, wrap
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.reader import BaseMemory
-from farspan.record import Row, Run
 from farspan.tasks import task
 from farspan.tasks.icl import SCORINGS, BoundIcl, Icl, predictions
 from farspan.tasks.icl_sets import SETS, TREC_FINE, Labelled, load_own, load_set
 from farspan.text import hub, tables
 
+import tiny
 from cepe_models import tiny_cepe
 from tiny import tiny_model
 
@@ -56,9 +56,7 @@ def parts(what: BoundIcl, example: Any, length: int) -> Any:
     return example.payload.parts(what.head, length)
 
 
-def measured(folder: Path, lm: LM, what: Any, how: str = "full", **more: Any) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        return measure_cell(what, method(how), lm, run, **({"lengths": LENGTHS, "repeats": 4} | more))
+measured = partial(tiny.measured, lengths=LENGTHS, repeats=4)
 
 
 def text_of(tokenizer: Any, ids: np.ndarray) -> str:

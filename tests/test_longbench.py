@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,13 @@ import numpy as np
 import pytest
 
 from farspan.lm import LM
-from farspan.measuring.loop import measure_cell
-from farspan.methods import method
-from farspan.record import Row, Run
 from farspan.tasks import scoring, task
 from farspan.tasks.documents import Answering
 from farspan.tasks.longbench import PAPER, SETS, BoundLongBench, LongBench, load_items
 from farspan.tasks.perplexity import BoundPerplexity
 from farspan.text import corpora
 
+import tiny
 from toys import perplexity_of
 
 INSTALLED = {name for name in ("rouge", "jieba") if importlib.util.find_spec(name)}
@@ -51,9 +50,7 @@ def write(folder: Path, name: str, rows: list[Any]) -> str:
     return str(folder)
 
 
-def measured(folder: Path, lm: LM, what: Any, how: str = "full", **more: Any) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        return measure_cell(what, method(how), lm, run, **({"lengths": (900,), "repeats": 10} | more))
+measured = partial(tiny.measured, lengths=(900,), repeats=10)
 
 
 @pytest.mark.parametrize("name", SETS)

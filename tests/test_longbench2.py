@@ -1,6 +1,7 @@
 """LongBench v2: made questions of its form, by likelihood against plain forwards, by generation, refusals."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan import hf
 from farspan.lm import LM, wrap
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
-from farspan.record import Row, Run, read_rows
+from farspan.record import read_rows
 from farspan.tasks import task
 from farspan.tasks.longbench2 import BEGUN, LETTERS, ByLikelihood, load_items
 
+import tiny
 from tiny import tiny_model
 
 
@@ -51,9 +52,7 @@ def written(folder: Path, rows: list[Any] | None = None, name: str = "data.jsonl
     return str(path)
 
 
-def measured(folder: Path, lm: LM, what: Any, how: str = "full", **more: Any) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        return measure_cell(what, method(how), lm, run, **({"lengths": (900,), "repeats": 12} | more))
+measured = partial(tiny.measured, lengths=(900,), repeats=12)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "mistral"])

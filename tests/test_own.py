@@ -1,6 +1,7 @@
 """Tests made of a user's own text: what is hidden where, and memories of which the answers are known."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,16 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
 from farspan.measuring.grid import measure
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
 from farspan.reader import Scores
-from farspan.record import Row, Run, read_examples
+from farspan.record import read_examples
 from farspan.tasks import task
 from farspan.tasks.own import CUE, PARAPHRASES, TARGET, TESTS, WORD, BoundOwn
 from farspan.tasks.prompts import encoded
 from farspan.text.corpora import Corpus, load
 
+import tiny
 from tiny import tiny_model
 
 LENGTHS = (400, 600, 1000)
@@ -45,9 +46,7 @@ def own(text: str, lm: LM, **changes: Any) -> BoundOwn:
     return BoundOwn(text=load(text, lm.tokenizer), **changes)
 
 
-def measured(folder: Path, lm: LM, asked: BoundOwn, how: str = "full", **more: Any) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        return measure_cell(asked, method(how), lm, run, **({"lengths": LENGTHS, "repeats": 3, "chunk": 97} | more))
+measured = partial(tiny.measured, lengths=LENGTHS, repeats=3, chunk=97)
 
 
 class Knowing:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,18 +16,18 @@ from transformers import PreTrainedTokenizerFast
 from farspan import stats
 from farspan.lm import LM, load, wrap
 from farspan.measuring.grid import measure
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.measuring.setups import grid
 from farspan.methods import method
 from farspan.reader import Scores
-from farspan.record import Row, Run, read_rows
+from farspan.record import Row, read_rows
 from farspan.report import perplexity as report
 from farspan.tasks.longppl import BoundLongPPL, LongPPL
 from farspan.tasks.perplexity import BoundPerplexity, Perplexity, bucket_ends
 from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
+import tiny
 from tiny import tiny_model
 from toys import counting_text, perplexity_of, toy_lm
 
@@ -48,12 +49,7 @@ def hit_prone(model: Any) -> Any:
     return model
 
 
-def measured(
-    folder: Path, lm: LM, task: BoundPerplexity, lengths: tuple[int, ...] = LENGTHS, repeats: int = 3, **more: Any
-) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        how = method(more.pop("how", "full"))
-        return measure_cell(task, how, lm, run, lengths=lengths, repeats=repeats, **({"batch": 2} | more))
+measured = partial(tiny.measured, lengths=LENGTHS, repeats=3, batch=2)
 
 
 def naive_nats(lm: LM, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -129,7 +125,7 @@ def test_numbers_equal_the_naive_pass_on_a_real_model_and_a_real_book(
 def test_numbers_do_not_depend_on_the_chunk_or_the_batch(targets: str, lm: LM, tmp_path: Path) -> None:
     task = perplexity_of(few_tokens(), targets, target_tokens=15)
     ways = [{"chunk": 1024, "batch": 1}, {"chunk": 7, "batch": 3}, {"chunk": 1, "batch": 2}]
-    first, *others = (measured(tmp_path / str(i), lm, task, LENGTHS[:2], **way) for i, way in enumerate(ways))
+    first, *others = (measured(tmp_path / str(i), lm, task, lengths=LENGTHS[:2], **way) for i, way in enumerate(ways))
     for rows in others:
         other = {row.key: row.scores for row in rows}
         for row in first:
@@ -149,7 +145,7 @@ def test_other_methods_say_the_same_whatever_lengths_were_read_before(how: str, 
         for before, after in zip(sorted(together, key=by_cell), sorted(again, key=by_cell), strict=True):
             assert before.key == after.key
             assert after.scores["nats"] == pytest.approx(before.scores["nats"], abs=1e-5)
-        full = measured(tmp_path / f"{targets}-full", lm, task, (100,), repeats=2)
+        full = measured(tmp_path / f"{targets}-full", lm, task, lengths=(100,), repeats=2)
         longest = [
             max(abs(a.scores["nats"] - b.scores["nats"]) for a, b in zip(*map(at_100, (again, full)), strict=True))
         ]
@@ -276,7 +272,7 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(kept: int, targets: str, lm: 
 def test_the_tokens_of_a_plan_are_those_that_are_fed(targets: str, lm: LM, tmp_path: Path, fed: list[int]) -> None:
     task = perplexity_of(few_tokens(), targets, target_tokens=15)
     cost = plan(task, method("full"), lm, lengths=LENGTHS, repeats=3, batch=2, calibrate=False)
-    measured(tmp_path / "warm", lm, task, LENGTHS[:1], repeats=1)  # the self-check
+    measured(tmp_path / "warm", lm, task, lengths=LENGTHS[:1], repeats=1)  # the self-check
     fed.clear()
     measured(tmp_path / "run", lm, task)
     assert cost.tokens == sum(fed)

@@ -1,6 +1,7 @@
 """Retrieval-augmented perplexity: against one forward over everything, mixtures by hand, and what the command says."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,16 @@ from transformers import PreTrainedTokenizerFast
 
 from farspan.lm import LM, wrap
 from farspan.measuring.grid import measure
-from farspan.measuring.loop import measure_cell
 from farspan.measuring.plan import plan
 from farspan.methods import method
-from farspan.record import Row, Run, read_examples
+from farspan.record import Row, read_examples
 from farspan.report.cells import cells
 from farspan.tasks import task
 from farspan.tasks.ralm import BoundRalm
 from farspan.text.corpora import load
 from farspan.text.retrieval import build
 
+import tiny
 from cepe_models import tiny_cepe
 from tiny import tiny_model
 
@@ -48,9 +49,7 @@ def ralm(documents: Path, lm: LM, found: str = "found", **changes: Any) -> Bound
     return BoundRalm(index=str(index.folder), opened=index, text=text, **(SMALL | changes))
 
 
-def measured(folder: Path, lm: LM, asked: BoundRalm, how: str = "full", **more: Any) -> list[Row]:
-    with Run.open(folder, {}) as run:
-        return measure_cell(asked, method(how), lm, run, **({"lengths": LENGTHS, "repeats": 3, "chunk": 23} | more))
+measured = partial(tiny.measured, lengths=LENGTHS, repeats=3, chunk=23)
 
 
 def naive(lm: LM, before: list[int], scored: list[int]) -> torch.Tensor:

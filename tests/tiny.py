@@ -1,4 +1,4 @@
-"""Tiny models of random weights, one for each way of reading that transformers has, their nats, and a tokenizer."""
+"""Tiny models of random weights, one for each way of reading that transformers has, what they score, a tokenizer."""
 
 import argparse
 import json
@@ -11,7 +11,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from farspan.lm import LM, wrap
-from farspan.methods import method
+from farspan.measuring.loop import measure_cell
+from farspan.methods import Method, method
+from farspan.record import Row, Run
 
 VOCABULARY = 300
 CODE = argparse.__file__  # a text such as the embedded model has learned, which takes no time to read
@@ -57,6 +59,12 @@ def nats_by(text: str, lm: LM, ids: Tensor, chunk: int = 9) -> Tensor:
     with method(text).on(lm) as reader:
         reader.chunk = chunk
         return reader.read(ids[:, :1]).score(ids[:, 1:]).nats
+
+
+def measured(folder: Path, lm: Any, what: Any, how: Method | str = "full", **options: Any) -> list[Row]:
+    """All rows of one cell, whose run is this folder."""
+    with Run.open(folder, {}) as run:
+        return measure_cell(what, method(how) if isinstance(how, str) else how, lm, run, **options)
 
 
 def same(given: Tensor, expected: Tensor) -> None:
