@@ -17,7 +17,7 @@ from farspan.cepe import surgery
 from farspan.cepe.model import cepe_class, is_added
 
 from cepe_models import mixtral, some_ids, tiny_cepe, tiny_encoder
-from tiny import tiny_model
+from tiny import close, tiny_model
 
 DATA = Path(__file__).parent / "data"
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -71,10 +71,6 @@ def checkpoint_layers(model: Any) -> None:
 
 def apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).detach().abs().max())
-
-
-def same(given: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +242,7 @@ def test_the_query_is_residual_stream_and_attention_and_the_context_joins_it_onc
         if "mlp.experts" in name:
             parameter.data.zero_()
     query, out = run(0.0)
-    torch.testing.assert_close(query, out, rtol=1e-5, atol=1e-5)
+    close(query, out)
     assert apart(run(0.7)[1], query + 0.7) < 1e-5
 
 
@@ -281,7 +277,9 @@ def test_masked_tokens_are_dropped_and_chunks_have_no_order() -> None:
         given = model(input_ids=ids, context=read).logits
         noise = torch.where(mask.bool(), context, some_ids(2, 3, 8, seed=5))
         assert torch.equal(model(input_ids=ids, context_input_ids=noise, context_attention_mask=mask).logits, given)
-        same(model(input_ids=ids, context_input_ids=context.flip(1), context_attention_mask=mask.flip(1)).logits, given)
+        close(
+            model(input_ids=ids, context_input_ids=context.flip(1), context_attention_mask=mask.flip(1)).logits, given
+        )
 
 
 def test_encoding_in_small_batches_is_encoding_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +292,7 @@ def test_encoding_in_small_batches_is_encoding_at_once(monkeypatch: pytest.Monke
         given = model.encode_context(context, some_mask())
         hook.remove()
     assert sizes == [1] * 5  # the chunk that is masked is not encoded
-    same(given.states[0][given.mask], expected.states[0][expected.mask])
+    close(given.states[0][given.mask], expected.states[0][expected.mask])
 
 
 def test_one_context_serves_many_prompts() -> None:
@@ -304,7 +302,7 @@ def test_one_context_serves_many_prompts() -> None:
             read = model.encode_context(context, some_mask(), mode=mode)
             together = model(input_ids=ids, context=read).logits
             repeated = model.encode_context(context.repeat_interleave(3, 0), some_mask().repeat_interleave(3, 0))
-            same(together, model(input_ids=ids, context=repeated).logits)
+            close(together, model(input_ids=ids, context=repeated).logits)
 
 
 def test_auto_keeps_keys_and_values_only_within_its_budget() -> None:
@@ -352,8 +350,8 @@ def test_states_of_their_own_for_each_layer_are_counted_from_the_last() -> None:
         read = model.encode_context(context)
         flat = model.encoder(context.view(6, 8), output_hidden_states=True)
     assert len(read.states) == 2
-    same(read.of_layer(1), flat.last_hidden_state.view(2, 24, 16))
-    same(read.of_layer(2), flat.hidden_states[1].view(2, 24, 16))
+    close(read.of_layer(1), flat.last_hidden_state.view(2, 24, 16))
+    close(read.of_layer(2), flat.hidden_states[1].view(2, 24, 16))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
@@ -366,10 +364,10 @@ def test_an_encoder_of_the_first_layers_of_a_decoder(architecture: str, tmp_path
         whole = cepe.from_base(tiny_model(), tmp_path / "encoder").encoder.eval()
         between = whole(input_ids=ids[:, 0], output_hidden_states=True).hidden_states[1]
         norm = whole.ln_f if architecture == "gpt2" else whole.norm
-        same(model.encode_context(ids).states[0], norm(between))
+        close(model.encode_context(ids).states[0], norm(between))
         model.save_pretrained(tmp_path / "whole")
         again = cepe.from_pretrained(tmp_path / "whole")
-        same(again.encode_context(ids).states[0], norm(between))
+        close(again.encode_context(ids).states[0], norm(between))
     with pytest.raises(ValueError, match="3 layers of an encoder with 2: give 1 to 2"):
         cepe.from_base(tiny_model(), tiny_encoder(), encoder_layers=3)
 
@@ -385,7 +383,7 @@ def test_what_a_context_keeps_without_gradients_is_not_used_with_them() -> None:
         model(input_ids=some_ids(1, 6), context=context).logits.square().mean().backward()
         kept.append([cross.k_proj.weight.grad.clone() for cross in model.cross_attentions()])
     for fresh, used in zip(*kept, strict=True):
-        same(used, fresh)
+        close(used, fresh)
 
 
 def test_only_the_last_layers_read_the_context() -> None:
@@ -442,8 +440,8 @@ def test_a_compiled_model_gives_the_same() -> None:
     with torch.no_grad():
         read = model.encode_context(context, mode="recompute")
         compiled = torch.compile(model, backend="eager", fullgraph=True)
-        same(compiled(input_ids=ids, context=read).logits, model(input_ids=ids, context=read).logits)
-        same(compiled(input_ids=ids).logits, model(input_ids=ids).logits)
+        close(compiled(input_ids=ids, context=read).logits, model(input_ids=ids, context=read).logits)
+        close(compiled(input_ids=ids).logits, model(input_ids=ids).logits)
 
 
 def test_a_forward_that_fails_leaves_no_context_behind() -> None:

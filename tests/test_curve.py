@@ -20,7 +20,7 @@ from farspan.text.corpora import Corpus
 
 import tiny
 from naive import naive_half
-from tiny import tiny_model
+from tiny import hit_prone, tiny_model
 from toys import ToyMethod, copier, counting_text, curve_of, every, toy_lm
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma2", "mamba2", "rwkv", "falcon_h1", "mamba"]
@@ -32,13 +32,6 @@ def repetitive_text(seed: int = 0, num_documents: int = 6, length: int = 400) ->
     """Few different tokens, so that a model of random weights hits some of them."""
     tokens = np.random.default_rng(seed).integers(1, 12, num_documents * length)
     return Corpus(f"repetitive-{seed}", f"r{seed}", tokens, np.arange(num_documents + 1) * length)
-
-
-def hit_prone(model: Any) -> Any:
-    """The head prefers the few tokens of `repetitive_text`."""
-    with torch.no_grad():
-        model.get_output_embeddings().weight[12:] *= 0.05
-    return model
 
 
 run_curve = partial(tiny.measured, lengths=LENGTHS, repeats=3, batch=2)

@@ -20,6 +20,8 @@ from farspan.train.distill import DistillationSettings, Teacher, divergence, los
 from farspan.train.documents import DocumentRows, DocumentSettings
 from farspan.train.progress import TrainingWatch
 
+from tiny import close
+
 DATA = Path(__file__).parent / "data"
 VARIANTS = ("drop", "smooth", "rest", "renorm")
 
@@ -100,7 +102,7 @@ def test_a_divergence_is_that_of_the_naive_twin(variant: Any) -> None:
     p = torch.cat([kept, 1 - kept.sum(-1, keepdim=True)], -1)
     given = divergence(logits.log_softmax(-1).gather(-1, index), p.log(), variant, 1e-3)
     expected = naive(logits, index, p, variant, 1e-3)
-    torch.testing.assert_close(given.double(), expected, rtol=1e-5, atol=1e-5)
+    close(given.double(), expected)
     ours, theirs = (torch.autograd.grad(value, logits)[0] for value in (given, expected))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 

@@ -28,16 +28,11 @@ from farspan.text.corpora import Corpus
 
 import tiny
 from tiny import tiny_model
-from toys import perplexity_of, toy_lm
+from toys import few_tokens, perplexity_of, toy_lm
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma3", "falcon_h1", "jamba"]
 LENGTHS = (40, 63, 120)
 SMALL = {"short": 10, "block": 4, "alpha": 0.1, "beta": 7.0}  # of a random model, whose tokens take about 6 nats
-
-
-def few_tokens(documents: int = 4, length: int = 150) -> Corpus:
-    tokens = np.random.default_rng(0).integers(1, 12, documents * length)
-    return Corpus("few", "few", tokens, np.arange(documents + 1) * length)
 
 
 def bound(text: Corpus, targets: str = "fixed", **settings: Any) -> BoundLongPPL:

@@ -28,25 +28,12 @@ from farspan.text import corpora
 from farspan.text.corpora import Corpus
 
 import tiny
-from tiny import tiny_model
-from toys import counting_text, perplexity_of, toy_lm
+from tiny import hit_prone, tiny_model
+from toys import counting_text, few_tokens, perplexity_of, toy_lm
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gpt_neox", "gpt2", "gemma2", "mamba2", "rwkv", "falcon_h1", "mamba"]
 LENGTHS = (20, 33, 100)
 KINDS = [("fixed", None), ("last", None), ("all", None), ("all", 7)]
-
-
-def few_tokens(documents: int = 4, length: int = 150) -> Corpus:
-    """Few different tokens, so that a model of random weights hits some of them."""
-    tokens = np.random.default_rng(0).integers(1, 12, documents * length)
-    return Corpus("few", "few", tokens, np.arange(documents + 1) * length)
-
-
-def hit_prone(model: Any) -> Any:
-    """The head prefers the few tokens of `few_tokens`."""
-    with torch.no_grad():
-        model.get_output_embeddings().weight[12:] *= 0.05
-    return model
 
 
 measured = partial(tiny.measured, lengths=LENGTHS, repeats=3, batch=2)

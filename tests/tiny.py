@@ -34,6 +34,13 @@ def tiny_model(architecture: str = "llama", **changes: object) -> torch.nn.Modul
     return model
 
 
+def hit_prone(model: Any) -> Any:
+    """The head prefers the few tokens of texts such as `toys.few_tokens`."""
+    with torch.no_grad():
+        model.get_output_embeddings().weight[12:] *= 0.05
+    return model
+
+
 def open_lm(architecture: str, tokenizer: Any, **changes: object) -> LM:
     return wrap(tiny_model(architecture, **changes), tokenizer, f"tiny-{architecture}")
 
@@ -69,6 +76,11 @@ def measured(folder: Path, lm: Any, what: Any, how: Method | str = "full", **opt
 
 def same(given: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(given, expected, rtol=0, atol=1e-5)
+
+
+def close(given: Tensor, expected: Tensor) -> None:
+    """As `same`, but larger numbers may differ by more."""
+    torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5)
 
 
 def tiny_config(architecture: str, **changes: object) -> transformers.PreTrainedConfig:
