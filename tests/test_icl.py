@@ -540,25 +540,6 @@ def test_a_folder_without_questions_is_refused_with_what_is_there(tmp_path: Path
         load_own(str(tmp_path), "utterance", "intent")
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("icl:set=trec", "'trec' is unknown.*did you mean"),
-        ("icl:set=mr,scoring=best", "scoring 'best' is unknown"),
-        ("icl:set=mr,head=-1", "icl head: got -1"),
-        ("icl", "needs a set .set=banking77, one of sst2.* or a data set of your own"),
-        ("icl:data=folder,text=words", "label is missing"),
-        ("icl:set=mr,text=words", "set 'mr' has its own columns"),
-        ("icl:data=a,text=b,label=b", "text and label are both 'b'"),
-        ("icl:set=copy,data=folder", "icl set 'copy' is generated: leave out data=folder"),
-        ("icl:set=mr,data=", "setting 'data' of task 'icl' is empty"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(text: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        task(text)
-
-
 def test_a_question_prints_as_it_parses() -> None:
     own = "icl:data=a/b,text=words,label=kind"
     for text in ("icl:set=mr", "icl:set=trec_fine,data=a/b,scoring=both", "icl:set=mr,head=0", own):

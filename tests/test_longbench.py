@@ -156,23 +156,6 @@ def test_an_empty_reference_is_counted_and_not_asked(lm: LM, tmp_path: Path) -> 
     assert sorted(row.status for row in found) == ["no_reference", "ok"]
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("longbench:set=hotpot", "'hotpot' is unknown.*did you mean 'hotpotqa'"),
-        ("longbench:set=dureader", "'dureader' is unknown.*view=text has qasper, "),
-        ("longbench:set=narrativeqa", r"'narrativeqa' is unknown to view=text \(view=answers has it\)"),
-        ("longbench:set=qasper,view=answers,new_tokens=0", "new_tokens = 0; at least 1"),
-        ("longbench:set=qasper,view=all", "view 'all' is unknown; known are text, answers"),
-        ("longbench:set=qasper,truncate=middle", "truncate and new_tokens belong to view=answers"),
-        ("longbench:set=qasper,view=answers,truncate=centre", "truncate = 'centre' is unknown"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(text: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        task(text)
-
-
 @pytest.mark.parametrize("view", ["text", "answers"])
 def test_without_data_the_way_to_it_is_named(view: str, lm: LM) -> None:
     with pytest.raises(ValueError, match=r"needs data: .*data\.zip of THUDM/LongBench"):

@@ -279,18 +279,6 @@ def test_numbers_that_are_not_finite_are_rows_that_say_so(
 # settings and the command
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ("distance=0", "distance = 0 is not possible: expected at least 1 token"),
-        ("target_tokens=-3", "target_tokens = -3 is not possible"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(settings: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        task(f"mentions:{settings}")
-
-
 def test_default_lengths_hold_the_distance() -> None:
     assert task("mentions").lengths((512,)) == (2048,)
     assert task("mentions").lengths((2048,)) == (2048, 4096)

@@ -388,19 +388,6 @@ def test_the_first_example_is_kept_whole(data: str, lm: LM, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("qa", "needs data"),
-        ("qa:data=x,shots=-1", "shots must be at least 0"),
-        ("qa:data=x,weights=y", "weights = 'y'"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        task(text)
-
-
-@pytest.mark.parametrize(
     ("lengths", "said"),
     [("", "lengths: got '', expected"), ("0,auto", "mix numbers and auto"), ("0,", "lengths: got '', expected")],
 )

@@ -283,22 +283,6 @@ def test_cells_are_means_with_intervals(documents: Path, lm: LM) -> None:
     assert three.details == {"accuracy": pytest.approx(np.mean([r.scores["accuracy"] for r in rows if r.length == 3]))}
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("ralm", "needs index"),
-        ("ralm:index=x,query=100,window=100", "query = 100 of a window of 100"),
-        ("ralm:index=x,weights=bm25", "weights = 'bm25' is unknown; known are method, retriever"),
-        ("ralm:index=x,overlap=-1", "overlap at least 0"),
-        ("ralm:index=x,passages=drawn", "passages = 'drawn' is unknown; known are found, random"),
-        ("ralm:index=x,windows=100", "no setting 'windows' .did you mean 'window'"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        task(text)
-
-
 def test_settings_are_written_as_they_are_parsed() -> None:
     for text in ("ralm:index=/a/b", "ralm:index=x,window=512,query=64,weights=retriever"):
         assert str(task(text)) == text

@@ -382,19 +382,6 @@ def test_rows_that_are_not_the_sets_are_refused(name: str, rows: list[Any], prob
         load_items(name, write(tmp_path / "x.jsonl", rows))
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("zeroscrolls:set=qsum", "'qsum' is unknown.*did you mean 'qmsum'"),
-        ("zeroscrolls:set=qmsum,truncate=left", "truncate = 'left' is unknown"),
-        ("zeroscrolls", "needs set"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(text: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        task(text)
-
-
 def test_no_room_for_an_answer_and_too_few_examples_are_refused(lm: LM) -> None:
     with pytest.raises(ValueError, match="new_tokens = 0"):
         made(new_tokens=0)
