@@ -402,21 +402,13 @@ def models(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeni
     return folder
 
 
-@pytest.fixture
-def _text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory of the test's own, with a text of some thousand tokens."""
-    monkeypatch.chdir(tmp_path)
-    words = ["fox", "dog", "quick", "lazy", "brown", "jumps", "over", "the"]
-    Path("text.txt").write_text(" ".join(words[i * i % 11 % 8] + str(i) for i in range(600)))
-
-
 def attention(*arguments: object) -> Any:
     """A small measurement into run/, whose options later ones override."""
     small = ("--text", "text.txt", "--lengths", "16,32,64", "--repeats", 2, "--device", "cpu", "--out", "run")
     return farspan("attention", *small, *arguments)
 
 
-@pytest.mark.usefixtures("_text", "drawn")
+@pytest.mark.usefixtures("text_file", "drawn")
 def test_two_models_are_looked_at_side_by_side_and_drawn(models: Path) -> None:
     result = attention(models / "before", models / "after", "--json")
     assert result.exit_code == 0, result.output
@@ -444,7 +436,7 @@ def test_two_models_are_looked_at_side_by_side_and_drawn(models: Path) -> None:
     assert max(map(len, Path("run/rows.jsonl").read_text().splitlines())) < 50_000
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_a_command_that_is_repeated_measures_nothing_twice(models: Path) -> None:
     options = ("--map-bins", 0, "--layers", "0,-1", "--sinks", 2, "--bin", 8)
     first = attention(models / "before", *options)
@@ -456,7 +448,7 @@ def test_a_command_that_is_repeated_measures_nothing_twice(models: Path) -> None
     assert "sinks=2,bin=8,map_bins=0', now" in refused(attention(models / "before"))
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_a_plan_says_what_it_costs_and_runs_nothing(models: Path) -> None:
     result = attention(models / "before", "--plan", "--json")
     (cell,) = last_line(result)["plans"]
@@ -465,7 +457,7 @@ def test_a_plan_says_what_it_costs_and_runs_nothing(models: Path) -> None:
     assert not Path("run").exists()
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_what_a_user_can_mend_is_said_in_a_line(models: Path) -> None:
     assert "layers: got 'first', expected all, or numbers as 0,5,-1" in refused(
         attention(models / "before", "--layers", "first")
@@ -475,7 +467,7 @@ def test_what_a_user_can_mend_is_said_in_a_line(models: Path) -> None:
         assert "this method replaces its attention" in said
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_failed_rows_end_the_command_with_an_error(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     tiny_model("gpt2", n_positions=32).save_pretrained(tmp_path / "short")
     tokenizer.save_pretrained(tmp_path / "short")

@@ -1,6 +1,5 @@
 """The CEPE model: equal to the authors' code, to its base until it is trained, and to itself in every mode."""
 
-import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -8,18 +7,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from farspan import cepe
 from farspan.cepe import surgery
-from farspan.cepe.model import cepe_class, is_added
+from farspan.cepe.model import is_added
 
-from cepe_models import mixtral, some_ids, tiny_cepe, tiny_encoder
+from cepe_models import authors_model, mixtral, some_ids, tiny_cepe, tiny_encoder
 from tiny import close, tiny_model
 
-DATA = Path(__file__).parent / "data"
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {},
@@ -73,19 +69,9 @@ def apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).detach().abs().max())
 
 
-@pytest.fixture(scope="module")
-def reference() -> dict[str, Tensor]:
-    return load_file(DATA / "cepe_reference.safetensors")
-
-
 @pytest.fixture
 def authors(reference: dict[str, Tensor]) -> Any:
-    """The model whose numbers the authors' code gave."""
-    given = json.loads((DATA / "cepe_reference.json").read_text())
-    config = LlamaConfig(**given["decoder"], **given["extra"], encoder_config=given["encoder"])
-    model = cepe_class(LlamaForCausalLM)(config).eval()
-    model.load_state_dict({key[7:]: value for key, value in reference.items() if key.startswith("mha.sd.")})
-    return model
+    return authors_model(reference).eval()
 
 
 def left_padded(reference: dict[str, Tensor]) -> dict[str, Tensor]:

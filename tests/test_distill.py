@@ -1,43 +1,31 @@
 """Distillation: losses equal to the authors' and to naive twins, gradients too, and a teacher that is asked once."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from test_train import numbered
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from farspan import hf, reader
-from farspan.cepe.model import cepe_class
 from farspan.train import distill
 from farspan.train.cepe import decoded
 from farspan.train.distill import DistillationSettings, Teacher, divergence, losses, remainder
 from farspan.train.documents import DocumentRows, DocumentSettings
 from farspan.train.progress import TrainingWatch
 
+from cepe_models import authors_model
 from tiny import close
 
-DATA = Path(__file__).parent / "data"
 VARIANTS = ("drop", "smooth", "rest", "renorm")
-
-
-@pytest.fixture(scope="module")
-def reference() -> dict[str, Tensor]:
-    return load_file(DATA / "cepe_reference.safetensors")
 
 
 @pytest.fixture
 def authors(reference: dict[str, Tensor]) -> Any:
-    given = json.loads((DATA / "cepe_reference.json").read_text())
-    config = LlamaConfig(**given["decoder"], **given["extra"], encoder_config=given["encoder"])
-    model = cepe_class(LlamaForCausalLM)(config)
-    model.load_state_dict({key[7:]: value for key, value in reference.items() if key.startswith("mha.sd.")})
-    return model.train()
+    return authors_model(reference).train()
 
 
 def both(authors: Any, r: dict[str, Tensor], settings: DistillationSettings) -> Tensor:

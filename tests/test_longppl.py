@@ -320,13 +320,10 @@ def test_numbers_that_are_not_finite_are_rows_that_say_so(tokenizer: PreTrainedT
 
 
 @pytest.fixture
-def model(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory of the test's own, with a model and a text of some thousand tokens."""
-    monkeypatch.chdir(tmp_path)
+def model(text_file: None, tokenizer: PreTrainedTokenizerFast) -> None:
+    """A model beside the text."""
     tiny_model().save_pretrained("model")
     tokenizer.save_pretrained("model")
-    words = ["fox", "dog", "quick", "lazy", "brown", "jumps", "over", "the"]
-    Path("text.txt").write_text(" ".join(words[i * i % 11 % 8] + str(i) for i in range(600)))
 
 
 def longppl(settings: str, *options: object) -> Any:

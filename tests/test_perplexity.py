@@ -379,21 +379,13 @@ def model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeniz
     return folder
 
 
-@pytest.fixture
-def _text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory of the test's own, with a text of some thousand tokens."""
-    monkeypatch.chdir(tmp_path)
-    words = ["fox", "dog", "quick", "lazy", "brown", "jumps", "over", "the"]
-    Path("text.txt").write_text(" ".join(words[i * i % 11 % 8] + str(i) for i in range(600)))
-
-
 def perplexity(model: Path | str, *options: object) -> Any:
     """A small measurement into run/, whose options later ones override."""
     small = ("--text", "text.txt", "--lengths", "16,32,64", "--repeats", 3, "--target-tokens", 8)
     return farspan("perplexity", model, *small, "--device", "cpu", "--out", "run", *options)
 
 
-@pytest.mark.usefixtures("_text", "drawn")
+@pytest.mark.usefixtures("text_file", "drawn")
 def test_methods_are_measured_on_the_same_tokens_and_drawn(model: Path) -> None:
     result = perplexity(model, "--method", "full", "--method", "sinks:window=20,sinks=2", "--json")
     assert result.exit_code == 0, result.output
@@ -412,7 +404,7 @@ def test_methods_are_measured_on_the_same_tokens_and_drawn(model: Path) -> None:
     assert {len(found) for found in by_target.values()} == {1}
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_all_tokens_come_with_a_table_by_position(model: Path) -> None:
     options = ("--text", "text.txt", "--lengths", "100,200", "--repeats", 2, "--device", "cpu", "--out", "run")
     result = farspan("perplexity", model, *options, "--targets", "all")
@@ -421,7 +413,7 @@ def test_all_tokens_come_with_a_table_by_position(model: Path) -> None:
     assert "64 to 127" in result.stdout
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_repeating_the_command_measures_nothing_again(model: Path) -> None:
     perplexity(model)
     before = Path("run/rows.jsonl").read_bytes()
@@ -430,14 +422,14 @@ def test_repeating_the_command_measures_nothing_again(model: Path) -> None:
     assert "seed was 0, now 1" in refused(perplexity(model, "--seed", 1))
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_a_plan_measures_nothing(model: Path) -> None:
     (cost,) = last_line(perplexity(model, "--plan", "--json"))["plans"]
     assert cost["tokens"] == 3 * (16 + 32 + 64)  # the separator in, the last token only asked for
     assert not Path("run").exists()
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -455,7 +447,7 @@ def test_what_cannot_be_asked_is_refused_in_one_line(model: Path, options: tuple
     assert len(result.stderr.strip().splitlines()) == 1 or "Loading" in result.stderr
 
 
-@pytest.mark.usefixtures("_text")
+@pytest.mark.usefixtures("text_file")
 def test_lengths_that_fail_are_said_and_drawn_and_end_the_command_in_failure(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
