@@ -16,13 +16,12 @@ Last line: the figures as JSON. --check: exits with 1 and prints the claims that
 import argparse
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import end
+from common import end, table
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "builtin:held-out+tests"
@@ -228,13 +227,13 @@ def costs(folder: Path) -> dict[str, float]:
     }
 
 
-def table(found: dict[str, dict[int, np.ndarray]], lengths: tuple[int, ...]) -> Iterator[str]:
-    """Perplexities with intervals."""
-    yield "| | " + " | ".join(f"{length:,}" for length in lengths) + " |"
-    yield "|---" * (len(lengths) + 1) + "|"
+def perplexities(found: dict[str, dict[int, np.ndarray]], lengths: tuple[int, ...]) -> str:
+    """A table of perplexities with intervals."""
+    lines = []
     for name, by_length in found.items():
         cells = [tuple(map(math.exp, interval(values))) for values in by_length.values()]
-        yield f"| {name} | " + " | ".join(f"{m:.2f} [{low:.2f}, {high:.2f}]" for m, low, high in cells) + " |"
+        lines.append([name, *(f"{m:.2f} [{low:.2f}, {high:.2f}]" for m, low, high in cells)])
+    return table(["", *(f"{length:,}" for length in lengths)], lines)
 
 
 def differences(found: dict[int, np.ndarray], other: dict[int, np.ndarray]) -> dict[int, tuple[float, float, float]]:
@@ -281,8 +280,7 @@ def measured(folder: Path, lengths: tuple[int, ...], curve: tuple[int, ...], rep
     found = alone(folder / f"alone-{repeats}", lengths, repeats)
     found["CEPE"] = with_context(folder / "main", lengths, repeats)
     found["CEPE-Distilled"] = with_context(folder / "distilled", lengths, repeats)
-    for line in table(found, lengths):
-        print(line, flush=True)
+    print(perplexities(found, lengths), flush=True)
     for name, by_length in found.items():
         figures[name] = {length: math.exp(values.mean()) for length, values in by_length.items()}
     for name in ("CEPE", "CEPE-Distilled"):

@@ -1,4 +1,4 @@
-"""What benchmarks share: a small model of random weights, a way in a process of its own, and how they end."""
+"""What benchmarks share: a small model of random weights, a process of its own, tables, and how they end."""
 
 import json
 import os
@@ -72,6 +72,11 @@ def apart(script: str, *arguments: str, freeing: bool) -> Any:
     environment = os.environ | (FREEING if freeing else {})
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 
 
 def end(figures: Mapping[str, Any], missed: Sequence[str], check: bool) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import end
+from common import end, table
 from recorded import BENCHMARKS, record, recorded, with_tables
 from scipy.stats import t as student
 
@@ -199,19 +199,18 @@ def pairs(found: Mapping[str, Read]) -> Iterator[tuple[str, Read, Read]]:
 
 
 def perplexity_table(found: Mapping[str, Read]) -> str:
-    head = [f"{n:,} tokens" for n in SPANS] + [f"{SPANS[1]:,} less {SPANS[-1]:,}"]
-    lines = ["| nats per token | of | " + " | ".join(head) + " |", "|---" * (len(head) + 2) + "|"]
+    head = ["nats per token", "of", *(f"{n:,} tokens" for n in SPANS), f"{SPANS[1]:,} less {SPANS[-1]:,}"]
+    lines = []
     for name, one in found.items():
         for of, nats in (("the same tokens", one.nats), ("all tokens", one.means)):
             cells = [f"{mean:.3f}" for mean in nats.mean((0, 1))]
-            lines.append(f"| {name} | {of} | {' | '.join(cells)} | {said(fall(nats), 3, '+')} |")
-    return "\n".join(lines)
+            lines.append([name, of, *cells, said(fall(nats), 3, "+")])
+    return table(head, lines)
 
 
 def memory_table(found: Mapping[str, Read]) -> str:
     shown = [n for n in (16, 32, 64, 128, 256, 384, 512, 640) if n in LENGTHS]
-    lines = ["| copy / control | text | " + " | ".join(f"{n:,}" for n in shown) + " | half-life | reach |"]
-    lines += ["|---" * (len(shown) + 4) + "|"]
+    lines = []
     for name, one in found.items():
         for text, of in (("natural", one.natural), ("shuffled", one.shuffled)):
             at = np.searchsorted(of[0].lengths, shown)
@@ -221,23 +220,18 @@ def memory_table(found: Mapping[str, Read]) -> str:
             )
             cells = [f"{c:.2f} / {m:.2f}" for c, m in zip(copy, control, strict=True)]
             numbers = [", ".join(f"{stats.headline(curve)[what][0]:.0f}" for curve in of) for what in SHOWN]
-            lines.append(f"| {name} | {text} | {' | '.join([*cells, *numbers])} |")
-    return "\n".join(lines)
+            lines.append([name, text, *cells, *numbers])
+    return table(["copy / control", "text", *(f"{n:,}" for n in shown), "half-life", "reach"], lines)
 
 
 def claims_table(found: Mapping[str, Read]) -> str:
-    lines = [
-        "| models | seeds | nats gained at 2,048 | text | half-life, ratio | reach, ratio |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
     for name, before, after in pairs(found):
         for text in ("natural", "shuffled"):
             ratios = [ratio(getattr(before, text), getattr(after, text), what) for what in SHOWN]
             cells = ["none" if np.isnan(value[0]) else f"{said(value)}, {verdict(value)}" for value in ratios]
-            lines.append(
-                f"| {name} | {len(before.nats)} | {said(gain(before, after), 3, '+')} | {text} | {' | '.join(cells)} |"
-            )
-    return "\n".join(lines)
+            lines.append([name, str(len(before.nats)), said(gain(before, after), 3, "+"), text, *cells])
+    return table(["models", "seeds", "nats gained at 2,048", "text", "half-life, ratio", "reach, ratio"], lines)
 
 
 TABLES = {"perplexity": perplexity_table, "memory": memory_table, "claims": claims_table}
@@ -320,8 +314,8 @@ def main() -> None:
         if options.record:
             print(f"{record(options.out / 'measured', ROWS):,} bytes of rows")
     found, seeds = found_in(folder)
-    for table in TABLES.values():
-        print(table(found), end="\n\n")
+    for made in TABLES.values():
+        print(made(found), end="\n\n")
     if options.record or options.recorded:
         PAGE.write_text(page(found))
     if options.picture:

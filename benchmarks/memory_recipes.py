@@ -28,9 +28,9 @@ from pathlib import Path
 import numpy as np
 import recorded as kept
 import torch
-from common import end
+from common import end, table
 from scipy.stats import t as student
-from smt_extend import CONFIG, Interval, said, table, times
+from smt_extend import CONFIG, Interval, said, times
 
 from farspan import LM, Row, load, measure, method, stats
 from farspan.stats import student_mean
@@ -203,7 +203,7 @@ def memory() -> str:
             said(gap, 3), str(alone.reach), str(alone.span), said(beyond),
         ])  # fmt: skip
     head = ["", "seeds", "half-life", "span", f"gap at {AT:,}", "reach, shuffled", "span, shuffled", "nats to 8,192"]
-    return table(head, lines).strip()
+    return table(head, lines)
 
 
 def verdicts() -> str:
@@ -212,7 +212,7 @@ def verdicts() -> str:
     for name in known():
         found = judged(name)
         lines.append([f"`{name}`", *(said(one, 3) for one in found.values()), "met" if passes(found) else "missed"])
-    return table(["", *judged(known()[0]), "bounds"], lines).strip()
+    return table(["", *judged(known()[0]), "bounds"], lines)
 
 
 def changes() -> str:
@@ -226,7 +226,7 @@ def changes() -> str:
         texts = len(curve_of(name, "natural").copy)
         found = (widened(value, texts, len(CHANGES)) for value in (natural, shuffled, lost))
         lines.append([f"`{name}`", f"`{other}`", *(said(one, 3) for one in found)])
-    return table(["", "against", "span, times", "span of shuffled text, times", "nats lost inside"], lines).strip()
+    return table(["", "against", "span, times", "span of shuffled text, times", "nats lost inside"], lines)
 
 
 def long() -> str:
@@ -253,7 +253,7 @@ def long() -> str:
         "span, times YaRN's by 16",
         "span, times YaRN's by 32",
     ]
-    return table(["", "seeds", *head], lines).strip()
+    return table(["", "seeds", *head], lines)
 
 
 def page() -> str:

@@ -25,8 +25,8 @@ import numpy as np
 import real_tables
 import recorded as kept
 import torch
-from common import end
-from real_tables import MISSING, by_length, costs, table, written
+from common import end, table
+from real_tables import MISSING, by_length, costs, written
 from scipy.stats import rankdata
 
 from farspan import measure

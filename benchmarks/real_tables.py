@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import recorded as kept
 import topk_figure
+from common import table
 
 from farspan.record import Row
 from farspan.report.attention import series as attention_series
@@ -67,11 +68,6 @@ def quality(model: str, part: str) -> list[Cell]:
         header = {**other, **header, "models": header.get("models", {}) | other["models"]} if more else header
         rows = rows + more
     return cells(rows, header) if rows else []
-
-
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 
 
 def by_length(head: str, lines: Mapping[str, Mapping[int, str]], unit: str = "") -> str:

@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import end
+from common import end, table
 from scipy.stats import t as student
 
 from farspan import LM, Row, load, measure, method, stats
@@ -235,11 +235,6 @@ def mean_said(values: np.ndarray, digits: int = 2, sign: str = "+") -> str:
     return said(student_mean(values)[:3], digits, sign)
 
 
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n" + "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
 def expectation_tables(found: Mapping[str, Found]) -> Iterator[str]:
     """Tables 1, 9 and 11 in small: all tokens up to L; and the same tokens after more text."""
     base = found["base"]
@@ -305,7 +300,7 @@ def against_yarn(names: Sequence[str], model: str, out: Path, steps: int, repeat
             lines.append([which, *(f"{value:.3f}" for value in gap.mean(0)), index])
         lines.append(["difference", *(f"{m:+.3f} [{low:.3f}, {high:.3f}]" for m, low, high in found[name]), ""])
     head = [f"gap, {repeats} texts", *(f"{n:,}" for n in PAIRED_LENGTHS), "memory index at these"]
-    print(table(head, lines))
+    print(f"\n{table(head, lines)}")
     return found
 
 
@@ -370,10 +365,10 @@ def main() -> None:
     lines = [
         [claim, f"{how} {bound:g}", f"{said(value)}, {verdict(how, bound, value)}"] for claim, how, bound, value in made
     ]
-    print(table(["claim", "required", "measured"], lines))
+    claimed = table(["claim", "required", "measured"], lines)
     remembering = {name: one for name, one in found.items() if one.natural is not None}
-    for text in (*expectation_tables(found), memory_table(remembering)):
-        print(text)
+    for text in (claimed, *expectation_tables(found), memory_table(remembering)):
+        print(f"\n{text}")
     if options.picture:
         drawn = ("base", "base + yarn8", *DEFAULT)
         draw({name: one for name, one in remembering.items() if name in drawn}, options.picture)

@@ -33,7 +33,8 @@ from pathlib import Path
 import numpy as np
 import recorded as kept
 import torch
-from smt_extend import RECIPES, TEXT, extended, table
+from common import table
+from smt_extend import RECIPES, TEXT, extended
 
 from farspan import LM, Row, load, measure
 from farspan.loading.places import DEMO, folder_of
@@ -145,7 +146,7 @@ def compared(found: dict[str, By], one: str, other: str) -> str:
         means = [f"{value:.3f}" for value in pairs.mean(0)]
         lines.append([key[0], key[1], f"{key[2]:,}", f"{len(pairs)}", *means, f"{mean:+.3f} [{low:.3f}, {high:.3f}]"])
     ends = [[*line, "–" if each is None else f"{each:.2g}"] for line, each in zip(lines, holm(p), strict=True)]
-    return table(["task", "text", "length", "texts", one, other, "difference", "p (Holm)"], ends).lstrip("\n")
+    return table(["task", "text", "length", "texts", one, other, "difference", "p (Holm)"], ends)
 
 
 def page() -> str:
