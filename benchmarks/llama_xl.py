@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import end, table
+from common import Interval, end, interval, running_mean, table
 from recorded import BENCHMARKS, record, recorded, with_tables
 from scipy.stats import t as student
 
@@ -38,7 +38,6 @@ from farspan.loading.places import DEMO, folder_of
 from farspan.report.figure import Figure, Line
 from farspan.report.perplexity import series as perplexities
 from farspan.report.picture import draw_grid
-from farspan.stats import student_mean
 from farspan.train import lm as training
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
@@ -59,7 +58,6 @@ FACTOR = 1.5
 PARTS = ("perplexity", "all", "natural", "shuffled")  # of what is measured of a model with one memory
 EMBEDDED = "embedded"
 HALVES = ("copy", "control")
-Interval = tuple[float, float, float]  # value, and its 95 % interval over texts
 
 
 @dataclass(frozen=True)
@@ -139,19 +137,17 @@ def by_text(rows: Sequence[Row]) -> np.ndarray:
 def over_all(rows: Sequence[Row]) -> np.ndarray:
     """Return the mean nats of the first tokens of each text, up to each span [texts, spans]."""
     (one,) = perplexities(rows)
-    ends = np.array(one.ends)
-    means = np.cumsum(one.by_bucket("nats") * np.diff(ends, prepend=0), 1) / ends
-    return means[:, np.searchsorted(ends, SPANS)]
+    return running_mean(one, "nats")[:, np.searchsorted(one.ends, SPANS)]
 
 
 def gain(before: Read, after: Read, span: int = -1) -> Interval:
     """Return the nats per token by which the second is better, over texts."""
-    return student_mean((before.nats - after.nats)[:, :, span].mean(0))[:3]
+    return interval((before.nats - after.nats)[:, :, span].mean(0))
 
 
 def fall(nats: np.ndarray) -> Interval:
     """Return by how many nats per token the second span is above the last, over texts."""
-    return student_mean((nats[:, :, 1] - nats[:, :, -1]).mean(0))[:3]
+    return interval((nats[:, :, 1] - nats[:, :, -1]).mean(0))
 
 
 def ratio(before: Sequence[stats.MeasuredCurve], after: Sequence[stats.MeasuredCurve], name: str) -> Interval:

@@ -28,12 +28,11 @@ from pathlib import Path
 import numpy as np
 import recorded as kept
 import torch
-from common import end, table
+from common import Interval, end, interval, table
 from scipy.stats import t as student
-from smt_extend import CONFIG, Interval, said, times
+from smt_extend import CONFIG, said, times
 
 from farspan import LM, Row, load, measure, method, stats
-from farspan.stats import student_mean
 from farspan.train import smt
 from farspan.train.config import read_config
 from farspan.train.progress import TrainingWatch
@@ -174,7 +173,7 @@ def judged(name: str) -> dict[str, Interval]:
     found = {
         "times the model's half-life": times(natural, curve_of("full", "natural"), "half_life"),
         "times untrained YaRN's": times(natural, curve_of(yarn, "natural"), "half_life"),
-        "nats lost inside": student_mean(nats_of(name, "inside") - nats_of("full", "inside"))[:3],
+        "nats lost inside": interval(nats_of(name, "inside") - nats_of("full", "inside")),
         "span of shuffled text, times YaRN's": times(curve_of(name, "shuffled"), curve_of(yarn, "shuffled"), "span"),
     }
     return {what: widened(value, len(natural.copy), tests) for what, value in found.items()}
@@ -194,9 +193,9 @@ def memory() -> str:
     lines = []
     for name in (*UNTRAINED, *known()):
         natural, shuffled = (curve_of(name, part) for part in ("natural", "shuffled"))
-        gap = student_mean((natural.copy - natural.control)[:, list(natural.lengths).index(AT)])[:3]
+        gap = interval((natural.copy - natural.control)[:, list(natural.lengths).index(AT)])
         numbers, alone = stats.summarise(natural), stats.summarise(shuffled)
-        beyond = student_mean(nats_of(name, "beyond"))[:3]
+        beyond = interval(nats_of(name, "beyond"))
         lines.append([
             f"`{name}`", str(len(seeds(name)) if name in RECIPES else MISSING),
             str(numbers.half_life), str(numbers.span),
@@ -222,7 +221,7 @@ def changes() -> str:
         natural, shuffled = (
             times(curve_of(name, part), curve_of(other, part), "span") for part in ("natural", "shuffled")
         )
-        lost = student_mean(nats_of(name, "inside") - nats_of(other, "inside"))[:3]
+        lost = interval(nats_of(name, "inside") - nats_of(other, "inside"))
         texts = len(curve_of(name, "natural").copy)
         found = (widened(value, texts, len(CHANGES)) for value in (natural, shuffled, lost))
         lines.append([f"`{name}`", f"`{other}`", *(said(one, 3) for one in found)])
