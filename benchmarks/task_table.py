@@ -147,11 +147,7 @@ def main() -> None:
                 line.append(said(cell, mark))
                 figures.append(
                     {"task": name, "length": length, "method": how, "p": p, "difference": difference}
-                    | (
-                        {}
-                        if cell is None
-                        else {"value": cell.value, "low": cell.low, "high": cell.high} | {"n": cell.num_examples}
-                    )
+                    | ({"value": cell.value, "low": cell.low, "high": cell.high, "n": cell.n} if cell else {})
                     | ({"failed": cell.failed} if cell and cell.failed else {})
                 )
             lines.append(line)
