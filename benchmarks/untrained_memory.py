@@ -94,8 +94,8 @@ def measure_parts(options: argparse.Namespace, parts: dict[str, Part]) -> None:
         for name, part in parts.items():
             if options.part and name not in options.part:
                 continue
-            for label, text in texts.items() if part.text else [("generated", TEXT)]:
-                what = {"text": text, "lengths": part.lengths, "repeats": options.repeats}
+            for label, text in texts.items() if part.text else [("generated", None)]:
+                what = {"lengths": part.lengths, "repeats": options.repeats} | ({"text": text} if text else {})
                 folder = options.out / "rows" / lm.name / f"{name} {label}"
                 rows = measure([lm], [how], [part.task], out=folder, **what).rows
                 print(f"{lm.name} {name} {label}: {len(rows)} rows", file=sys.stderr, flush=True)
